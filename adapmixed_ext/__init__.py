@@ -1,0 +1,52 @@
+"""Operators for private next-token prediction from an ensemble, on torch tensors.
+
+projection = adapmixed_ext.project(private_logits, public_logits, order=18, radius=3.6)
+loss = adapmixed_ext.leave_one_out(private_logits, public_logits, projection, orders=18)
+p = adapmixed_ext.mixture(private_logits, public_logits, projection)
+"""
+
+try:
+    from . import _C
+except ImportError as error:
+    raise ImportError(
+        "adapmixed_ext has no compiled module (_C): install it with 'pip install -e .', or start "
+        "Python outside the repository if adapmixed is installed elsewhere"
+    ) from error
+
+from ._types import Projection, RandomSource, Screening
+from .ops import (
+    gaussian,
+    leave_one_out,
+    log_prob,
+    loss_error,
+    mixture,
+    project,
+    renyi_divergence,
+    sample,
+    screen,
+)
+
+__all__ = [
+    "Projection",
+    "RandomSource",
+    "Screening",
+    "build_info",
+    "gaussian",
+    "leave_one_out",
+    "log_prob",
+    "loss_error",
+    "mixture",
+    "project",
+    "renyi_divergence",
+    "sample",
+    "screen",
+]
+
+
+def build_info() -> dict[str, object]:
+    """What was built and what is used: ``cuda`` (bool), ``instruction_set``, ``compiler``."""
+    return {
+        "cuda": _C.with_cuda,
+        "instruction_set": _C.instruction_set(),
+        "compiler": _C.compiler,
+    }

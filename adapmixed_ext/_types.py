@@ -1,0 +1,78 @@
+"""Result objects of the operators, and what a random source must offer."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+_PRIVATE_ERRORS = {
+    1: "contains NaN",
+    2: "contains +inf",
+    3: "has no finite value (all -inf)",
+    4: "has its largest logit beyond ±1e6: subtract a constant from the row",
+}
+
+
+class RandomSource(Protocol):
+    """Hands out (key, counter) pairs of a ChaCha20 stream; no pair is ever handed out twice."""
+
+    def reserve(self) -> tuple[Tensor, int]:
+        """Returns the key, (32,) uint8 on the CPU, and a counter never used with it before."""
+        ...
+
+
+def raise_row_errors(name: str, status: Tensor) -> None:
+    """Raises a ValueError that names the first bad row of ``name``; status: int32, 0 = good."""
+    bad = status.nonzero()
+    if bad.numel():
+        index = bad[0].tolist()
+        code = int(status[tuple(index)])
+        where = ", ".join(str(i) for i in index)
+        raise ValueError(
+            f"{name}[{where}] {_PRIVATE_ERRORS[code]}; logits must be finite or -inf, with at "
+            f"least one finite value a row ({bad.shape[0]} of {status.numel()} rows are bad)"
+        )
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Weights of the projected distributions p̄_i = weight·p_i + complement·q.
+
+    Attributes:
+        weight: (N, B) float64, λ_i, rounded down.
+        complement: (N, B) float64, 1 − λ_i, kept apart: 1 − 2e-22 is no float64.
+        private_lse: (N, B) float64, log-sum-exp of each private row.
+        public_lse: (B,) float64, log-sum-exp of each public row.
+        status: (N, B) int32, 0 where the row is good.
+    """
+
+    weight: Tensor
+    complement: Tensor
+    private_lse: Tensor
+    public_lse: Tensor
+    status: Tensor
+
+    def check(self) -> "Projection":
+        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        raise_row_errors("private_logits", self.status)
+        return self
+
+
+@dataclass(frozen=True)
+class Screening:
+    """Outcome of the screening test at each position.
+
+    Attributes:
+        divergence: (B,) float64, D_α(s‖q[K]); private, for the operator only.
+        passed: (B,) bool, divergence ≤ threshold.
+        status: (N, B) int32, 0 where the row is good.
+    """
+
+    divergence: Tensor
+    passed: Tensor
+    status: Tensor
+
+    def check(self) -> "Screening":
+        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        raise_row_errors("private_logits", self.status)
+        return self

@@ -1,0 +1,157 @@
+"""Argument checks shared by the operators: every refusal names argument, value and rule."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import _C
+from ._types import Projection
+
+_LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def tensor(name: str, value: object) -> Tensor:
+    """The value, if it is a tensor that carries no gradient."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.requires_grad:
+        raise ValueError(
+            f"{name} must not require grad, got requires_grad=True: the operators have no "
+            "gradient; call them under torch.no_grad() or detach the tensor"
+        )
+    if value.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} must be on a CPU or CUDA device, got {value.device}")
+    return value
+
+
+def logits(name: str, value: object, dims: int) -> Tensor:
+    """A tensor of logits with ``dims`` axes, none empty but the positions; last stride 1."""
+    t = tensor(name, value)
+    axes = {2: "(B, V)", 3: "(N, B, V)"}[dims]
+    if t.dim() != dims:
+        raise ValueError(f"{name} must have shape {axes}, got {tuple(t.shape)}")
+    if t.dtype not in _LOGIT_DTYPES:
+        raise ValueError(f"{name} must be float32, bfloat16 or float16, got {t.dtype}")
+    if t.shape[-1] == 0:
+        raise ValueError(f"{name} must have at least one token (V >= 1), got {tuple(t.shape)}")
+    if dims == 3 and t.shape[0] == 0:
+        raise ValueError(f"{name} must have at least one model (N >= 1), got {tuple(t.shape)}")
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def ensemble_logits(private_logits: object, public_logits: object) -> tuple[Tensor, Tensor]:
+    """Private (N, B, V) and public (B, V) logits that fit each other."""
+    private, public = (
+        logits("private_logits", private_logits, 3),
+        logits("public_logits", public_logits, 2),
+    )
+    same("public_logits", public, "private_logits", private)
+    if public.shape != private.shape[1:]:
+        raise ValueError(
+            f"public_logits must have shape (B, V) = {tuple(private.shape[1:])} to fit "
+            f"private_logits {tuple(private.shape)}, got {tuple(public.shape)}"
+        )
+    return private, public
+
+
+def same(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Refuses two logit tensors of different dtype or device."""
+    if value.dtype != other.dtype:
+        raise ValueError(
+            f"{name} must have the dtype of {other_name}, {other.dtype}, got {value.dtype}"
+        )
+    on_device(name, value, other)
+
+
+def on_device(name: str, value: Tensor, other: Tensor) -> None:
+    """Refuses a tensor on another device than ``other``: nothing is moved silently."""
+    if value.device != other.device:
+        raise ValueError(f"{name} must be on device {other.device}, got {value.device}")
+
+
+def number(name: str, value: object, *, above: float | None = None, least: float = -math.inf,
+           most: float = math.inf) -> float:  # fmt: skip
+    """A real number > above, >= least and <= most; never NaN."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    x = float(value)
+    if above is not None and not x > above:
+        raise ValueError(f"{name} must be > {above:g}, got {value}")
+    if not x >= least:
+        raise ValueError(f"{name} must be >= {least:g}, got {value}")
+    if not x <= most:
+        raise ValueError(f"{name} must be <= {most:g}, got {value}")
+    return x
+
+
+def finite(name: str, value: object, *, above: float | None = None, least: float = -math.inf,
+           most: float = math.inf) -> float:  # fmt: skip
+    """As :func:`number`, and finite."""
+    x = number(name, value, above=above, least=least, most=most)
+    if math.isinf(x):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return x
+
+
+def integer(name: str, value: object, least: int) -> int:
+    """An integer >= least."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}")
+    return value
+
+
+def orders(value: float | Sequence[float], *, limits: bool) -> list[float]:
+    """Rényi orders, a number or a sequence: > 1 and finite, or with ``limits`` also 1 and inf."""
+    values = [value] if isinstance(value, (int, float)) else list(value)
+    if not values:
+        raise ValueError("orders must name at least one order, got none")
+    if len(values) > _C.max_orders:
+        raise ValueError(f"orders must be at most {_C.max_orders} orders, got {len(values)}")
+    if limits:
+        return [number("orders", x, least=1.0) for x in values]
+    return [finite("orders", x, above=1.0) for x in values]
+
+
+def slots(num_models: int | None, private_logits: Tensor) -> int:
+    """The public number of model slots: N unless stated, never fewer than the models present."""
+    present = private_logits.shape[0]
+    return present if num_models is None else integer("num_models", num_models, present)
+
+
+def weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(weight, complement), float64 contiguous, from a Projection or a bare weight tensor."""
+    shape = tuple(private_logits.shape[:2])
+    if isinstance(projection, Projection):
+        weight, complement = projection.weight, projection.complement
+        rows = projection.private_lse.shape
+        if weight.shape != shape or rows != shape:
+            raise ValueError(
+                f"projection must belong to these logits: its weight has shape "
+                f"{tuple(weight.shape)}, the logits need {shape}"
+            )
+        on_device("projection", weight, private_logits)
+        return weight, complement
+    weight = tensor("projection", projection)
+    if not weight.is_floating_point() or tuple(weight.shape) != shape:
+        raise ValueError(
+            f"projection must be a Projection or a floating-point weight tensor (N, B) = {shape}, "
+            f"got {weight.dtype} {tuple(weight.shape)}"
+        )
+    on_device("projection", weight, private_logits)
+    weight = weight.to(torch.float64).contiguous()
+    torch.ops.adapmixed.check_weights(weight)
+    return weight, 1.0 - weight
+
+
+def typed(name: str, value: object, dtype: torch.dtype, shape: tuple[int, ...],
+          like: Tensor) -> Tensor:  # fmt: skip
+    """A contiguous tensor of exactly this dtype, shape and device."""
+    t = tensor(name, value)
+    if t.dtype != dtype or tuple(t.shape) != shape:
+        raise ValueError(f"{name} must be {dtype} of shape {shape}, got {t.dtype} {tuple(t.shape)}")
+    on_device(name, t, like)
+    return t.contiguous()

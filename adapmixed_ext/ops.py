@@ -1,0 +1,317 @@
+"""The public operators: validate, document, allocate, call.
+
+Notation: N models, B positions, V tokens, K Rényi orders; q and p_i the softmax of the public and
+private logits; p̄_i = λ_i p_i + (1−λ_i) q. Logits are float32, bfloat16 or float16 with any row
+stride (one copy is made if the last stride is not 1). Results that carry privacy are float64.
+Bad arguments and bad rows raise ValueError; CPU calls raise at once. There are no gradients.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _library  # noqa: F401  (registers the operators)
+from . import _validate as check
+from ._types import Projection, RandomSource, Screening
+
+_ops = torch.ops.adapmixed
+
+# Relative error bound of every divergence and loss; below 1e-12 the bound is absolute, 1e-12.
+loss_error: float = 1e-6
+
+Adjacency = Literal["add_remove", "zero_out"]
+
+
+class Inputs(NamedTuple):
+    """Checked logits and their log-sum-exps: what the operators share. Internal."""
+
+    private: Tensor  # (N, B, V)
+    public: Tensor  # (B, V)
+    private_lse: Tensor  # (N, B) float64
+    public_lse: Tensor  # (B,) float64
+    status: Tensor  # (N, B) int32
+
+
+def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
+    """Checks the logits and passes over them once."""
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    public_lse, _ = _ops.log_sum_exp(public, "public_logits")
+    private_lse, status = _ops.log_sum_exp(private, "private_logits")
+    return Inputs(private, public, private_lse, public_lse, status)
+
+
+def _weighted(
+    private_logits: Tensor, public_logits: Tensor, projection: Projection | Tensor
+) -> tuple[Tensor, ...]:
+    """The six tensors that operators on a weighted ensemble start with."""
+    if isinstance(projection, Projection):
+        private, public = check.ensemble_logits(private_logits, public_logits)
+        known = (private, public, projection.private_lse, projection.public_lse)
+    else:
+        known = prepare(private_logits, public_logits)[:4]
+    return *known, *check.weights(projection, known[0])
+
+
+def renyi_divergence(
+    p_logits: Tensor, q_logits: Tensor, orders: float | Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """D_α(P‖Q) and D_α(Q‖P) of distributions given by logits (paper, Definition 2.2).
+
+    D_α(P‖Q) = log Σ P^α Q^{1−α} / (α−1); order 1 is the Kullback–Leibler divergence, inf the
+    largest log-ratio. P > 0 = Q gives +inf, P = Q = 0 counts 0.
+
+    Args:
+        p_logits, q_logits: (..., V), broadcast against each other in their leading axes.
+        orders: one order or K orders, each in [1, inf].
+
+    Returns:
+        (forward, backward), each (..., K) float64, in nats.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, an order < 1 or NaN, a row with NaN, +inf or no value.
+    """
+    p, q = check.tensor("p_logits", p_logits), check.tensor("q_logits", q_logits)
+    for name, t in (("p_logits", p), ("q_logits", q)):
+        if t.dim() == 0:
+            raise ValueError(f"{name} must have shape (..., V), got a scalar")
+    if p.shape[-1] != q.shape[-1]:
+        raise ValueError(f"q_logits must have V = {p.shape[-1]} tokens, got {q.shape[-1]}")
+    values = check.orders(orders, limits=True)
+    try:
+        shape = torch.broadcast_shapes(p.shape, q.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise ValueError(
+            f"q_logits must broadcast against p_logits {tuple(p.shape)}, got {tuple(q.shape)}"
+        ) from None
+    p_rows = check.logits("p_logits", p.expand(shape).reshape(-1, shape[-1]), 2)
+    q_rows = check.logits("q_logits", q.expand(shape).reshape(-1, shape[-1]), 2)
+    check.same("q_logits", q_rows, "p_logits", p_rows)
+    p_lse, _ = _ops.log_sum_exp(p_rows, "p_logits")
+    q_lse, _ = _ops.log_sum_exp(q_rows, "q_logits")
+    forward, backward = _ops.renyi_divergence(p_rows, q_rows, p_lse, q_lse, values)
+    result = (*shape[:-1], len(values))
+    return forward.reshape(result), backward.reshape(result)
+
+
+def project(
+    private_logits: Tensor, public_logits: Tensor, *, order: float, radius: float
+) -> Projection:
+    """λ_i = max{λ ∈ [0,1] : D↔_α(λ p_i + (1−λ) q ‖ q) ≤ R} (Algorithm 1, line 12).
+
+    Always the feasible side: λ is never above the exact optimum, and within 1e-5 relative of it.
+    A token masked in the public row but not in the private one gives λ_i = 0.
+
+    Args:
+        private_logits: (N, B, V).
+        public_logits: (B, V), same dtype and device.
+        order: Rényi order α > 1.
+        radius: R = βα ≥ 0, in nats.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, order ≤ 1, radius < 0 or NaN, N = 0, V = 0, a tensor
+            that requires grad, a row with NaN, +inf or no finite value.
+    """
+    return project_prepared(prepare(private_logits, public_logits), order=order, radius=radius)
+
+
+def project_prepared(inputs: Inputs, *, order: float, radius: float) -> Projection:
+    """:func:`project` on prepared inputs."""
+    order = check.finite("order", order, above=1.0)
+    radius = check.number("radius", radius, least=0.0)
+    weight, complement = _ops.project(*inputs[:4], order, radius)
+    return Projection(weight, complement, *inputs[2:])
+
+
+def screen(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    noise: Tensor,
+    *,
+    weight: float,
+    order: float,
+    threshold: float,
+    top_k: int,
+    num_models: int | None = None,
+    active: Tensor | None = None,
+) -> Screening:
+    """Noisy screening (Algorithm 1, lines 1–8).
+
+    s = mean_i λ_s p_i + (1−λ_s) q on the public top-k tokens K (ties by lower index), plus noise,
+    negative values set to 0, **then** both s[K] and q[K] re-scaled to sum 1;
+    passed = D_α(s‖q[K]) ≤ T_s. A row with fewer than k tokens of q > 0 uses them all.
+
+    Args:
+        private_logits, public_logits: (N, B, V) and (B, V).
+        noise: (B, top_k) float64, N(0, σ²) by rank of the token; zeros give the noiseless test.
+        weight: λ_s in [0, 1].
+        order: α > 1.
+        threshold: T_s ≥ 0, in nats; inf lets everything pass.
+        top_k: k ≥ 1.
+        num_models: the divisor of the mean, ≥ N; absent slots answer q.
+        active: (N, B) bool, slots that take part; the others answer q. None: all.
+    """
+    return screen_prepared(
+        prepare(private_logits, public_logits),
+        noise,
+        weight=weight,
+        order=order,
+        threshold=threshold,
+        top_k=top_k,
+        num_models=num_models,
+        active=active,
+    )
+
+
+def screen_prepared(
+    inputs: Inputs,
+    noise: Tensor,
+    *,
+    weight: float,
+    order: float,
+    threshold: float,
+    top_k: int,
+    num_models: int | None = None,
+    active: Tensor | None = None,
+) -> Screening:
+    """:func:`screen` on prepared inputs."""
+    private = inputs.private
+    weight = check.number("weight", weight, least=0.0, most=1.0)
+    order = check.finite("order", order, above=1.0)
+    threshold = check.number("threshold", threshold, least=0.0)
+    top_k = check.integer("top_k", top_k, 1)
+    models, positions = private.shape[:2]
+    noise = check.typed("noise", noise, torch.float64, (positions, top_k), private)
+    _ops.check_noise(noise)
+    if active is not None:
+        active = check.typed("active", active, torch.bool, (models, positions), private)
+    slots = check.slots(num_models, private)
+    divergence, passed = _ops.screen(
+        *inputs[:4], noise, active, weight, order, threshold, top_k, slots
+    )
+    return Screening(divergence, passed, inputs.status)
+
+
+def leave_one_out(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    projection: Projection | Tensor,
+    *,
+    orders: float | Sequence[float],
+    adjacency: Adjacency = "add_remove",
+    num_models: int | None = None,
+    mean_excess: Tensor | None = None,
+) -> Tensor:
+    """D↔_α(p‖p') of every model, position and order (Algorithm 1, line 17; equation 2).
+
+    p = mean_i p̄_i; p' = (N p − p̄_i)/(N−1) for add/remove (q if N = 1), p − (p̄_i − q)/N for
+    zero-out. An estimate with relative error at most ``loss_error`` (absolute 1e-12 below that);
+    identical models give exactly 0; a loss that cannot be bounded is +inf, never NaN.
+
+    Args:
+        private_logits, public_logits: (N, B, V) and (B, V).
+        projection: a Projection of these logits, or a weight tensor (N, B) in [0, 1].
+        orders: one order or up to 32 orders, each > 1.
+        adjacency: "add_remove" or "zero_out".
+        num_models: public number of slots ≥ N; absent slots answer q.
+        mean_excess: (B, V) float64, Σ_i (p̄_i/q − 1)/num_models over all ranks, for an ensemble that
+            is spread over several; then these N rows are this rank's. Where one model makes up most
+            of a token's mixture the sum over the others is not at hand and precision drops.
+
+    Returns:
+        (N, B, K) float64, in nats: private, for the operator only.
+    """
+    values = check.orders(orders, limits=False)
+    if adjacency not in ("add_remove", "zero_out"):
+        raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
+    ensemble = _weighted(private_logits, public_logits, projection)
+    slots = check.slots(num_models, ensemble[0])
+    if mean_excess is not None:
+        shape = tuple(ensemble[1].shape)
+        mean_excess = check.typed("mean_excess", mean_excess, torch.float64, shape, ensemble[0])
+    zero_out = adjacency == "zero_out"
+    loss: Tensor = _ops.leave_one_out(*ensemble, values, zero_out, slots, mean_excess)
+    return loss
+
+
+def mixture(
+    private_logits: Tensor, public_logits: Tensor, projection: Projection | Tensor
+) -> Tensor:
+    """p = mean_i p̄_i, the distribution the token is drawn from (Algorithm 1, line 15).
+
+    Args:
+        private_logits, public_logits: (N, B, V) and (B, V).
+        projection: a Projection of these logits, or a weight tensor (N, B) in [0, 1].
+
+    Returns:
+        (B, V) float64; rows sum to 1 up to rounding.
+    """
+    p: Tensor = _ops.mixture(*_weighted(private_logits, public_logits, projection))
+    return p
+
+
+def log_prob(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    projection: Projection | Tensor,
+    targets: Tensor,
+) -> Tensor:
+    """log p(target) without forming (B, V): what a perplexity needs.
+
+    Args:
+        private_logits, public_logits: (N, B, V) and (B, V).
+        projection: a Projection of these logits, or a weight tensor (N, B) in [0, 1].
+        targets: (B,) int64, tokens in [0, V).
+
+    Returns:
+        (B,) float64, in nats; −inf where the mixture cannot produce the target. Evaluation only:
+        a log-probability of the mixture is private.
+    """
+    ensemble = _weighted(private_logits, public_logits, projection)
+    positions = tuple(ensemble[1].shape[:1])
+    wanted = check.typed("targets", targets, torch.int64, positions, ensemble[0])
+    result: Tensor = _ops.log_prob(*ensemble, wanted)
+    return result
+
+
+def gaussian(shape: int | Sequence[int], *, sigma: float, rng: RandomSource) -> Tensor:
+    """Independent N(0, σ²) variates from the ChaCha20 stream of ``rng``.
+
+    Args:
+        shape: of the result.
+        sigma: standard deviation ≥ 0.
+        rng: a random source (``adapmixed.rng``).
+
+    Returns:
+        float64 tensor on the CPU.
+    """
+    sigma = check.finite("sigma", sigma, least=0.0)
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    for size in sizes:
+        check.integer("shape", size, 0)
+    key, counter = rng.reserve()
+    result: Tensor = _ops.gaussian(key, counter, sizes, sigma)
+    return result
+
+
+def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -> Tensor:
+    """One token per row, exactly proportional to integer weights of the probabilities.
+
+    Weights are ⌊p·2^100⌋, at least 1 wherever q > 0 (no token with q > 0 is ever lost) and 0 where
+    q = 0; the draw is uniform below their total, by rejection. The sampled law differs from the
+    normalised probabilities by less than V·2^-100 + 2^-47·2^-53 in total variation.
+
+    Args:
+        probabilities: (B, V) float64, rows that sum to 1 within 1e-6.
+        public_logits: (B, V): q > 0 where they are > −inf.
+        rng: a random source (``adapmixed.rng``).
+
+    Returns:
+        (B,) int64 tokens.
+    """
+    public = check.logits("public_logits", public_logits, 2)
+    p = check.typed("probabilities", probabilities, torch.float64, tuple(public.shape), public)
+    key, counter = rng.reserve()
+    tokens: Tensor = _ops.sample(p, public, key, counter)
+    return tokens

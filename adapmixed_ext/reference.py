@@ -1,0 +1,297 @@
+"""Every operator in plain float64 torch: slow, and readable as the paper's equations.
+
+The functions take the arguments of the public operators and return plain tensors or tuples. They
+state what the kernels must compute; they do not validate their arguments.
+
+Everything is one quantity, D_a(P || Q), with L = log P/Q at hand. Since sum Q (P/Q - 1) = 0,
+
+    (a - 1) D_a(P || Q) = log1p( sum Q ((1 + x)^a - 1 - a x) ),    1 + x = e^L,
+
+whose terms are all >= 0, so that nothing cancels when P and Q are close. The terms are kept as
+logarithms: a token with q = 1e-300 and ratio 1e290 overflows neither way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SERIES_TERMS = 16
+_HALVINGS = 72  # 708 nats (the smallest normal float64) to 2^-72 * 708 < 2e-19
+_TINY = torch.finfo(torch.float64).tiny
+_UNIT_WEIGHT = 2**100
+
+
+def _binomial_tail(order: float, x: Tensor) -> Tensor:
+    """((1 + x)^a - 1 - a x) / x^2 = sum_{k >= 2} binom(a, k) x^{k-2}, for a |x| small."""
+    coefficient = order * (order - 1) / 2
+    total, power = torch.zeros_like(x), torch.ones_like(x)
+    for k in range(2, 2 + _SERIES_TERMS):
+        total = total + coefficient * power
+        coefficient *= (order - k) / (k + 1)
+        power = power * x
+    return total
+
+
+def _log_excess(order: float, log_ratio: Tensor) -> Tensor:
+    """log((1 + x)^a - 1 - a x) for e^L = 1 + x, L in [-inf, inf], a > 1."""
+    eta = order - 1
+    x = torch.expm1(log_ratio)
+    series = 2 * x.abs().log() + _binomial_tail(order, x).log()
+    # Differences of terms of size eta, not of size 1, with the power itself factored out above 1.
+    decay = torch.exp(-eta * log_ratio)
+    above = -torch.expm1(-eta * log_ratio) + eta * torch.expm1(-log_ratio) * decay
+    below = torch.exp(log_ratio) * torch.expm1(eta * log_ratio) - eta * x
+    exact = torch.where(log_ratio >= 0, order * log_ratio + above.log(), below.log())
+    return torch.where(x.abs() * order < 0.05, series, exact)
+
+
+def _kl_excess(log_p: Tensor, log_q: Tensor, log_ratio: Tensor) -> Tensor:
+    """q ((1 + x) L - x) >= 0, the terms of sum P L; in units of p where p > q."""
+    x = torch.expm1(log_ratio)
+    series = torch.stack([(-x) ** k / (k * (k - 1)) for k in range(2, 2 + _SERIES_TERMS)]).sum(0)
+    above = log_p.exp() * (log_ratio + torch.expm1(-log_ratio))
+    below = log_q.exp() * (torch.special.xlogy(x + 1, torch.exp(log_ratio)) - x)
+    return torch.where(
+        x.abs() < 0.05, log_q.exp() * series, torch.where(log_ratio >= 0, above, below)
+    )
+
+
+def _divergence(log_p: Tensor, log_q: Tensor, log_ratio: Tensor, order: float) -> Tensor:
+    """D_a(P || Q) over the last axis; order 1 is the KL divergence, inf the max-divergence.
+
+    ``log_ratio`` is L, given apart: it is known better than the difference of two logarithms.
+    P = Q = 0 counts 0, P > 0 = Q gives +inf.
+    """
+    absent = torch.isneginf(log_p) & torch.isneginf(log_q)
+    unsupported = torch.isneginf(log_q) & ~absent
+    ratio = torch.where(torch.isneginf(log_q), torch.zeros_like(log_ratio), log_ratio)
+    if math.isinf(order):
+        value = torch.where(torch.isneginf(log_p), -math.inf, ratio).amax(-1).clamp(min=0.0)
+    elif order == 1:
+        value = _kl_excess(log_p, log_q, ratio).sum(-1)
+    else:
+        log_sum = torch.logsumexp(log_q + _log_excess(order, ratio), dim=-1)
+        value = torch.logaddexp(torch.zeros_like(log_sum), log_sum) / (order - 1)
+    return torch.where(unsupported.any(-1), torch.full_like(value, math.inf), value)
+
+
+def _both_ways(log_p: Tensor, log_q: Tensor, log_ratio: Tensor, order: float) -> Tensor:
+    """D<->_a: the larger of D_a(P || Q) and D_a(Q || P)."""
+    forward = _divergence(log_p, log_q, log_ratio, order)
+    return torch.maximum(forward, _divergence(log_q, log_p, -log_ratio, order))
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities in float64, the maximum subtracted first: huge logits keep their gaps."""
+    logits = logits.double()
+    shifted = logits - logits.amax(-1, keepdim=True)
+    return shifted - shifted.exp().sum(-1, keepdim=True).log()
+
+
+def _log_mix(log_p: Tensor, log_q: Tensor, weight: Tensor, complement: Tensor) -> Tensor:
+    """log(w p + (1 - w) q)."""
+    weighted = torch.where(weight > 0, weight.log() + log_p, -math.inf)
+    return torch.logaddexp(weighted, complement.log() + log_q)
+
+
+def _log_mix_ratio(log_ratio: Tensor, weight: Tensor, complement: Tensor) -> Tensor:
+    """log(w r + 1 - w) for r = p_i/q: by w (r - 1) near 1, by two logarithms elsewhere."""
+    x = weight * torch.expm1(log_ratio)
+    far = _log_mix(log_ratio, torch.zeros_like(log_ratio), weight, complement)
+    return torch.where(x.abs() < 0.5, torch.log1p(x), far)
+
+
+def _weights(projection: Any) -> tuple[Tensor, Tensor]:
+    """(weight, complement), each (N, B, 1), of a bare weight, a pair, or a Projection."""
+    if isinstance(projection, Tensor):
+        projection = (projection.double(), 1 - projection.double())
+    elif not isinstance(projection, tuple):
+        projection = (projection.weight, projection.complement)
+    return projection[0].unsqueeze(-1), projection[1].unsqueeze(-1)
+
+
+def _order_list(orders: float | Sequence[float]) -> list[float]:
+    return [float(a) for a in orders] if isinstance(orders, Sequence) else [float(orders)]
+
+
+def renyi_divergence(
+    p_logits: Tensor, q_logits: Tensor, orders: float | Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """D_a(P || Q) and D_a(Q || P) of rows of logits (..., V): two tensors (..., K), in nats."""
+    log_p, log_q = _log_softmax(p_logits), _log_softmax(q_logits)
+    ratio = torch.where(torch.isneginf(log_p) & torch.isneginf(log_q), 0.0, log_p - log_q)
+    log_p, log_q = log_p.expand_as(ratio), log_q.expand_as(ratio)
+    forward = [_divergence(log_p, log_q, ratio, a) for a in _order_list(orders)]
+    backward = [_divergence(log_q, log_p, -ratio, a) for a in _order_list(orders)]
+    return torch.stack(forward, -1), torch.stack(backward, -1)
+
+
+def project(
+    private_logits: Tensor, public_logits: Tensor, *, order: float, radius: float
+) -> tuple[Tensor, Tensor]:
+    """lambda_i = max{w in [0, 1] : D<->_a(w p_i + (1 - w) q || q) <= R} (Algorithm 1, line 11).
+
+    Returns (weight, complement), each (N, B), found by geometric bisection: of the weight below
+    1/2, of the complement above it, where float64 cannot hold the weight (1 - 2e-22). Both lie on
+    the feasible side, up to the rounding of the float64 constraint (some 1e-13 of it). A token
+    with q = 0 < p_i admits only weight 0.
+    """
+    log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
+    masked = (torch.isneginf(log_q) & ~torch.isneginf(log_p)).any(-1)
+    ratio = torch.where(torch.isneginf(log_q), 0.0, log_p - log_q)
+    log_q = log_q.expand_as(ratio)
+
+    def feasible(weight: Tensor, complement: Tensor) -> Tensor:
+        mixed = _log_mix_ratio(ratio, weight.unsqueeze(-1), complement.unsqueeze(-1))
+        return _both_ways(log_q + mixed, log_q, mixed, order) <= radius
+
+    one = torch.ones_like(ratio[..., 0])
+    zero, half = 0 * one, one / 2
+    whole = feasible(one, zero)
+    upper = feasible(half, half)
+    # The unknown is min(weight, complement); its feasible end is `small` for a weight below 1/2
+    # and `large` for the complement of a weight above it.
+    small, large = _TINY * one, half
+    none = masked | ~(upper | feasible(small, one))
+    for _ in range(_HALVINGS):
+        middle = small.sqrt() * large.sqrt()
+        weight = torch.where(upper, 1 - middle, middle)
+        complement = torch.where(upper, middle, 1 - middle)
+        raise_small = feasible(weight, complement) != upper
+        small = torch.where(raise_small, middle, small)
+        large = torch.where(raise_small, large, middle)
+    weight = torch.where(whole, one, torch.where(upper, 1 - large, small))
+    complement = torch.where(whole, zero, torch.where(upper, large, 1 - small))
+    return torch.where(none, zero, weight), torch.where(none, one, complement)
+
+
+def screen(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    noise: Tensor,
+    *,
+    weight: float,
+    order: float,
+    threshold: float,
+    top_k: int,
+    num_models: int | None = None,
+    active: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Algorithm 1, lines 1 to 7: (divergence (B,), passed (B,)).
+
+    Column j of ``noise`` (B, top_k) goes to the j-th most likely public token, ties by lower
+    index, before re-scaling. A noisy score that is zero everywhere counts +inf.
+    """
+    q = _log_softmax(public_logits).exp()
+    shift = _log_softmax(private_logits).exp() - q
+    if active is not None:
+        shift = torch.where(active.unsqueeze(-1), shift, 0.0)
+    score = q + weight * shift.sum(0) / (num_models or private_logits.shape[0])
+    divergence = torch.full_like(q[:, 0], math.inf)
+    for b, logits in enumerate(public_logits):
+        count = min(top_k, int((logits > -math.inf).sum()))
+        top = torch.sort(logits.double(), descending=True, stable=True).indices[:count]
+        noisy = (score[b, top] + noise[b, :count]).clamp(min=0.0)
+        if bool(noisy.sum() > 0):
+            log_s, log_base = noisy.log() - noisy.sum().log(), _log_softmax(logits[top])
+            divergence[b] = _divergence(log_s, log_base, log_s - log_base, order)
+    return divergence, divergence <= threshold
+
+
+def leave_one_out(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    projection: Any,
+    *,
+    orders: float | Sequence[float],
+    adjacency: str = "add_remove",
+    num_models: int | None = None,
+    mean_excess: Tensor | None = None,
+) -> Tensor:
+    """D<->_a(p || p') of every model, (N, B, K): p the mixture, p' the one without model i.
+
+    ``"add_remove"``: p' is the mean of the others, q if there is none. ``"zero_out"``: slot i
+    answers q. ``num_models`` counts all slots of an ensemble that is spread out, and
+    ``mean_excess`` (B, V) is their sum(p_bar_i/q - 1)/N; without it the slots not given answer q.
+    """
+    weight, complement = _weights(projection)
+    log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
+    models = num_models or private_logits.shape[0]
+    log_bar = _log_mix(log_p, log_q, weight, complement)
+    missing = models - private_logits.shape[0]
+    log_missing = log_q + (math.log(missing) if missing else -math.inf)
+    if mean_excess is None:
+        log_sum = torch.logaddexp(torch.logsumexp(log_bar, 0), log_missing)
+        log_rest = torch.logaddexp(_log_sum_of_others(log_bar), log_missing)
+    else:
+        log_sum = log_q + torch.log1p(mean_excess) + math.log(models)
+        log_rest = log_sum + torch.log1p(-torch.exp((log_bar - log_sum).clamp(max=0.0)))
+    log_total = log_sum.expand_as(log_bar) - math.log(models)
+    if models == 1:
+        log_kept = log_q.expand_as(log_bar)
+    elif adjacency == "zero_out":
+        log_kept = torch.logaddexp(log_rest, log_q) - math.log(models)
+    else:
+        log_kept = log_rest - math.log(models - 1)
+    both_absent = torch.isneginf(log_kept) & torch.isneginf(log_total)
+    log_ratio = torch.where(both_absent, 0.0, log_kept - log_total)
+    # p'/p = 1 + x from excesses over q where these are neither huge nor all close to -1: exact
+    # where the models agree.
+    gap = log_bar.amax(0) - log_q
+    near = (gap > -0.7) & (gap < 30)
+    excess = weight * torch.expm1(torch.where(near & (weight > 0), log_p - log_q, 0.0))
+    mean = excess.sum(0) / models if mean_excess is None else mean_excess
+    if adjacency == "zero_out" or models == 1:
+        x = -excess / (models * (1 + mean))
+    else:
+        x = (mean - excess) / ((models - 1) * (1 + mean))
+    log_ratio = torch.where(near & (x.abs() < 0.5), torch.log1p(x), log_ratio)
+    losses = [_both_ways(log_kept, log_total, log_ratio, a) for a in _order_list(orders)]
+    return torch.stack(losses, -1)
+
+
+def _log_sum_of_others(log_values: Tensor) -> Tensor:
+    """log sum_{j != i} e^{values[j]} along the first axis, without subtracting."""
+    none = torch.full_like(log_values[:1], -math.inf)
+    before, after = [none], [none]
+    for j in range(log_values.shape[0] - 1):
+        before.append(torch.logaddexp(before[-1], log_values[j : j + 1]))
+        after.append(torch.logaddexp(after[-1], log_values[-1 - j].unsqueeze(0)))
+    return torch.logaddexp(torch.cat(before), torch.cat(after[::-1]))
+
+
+def _log_mixture(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
+    log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
+    log_bar = _log_mix(log_p, log_q, *_weights(projection))
+    return torch.logsumexp(log_bar, dim=0) - math.log(private_logits.shape[0])
+
+
+def mixture(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
+    """p = mean_i (w_i p_i + (1 - w_i) q), (B, V) (Algorithm 1, line 14)."""
+    return _log_mixture(private_logits, public_logits, projection).exp()
+
+
+def log_prob(
+    private_logits: Tensor, public_logits: Tensor, projection: Any, targets: Tensor
+) -> Tensor:
+    """log p(target), (B,), of the same mixture."""
+    log_p = _log_mixture(private_logits, public_logits, projection)
+    return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def sampling_weights(probabilities: Tensor, public_logits: Tensor) -> list[list[int]]:
+    """The sampler's integer law: floor(2^100 p), but at least 1 where q > 0, and 0 where q = 0.
+
+    Token v is drawn with probability w_v / sum(w): within V 2^-100 of p (summing to 1, supported
+    by q) in total variation. Python integers: the weights exceed int64.
+    """
+    rows = zip(probabilities.tolist(), (public_logits > -math.inf).tolist(), strict=True)
+    return [
+        [max(int(p * _UNIT_WEIGHT), 1) if held else 0 for p, held in zip(*row, strict=True)]
+        for row in rows
+    ]

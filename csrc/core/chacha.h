@@ -1,0 +1,68 @@
+// The ChaCha20 block function of RFC 8439 and the words we take from it.
+//
+// Layout of one stream: 256-bit key; nonce = 64-bit call counter, then 32-bit lane; 32-bit block
+// counter. A call never reuses (key, call counter); lanes separate rows of one call.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config.h"
+
+ADAPMIXED_CORE_BEGIN
+
+ADAPMIXED_HD std::uint32_t rotate_left(std::uint32_t x, int n) {
+  return (x << n) | (x >> (32 - n));
+}
+
+ADAPMIXED_HD void quarter_round(std::uint32_t* s, int a, int b, int c, int d) {
+  s[a] += s[b], s[d] = rotate_left(s[d] ^ s[a], 16);
+  s[c] += s[d], s[b] = rotate_left(s[b] ^ s[c], 12);
+  s[a] += s[b], s[d] = rotate_left(s[d] ^ s[a], 8);
+  s[c] += s[d], s[b] = rotate_left(s[b] ^ s[c], 7);
+}
+
+ADAPMIXED_HD std::uint32_t little_endian(const std::uint8_t* p) {
+  return static_cast<std::uint32_t>(p[0]) | static_cast<std::uint32_t>(p[1]) << 8 |
+         static_cast<std::uint32_t>(p[2]) << 16 | static_cast<std::uint32_t>(p[3]) << 24;
+}
+
+// RFC 8439, section 2.3: out[16] = the keystream block as little-endian words.
+ADAPMIXED_HD void chacha20_block(const std::uint8_t* key, const std::uint32_t nonce[3],
+                                 std::uint32_t block, std::uint32_t* out) {
+  std::uint32_t start[16] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
+  for (int i = 0; i < 8; ++i) start[4 + i] = little_endian(key + 4 * i);
+  start[12] = block;
+  for (int i = 0; i < 3; ++i) start[13 + i] = nonce[i];
+  for (int i = 0; i < 16; ++i) out[i] = start[i];
+  for (int round = 0; round < 10; ++round) {
+    quarter_round(out, 0, 4, 8, 12);
+    quarter_round(out, 1, 5, 9, 13);
+    quarter_round(out, 2, 6, 10, 14);
+    quarter_round(out, 3, 7, 11, 15);
+    quarter_round(out, 0, 5, 10, 15);
+    quarter_round(out, 1, 6, 11, 12);
+    quarter_round(out, 2, 7, 8, 13);
+    quarter_round(out, 3, 4, 9, 14);
+  }
+  for (int i = 0; i < 16; ++i) out[i] += start[i];
+}
+
+// The 64-bit words of one lane, eight to a block.
+struct Stream {
+  const std::uint8_t* key;
+  std::uint64_t counter;
+  std::uint32_t lane;
+
+  ADAPMIXED_HD void block(std::uint32_t index, std::uint64_t* words) const {
+    const std::uint32_t nonce[3] = {static_cast<std::uint32_t>(counter),
+                                    static_cast<std::uint32_t>(counter >> 32), lane};
+    std::uint32_t out[16];
+    chacha20_block(key, nonce, index, out);
+    for (int i = 0; i < 8; ++i) {
+      words[i] = static_cast<std::uint64_t>(out[2 * i]) | static_cast<std::uint64_t>(out[2 * i + 1])
+                                                              << 32;
+    }
+  }
+};
+
+ADAPMIXED_CORE_END

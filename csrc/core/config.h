@@ -1,0 +1,25 @@
+// Shared by every header of core/: host + device qualifiers and the namespace of one build.
+//
+// The CPU back end compiles the same source once per instruction set. Everything defined in a
+// header lives in a namespace named after that instruction set: two builds never share a symbol, so
+// the linker cannot hand an AVX-512 copy of an inline function to the scalar path.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define ADAPMIXED_HD __host__ __device__ inline
+#else
+#define ADAPMIXED_HD inline
+#endif
+
+#ifndef ADAPMIXED_ISA
+#define ADAPMIXED_ISA baseline
+#endif
+
+#define ADAPMIXED_CORE_BEGIN \
+  namespace adapmixed {      \
+  namespace ADAPMIXED_ISA {
+#define ADAPMIXED_CORE_END \
+  }                        \
+  }

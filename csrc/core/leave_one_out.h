@@ -1,0 +1,127 @@
+// The privacy loss of one model from its excess sums, and the tokens that need the log domain.
+#pragma once
+
+#include <cmath>
+
+#include "core/config.h"
+#include "core/view.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// D<->_alpha = log1p(max(A, B)) / (alpha - 1). What is not a number is not known to be small: +inf.
+ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, double order) {
+  if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
+  const double excess = std::fmax(std::fmax(forward, reverse), 0.0);
+  return std::log1p(excess) / (order - 1.0);
+}
+
+// log(e^a + e^b) for a, b in [-inf, inf).
+ADAPMIXED_HD double log_add(double a, double b) {
+  const double high = std::fmax(a, b);
+  return high == -HUGE_VAL ? high : high + std::log1p(std::exp(std::fmin(a, b) - high));
+}
+
+// log p_bar_i(v) from the logits, for tokens whose q is masked or below the range of q * ratio.
+ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, std::int64_t model,
+                                  std::int64_t position, std::int64_t v) {
+  const std::int64_t at = model * in.shape.positions + position;
+  const double log_q = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
+  const double log_p = row_of(in.private_logits, model, position).at(v) - in.private_lse[at];
+  // 0 * anything is 0 here, also where the logit is -inf.
+  const double from_p = weights.weight[at] > 0.0 ? std::log(weights.weight[at]) + log_p : -HUGE_VAL;
+  const double from_q =
+      weights.complement[at] > 0.0 ? std::log(weights.complement[at]) + log_q : -HUGE_VAL;
+  return log_add(from_p, from_q);
+}
+
+// One token's terms of the leave-one-out sums, without the ratio to q.
+class RareToken {
+ public:
+  ADAPMIXED_HD RareToken(const Ensemble& in, const Weights& weights, std::int64_t position,
+                         std::int64_t v, const LeaveOneOutOptions& options)
+      : in_(in), weights_(weights), options_(options), position_(position), v_(v) {
+    const double absent = static_cast<double>(options.num_models - in.shape.models);
+    log_q_ = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
+    log_absent_ = absent > 0.0 ? std::log(absent) + log_q_ : -HUGE_VAL;
+    double high = log_q_, low = log_q_;
+    log_total_ = log_absent_;
+    for (std::int64_t j = 0; j < in.shape.models; ++j) {
+      const double own = log_projected(in, weights, j, position, v);
+      log_total_ = log_add(log_total_, own);
+      high = std::fmax(high, own);
+      low = std::fmin(low, own);
+    }
+    const double slots = static_cast<double>(options.num_models);
+    if (options.mean_excess != nullptr) {
+      const double mean = 1.0 + options.mean_excess[position * in.shape.vocab + v];
+      log_total_ = log_q_ + std::log(mean * slots);
+      low = -HUGE_VAL;  // other ranks' models are not seen here
+    }
+    log_p_ = log_total_ - std::log(slots);
+    double largest_order = 1.0;
+    for (std::int64_t k = 0; k < options.num_orders; ++k) {
+      largest_order = std::fmax(largest_order, options.orders[k]);
+    }
+    // |log p'/p| <= high - low + log N: every term is below e^-800, or the token does not exist.
+    negligible_ =
+        high == -HUGE_VAL || high + largest_order * (high - low + std::log(slots + 1.0)) < -800.0;
+  }
+
+  ADAPMIXED_HD bool negligible() const { return negligible_; }
+
+  // log p'(v), the mixture without model i.
+  ADAPMIXED_HD double log_neighbour(std::int64_t i) const {
+    const double slots = static_cast<double>(options_.num_models);
+    if (options_.num_models == 1) return log_q_;
+    if (options_.zero_out) return log_add(log_rest(i), log_q_) - std::log(slots);
+    return log_rest(i) - std::log(slots - 1.0);
+  }
+
+  ADAPMIXED_HD void add(double log_other, double order, double& forward, double& reverse) const {
+    if (log_p_ == -HUGE_VAL && log_other == -HUGE_VAL) return;
+    if (log_p_ == -HUGE_VAL || log_other == -HUGE_VAL) {
+      forward = reverse = HUGE_VAL;  // one of the two cannot produce the token at all
+      return;
+    }
+    const double log_ratio = log_other - log_p_;
+    const double p = std::exp(log_p_), other = std::exp(log_other);
+    forward += std::exp(log_p_ + order * log_ratio) - p - order * (other - p);
+    reverse += std::exp(log_p_ + (1.0 - order) * log_ratio) - p - (1.0 - order) * (other - p);
+  }
+
+  // The same terms without their linear part, added to the logarithms of the two sums.
+  ADAPMIXED_HD void add_log(double log_other, double order, double& forward,
+                            double& reverse) const {
+    if (log_p_ == -HUGE_VAL && log_other == -HUGE_VAL) return;
+    if (log_p_ == -HUGE_VAL || log_other == -HUGE_VAL) {
+      forward = reverse = HUGE_VAL;
+    } else if (forward < HUGE_VAL) {
+      const double log_ratio = log_other - log_p_;
+      forward = log_add(forward, log_p_ + order * log_ratio);
+      reverse = log_add(reverse, log_p_ + (1.0 - order) * log_ratio);
+    }
+  }
+
+ private:
+  ADAPMIXED_HD double log_rest(std::int64_t i) const {
+    const double gap = log_projected(in_, weights_, i, position_, v_) - log_total_;
+    // A quarter of the total or less can be subtracted; else, where possible, the others are added.
+    if (gap < -1.4 || options_.mean_excess != nullptr) {
+      return gap < 0.0 ? log_total_ + std::log1p(-std::exp(gap)) : -HUGE_VAL;
+    }
+    double rest = log_absent_;
+    for (std::int64_t j = 0; j < in_.shape.models; ++j) {
+      if (j != i) rest = log_add(rest, log_projected(in_, weights_, j, position_, v_));
+    }
+    return rest;
+  }
+
+  const Ensemble& in_;
+  const Weights& weights_;
+  const LeaveOneOutOptions& options_;
+  std::int64_t position_, v_;
+  double log_q_, log_absent_, log_total_, log_p_;
+  bool negligible_;
+};
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,103 @@
+// The contract that every back end satisfies: plain pointers, strides in elements, no framework.
+//
+// Shapes: N models, B positions, V tokens, K orders. Logits are (N, B, V) or (B, V), fp32 / bf16 /
+// fp16, last stride 1, any other stride including 0. All results are contiguous; what carries
+// privacy is double.
+#pragma once
+
+#include <cstdint>
+
+namespace adapmixed {
+
+enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
+
+// Status of one row of logits, per row; rows with a status other than ok have no defined result.
+enum RowStatus : std::int32_t {
+  kRowOk = 0,
+  kRowNan = 1,
+  kRowPlusInf = 2,
+  kRowEmpty = 3,     // nothing but -inf
+  kRowTooLarge = 4,  // |largest logit| > kMaxLogit
+};
+
+// Beyond this a float64 log-sum-exp no longer resolves probabilities well enough for a privacy
+// bound.
+constexpr double kMaxLogit = 1e6;
+
+struct Logits {
+  const void* data;
+  std::int64_t stride_model;  // 0 for the public row
+  std::int64_t stride_position;
+  Dtype dtype;
+};
+
+struct Shape {
+  std::int64_t models;     // N, rows present
+  std::int64_t positions;  // B
+  std::int64_t vocab;      // V
+};
+
+// An ensemble's inputs with what every operation after the first needs: the log-sum-exps.
+struct Ensemble {
+  Shape shape;
+  Logits private_logits;
+  Logits public_logits;
+  const double* private_lse;  // (N, B)
+  const double* public_lse;   // (B)
+};
+
+// p_bar = weight p + complement q; the complement is kept apart because 1 - 2e-22 is no double.
+struct Weights {
+  const double* weight;      // (N, B)
+  const double* complement;  // (N, B)
+};
+
+constexpr std::int64_t kMaxOrders = 32;
+
+struct LeaveOneOutOptions {
+  const double* orders;  // (K), each > 1, K <= kMaxOrders
+  std::int64_t num_orders;
+  bool zero_out;              // else add/remove
+  std::int64_t num_models;    // >= N; slots that are absent answer q
+  const double* mean_excess;  // (B, V) sum_i delta_i / num_models over all ranks, or null
+};
+
+struct ScreenOptions {
+  double weight;
+  double order;
+  double threshold;
+  std::int64_t top_k;
+  std::int64_t num_models;
+  const bool* active;   // (N, B) or null
+  const double* noise;  // (B, top_k), already scaled by sigma
+};
+
+namespace cpu {
+
+void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
+                 std::int64_t vocab, double* lse, std::int32_t* status, int threads);
+void project(const Ensemble& in, double order, double radius, double* weight, double* complement,
+             int threads);
+void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
+                   double* loss, int threads);
+void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads);
+void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
+              double* result, int threads);
+// One row pair per position: in.shape.models == 1, private = P, public = Q.
+void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
+                      double* forward, double* backward, int threads);
+void screen(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
+            int threads);
+void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
+              double* result, int threads);
+void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
+            std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
+            std::int64_t* tokens, std::int32_t* status, int threads);
+
+// The instruction set in use: "avx512", "avx2" or "scalar".
+const char* instruction_set();
+// Forces a path (tests); returns false when this machine or build does not have it.
+bool use_instruction_set(const char* name);
+
+}  // namespace cpu
+}  // namespace adapmixed

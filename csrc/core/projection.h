@@ -1,0 +1,175 @@
+// The largest weight lambda in [0, 1] with F(lambda), G(lambda) <= T = e^{(alpha-1) R}, where
+//   F = sum_v q (1 + lambda d)^alpha,  G = sum_v q (1 + lambda d)^{1-alpha},  d = p/q - 1.
+//
+// F^{1/alpha} is convex and G^{-1/(alpha-1)} concave in lambda, so the root of a tangent of either
+// is an upper bound on the answer, from whichever side it is drawn. The search keeps
+//   lower: the last point *evaluated* and found feasible (what is returned), and
+//   upper: the least tangent root or infeasible point seen.
+#pragma once
+
+#include <cmath>
+
+#include "core/config.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// lambda and 1 - lambda, the smaller of the two with full relative accuracy.
+struct Point {
+  double weight, complement;
+};
+
+ADAPMIXED_HD bool below(const Point& a, const Point& b) {
+  return a.weight < b.weight || (a.weight == b.weight && a.complement > b.complement);
+}
+
+ADAPMIXED_HD Point at_weight(double weight) {
+  double complement = 1.0 - weight;
+  if (1.0 - complement > weight) complement = std::nextafter(complement, 2.0);
+  return {weight, complement};
+}
+
+// The weight is rounded down: 1 - 2e-22 is not 1.
+ADAPMIXED_HD Point at_complement(double complement) {
+  double weight = 1.0 - complement;
+  if (1.0 - weight < complement) weight = std::nextafter(weight, 0.0);
+  return {weight, complement};
+}
+
+ADAPMIXED_HD Point shifted(const Point& p, double step) {
+  const double weight = p.weight + step;
+  if (weight <= 0.0) return {0.0, 1.0};
+  if (weight <= 0.5) return at_weight(weight);
+  const double complement = p.complement - step;
+  return complement <= 0.0 ? Point{1.0, 0.0} : at_complement(complement);
+}
+
+// One constraint at one point: value <= 1 when feasible (margin included), and where its tangent
+// meets the bound, as a step in lambda; not finite when the sums overflowed.
+// log_step is Newton's in -log(1 - lambda): a proposal, no bound.
+struct Bound {
+  double value = 0.0;
+  double step = HUGE_VAL;
+  double log_step = 0.0;
+};
+
+// excess: F = 1 + A is given by A; scaled: F / T is given. Both with the matching derivative.
+ADAPMIXED_HD Bound forward_bound(double log_gap, double f, double slope, double order) {
+  return {log_gap, std::expm1(-log_gap / order) * order * f / slope, 0.0};
+}
+// Tokens that only p lacks make G grow like (1-lambda)^{1-alpha}: next to 1 it is convex in
+// -log(1-lambda), where a tangent in lambda says nothing.
+ADAPMIXED_HD Bound reverse_bound(double log_gap, double g, double slope, double order,
+                                 double complement) {
+  return {log_gap, -std::expm1(log_gap / (order - 1.0)) * (order - 1.0) * g / slope,
+          std::expm1(-log_gap) * g / (slope * complement)};
+}
+
+// What the constraints are compared with. Rounding errors of r = p/q, relative error `ratio_error`,
+// are given back to the safe side: the bound is lowered by more than they can move the sums.
+struct Target {
+  bool scaled;        // T too large for excess sums: compare F / T with 1
+  double log_target;  // (alpha - 1) R
+  double excess;      // T - 1 after the margin (excess form)
+  double log_margin;  // (scaled form)
+};
+
+constexpr double kScaledFrom = 30.0;
+
+ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error) {
+  Target t{};
+  t.log_target = (order - 1.0) * radius;
+  t.scaled = t.log_target > kScaledFrom;
+  t.log_margin = 1e-8 + 4.0 * order * ratio_error;
+  const double excess = std::expm1(std::fmin(t.log_target, kScaledFrom));
+  if (excess > 0.0) {
+    // |error of A| <= sum q alpha(alpha-1) lambda^2 |d| r eps: by Cauchy-Schwarz at most
+    // eps sqrt(2 alpha (alpha-1) (T-1)) for small x, and alpha eps A for large x; last, rounding
+    // of 1 + x itself.
+    const double margin =
+        1e-8 + 4.0 * ratio_error * (order + std::sqrt(2.0 * order * (order - 1.0) / excess)) +
+        4e-15 * order / excess;
+    t.excess = margin < 1.0 ? excess * (1.0 - margin) : 0.0;
+  }
+  return t;
+}
+
+constexpr double kWeightTolerance = 1e-7;
+
+// The next point to try, a little inside `upper`.
+ADAPMIXED_HD Point inside(const Point& upper, double towards_one) {
+  if (upper.weight <= 0.5) return at_weight(upper.weight * (1.0 - 0.5 * kWeightTolerance));
+  if (upper.complement > 0.0) {
+    return at_complement(upper.complement * (1.0 + 0.5 * kWeightTolerance));
+  }
+  return at_complement(towards_one);  // lambda = 1 has failed and no tangent says more
+}
+
+ADAPMIXED_HD Point middle(const Point& lower, const Point& upper) {
+  if (upper.weight <= 0.5) {
+    return at_weight(lower.weight > 0.0 ? std::sqrt(lower.weight * upper.weight)
+                                        : 1e-3 * upper.weight);
+  }
+  if (lower.complement > 0.25) return at_complement(0.5 * (lower.complement + upper.complement));
+  return at_complement(upper.complement > 0.0 ? std::sqrt(lower.complement * upper.complement)
+                                              : 1e-3 * lower.complement);
+}
+
+// evaluate(point, want_forward, want_reverse, Bound& forward, Bound& reverse).
+// `upper`: any upper bound on the answer, (1, 0) included; `start`: the first point tried.
+template <class Evaluate>
+ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point start,
+                                  Point upper) {
+  Point lower{0.0, 1.0};
+  Point forward_holds = lower, reverse_holds = lower;  // each known to hold up to here
+  bool one_failed = false;
+  // G <= (1-lambda)^{1-alpha} always: the reverse constraint holds wherever 1-lambda >= e^{-R}.
+  const double reverse_free = std::exp(-radius) * (1.0 + 1e-7);
+  double towards_one = 0.5 * reverse_free;
+  Point x = below(start, upper) ? start : upper;
+  for (int trial = 0; trial < 80; ++trial) {
+    const bool want_forward = below(forward_holds, x);
+    const bool want_reverse = x.complement < reverse_free && below(reverse_holds, x);
+    Bound forward, reverse;
+    evaluate(x, want_forward, want_reverse, forward, reverse);
+    const bool forward_ok = !want_forward || forward.value <= 0.0;
+    const bool reverse_ok = !want_reverse || reverse.value <= 0.0;
+    if (want_forward && forward_ok) forward_holds = x;
+    if (want_reverse && reverse_ok) reverse_holds = x;
+    if (forward_ok && reverse_ok) {
+      if (x.complement == 0.0) return x;
+      if (below(lower, x)) lower = x;
+    } else {
+      if (below(x, upper)) upper = x;
+      if (x.complement == 0.0) one_failed = true;
+    }
+    if (want_forward && std::isfinite(forward.step)) {
+      const Point root = shifted(x, forward.step);
+      if (below(root, upper)) upper = root;
+    }
+    if (want_reverse && std::isfinite(reverse.step)) {
+      const Point root = shifted(x, reverse.step);
+      if (below(root, upper)) upper = root;
+    }
+    const bool weight_found = upper.weight <= lower.weight * (1.0 + kWeightTolerance);
+    const bool complement_found =
+        lower.complement <= upper.complement * (1.0 + 2.0 * kWeightTolerance) || trial > 40;
+    if (weight_found && complement_found) return lower;
+    if (upper.complement == 0.0 && !one_failed) {
+      x = upper;
+    } else {
+      if (want_reverse && reverse_ok && std::isfinite(reverse.log_step)) {
+        towards_one = x.complement * std::exp(-std::fmin(std::fmax(reverse.log_step, 0.1), 200.0));
+      } else {
+        towards_one = std::fmin(towards_one, 0.25 * lower.complement);
+      }
+      towards_one = std::fmax(towards_one, 2.3e-308);  // the least normal number
+      x = inside(upper, towards_one);
+      // Tangents that do not move any more (rounding), or a slow approach: halve the interval.
+      if (!below(lower, x) || trial % 12 == 11) x = middle(lower, upper);
+      if (!below(lower, x)) return lower;
+    }
+  }
+  return lower;
+}
+
+ADAPMIXED_CORE_END

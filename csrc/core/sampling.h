@@ -1,0 +1,58 @@
+// Integer weights, uniform integers below a total, and normal variates.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/chacha.h"
+#include "core/config.h"
+
+ADAPMIXED_CORE_BEGIN
+
+using uint128 = unsigned __int128;
+
+// Weights are multiples of 2^-100: a probability keeps at least 47 bits down to 2^-53, and a token
+// lifted to weight 1 gains less than 2^-100. With V <= 2^26 and a sum <= 2 totals stay below 2^127.
+constexpr int kWeightBits = 100;
+
+// floor(p 2^100), at least 1 where the token is in the public support, 0 elsewhere.
+ADAPMIXED_HD uint128 integer_weight(double p, bool supported) {
+  if (!supported) return 0;
+  int exponent = 0;
+  const double mantissa = std::frexp(p, &exponent);  // p = mantissa 2^exponent, in [1/2, 1)
+  const auto bits = static_cast<std::uint64_t>(std::ldexp(mantissa, 53));
+  const int shift = exponent - 53 + kWeightBits;
+  uint128 weight = 0;
+  if (shift >= 0) {
+    weight = static_cast<uint128>(bits) << shift;
+  } else if (shift > -64) {
+    weight = bits >> -shift;
+  }
+  return weight > 0 ? weight : 1;
+}
+
+// Uniform on [0, total), total > 0, by rejection: every draw succeeds with probability > 1/2.
+ADAPMIXED_HD uint128 uniform_below(const Stream& stream, uint128 total) {
+  uint128 mask = total - 1;
+  for (int s = 1; s < 128; s *= 2) mask |= mask >> s;
+  std::uint64_t words[8];
+  for (std::uint32_t block = 0;; ++block) {
+    stream.block(block, words);
+    for (int i = 0; i < 8; i += 2) {
+      const uint128 draw = (static_cast<uint128>(words[i + 1]) << 64 | words[i]) & mask;
+      if (draw < total) return draw;
+    }
+  }
+}
+
+// Two standard normals from two words (Box-Muller); the tail reaches 8.57 sigma.
+ADAPMIXED_HD void normal_pair(std::uint64_t a, std::uint64_t b, double* out) {
+  const double u = (static_cast<double>(a >> 11) + 1.0) * 0x1p-53;  // (0, 1]
+  const double v = static_cast<double>(b >> 11) * 0x1p-53;
+  const double radius = std::sqrt(-2.0 * std::log(u));
+  const double angle = 6.283185307179586 * v;
+  out[0] = radius * std::cos(angle);
+  out[1] = radius * std::sin(angle);
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,103 @@
+// Chooses the best instruction set of this machine once, and lets tests force another.
+#include <atomic>
+#include <cstring>
+#include <initializer_list>
+
+#include "core/ops.h"
+#include "cpu/table.h"
+
+#define ADAPMIXED_DECLARE(isa)                  \
+  namespace adapmixed::isa {                    \
+  void add_log_sum_exp(cpu::Table& table);      \
+  void add_project(cpu::Table& table);          \
+  void add_leave_one_out(cpu::Table& table);    \
+  void add_mixture(cpu::Table& table);          \
+  void add_renyi_divergence(cpu::Table& table); \
+  namespace {                                   \
+  cpu::Table make_table(const char* name) {     \
+    cpu::Table table{};                         \
+    table.name = name;                          \
+    add_log_sum_exp(table);                     \
+    add_project(table);                         \
+    add_leave_one_out(table);                   \
+    add_mixture(table);                         \
+    add_renyi_divergence(table);                \
+    return table;                               \
+  }                                             \
+  }                                             \
+  }
+
+ADAPMIXED_DECLARE(scalar)
+#if defined(ADAPMIXED_X86)
+ADAPMIXED_DECLARE(avx2)
+ADAPMIXED_DECLARE(avx512)
+#endif
+
+namespace adapmixed::cpu {
+namespace {
+
+const Table* find(const char* name) {
+  static const Table scalar_table = adapmixed::scalar::make_table("scalar");
+  if (std::strcmp(name, "scalar") == 0) return &scalar_table;
+#if defined(ADAPMIXED_X86)
+  static const Table avx2_table = adapmixed::avx2::make_table("avx2");
+  static const Table avx512_table = adapmixed::avx512::make_table("avx512");
+  __builtin_cpu_init();
+  if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    return &avx2_table;
+  }
+  if (std::strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma")) {
+    return &avx512_table;
+  }
+#endif
+  return nullptr;
+}
+
+const Table* best() {
+  for (const char* name : {"avx512", "avx2", "scalar"}) {
+    if (const Table* table = find(name)) return table;
+  }
+  return nullptr;
+}
+
+std::atomic<const Table*>& current() {
+  static std::atomic<const Table*> table{best()};
+  return table;
+}
+
+const Table& table() { return *current().load(); }
+
+}  // namespace
+
+const char* instruction_set() { return table().name; }
+
+bool use_instruction_set(const char* name) {
+  const Table* chosen = find(name);
+  if (chosen != nullptr) current().store(chosen);
+  return chosen != nullptr;
+}
+
+void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
+                 std::int64_t vocab, double* lse, std::int32_t* status, int threads) {
+  table().log_sum_exp(logits, models, positions, vocab, lse, status, threads);
+}
+void project(const Ensemble& in, double order, double radius, double* weight, double* complement,
+             int threads) {
+  table().project(in, order, radius, weight, complement, threads);
+}
+void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
+                   double* loss, int threads) {
+  table().leave_one_out(in, weights, options, loss, threads);
+}
+void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads) {
+  table().mixture(in, weights, probabilities, threads);
+}
+void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
+                      double* forward, double* backward, int threads) {
+  table().renyi_divergence(in, orders, num_orders, forward, backward, threads);
+}
+
+}  // namespace adapmixed::cpu

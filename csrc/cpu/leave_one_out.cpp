@@ -1,0 +1,248 @@
+// D<->_alpha(p || p') of every model and order, p' the mixture without that model.
+//
+// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and p' = p (1 +
+// x_i),
+//   add/remove: 1 + x_i = (S - Y_i) N / (S (N - 1)),   zero-out: 1 + x_i = (S - Y_i + 1) / S.
+// Both directions sum the excess p((1+x)^s - 1 - s x), s = alpha and 1 - alpha, whose linear part
+// vanishes. The vocabulary is cut into a fixed number of chunks whose sums are added in order, so
+// the result does not depend on the number of threads.
+#include "core/leave_one_out.h"
+
+#include "core/elementary.h"
+#include "cpu/mixture_tile.h"
+#include "cpu/parallel.h"
+#include "cpu/rows.h"
+#include "cpu/table.h"
+
+ADAPMIXED_CORE_BEGIN
+namespace {
+
+constexpr std::int64_t kChunks = 32;
+
+// One chunk of one position: tile by tile, model by model.
+class Chunk {
+ public:
+  Chunk(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
+        std::int64_t position, double* memory)
+      : in_(in),
+        weights_(weights),
+        options_(options),
+        position_(position),
+        slots_(static_cast<double>(options.num_models)),
+        absent_(slots_ - static_cast<double>(in.shape.models)),
+        // A neighbour that answers q where the model was, by definition or because none is left.
+        against_public_(options.zero_out || options.num_models == 1),
+        tile_(in, weights, position, memory) {
+    columns_ = memory + MixtureTile::scratch_size(in.shape.models);
+  }
+
+  static std::int64_t scratch_size(std::int64_t models) {
+    return MixtureTile::scratch_size(models) + kColumns * MixtureTile::tile_width(models);
+  }
+
+  // sums: (N, K, 2), added to.
+  void add(std::int64_t begin, std::int64_t end, double* sums) {
+    for (std::int64_t v = begin; v < end; v += tile_.width()) {
+      const std::int64_t stop = v + tile_.width() < end ? v + tile_.width() : end;
+      tile_.load(v, stop);
+      prepare(v, stop - v, sums);
+      for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+        add_model(i, stop - v, sums + 2 * i * options_.num_orders);
+      }
+      for (std::int64_t k = 0; k < tile_.wild_count(); ++k) add_wild(tile_.wild(k), sums);
+    }
+  }
+
+ private:
+  // What the models of one tile share, per token.
+  static constexpr std::int64_t kColumns = 5;
+  double* column(int index, std::int64_t lane) { return columns_ + index * tile_.width() + lane; }
+  double* p(std::int64_t lane) { return column(0, lane); }            // the mixture
+  double* total(std::int64_t lane) { return column(1, lane); }        // N p / q
+  double* mean_excess(std::int64_t lane) { return column(2, lane); }  // p / q - 1
+  double* mean_ratio(std::int64_t lane) { return column(3, lane); }   // p / q
+  double* scale(std::int64_t lane) { return column(4, lane); }        // x per unit of difference
+
+  void prepare(std::int64_t v, std::int64_t length, double* sums) {
+    bool lost = false;
+    for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
+      Vec mean = tile_.mean_ratio(lane), excess = tile_.mean_excess(lane);
+      if (options_.mean_excess != nullptr) {
+        excess = given_excess(v + lane);
+        mean = Vec(1.0) + excess;
+      } else if (absent_ > 0.0) {
+        const Vec share(1.0 - absent_ / slots_);
+        excess = excess * share;
+        mean = vfma(mean, share, Vec(absent_ / slots_));
+      }
+      const Vec sum_ratio = mean * Vec(slots_);
+      const Vec q = tile_.q(lane);
+      (q * mean).store(p(lane));
+      sum_ratio.store(total(lane));
+      excess.store(mean_excess(lane));
+      mean.store(mean_ratio(lane));
+      (against_public_ ? Vec(-1.0) / sum_ratio : Vec(1.0 / (slots_ - 1.0)) / mean)
+          .store(scale(lane));
+      lost = lost || ((q > Vec(0.0)) & (sum_ratio == Vec(0.0))).any();
+    }
+    if (lost && against_public_) {
+      // A token that only the neighbour can produce: infinitely far from the mixture.
+      const std::int64_t count = 2 * in_.shape.models * options_.num_orders;
+      for (std::int64_t k = 0; k < count; ++k) sums[k] = HUGE_VAL;
+    }
+  }
+
+  void add_model(std::int64_t i, std::int64_t length, double* out) {
+    Vec forward[kMaxOrders], reverse[kMaxOrders];
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) forward[k] = reverse[k] = Vec(0.0);
+    for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
+      const Vec weight = Vec::load(p(lane)), sum_ratio = Vec::load(total(lane));
+      const Vec ratio_i = tile_.ratio(i, lane), excess_i = tile_.excess(i, lane);
+      Vec x = excess_i;
+      if (!against_public_) {
+        // Differences of p_bar / q - 1 are exact where p is near q, of p_bar / q where p << q.
+        const Vec mean = Vec::load(mean_ratio(lane));
+        x = vselect(mean >= Vec(0.5), Vec::load(mean_excess(lane)) - excess_i, mean - ratio_i);
+      }
+      x = x * Vec::load(scale(lane));
+      Vec X = x + Vec(1.0);
+      const auto dominated = ratio_i > Vec(0.25) * sum_ratio;
+      if (options_.num_models == 1) {
+        X = Vec(1.0) / sum_ratio;
+      } else if (dominated.any() && options_.mean_excess == nullptr) {
+        X = vselect(dominated, rebuilt(i, lane, sum_ratio), X);
+      }
+      const auto counted = weight > Vec(0.0);
+      x = vselect(counted, x, Vec(0.0));
+      X = vselect(counted, vmax(X, Vec(0.0)), Vec(1.0));
+      const LogParts<Vec> l = log_parts(x, X);
+      for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+        const Vec order(options_.orders[k]);
+        forward[k] = vfma(weight, power(x, l, order).excess, forward[k]);
+        reverse[k] = vfma(weight, power(x, l, Vec(1.0) - order).excess, reverse[k]);
+      }
+    }
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+      out[2 * k] += sum(forward[k]);
+      out[2 * k + 1] += sum(reverse[k]);
+    }
+  }
+
+  // Where one model makes up most of the mixture, S - Y_i cancels: add up the others instead.
+  Vec rebuilt(std::int64_t i, std::int64_t lane, Vec sum_ratio) const {
+    Vec rest(absent_);
+    for (std::int64_t j = 0; j < in_.shape.models; ++j) {
+      if (j != i) rest = rest + tile_.ratio(j, lane);
+    }
+    return against_public_ ? (rest + Vec(1.0)) / sum_ratio
+                           : rest * Vec(slots_ / (slots_ - 1.0)) / sum_ratio;
+  }
+
+  void add_wild(std::int64_t v, double* sums) {
+    const RareToken token(in_, weights_, position_, v, options_);
+    if (token.negligible()) return;
+    for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+      const double log_other = token.log_neighbour(i);
+      for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+        double* out = sums + 2 * (i * options_.num_orders + k);
+        token.add(log_other, options_.orders[k], out[0], out[1]);
+      }
+    }
+  }
+
+  Vec given_excess(std::int64_t v) const {
+    double lanes[Vec::kLanes];
+    const double* row = options_.mean_excess + position_ * in_.shape.vocab;
+    for (int i = 0; i < Vec::kLanes; ++i) lanes[i] = v + i < in_.shape.vocab ? row[v + i] : 0.0;
+    return Vec::load(lanes);
+  }
+
+  const Ensemble& in_;
+  const Weights& weights_;
+  const LeaveOneOutOptions& options_;
+  std::int64_t position_;
+  double slots_, absent_;
+  bool against_public_;
+  MixtureTile tile_;
+  double* columns_;
+};
+
+// Sums that left the range of double, once more in the log domain: a divergence of 42 nats at order
+// 18 is finite. What really is infinite stays so.
+void resolve_overflow(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
+                      std::int64_t position, double* loss) {
+  const std::int64_t orders = options.num_orders;
+  const auto at = [&](std::int64_t i) { return (i * in.shape.positions + position) * orders; };
+  bool any = false;
+  for (std::int64_t i = 0; i < in.shape.models; ++i) {
+    for (std::int64_t k = 0; k < orders; ++k) any = any || loss[at(i) + k] == HUGE_VAL;
+  }
+  if (!any) return;
+  cpu::Buffer logs(2 * in.shape.models * orders);
+  for (std::int64_t k = 0; k < 2 * in.shape.models * orders; ++k) logs.data()[k] = -HUGE_VAL;
+  for (std::int64_t v = 0; v < in.shape.vocab; ++v) {
+    const RareToken token(in, weights, position, v, options);
+    for (std::int64_t i = 0; i < in.shape.models; ++i) {
+      const double log_other = token.log_neighbour(i);
+      for (std::int64_t k = 0; k < orders; ++k) {
+        double* out = logs.data() + 2 * (i * orders + k);
+        token.add_log(log_other, options.orders[k], out[0], out[1]);
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < in.shape.models; ++i) {
+    for (std::int64_t k = 0; k < orders; ++k) {
+      if (loss[at(i) + k] != HUGE_VAL) continue;
+      const double* out = logs.data() + 2 * (i * orders + k);
+      loss[at(i) + k] = std::fmax(out[0], out[1]) / (options.orders[k] - 1.0);
+    }
+  }
+}
+
+void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
+                   double* loss, int threads) {
+  const std::int64_t models = in.shape.models, positions = in.shape.positions;
+  const std::int64_t orders = options.num_orders, per_chunk = 2 * models * orders;
+  const std::int64_t length = round_up((in.shape.vocab + kChunks - 1) / kChunks, 8);
+  const std::int64_t chunks = (in.shape.vocab + length - 1) / length;
+  // Positions in groups: the partial sums take at most 32 MB or one position's worth.
+  const std::int64_t fit = (std::int64_t{1} << 22) / (chunks * per_chunk);
+  const std::int64_t group = fit < 1 ? 1 : fit < positions ? fit : positions;
+  cpu::Buffer partial(group * chunks * per_chunk);
+  for (std::int64_t first = 0; first < positions; first += group) {
+    const std::int64_t here = positions - first < group ? positions - first : group;
+    cpu::parallel_for(here * chunks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+      double* memory = cpu::thread_scratch(Chunk::scratch_size(models));
+      for (std::int64_t task = begin; task < end; ++task) {
+        double* sums = partial.data() + task * per_chunk;
+        for (std::int64_t k = 0; k < per_chunk; ++k) sums[k] = 0.0;
+        const std::int64_t start = task % chunks * length;
+        const std::int64_t stop = start + length < in.shape.vocab ? start + length : in.shape.vocab;
+        Chunk(in, weights, options, first + task / chunks, memory).add(start, stop, sums);
+      }
+    });
+    for (std::int64_t b = 0; b < here; ++b) {
+      for (std::int64_t i = 0; i < models; ++i) {
+        for (std::int64_t k = 0; k < orders; ++k) {
+          double forward = 0.0, reverse = 0.0;
+          for (std::int64_t c = 0; c < chunks; ++c) {
+            const double* sums = partial.data() + (b * chunks + c) * per_chunk;
+            forward += sums[2 * (i * orders + k)];
+            reverse += sums[2 * (i * orders + k) + 1];
+          }
+          loss[(i * positions + first + b) * orders + k] =
+              divergence_from_excess(forward, reverse, options.orders[k]);
+        }
+      }
+    }
+  }
+  cpu::parallel_for(positions, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) resolve_overflow(in, weights, options, b, loss);
+  });
+}
+
+}  // namespace
+
+void add_leave_one_out(cpu::Table& table) { table.leave_one_out = leave_one_out; }
+
+ADAPMIXED_CORE_END

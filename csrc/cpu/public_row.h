@@ -1,0 +1,64 @@
+// One public row as the other operations read it: q, log q, and the tokens too rare for either.
+#pragma once
+
+#include "core/elementary.h"
+#include "cpu/rows.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// Below e^-680 q r^alpha may leave the range of double although it matters: such tokens are "wild",
+// read as absent by the vector loops (q = 0, log q = -inf) and handled one by one in the log
+// domain. Elsewhere r = p/q <= 1/q stays finite.
+constexpr double kWildLogQ = -680.0;
+
+struct PublicRow {
+  double lse;
+  std::int64_t vocab, padded;
+  double* logits;         // all lanes, -inf past the end
+  double* q;              // 0 where masked or wild
+  double* log_q;          // -inf there
+  double* inverse_reach;  // 1 / ((T/q)^{1/alpha} - 1): lambda <= 1/(d * this), see set_reach
+  std::int64_t* wild;
+  std::int64_t wild_count;
+
+  static std::int64_t scratch_size(std::int64_t padded, std::int64_t vocab) {
+    return 4 * padded + vocab;
+  }
+
+  void load(const Row& row, double row_lse, std::int64_t row_vocab, std::int64_t row_padded,
+            double* memory) {
+    lse = row_lse;
+    vocab = row_vocab;
+    padded = row_padded;
+    logits = memory;
+    q = logits + padded;
+    log_q = q + padded;
+    inverse_reach = log_q + padded;
+    wild = reinterpret_cast<std::int64_t*>(inverse_reach + padded);
+    wild_count = 0;
+    with_dtype(row.dtype, [&](auto tag) {
+      for (std::int64_t v = 0; v < vocab; v += Vec::kLanes) {
+        load_logits<decltype(tag)::value>(row.data, v, vocab).store(logits + v);
+      }
+    });
+    for (std::int64_t v = 0; v < vocab; v += Vec::kLanes) {
+      const Vec lq = Vec::load(logits + v) - Vec(lse);
+      const auto present = lq >= Vec(kWildLogQ);
+      vselect(present, exp_(lq), Vec(0.0)).store(q + v);
+      vselect(present, lq, Vec(-HUGE_VAL)).store(log_q + v);
+      const unsigned wild_lanes = ((lq < Vec(kWildLogQ)) & (lq > Vec(-HUGE_VAL))).bits();
+      for (int lane = 0; lane < Vec::kLanes; ++lane) {
+        if (wild_lanes >> lane & 1u) wild[wild_count++] = v + lane;
+      }
+    }
+  }
+
+  void set_reach(double order, double log_target) {
+    for (std::int64_t v = 0; v < vocab; v += Vec::kLanes) {
+      const Vec u = (Vec(log_target) - Vec::load(log_q + v)) * Vec(1.0 / order);
+      (Vec(1.0) / vmax(ratio(u).d, Vec(1e-300))).store(inverse_reach + v);
+    }
+  }
+};
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,26 @@
+// One row of function pointers per instruction set; dispatch.cpp chooses the row once per process.
+#pragma once
+
+#include "core/config.h"
+#include "core/ops.h"
+
+namespace adapmixed::cpu {
+
+struct Table {
+  const char* name;
+  decltype(&cpu::log_sum_exp) log_sum_exp;
+  decltype(&cpu::project) project;
+  decltype(&cpu::leave_one_out) leave_one_out;
+  decltype(&cpu::mixture) mixture;
+  decltype(&cpu::renyi_divergence) renyi_divergence;
+};
+
+}  // namespace adapmixed::cpu
+
+ADAPMIXED_CORE_BEGIN
+void add_log_sum_exp(cpu::Table& table);
+void add_project(cpu::Table& table);
+void add_leave_one_out(cpu::Table& table);
+void add_mixture(cpu::Table& table);
+void add_renyi_divergence(cpu::Table& table);
+ADAPMIXED_CORE_END

@@ -1,0 +1,56 @@
+"""Private next-token prediction for ensembles of fine-tuned language models.
+
+Everything is imported on first use: ``import adapmixed`` costs nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from adapmixed.decoding import generate
+    from adapmixed.evaluation import evaluate
+    from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
+    from adapmixed.models import Ensemble
+    from adapmixed.privacy import Accountant, Guarantee
+    from adapmixed.rng import SecureRandom, SeededRandom
+
+_HOMES = {
+    "Accountant": "adapmixed.privacy",
+    "AdaPMixED": "adapmixed.mechanisms",
+    "Ensemble": "adapmixed.models",
+    "Guarantee": "adapmixed.privacy",
+    "PMixED": "adapmixed.mechanisms",
+    "PublicOnly": "adapmixed.mechanisms",
+    "SecureRandom": "adapmixed.rng",
+    "SeededRandom": "adapmixed.rng",
+    "Unprotected": "adapmixed.mechanisms",
+    "evaluate": "adapmixed.evaluation",
+    "generate": "adapmixed.decoding",
+}
+
+__all__ = [
+    "Accountant",
+    "AdaPMixED",
+    "Ensemble",
+    "Guarantee",
+    "PMixED",
+    "PublicOnly",
+    "SecureRandom",
+    "SeededRandom",
+    "Unprotected",
+    "evaluate",
+    "generate",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'adapmixed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

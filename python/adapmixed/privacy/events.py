@@ -1,0 +1,198 @@
+"""Privacy events: what a mechanism did, as frozen records that the accountant composes.
+
+A mechanism never accounts: it emits events. Every answered query appears in exactly one of the
+answering events (`LeaveOneOutLoss`, `RenyiBound`, `PublicAnswer`, `UnprotectedAnswer`), and a
+noisy screening that preceded the answer appears in a `GaussianScreening` besides.
+
+Shapes: N = `num_models`, B = positions (queries) of the event, K = number of Rényi orders.
+Errors are `ValueError`s that name the field, its value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ADJACENCIES = ("add_remove", "zero_out")
+"""Neighbouring ensembles: one member's model removed, or its slot answering the public model."""
+
+LOSS_ABSOLUTE_ERROR = 1e-12
+"""Absolute error that the accountant adds to every realised loss that is not exactly zero."""
+
+
+def check_count(name: str, value: Any, minimum: int) -> int:
+    """`value` as an int that is at least `minimum`, else ValueError."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+    if isinstance(value, bool) or count < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+    return count
+
+
+def check_real(name: str, value: Any, *, infinite: bool = False) -> float:
+    """`value` as a float >= 0 that is not NaN (and finite unless `infinite`), else ValueError."""
+    number = _as_float(name, value)
+    if math.isnan(number) or number < 0 or (math.isinf(number) and not infinite):
+        allowed = ">= 0" if infinite else "finite and >= 0"
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+    return number
+
+
+def check_order(value: Any, name: str = "order") -> float:
+    """`value` as a finite Rényi order > 1, else ValueError."""
+    order = _as_float(name, value)
+    if not order > 1:
+        raise ValueError(f"{name} must be > 1, got {value!r}")
+    if math.isinf(order):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return order
+
+
+def check_adjacency(value: Any) -> str:
+    """`value` if it is one of `ADJACENCIES`, else ValueError."""
+    if value not in ADJACENCIES:
+        raise ValueError(f"adjacency must be one of {ADJACENCIES}, got {value!r}")
+    return str(value)
+
+
+def _as_float(name: str, value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
+
+
+@dataclass(frozen=True)
+class GaussianScreening:
+    """Noisy screening of `queries` queries (Algorithm 1, lines 1-8), paid whatever the outcome.
+
+    Gaussian noise N(0, sigma²) is added to mean_i(weight p_i + (1 - weight) q) on a support chosen
+    by q, *before* re-scaling: L2 sensitivity √2 weight / num_models, hence a Rényi cost of
+    order (weight / (num_models sigma))² per query at every order.
+    """
+
+    num_models: int
+    queries: int
+    weight: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_models", check_count("num_models", self.num_models, 1))
+        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
+        object.__setattr__(self, "weight", check_real("weight", self.weight))
+        object.__setattr__(self, "sigma", check_real("sigma", self.sigma))
+        if self.weight > 1:
+            raise ValueError(f"weight must be in [0, 1], got {self.weight!r}")
+        if self.sigma == 0:
+            raise ValueError("sigma must be > 0, got 0.0")
+
+
+@dataclass(frozen=True, eq=False)
+class LeaveOneOutLoss:
+    """Realised losses D↔_order(p ‖ p') of every model at every answered query.
+
+    Args:
+        orders: K distinct Rényi orders, each > 1 and finite, fixed before the first query.
+        loss: (N, B, K) float64, >= 0, +inf allowed, never NaN. Kept as a read-only copy.
+        adjacency: "add_remove" (p' = p_{-i}) or "zero_out" (p' = p - (p̄_i - q)/N).
+        loss_error: relative error bound of `loss`. The accountant charges
+            loss (1 + loss_error) + 1e-12 where loss > 0; an exact zero stays zero.
+    """
+
+    orders: tuple[float, ...]
+    loss: NDArray[np.float64]
+    adjacency: str
+    loss_error: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.orders, Iterable) or isinstance(self.orders, str):
+            raise ValueError(f"orders must be a sequence of Rényi orders, got {self.orders!r}")
+        orders = tuple(check_order(order, "orders") for order in self.orders)
+        if not orders or len(set(orders)) != len(orders):
+            raise ValueError(f"orders must be one or more distinct Rényi orders, got {orders!r}")
+        # Losses of a narrower type have already lost digits that no loss_error accounts for.
+        if not isinstance(self.loss, np.ndarray) or self.loss.dtype != np.float64:
+            found = getattr(self.loss, "dtype", type(self.loss).__name__)
+            raise ValueError(f"loss must be a float64 numpy array, got {found}")
+        if self.loss.ndim != 3 or self.loss.shape[0] < 1 or self.loss.shape[2] != len(orders):
+            raise ValueError(
+                f"loss must have shape (num_models >= 1, positions, {len(orders)} orders), "
+                f"got {self.loss.shape}"
+            )
+        if np.isnan(self.loss).any() or (self.loss < 0).any():
+            raise ValueError("loss must be >= 0 and not NaN in every entry")
+        loss = self.loss.copy()
+        loss.setflags(write=False)
+        object.__setattr__(self, "orders", orders)
+        object.__setattr__(self, "loss", loss)
+        object.__setattr__(self, "adjacency", check_adjacency(self.adjacency))
+        object.__setattr__(self, "loss_error", check_real("loss_error", self.loss_error))
+
+    @property
+    def num_models(self) -> int:
+        """N, the number of models whose loss is recorded."""
+        return int(self.loss.shape[0])
+
+    @property
+    def queries(self) -> int:
+        """B, the number of queries answered."""
+        return int(self.loss.shape[1])
+
+
+@dataclass(frozen=True)
+class RenyiBound:
+    """A Rényi bound `epsilon` at one `order` for each of `queries` queries, fixed beforehand.
+
+    `published=True` marks the numbers of the published data-independent bound of PMixED, which is
+    not valid (docs/privacy.md); a guarantee made from them says so. `epsilon` may be +inf.
+    """
+
+    order: float
+    epsilon: float
+    num_models: int
+    queries: int
+    adjacency: str
+    published: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", check_order(self.order))
+        object.__setattr__(self, "epsilon", check_real("epsilon", self.epsilon, infinite=True))
+        object.__setattr__(self, "num_models", check_count("num_models", self.num_models, 1))
+        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
+        object.__setattr__(self, "adjacency", check_adjacency(self.adjacency))
+        if not isinstance(self.published, bool):
+            raise ValueError(f"published must be True or False, got {self.published!r}")
+
+
+@dataclass(frozen=True)
+class PublicAnswer:
+    """`queries` queries answered from public values only: they cost nothing."""
+
+    queries: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
+
+
+@dataclass(frozen=True)
+class UnprotectedAnswer:
+    """`queries` queries answered from private distributions without any protection."""
+
+    queries: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
+
+
+Event = GaussianScreening | LeaveOneOutLoss | RenyiBound | PublicAnswer | UnprotectedAnswer
+"""Any privacy event."""

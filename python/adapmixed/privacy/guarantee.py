@@ -1,0 +1,115 @@
+"""The guarantee that an accountant states, and how it says so in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+
+from adapmixed.privacy.events import ADJACENCIES, check_real
+
+RULES = ("per_model", "paper")
+"""max_i Σ_t (default; never larger) and the paper's Σ_t max_i."""
+
+KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")
+
+_ADJACENCY_WORDS = {
+    "zero_out": "one shard is emptied and its slot answers the public distribution (zero-out)",
+    "add_remove": "the ensemble lacks one shard's model (add/remove)",
+}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What the accounted answers promise; `str()` says it in full.
+
+    Attributes:
+        epsilon: rounded up; None iff `kind` is "none"; may be +inf.
+        delta: 0 for "public", 1 for "none".
+        kind: one of `KINDS`.
+        unit: what is protected: one whole "shard".
+        adjacency: "zero_out", "add_remove", or None when nothing private was used or protected.
+        rule: "per_model", "paper", or None likewise.
+        order: the Rényi order that gives `epsilon` (of the binding model), None without one.
+        orders: all orders fixed beforehand, over which δ was split.
+        queries: answered queries.
+    """
+
+    epsilon: float | None
+    delta: float
+    kind: str
+    unit: str
+    adjacency: str | None
+    rule: str | None
+    order: float | None
+    orders: tuple[float, ...] = ()
+    queries: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {KINDS}, got {self.kind!r}")
+        if (self.epsilon is None) != (self.kind == "none"):
+            raise ValueError(f"epsilon must be None iff kind is 'none', got {self.epsilon!r}")
+        if self.epsilon is not None:
+            check_real("epsilon", self.epsilon, infinite=True)
+        if not 0 <= self.delta <= 1:
+            raise ValueError(f"delta must be in [0, 1], got {self.delta!r}")
+        if self.adjacency is not None and self.adjacency not in ADJACENCIES:
+            raise ValueError(f"adjacency must be one of {ADJACENCIES}, got {self.adjacency!r}")
+        if self.rule is not None and self.rule not in RULES:
+            raise ValueError(f"rule must be one of {RULES}, got {self.rule!r}")
+
+    def __str__(self) -> str:
+        answers = f"{self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"
+        if self.epsilon is None:
+            return (
+                f"There is no privacy guarantee for the {answers}: at least one was drawn from "
+                f"private distributions without protection."
+            )
+        pair = f"ε = {_ceil(self.epsilon)} at δ = {self.delta:g}"
+        if self.kind == "public":
+            return f"ε = 0, δ = 0 for one whole {self.unit}: the {answers} used public values only."
+        basis = f"{self._order_words()}; neighbouring: {_ADJACENCY_WORDS[self.adjacency or '']}"
+        if self.kind == "published":
+            return (
+                f"{pair} for one whole {self.unit} over {answers} is the number claimed by the "
+                f"published data-independent bound ({basis}; rule {self.rule}). That bound is "
+                f"known to be invalid and can understate the loss without limit: no privacy "
+                f"guarantee follows from this number."
+            )
+        if self.kind == "fixed":
+            words = (
+                f"The {answers} are (ε, δ)-differentially private for one whole {self.unit} with "
+                f"{pair}, a guarantee fixed in advance that may be published ({basis}; rule "
+                f"{self.rule})."
+            )
+            if self.adjacency == "zero_out":
+                words += (
+                    " Any change of the records inside one shard (replace-one) is covered at"
+                    " (2ε, (1 + e^ε) δ)."
+                )
+            return words
+        return (
+            f"{pair} for one whole {self.unit} over {answers}, data-dependent and ex-post "
+            f"({basis}; rule {self.rule}). This value depends on the private data and must not be "
+            f"published; it is not (ε, δ)-DP with a constant ε; it covers the removal of a "
+            f"member, not the addition of one."
+        )
+
+    def _order_words(self) -> str:
+        if self.order is None:
+            return "no Rényi order"
+        if len(self.orders) > 1:
+            listed = ", ".join(f"{order:g}" for order in self.orders)
+            return (
+                f"δ split over the Rényi orders {listed} fixed beforehand, {self.order:g} binding"
+            )
+        return f"Rényi order {self.order:g} fixed beforehand"
+
+
+def _ceil(epsilon: float) -> str:
+    """Four significant digits, rounded up."""
+    if math.isinf(epsilon):
+        return "inf"
+    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))
+    return f"{rounded.normalize():f}" if epsilon > 1e-6 or epsilon == 0 else f"{rounded:e}"

@@ -1,0 +1,81 @@
+"""Random sources for the operators: keys and never-repeating counters of a ChaCha20 stream.
+
+A released token and a screening bit are private only if nobody can predict the randomness behind
+them, so :class:`SecureRandom` is what serves queries; :class:`SeededRandom` is for tests and
+evaluation and says so.
+"""
+
+import hashlib
+import os
+import threading
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Counter:
+    """(key, counter) pairs: the key as a tensor, each counter handed out once."""
+
+    seeded: ClassVar[bool]
+
+    def __init__(self, key: bytes) -> None:
+        self._lock = threading.Lock()
+        self._install(key)
+
+    def _install(self, key: bytes) -> None:
+        import torch
+
+        self._key = torch.frombuffer(bytearray(key), dtype=torch.uint8).clone()
+        self._next = 0
+
+    def reserve(self) -> "tuple[Tensor, int]":
+        """The key, (32,) uint8, and a counter that was never returned with it before."""
+        with self._lock:
+            counter = self._next
+            self._next += 1
+            return self._key, counter
+
+    def __getstate__(self) -> object:
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: two holders of one key would draw "
+            "the same randomness"
+        )
+
+
+class SecureRandom(_Counter):
+    """Key from the operating system. A forked child draws a new key at its first use."""
+
+    seeded = False
+
+    def __init__(self) -> None:
+        super().__init__(os.urandom(32))
+        self._owner = os.getpid()
+
+    def reserve(self) -> "tuple[Tensor, int]":
+        """The key, (32,) uint8, and a counter that was never returned with it before."""
+        if os.getpid() != self._owner:
+            # The lock may have been held by another thread at the fork; it is not shared with it.
+            self._lock = threading.Lock()
+            self._install(os.urandom(32))
+            self._owner = os.getpid()
+        return super().reserve()
+
+
+class SeededRandom(_Counter):
+    """Key derived from a seed: repeatable, for tests and evaluation only.
+
+    Args:
+        seed: any integer.
+
+    Raises:
+        ValueError: seed is no integer.
+    """
+
+    seeded = True
+
+    def __init__(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed must be an integer, got {seed!r}")
+        super().__init__(hashlib.sha256(b"adapmixed seeded random\0%d" % seed).digest())
+        self.seed = seed

@@ -1,0 +1,149 @@
+"""The operators as torch sees them: schemas, fakes, and programs compiled around them."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import torch
+from torch import Tensor
+
+import adapmixed_ext
+
+
+def _inputs() -> dict[str, tuple[object, ...]]:
+    """Arguments of every registered operator."""
+    private, public = cases.logits(20, 3, 2, 17, 2.0, 0.5)
+    private_lse, _ = torch.ops.adapmixed.log_sum_exp(private, "private_logits")
+    public_lse, _ = torch.ops.adapmixed.log_sum_exp(public, "public_logits")
+    ensemble = (private, public, private_lse, public_lse)
+    weight = torch.full((3, 2), 0.25, dtype=torch.float64)
+    noise = torch.full((2, 4), 0.01, dtype=torch.float64)
+    active = torch.tensor([[True, False]] * 3)
+    key = torch.arange(32, dtype=torch.uint8)
+    return {
+        "log_sum_exp": (private, "private_logits"),
+        "project": (*ensemble, 18.0, 3.6),
+        "leave_one_out": (*ensemble, weight, 1 - weight, [2.0, 18.0], False, 5, None),
+        "mixture": (*ensemble, weight, 1 - weight),
+        "log_prob": (*ensemble, weight, 1 - weight, torch.tensor([3, 16])),
+        "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.0, 2.0]),
+        "screen": (*ensemble, noise, active, 0.1, 3.0, 1.0, 4, 3),
+        "gaussian": (key, 3, [4, 5], 0.5),
+        "sample": (torch.softmax(public.double(), -1), public, key, 4),
+        "check_weights": (weight,),
+        "check_noise": (noise,),
+    }
+
+
+def _registered() -> list[str]:
+    names = torch._C._dispatch_get_all_op_names()
+    prefix = "adapmixed::"
+    return sorted({n.removeprefix(prefix).split(".")[0] for n in names if n.startswith(prefix)})
+
+
+def test_every_operator_is_checked() -> None:
+    assert set(_registered()) == set(_inputs())
+
+
+@pytest.mark.parametrize("name", _registered())
+def test_opcheck(name: str) -> None:
+    result = torch.library.opcheck(getattr(torch.ops.adapmixed, name).default, _inputs()[name])
+    assert set(result.values()) == {"SUCCESS"}
+
+
+def test_operators_do_not_mutate_or_alias() -> None:
+    for name in _registered():
+        schema = getattr(torch.ops.adapmixed, name).default._schema
+        assert not schema.is_mutable, name
+        assert all(r.alias_info is None for r in schema.returns), name
+
+
+def everything(
+    private: Tensor, public: Tensor, noise: Tensor, targets: Tensor
+) -> tuple[Tensor, ...]:
+    projection = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
+    loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[2.0, 18.0])
+    mixture = adapmixed_ext.mixture(private, public, projection)
+    log_prob = adapmixed_ext.log_prob(private, public, projection, targets)
+    screening = adapmixed_ext.screen(
+        private, public, noise, weight=0.1, order=18.0, threshold=1.0, top_k=noise.shape[1]
+    )
+    forward, backward = adapmixed_ext.renyi_divergence(private, public, [1.0, 3.0])
+    bare = adapmixed_ext.mixture(private, public, 0.5 * projection.weight)
+    return (
+        projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
+        screening.divergence, screening.passed, forward, backward, bare,
+    )  # fmt: skip
+
+
+def _arguments(dtype: torch.dtype, positions: int, vocab: int) -> tuple[Tensor, ...]:
+    private, public = cases.logits(21, 3, positions, vocab, 2.0, 0.5)
+    noise = 0.01 * torch.arange(4 * positions, dtype=torch.float64).reshape(positions, 4)
+    return private.to(dtype), public.to(dtype), noise, torch.arange(positions) % vocab
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_compiled_equals_eager(dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager")
+    arguments = _arguments(dtype, 2, 17)
+    for got, expected in zip(compiled(*arguments), everything(*arguments), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_compiled_with_dynamic_shapes() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager", dynamic=True)
+    for positions, vocab in ((2, 17), (3, 40), (5, 9)):
+        arguments = _arguments(torch.float32, positions, vocab)
+        for got, expected in zip(compiled(*arguments), everything(*arguments), strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_compiled_programs_still_refuse_bad_data() -> None:
+    """Checks of the data must survive the compiler, which drops what has no result."""
+    torch._dynamo.reset()
+    private, public, noise, _ = _arguments(torch.float32, 2, 17)
+
+    def mix(weight: Tensor) -> Tensor:
+        return adapmixed_ext.mixture(private, public, weight)
+
+    def test(noise: Tensor) -> Tensor:
+        return adapmixed_ext.screen(
+            private, public, noise, weight=0.1, order=2.0, threshold=1.0, top_k=4
+        ).divergence
+
+    def project(private: Tensor) -> Tensor:
+        return adapmixed_ext.project(private, public, order=2.0, radius=1.0).weight
+
+    def compiled(function):
+        return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+    weight = torch.full((3, 2), 0.5, dtype=torch.float64)
+    assert torch.equal(compiled(mix)(weight), mix(weight))
+    weight[1, 1] = 1.5
+    with pytest.raises(ValueError, match="projection"):
+        compiled(mix)(weight)
+    noise[0, 1] = float("nan")
+    with pytest.raises(ValueError, match="noise"):
+        compiled(test)(noise)
+    private = private.clone()
+    private[2, 1, 3] = float("nan")
+    with pytest.raises(ValueError, match="private_logits"):
+        compiled(project)(private)
+
+
+def test_autocast_has_no_effect() -> None:
+    arguments = _arguments(torch.float32, 2, 17)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = everything(*arguments)
+    for got, expected in zip(inside, everything(*arguments), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_inference_mode_and_vmap_free_tensors() -> None:
+    arguments = _arguments(torch.float32, 2, 17)
+    with torch.inference_mode():
+        inside = everything(*(argument.clone() for argument in arguments))
+    for got, expected in zip(inside, everything(*arguments), strict=True):
+        assert torch.equal(got, expected)

@@ -1,0 +1,288 @@
+"""leave_one_out: the loss against neighbours that are really built, never under-reported."""
+
+from __future__ import annotations
+
+import math
+
+import cases
+import mpmath as mp
+import oracle
+import pytest
+import torch
+from cases import Case
+from mpmath import mpf
+
+import adapmixed_ext
+from adapmixed_ext import reference
+
+SMALL = cases.small()
+CORNERS = cases.corners()
+WIDE = cases.wide()
+ADJACENCIES = ("add_remove", "zero_out")
+ORDERS = cases.ORDERS
+TOLERANCE = 1e-5
+FLOOR = 1e-12
+
+
+def check_loss(got: float, truth: mpf, where: object) -> None:
+    """Within 1e-5 (or 1e-12 absolute) of the truth, and an upper bound once loss_error is added."""
+    assert not math.isnan(got), where
+    if mp.isinf(truth):
+        assert got == math.inf, where
+        return
+    where = (where, got, mp.nstr(truth, 17))
+    assert got >= 0, where
+    assert mpf(got) * (1 + mpf(adapmixed_ext.loss_error)) + FLOOR >= truth, where
+    assert mpf(got) <= truth * (1 + TOLERANCE) + FLOOR, where
+
+
+def check_case(
+    case: Case, weight: torch.Tensor, complement: torch.Tensor, projection: object, where: object
+) -> None:
+    for adjacency in ADJACENCIES:
+        loss = adapmixed_ext.leave_one_out(
+            case.private, case.public, projection, orders=ORDERS, adjacency=adjacency
+        )
+        assert loss.dtype == torch.float64
+        assert loss.shape == (*case.private.shape[:2], len(ORDERS))
+        for b in range(case.public.shape[0]):
+            truth = oracle.leave_one_out(
+                case.private[:, b], case.public[b], weight[:, b], complement[:, b],
+                ORDERS, adjacency,
+            )  # fmt: skip
+            for i, row in enumerate(truth):
+                for k, value in enumerate(row):
+                    at = (where, adjacency, (i, b), ORDERS[k])
+                    check_loss(loss[i, b, k].item(), value, at)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=cases.ids(SMALL))
+def test_projected_ensembles(case: Case, device: torch.device) -> None:
+    case = case.to(device)
+    for order, radius in ((18.0, 3.6), (3.0, 0.03), (64.0, 50.0)):
+        projection = adapmixed_ext.project(case.private, case.public, order=order, radius=radius)
+        check_case(case, projection.weight, projection.complement, projection, (order, radius))
+
+
+@pytest.mark.parametrize("case", CORNERS, ids=cases.ids(CORNERS))
+def test_corners_are_never_under_reported(case: Case, device: torch.device) -> None:
+    case = case.to(device)
+    for order, radius in ((18.0, 3.6), (1.5, 1e-3), (64.0, 50.0)):
+        projection = adapmixed_ext.project(case.private, case.public, order=order, radius=radius)
+        check_bound(case, projection.weight, projection.complement, projection)
+    generator = torch.Generator().manual_seed(6)
+    random = torch.rand(case.private.shape[:2], generator=generator, dtype=torch.float64)
+    for weight in (torch.ones_like(random), random):
+        check_bound(case, weight, 1 - weight, weight.to(device))
+
+
+def check_bound(
+    case: Case, weight: torch.Tensor, complement: torch.Tensor, projection: object
+) -> None:
+    orders = cases.EXTREME_ORDERS[::2]
+    for adjacency in ADJACENCIES:
+        loss = adapmixed_ext.leave_one_out(
+            case.private, case.public, projection, orders=orders, adjacency=adjacency
+        )
+        truth = oracle.leave_one_out(
+            case.private[:, 0], case.public[0], weight[:, 0], complement[:, 0], orders, adjacency
+        )
+        for i, row in enumerate(truth):
+            for k, value in enumerate(row):
+                got = loss[i, 0, k].item()
+                where = (adjacency, i, orders[k], got, mp.nstr(value, 17))
+                assert not math.isnan(got), where
+                upper = mpf(got) * (1 + mpf(adapmixed_ext.loss_error)) + FLOOR
+                assert got == math.inf or upper >= value, where
+
+
+@pytest.mark.parametrize("index", range(0, len(SMALL), 3))
+def test_bare_weights(index: int, device: torch.device) -> None:
+    """Any weights in [0, 1], feasible or not; 0 and 1 among them."""
+    case = SMALL[index].to(device)
+    generator = torch.Generator().manual_seed(index)
+    weight = torch.rand(case.private.shape[:2], generator=generator, dtype=torch.float64)
+    weight[0, 0] = 1.0
+    weight[-1, -1] = 0.0
+    if case.name in ("masked-public", "masked-mixed"):
+        weight.zero_()  # the only weights such a row admits
+    check_case(case, weight, 1 - weight, weight.to(device), "bare")
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_weights_on_an_excluded_token_are_not_under_reported(
+    adjacency: str, device: torch.device
+) -> None:
+    case = {case.name: case for case in cases.masked()}["masked-public"].to(device)
+    weight = torch.tensor([[0.5], [0.25], [1.0]], dtype=torch.float64)
+    loss = adapmixed_ext.leave_one_out(
+        case.private, case.public, weight.to(device), orders=ORDERS, adjacency=adjacency
+    )
+    truth = oracle.leave_one_out(
+        case.private[:, 0], case.public[0], weight[:, 0], 1 - weight[:, 0], ORDERS, adjacency
+    )
+    for i in range(3):
+        for k in range(len(ORDERS)):
+            got = loss[i, 0, k].item()
+            assert got == math.inf or mpf(got) * (1 + 1e-6) + FLOOR >= truth[i][k], (i, k)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_neighbour_on_tiny_vocabularies(seed: int, device: torch.device) -> None:
+    """Take each model away for real, mix the rest, measure both directions."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    models, vocab = 1 + seed % 4, 2 + (seed // 4) % 4
+    spread = float(torch.tensor([0.3, 2.0, 8.0])[seed % 3])
+    public = spread * torch.randn(1, vocab, generator=generator)
+    private = public + spread * torch.randn(models, 1, vocab, generator=generator)
+    private, public = private.to(device), public.to(device)
+    for order, radius in ((2.0, 0.5), (18.0, 3.6), (6.0, 50.0)):
+        projection = adapmixed_ext.project(private, public, order=order, radius=radius)
+        bars, q = oracle.projected(
+            private[:, 0], public[0], projection.weight[:, 0], projection.complement[:, 0]
+        )
+        mixture = oracle.mean(bars)
+        for adjacency in ADJACENCIES:
+            loss = adapmixed_ext.leave_one_out(
+                private, public, projection, orders=[order], adjacency=adjacency
+            )
+            for i in range(models):
+                other = oracle.neighbour(bars, q, i, adjacency)
+                reported = mpf(loss[i, 0, 0].item()) * (1 + mpf(1e-6)) + FLOOR
+                assert oracle.renyi(mixture, other, order) <= reported
+                assert oracle.renyi(other, mixture, order) <= reported
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("models", [2, 3, 7])
+def test_identical_models_lose_nothing_exactly(
+    models: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Removing one of N equal models changes nothing: exactly 0, or errors would add up."""
+    for vocab in (1, 17, 1000):
+        row, public = cases.logits(3, 1, 2, vocab, 3.0, 1.0)
+        private = row.expand(models, 2, vocab).to(dtype).to(device)
+        public = public.to(dtype).to(device)
+        projection = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
+        for weights in (projection, torch.full((models, 2), 0.3, device=device).double()):
+            loss = adapmixed_ext.leave_one_out(private, public, weights, orders=ORDERS)
+            assert (loss == 0).all(), (vocab, loss.max().item())
+
+
+def test_models_equal_to_the_public_one_lose_nothing(device: torch.device) -> None:
+    case = {case.name: case for case in cases.identical()}["equal-to-public"].to(device)
+    for weight in (0.0, 0.4, 1.0):
+        weights = torch.full(case.private.shape[:2], weight, device=device, dtype=torch.float64)
+        for adjacency in ADJACENCIES:
+            loss = adapmixed_ext.leave_one_out(
+                case.private, case.public, weights, orders=ORDERS, adjacency=adjacency
+            )
+            assert (loss == 0).all()
+
+
+def test_weight_zero_loses_nothing_under_zero_out(device: torch.device) -> None:
+    case = cases.ordinary()[2].to(device)
+    weights = torch.zeros(case.private.shape[:2], dtype=torch.float64, device=device)
+    weights[1] = 0.5
+    loss = adapmixed_ext.leave_one_out(
+        case.private, case.public, weights, orders=ORDERS, adjacency="zero_out"
+    )
+    assert (loss[weights == 0] == 0).all() and (loss[1] > 0).all()
+
+
+def test_one_model_is_compared_with_the_public_one(device: torch.device) -> None:
+    case = cases.ordinary()[8].to(device)
+    assert case.private.shape[0] == 1
+    projection = adapmixed_ext.project(case.private, case.public, order=18.0, radius=3.6)
+    losses = [
+        adapmixed_ext.leave_one_out(
+            case.private, case.public, projection, orders=[18.0], adjacency=adjacency
+        )
+        for adjacency in ADJACENCIES
+    ]
+    assert torch.equal(losses[0], losses[1])
+    assert (losses[0] > 0).all() and (losses[0] <= 3.6 * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("case", WIDE, ids=cases.ids(WIDE))
+def test_wide_vocabularies(case: Case, device: torch.device) -> None:
+    moved = case.to(device)
+    for order, radius in ((18.0, 3.6), (3.0, 0.03), (64.0, 50.0)):
+        projection = adapmixed_ext.project(moved.private, moved.public, order=order, radius=radius)
+        pair = (projection.weight.cpu(), projection.complement.cpu())
+        for adjacency in ADJACENCIES:
+            truth = reference.leave_one_out(
+                case.private, case.public, pair, orders=ORDERS, adjacency=adjacency
+            )
+            loss = adapmixed_ext.leave_one_out(
+                moved.private, moved.public, projection, orders=ORDERS, adjacency=adjacency
+            ).cpu()
+            upper = loss * (1 + adapmixed_ext.loss_error) + FLOOR
+            assert (upper >= truth * (1 - 1e-9)).all(), (order, adjacency)
+            assert (loss <= truth * (1 + TOLERANCE) + FLOOR).all(), (order, adjacency)
+
+
+def test_a_position_does_not_depend_on_its_batch(device: torch.device) -> None:
+    for case in (*cases.wide(), *cases.strided()):
+        case = case.to(device)
+        projection = adapmixed_ext.project(case.private, case.public, order=18.0, radius=3.6)
+        for adjacency in ADJACENCIES:
+            batch = adapmixed_ext.leave_one_out(
+                case.private, case.public, projection, orders=ORDERS, adjacency=adjacency
+            )
+            for b in range(case.public.shape[0]):
+                private, public = case.private[:, b : b + 1], case.public[b : b + 1]
+                single = adapmixed_ext.leave_one_out(
+                    private, public, adapmixed_ext.project(private, public, order=18.0, radius=3.6),
+                    orders=ORDERS, adjacency=adjacency,
+                )  # fmt: skip
+                assert torch.equal(single[:, 0], batch[:, b]), (case.name, adjacency, b)
+
+
+def test_orders_may_be_one_number(device: torch.device) -> None:
+    case = cases.ordinary()[3].to(device)
+    projection = adapmixed_ext.project(case.private, case.public, order=3.0, radius=0.5)
+    one = adapmixed_ext.leave_one_out(case.private, case.public, projection, orders=3.0)
+    many = adapmixed_ext.leave_one_out(case.private, case.public, projection, orders=[2, 3])
+    assert one.shape == (*case.private.shape[:2], 1)
+    torch.testing.assert_close(one[..., 0], many[..., 1], rtol=1e-6, atol=1e-12)
+
+
+def test_a_spread_ensemble_equals_the_whole(device: torch.device) -> None:
+    """Each rank knows its own models and the sum of all excesses."""
+    case = cases.ordinary()[2].to(device)
+    projection = adapmixed_ext.project(case.private, case.public, order=3.0, radius=0.5)
+    p, q = torch.softmax(case.private.double(), -1), torch.softmax(case.public.double(), -1)
+    mean = (projection.weight.unsqueeze(-1) * (p / q - 1)).mean(0)
+    for adjacency in ADJACENCIES:
+        whole = adapmixed_ext.leave_one_out(
+            case.private, case.public, projection, orders=ORDERS, adjacency=adjacency
+        )
+        for part in (slice(0, 3), slice(3, 7), slice(6, 7)):
+            local = adapmixed_ext.leave_one_out(
+                case.private[part], case.public, projection.weight[part], orders=ORDERS,
+                adjacency=adjacency, num_models=7, mean_excess=mean,
+            )  # fmt: skip
+            torch.testing.assert_close(local, whole[part], rtol=1e-5, atol=1e-12)
+
+
+def test_absent_slots_answer_the_public_distribution(device: torch.device) -> None:
+    case = cases.ordinary()[3].to(device)
+    padded = torch.cat([case.private, case.public.expand(3, *case.public.shape)])
+    weight = torch.full(padded.shape[:2], 0.5, dtype=torch.float64, device=device)
+    for adjacency in ADJACENCIES:
+        whole = adapmixed_ext.leave_one_out(
+            padded, case.public, weight, orders=ORDERS, adjacency=adjacency
+        )
+        part = adapmixed_ext.leave_one_out(
+            case.private, case.public, weight[:2], orders=ORDERS, adjacency=adjacency,
+            num_models=5,
+        )  # fmt: skip
+        torch.testing.assert_close(part, whole[:2], rtol=1e-6, atol=1e-12)
+
+
+def test_an_empty_batch(device: torch.device) -> None:
+    private, public = torch.zeros(3, 0, 5, device=device), torch.zeros(0, 5, device=device)
+    projection = adapmixed_ext.project(private, public, order=2.0, radius=1.0)
+    loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[2.0, 3.0])
+    assert loss.shape == (3, 0, 2) and loss.dtype == torch.float64

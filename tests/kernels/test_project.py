@@ -1,0 +1,208 @@
+"""project: the largest weight inside the Rényi ball, from its safe side."""
+
+from __future__ import annotations
+
+import math
+
+import cases
+import oracle
+import pytest
+import torch
+from cases import Case
+
+import adapmixed_ext
+from adapmixed_ext import reference
+
+TOLERANCE = 1e-5
+SMALL = cases.small()
+CORNERS = cases.corners()
+HUGE = cases.huge()
+WIDE = cases.wide()
+
+
+@pytest.mark.parametrize("case", SMALL, ids=cases.ids(SMALL))
+def test_feasible_and_nearly_maximal(case: Case, device: torch.device) -> None:
+    check_grid(case.to(device), cases.ORDERS, maximal=True)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=cases.ids(SMALL))
+def test_feasible_at_extreme_orders(case: Case, device: torch.device) -> None:
+    check_grid(case.to(device), (128.0, 256.0), maximal=False)
+
+
+@pytest.mark.parametrize("case", CORNERS, ids=cases.ids(CORNERS))
+def test_corners_are_feasible(case: Case, device: torch.device) -> None:
+    check_grid(case.to(device), cases.EXTREME_ORDERS, maximal=False)
+
+
+@pytest.mark.parametrize("case", HUGE, ids=cases.ids(HUGE))
+def test_huge_logits_are_refused_or_feasible(case: Case, device: torch.device) -> None:
+    """A log-sum-exp of 1e30 loses the normalisation: an error then, never a wrong weight."""
+    try:
+        check_grid(case.to(device), cases.EXTREME_ORDERS, maximal=False)
+    except ValueError as error:
+        assert "_logits" in str(error)
+
+
+def check_grid(case: Case, orders: tuple[float, ...], maximal: bool) -> None:
+    private, public = case.private, case.public
+    balls = {(i, b): oracle.Ball(private[i, b], public[b]) for i, b in distinct_rows(case)}
+    for order in orders:
+        for radius in cases.RADII:
+            result = adapmixed_ext.project(private, public, order=order, radius=radius)
+            result.check()
+            weight, complement = result.weight.cpu(), result.complement.cpu()
+            assert weight.dtype == complement.dtype == torch.float64
+            assert weight.shape == complement.shape == private.shape[:2]
+            for (i, b), ball in balls.items():
+                w, c = weight[i, b].item(), complement[i, b].item()
+                where = f"row ({i}, {b}) order {order} radius {radius}: {w!r}, {c!r}"
+                assert 0 <= w <= 1 and 0 <= c <= 1 and abs(w + c - 1) < 1e-15, where
+                assert (w == 1) <= (c < 1e-15), where
+                assert ball.admits(w, c, order, radius), where
+                if maximal:
+                    assert ball.nearly_maximal(w, c, order, radius, TOLERANCE), where
+
+
+def distinct_rows(case: Case) -> list[tuple[int, int]]:
+    """One representative of rows that are the same inputs: the oracle is slow."""
+    seen: dict[tuple[float, ...], tuple[int, int]] = {}
+    for i, b in case.rows:
+        key = (*case.private[i, b].tolist(), *case.public[b].tolist())
+        seen.setdefault(key, (i, b))
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("case", WIDE, ids=cases.ids(WIDE))
+def test_wide_vocabularies(case: Case, device: torch.device) -> None:
+    for order, radius in ((3.0, 0.03), (18.0, 3.6), (64.0, 50.0)):
+        weight, complement = reference.project(
+            case.private, case.public, order=order, radius=radius
+        )
+        moved = case.to(device)
+        result = adapmixed_ext.project(moved.private, moved.public, order=order, radius=radius)
+        got, rest = result.weight.cpu(), result.complement.cpu()
+        assert (got <= weight * (1 + 1e-9)).all(), (order, radius)
+        assert (got >= weight * (1 - TOLERANCE)).all(), (order, radius)
+        inner = (weight > 0.5) & (got < 1) & (complement > 0)
+        assert (rest[inner] >= complement[inner] * (1 - 1e-9)).all(), (order, radius)
+        assert (rest[inner] <= complement[inner] * (1 + TOLERANCE)).all(), (order, radius)
+
+
+def test_log_sum_exps(device: torch.device) -> None:
+    for case in (*cases.ordinary(), *cases.masked(), *cases.wide()):
+        moved = case.to(device)
+        result = adapmixed_ext.project(moved.private, moved.public, order=2.0, radius=0.5)
+        for lse, logits in (
+            (result.private_lse, case.private), (result.public_lse, case.public)
+        ):  # fmt: skip
+            assert lse.dtype == torch.float64
+            exact = torch.logsumexp(logits.double(), -1)
+            torch.testing.assert_close(lse.cpu(), exact, rtol=0.0, atol=1e-7)
+
+
+def test_status_is_zero_on_good_rows(device: torch.device) -> None:
+    case = cases.ordinary()[0].to(device)
+    result = adapmixed_ext.project(case.private, case.public, order=2.0, radius=0.5)
+    assert result.status.dtype == torch.int32
+    assert result.status.shape == case.private.shape[:2]
+    assert (result.status == 0).all()
+
+
+@pytest.mark.parametrize("order,radius", [(18.0, 3.6), (3.0, 0.03), (1.5, 0.5), (2.5, 1e-6)])
+def test_a_row_does_not_depend_on_its_batch(
+    order: float, radius: float, device: torch.device
+) -> None:
+    for case in (*cases.wide(), *cases.strided(), *cases.masked()):
+        case = case.to(device)
+        batch = adapmixed_ext.project(case.private, case.public, order=order, radius=radius)
+        for i, b in case.rows:
+            single = adapmixed_ext.project(
+                case.private[i : i + 1, b : b + 1], case.public[b : b + 1],
+                order=order, radius=radius,
+            )  # fmt: skip
+            for name in ("weight", "complement", "private_lse"):
+                assert torch.equal(getattr(single, name)[0, 0], getattr(batch, name)[i, b]), name
+            assert torch.equal(single.public_lse[0], batch.public_lse[b])
+
+
+def test_strides_do_not_matter(device: torch.device) -> None:
+    for case in cases.strided():
+        case = case.to(device)
+        strided = adapmixed_ext.project(case.private, case.public, order=18.0, radius=3.6)
+        dense = adapmixed_ext.project(
+            case.private.clone(memory_format=torch.contiguous_format),
+            case.public.clone(memory_format=torch.contiguous_format), order=18.0, radius=3.6,
+        )  # fmt: skip
+        assert torch.equal(strided.weight, dense.weight), case.name
+        assert torch.equal(strided.complement, dense.complement), case.name
+
+
+def test_inputs_of_inner_stride_are_copied_not_misread(device: torch.device) -> None:
+    private, public = cases.logits(1, 2, 2, 34, 2.0, 0.5)
+    private, public = private.to(device)[..., ::2], public.to(device)[..., ::2]
+    sparse = adapmixed_ext.project(private, public, order=3.0, radius=0.03)
+    dense = adapmixed_ext.project(private.contiguous(), public.contiguous(), order=3.0, radius=0.03)
+    assert torch.equal(sparse.weight, dense.weight)
+
+
+def test_no_argument_is_changed(device: torch.device) -> None:
+    case = cases.masked()[3].to(device)
+    private, public = case.private.clone(), case.public.clone()
+    adapmixed_ext.project(case.private, case.public, order=18.0, radius=3.6)
+    assert torch.equal(private, case.private) and torch.equal(public, case.public)
+
+
+def test_a_token_the_public_model_excludes_leaves_weight_zero(device: torch.device) -> None:
+    by_name = {case.name: case.to(device) for case in cases.masked()}
+    result = project(by_name["masked-public"])
+    assert (result.weight == 0).all() and (result.complement == 1).all()
+    result = project(by_name["masked-mixed"])
+    assert result.weight[0, 0] > 0
+    assert (result.weight[1:] == 0).all() and (result.complement[1:] == 1).all()
+
+
+def test_a_token_the_private_model_excludes_keeps_the_complement(device: torch.device) -> None:
+    """The weight is 1 - 2e-22, which float64 rounds to 1; the complement tells."""
+    case = {case.name: case.to(device) for case in cases.masked()}["masked-private"]
+    result = adapmixed_ext.project(case.private, case.public, order=64.0, radius=50.0)
+    assert (result.complement > 1e-23).all() and (result.complement < 1e-20).all()
+    assert (result.weight > 1 - 1e-15).all()
+
+
+def test_a_model_equal_to_the_public_one_keeps_weight_one(device: torch.device) -> None:
+    case = {case.name: case.to(device) for case in cases.identical()}["equal-to-public"]
+    for order in cases.EXTREME_ORDERS:
+        for radius in cases.RADII:
+            result = adapmixed_ext.project(case.private, case.public, order=order, radius=radius)
+            assert (result.weight == 1).all() and (result.complement == 0).all(), (order, radius)
+
+
+def test_radius_zero_admits_nothing(device: torch.device) -> None:
+    case = cases.ordinary()[3].to(device)
+    result = adapmixed_ext.project(case.private, case.public, order=3.0, radius=0.0)
+    assert (result.weight == 0).all() and (result.complement == 1).all()
+
+
+@pytest.mark.parametrize("models,vocab", [(3, 17), (1, 1)])
+def test_an_empty_batch(models: int, vocab: int, device: torch.device) -> None:
+    private = torch.zeros(models, 0, vocab, device=device)
+    result = adapmixed_ext.project(
+        private, torch.zeros(0, vocab, device=device), order=2.0, radius=1.0
+    )
+    assert result.weight.shape == result.complement.shape == result.status.shape == (models, 0)
+    assert result.private_lse.shape == (models, 0) and result.public_lse.shape == (0,)
+    result.check()
+
+
+def project(case: Case) -> adapmixed_ext.Projection:
+    return adapmixed_ext.project(case.private, case.public, order=18.0, radius=3.6)
+
+
+def test_many_models(device: torch.device) -> None:
+    private, public = cases.logits(9, 100, 1, 50, 2.0, 1.0)
+    weight, _ = reference.project(private, public, order=18.0, radius=3.6)
+    result = adapmixed_ext.project(private.to(device), public.to(device), order=18.0, radius=3.6)
+    got = result.weight.cpu()
+    assert (got <= weight * (1 + 1e-9)).all() and (got >= weight * (1 - TOLERANCE)).all()
+    assert math.isfinite(got.sum().item())

@@ -1,0 +1,413 @@
+"""Composition, both rules, split δ, kinds, sentences; and the ex-post statement by enumeration."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from adapmixed.privacy import (
+    Accountant,
+    GaussianScreening,
+    Guarantee,
+    LeaveOneOutLoss,
+    PublicAnswer,
+    RenyiBound,
+    UnprotectedAnswer,
+    c_alpha,
+    screening_rdp,
+)
+
+DELTA = 1e-5
+
+
+def losses(values, orders=(18.0,), adjacency="add_remove", loss_error=0.0):
+    return LeaveOneOutLoss(orders, np.asarray(values, dtype=np.float64), adjacency, loss_error)
+
+
+def random_losses(seed, num_models=5, queries=40, orders=(18.0,)):
+    generator = np.random.default_rng(seed)
+    values = generator.exponential(1e-3, (num_models, queries, len(orders)))
+    values[generator.random(values.shape) < 0.3] = 0.0
+    return losses(np.sort(values, axis=2), orders)
+
+
+def bound(order=3.0, epsilon=0.01, queries=1, **changes):
+    fields = {"num_models": 5, "adjacency": "zero_out", "published": False, **changes}
+    return RenyiBound(order, epsilon, queries=queries, **fields)
+
+
+def test_table_2b():
+    """0.472 + 0.002 + 0.450 = 0.924 over 9 728 queries."""
+    mixing = losses(np.full((100, 1, 1), 0.472 - 1e-12))
+    accountant = Accountant(DELTA, rule="paper")
+    accountant.add([GaussianScreening(100, 9728, 1e-4, 1e-2), mixing])
+    parts = accountant.breakdown()
+    assert [round(parts[k], 3) for k in ("mixing", "screening", "conversion", "total")] == [
+        0.472,
+        0.002,
+        0.450,
+        0.924,
+    ]
+    assert parts["screening"] == pytest.approx(0.00175104, rel=1e-12)
+    assert sum([parts["mixing"], parts["screening"], parts["conversion"]]) <= parts["total"]
+    assert accountant.epsilon().epsilon == parts["total"]
+
+
+@pytest.mark.parametrize("rule", ["paper", "per_model"])
+def test_exact_zero_costs_exactly_the_conversion(rule):
+    accountant = Accountant(DELTA, rule=rule)
+    for _ in range(50):
+        accountant.add(losses(np.zeros((4, 7, 1)), loss_error=1e-6))
+    guarantee = accountant.epsilon()
+    assert guarantee.epsilon == c_alpha(18, DELTA)
+    assert guarantee.queries == accountant.queries == 350
+
+
+@pytest.mark.parametrize("rule", ["paper", "per_model"])
+def test_totals_are_upper_bounds_of_the_inflated_losses(rule):
+    accountant, chunks = Accountant(DELTA, rule=rule), []
+    for seed in range(30):
+        values = random_losses(seed, queries=1 + 13 * seed).loss
+        chunks.append(values)
+        accountant.add(losses(values, loss_error=1e-6))
+    exact = [[Fraction(0) for _ in range(5)]]
+    for values in chunks:
+        inflated = [
+            [Fraction(x) * Fraction("1.000001") + Fraction("1e-12") if x > 0 else 0 for x in row]
+            for row in values[:, :, 0].tolist()
+        ]
+        exact.extend([list(column) for column in zip(*inflated, strict=True)])
+    if rule == "paper":
+        truth = sum(max(row) for row in exact)
+    else:
+        truth = max(sum(column) for column in zip(*exact, strict=True))
+    found = accountant.breakdown()["mixing"]
+    # The float 1e-6 lies below the decimal 1e-6 by less than an ulp; the rounding up covers it.
+    assert Fraction(found) >= truth
+    assert found <= float(truth) * (1 + 1e-11)
+
+
+def test_many_single_query_events_stay_an_upper_bound():
+    accountant = Accountant(DELTA)
+    for _ in range(3000):
+        accountant.add(losses([[[0.1]]]))
+    truth = 3000 * (Fraction(0.1) + Fraction("1e-12"))
+    assert truth <= Fraction(accountant.breakdown()["mixing"]) <= truth * Fraction("1.00000000001")
+
+
+def test_the_sum_inside_one_event_is_an_upper_bound():
+    for seed in range(30):
+        values = random_losses(seed, num_models=1, queries=500).loss
+        truth = sum(Fraction(x) + Fraction(1e-12) for x in values.ravel().tolist() if x > 0)
+        found = Accountant(DELTA).add(losses(values)).breakdown()["mixing"]
+        assert truth <= Fraction(found) <= truth * Fraction("1.000000000001")
+
+
+def test_per_model_never_exceeds_the_paper_rule():
+    for seed in range(40):
+        event = random_losses(seed, num_models=1 + seed % 6)
+        per_model = Accountant(DELTA).add(event).epsilon().epsilon
+        paper = Accountant(DELTA, rule="paper").add(event).epsilon().epsilon
+        assert per_model <= paper * (1 + 1e-12)
+        if seed % 6 == 0:
+            assert per_model == pytest.approx(paper, rel=1e-14)
+        else:
+            assert per_model < paper
+            values = event.loss[:, :, 0]
+            conversion = c_alpha(18, DELTA)
+            assert per_model == pytest.approx(values.sum(axis=1).max() + conversion, rel=1e-6)
+            assert paper == pytest.approx(values.max(axis=0).sum() + conversion, rel=1e-6)
+
+
+def test_screening_adds_at_every_order_whatever_the_sequence_of_events():
+    orders = (2.0, 18.0)
+    screening = GaussianScreening(5, 1000, 0.5, 0.1)
+    mixing = random_losses(1, orders=orders)
+    first = Accountant(DELTA).add([screening, mixing]).epsilon()
+    second = Accountant(DELTA).add([mixing, screening]).epsilon()
+    assert first == second
+    shares = [c_alpha(order, DELTA / 2) for order in orders]
+    per_order = [1000 * screening_rdp(order, 0.5, 0.1, 5) for order in orders]
+    expected = (mixing.loss.sum(axis=1) + per_order + shares).min(axis=1).max()
+    assert first.epsilon == pytest.approx(expected, rel=1e-6)
+
+
+def test_several_orders_split_delta():
+    orders = (2.0, 6.0, 18.0, 60.0)
+    for seed in range(20):
+        event = random_losses(seed, orders=orders, queries=200)
+        guarantee = Accountant(DELTA).add(event).epsilon()
+        # Picking the best order of each model afterwards, for free, is not what is reported.
+        totals = event.loss.sum(axis=1)
+        naive = (totals + [c_alpha(order, DELTA) for order in orders]).min(axis=1).max()
+        assert guarantee.epsilon > naive + 1e-6
+        split = (totals + [c_alpha(order, DELTA / 4) for order in orders]).min(axis=1).max()
+        assert guarantee.epsilon == pytest.approx(split, rel=1e-6)
+        assert guarantee.order in orders and guarantee.orders == orders
+
+
+def test_order_weights():
+    orders = (2.0, 18.0)
+    event = losses(np.zeros((3, 1, 2)), orders)
+    heavy = Accountant(DELTA, order_weights=[0.1, 0.9]).add(event).epsilon()
+    assert heavy.epsilon == pytest.approx(c_alpha(18, 0.9 * DELTA), rel=1e-12)
+    assert heavy.epsilon >= c_alpha(18, 0.9 * DELTA)
+    single = Accountant(DELTA, order_weights=[1.0]).add(losses(np.zeros((3, 1, 1)))).epsilon()
+    assert single.epsilon == c_alpha(18, DELTA)
+    with pytest.raises(ValueError, match="one weight per order, got 2 weights"):
+        Accountant(DELTA, order_weights=[0.5, 0.5]).add(losses(np.zeros((3, 1, 1))))
+    for weights in ([0.6, 0.5], [0.0, 1.0], []):
+        with pytest.raises(ValueError, match="order_weights must be > 0 and sum to at most 1"):
+            Accountant(DELTA, order_weights=weights)
+    Accountant(DELTA, order_weights=[0.1] * 10)  # sums to 1 although naive addition does not
+
+
+def two_stage_paths(high=8.0, low=2.0, delta=DELTA):
+    """Histories of an adaptive mechanism, (P, Q, losses at both orders per stage).
+
+    Stage 1 is tight for the high order: an atom of P-mass high δ whose ratio is 50. Where it does
+    not occur, stage 2 is tight for the low order: an atom of P-mass low δ and ratio 1e6.
+    """
+    orders = (high, low)
+
+    def stage(mass, ratio):
+        p, q = np.array([mass, 1 - mass]), np.array([mass / ratio, 1 - mass / ratio])
+
+        def one_way(a, b, order):
+            return math.log(float(np.sum(a**order * b ** (1 - order)))) / (order - 1)
+
+        return p, q, [max(one_way(p, q, a), one_way(q, p, a)) for a in orders]
+
+    p1, q1, loss1 = stage(high * delta, 50.0)
+    p2, q2, loss2 = stage(low * delta, 1e6)
+    paths = [(p1[0], q1[0], [loss1])]
+    for outcome in range(2):
+        paths.append((p1[1] * p2[outcome], q1[1] * q2[outcome], [loss1, loss2]))
+    return orders, paths
+
+
+def excess(paths, charge):
+    """sup over S of P(S) - ∫_S e^{ε(h)} dQ, and of the exchanged one."""
+    forward = sum(max(0.0, p - math.exp(charge(h)) * q) for p, q, h in paths)
+    return max(forward, sum(max(0.0, q - math.exp(charge(h)) * p) for p, q, h in paths))
+
+
+def test_picking_the_best_order_afterwards_breaks_delta_and_splitting_does_not():
+    orders, paths = two_stage_paths()
+
+    def accounted(history):
+        event = losses([[list(stage) for stage in history]], orders)
+        return Accountant(DELTA).add(event).epsilon().epsilon
+
+    def single(column):
+        def charge(history):
+            event = losses([[[stage[column]] for stage in history]], (orders[column],))
+            return Accountant(DELTA).add(event).epsilon().epsilon
+
+        return charge
+
+    def naive(history):
+        return min(single(0)(history), single(1)(history))
+
+    assert excess(paths, naive) > 1.9 * DELTA
+    for column in range(2):  # each order alone is valid, and its δ is nearly used up
+        assert 0.9 * DELTA < excess(paths, single(column)) <= DELTA
+    assert 0.1 * DELTA < excess(paths, accounted) <= DELTA
+
+
+def test_ex_post_statement_on_random_adaptive_trees():
+    """P(S) <= ∫_S e^{E + c} dQ + δ, both ways, for two adaptive stages of random laws."""
+    generator, order, delta, largest = np.random.default_rng(5), 3.0, 0.05, 0.0
+    for _ in range(300):
+        paths = []
+        p, q = generator.dirichlet(np.full(3, 0.4), 2) * 0.999 + 0.001 / 3
+        for a in range(3):
+            p2, q2 = generator.dirichlet(np.full(3, 0.4), 2) * 0.999 + 0.001 / 3
+            stages = [
+                max(
+                    math.log(float(np.sum(x**order * y ** (1 - order)))) / (order - 1)
+                    for x, y in ((u, v), (v, u))
+                )
+                for u, v in ((p, q), (p2, q2))
+            ]
+            paths += [(p[a] * p2[b], q[a] * q2[b], stages) for b in range(3)]
+
+        def charge(history):
+            event = losses([[[stage] for stage in history]], (order,))
+            return Accountant(delta).add(event).epsilon().epsilon
+
+        worst = excess(paths, charge)
+        assert worst <= delta
+        largest = max(largest, worst / delta)
+    assert largest > 0.1
+
+
+def test_fixed_bounds_compose_and_mix_with_realised_losses_of_the_same_order():
+    fixed = Accountant(DELTA).add(bound(queries=100)).epsilon()
+    assert fixed.kind == "fixed" and fixed.order == 3.0
+    assert fixed.epsilon == pytest.approx(1.0 + c_alpha(3, DELTA), rel=1e-12)
+    for rule in ("per_model", "paper"):
+        event = losses(np.full((5, 1, 1), 0.25), (3.0,), "zero_out")
+        mixed = Accountant(DELTA, rule=rule).add([bound(queries=100), event]).epsilon()
+        assert mixed.kind == "data-dependent, ex-post"
+        assert mixed.epsilon == pytest.approx(1.25 + c_alpha(3, DELTA), rel=1e-9)
+
+
+def test_screening_alone_is_fixed_at_the_best_order():
+    accountant = Accountant(DELTA).add(GaussianScreening(10, 500, 0.1, 0.5))
+    guarantee, rho = accountant.epsilon(), 500 * (0.1 / 5) ** 2
+    assert guarantee.kind == "fixed" and guarantee.adjacency == "zero_out"
+    assert guarantee.order > 1
+    best = min(a * rho + c_alpha(a, DELTA) for a in 1 + np.exp(np.linspace(-3, 6, 3000)))
+    assert guarantee.epsilon == pytest.approx(best, rel=1e-5)
+    assert accountant.breakdown()["total"] == guarantee.epsilon
+    # An order declared by the mechanism stays, even if every answer turned out to be public.
+    declared = accountant.copy().add([losses(np.zeros((10, 0, 1))), PublicAnswer(500)]).epsilon()
+    assert (declared.order, declared.kind) == (18.0, "data-dependent, ex-post")
+    assert declared.epsilon == pytest.approx(18 * rho + c_alpha(18, DELTA), rel=1e-12)
+    free = Accountant(DELTA).add(GaussianScreening(10, 500, 0.0, 0.5)).epsilon()
+    assert (free.epsilon, free.kind, free.order) == (0.0, "fixed", None)
+
+
+def test_kinds():
+    public = [PublicAnswer(3)]
+    cases = {
+        "public": public,
+        "fixed": [*public, bound(), GaussianScreening(5, 1, 0.1, 1.0)],
+        "data-dependent, ex-post": [*public, losses(np.zeros((5, 1, 1)))],
+        "published": [losses(np.zeros((5, 1, 1)), (3.0,), "zero_out"), bound(published=True)],
+        "none": [bound(published=True), UnprotectedAnswer(1)],
+    }
+    for kind, events in cases.items():
+        guarantee = Accountant(DELTA).add(events).epsilon()
+        assert guarantee.kind == kind
+        assert (guarantee.epsilon is None) == (kind == "none")
+        assert guarantee.unit == "shard"
+    assert Accountant(DELTA).add(UnprotectedAnswer(0)).epsilon().kind == "public"
+
+
+def test_no_events_cost_nothing():
+    guarantee = Accountant(DELTA).epsilon()
+    assert (guarantee.epsilon, guarantee.delta, guarantee.kind) == (0.0, 0.0, "public")
+    assert guarantee.queries == 0 and guarantee.adjacency is None and guarantee.order is None
+    assert Accountant(DELTA).breakdown()["total"] == 0.0
+    unprotected = Accountant(DELTA).add(UnprotectedAnswer(1))
+    assert unprotected.breakdown()["total"] == math.inf
+    assert unprotected.epsilon().delta == 1.0
+
+
+def test_infinite_loss_of_one_model_only_makes_the_total_infinite():
+    values = np.zeros((3, 2, 1))
+    values[1, 0, 0] = np.inf
+    guarantee = Accountant(DELTA).add(losses(values)).epsilon()
+    assert guarantee.epsilon == math.inf
+    assert "ε = inf" in str(guarantee)
+    huge = losses(np.full((3, 2, 1), 1.7e308))
+    assert Accountant(DELTA).add([huge, huge]).epsilon().epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (losses(np.zeros((6, 1, 1))), "num_models must be the same in every event, got 6 after 5"),
+        (GaussianScreening(6, 1, 0.1, 1.0), "num_models must be the same"),
+        (losses(np.zeros((5, 1, 1)), (17.0,)), r"orders must be the same in every event, got \(17"),
+        (bound(order=17.0, adjacency="add_remove"), "orders must be the same"),
+        (losses(np.zeros((5, 1, 1)), adjacency="zero_out"), "adjacency must be the same"),
+        (bound(order=18.0), "adjacency must be the same"),
+        ("unprotected", "events must be privacy events, got str"),
+    ],
+)
+def test_disagreeing_events_are_refused_and_nothing_is_added(second, message):
+    accountant = Accountant(DELTA).add(random_losses(2))
+    before = accountant.epsilon()
+    with pytest.raises(ValueError, match=message):
+        accountant.add([random_losses(3), second])
+    assert accountant.epsilon() == before
+
+
+def test_the_paper_rule_wants_one_order():
+    with pytest.raises(ValueError, match="rule 'paper' allows one order"):
+        Accountant(DELTA, rule="paper").add(random_losses(1, orders=(2.0, 18.0)))
+
+
+def test_arguments_in_words():
+    with pytest.raises(ValueError, match="rule must be one of"):
+        Accountant(DELTA, rule="best")
+    for delta in (0.0, 1.0):
+        with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
+            Accountant(delta)
+    with pytest.raises(ValueError, match="events must be privacy events, got int"):
+        Accountant(DELTA).add(3)
+
+
+def test_copies_are_independent_and_a_running_curve_never_falls():
+    accountant, curve = Accountant(DELTA), []
+    for seed in range(10):
+        accountant.add(random_losses(seed))
+        curve.append(accountant.epsilon().epsilon)
+    assert curve == sorted(curve)
+    other = accountant.copy().add(random_losses(99))
+    assert accountant.epsilon().epsilon == curve[-1] < other.epsilon().epsilon
+
+
+def test_sentences_say_what_is_promised_and_what_is_not():
+    realised = str(Accountant(DELTA).add(random_losses(4)).epsilon())
+    for words in (
+        "δ = 1e-05",
+        "one whole shard",
+        "add/remove",
+        "per_model",
+        "Rényi order 18",
+        "40 answered queries",
+        "data-dependent and ex-post",
+        "depends on the private data and must not be published",
+        "not (ε, δ)-DP with a constant ε",
+        "covers the removal of a member, not the addition",
+    ):
+        assert words in realised
+    assert "replace-one" not in realised  # the step to records needs a constant ε
+    fixed = str(Accountant(DELTA).add(bound()).epsilon())
+    assert "zero-out" in fixed and "(2ε, (1 + e^ε) δ)" in fixed and "fixed in advance" in fixed
+    split = str(Accountant(DELTA).add(random_losses(4, orders=(2.0, 18.0))).epsilon())
+    assert "δ split over the Rényi orders 2, 18" in split
+    published = str(Accountant(DELTA).add(bound(published=True)).epsilon())
+    assert "known to be invalid" in published and "no privacy guarantee follows" in published
+    nothing = str(Accountant(DELTA).add(UnprotectedAnswer(2)).epsilon())
+    assert "no privacy guarantee" in nothing and "ε =" not in nothing
+    public = str(Accountant(DELTA).add(PublicAnswer(1)).epsilon())
+    assert "ε = 0, δ = 0" in public and "1 answered query" in public
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"), [(0.92400001, "0.9241"), (0.875, "0.875"), (12345.1, "12350"), (0.0, "0")]
+)
+def test_displayed_epsilon_is_rounded_up(epsilon, shown):
+    guarantee = Guarantee(epsilon, DELTA, "fixed", "shard", "zero_out", "per_model", 3.0)
+    assert f"ε = {shown} at" in str(guarantee)
+
+
+def test_guarantee_is_validated():
+    good = {
+        "epsilon": 1.0,
+        "delta": DELTA,
+        "kind": "fixed",
+        "unit": "shard",
+        "adjacency": "zero_out",
+        "rule": "per_model",
+        "order": 3.0,
+    }
+    Guarantee(**good)
+    for change in (
+        {"kind": "strong"},
+        {"epsilon": None},
+        {"epsilon": -1.0},
+        {"epsilon": math.nan},
+        {"delta": 2.0},
+        {"adjacency": "swap"},
+        {"rule": "best"},
+        {"kind": "none"},
+    ):
+        with pytest.raises(ValueError, match=" must be "):
+            Guarantee(**{**good, **change})
