@@ -4,6 +4,7 @@ Everything here is internal: ``ops.py`` validates, documents and calls. The impl
 pointers, strides and a dtype code to the compiled module, which knows nothing of torch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,16 @@ def _ensemble(
     )
 
 
+def _weighted(*tensors: Tensor) -> tuple[Any, ...]:
+    """The same with weight and complement behind it."""
+    return (*_ensemble(*tensors[:4]), tensors[4].data_ptr(), tensors[5].data_ptr())
+
+
+# Schemas of these arguments.
+_ENSEMBLE = "Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse"
+_WEIGHTED = f"{_ENSEMBLE}, Tensor weight, Tensor complement"
+
+
 def _threads() -> int:
     return torch.get_num_threads()
 
@@ -79,166 +90,81 @@ _register(
 )
 
 
-# project
-def _project_cpu(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    private_lse: Tensor,
-    public_lse: Tensor,
-    order: float,
-    radius: float,
-) -> tuple[Tensor, Tensor]:
-    weight, complement = torch.empty_like(private_lse), torch.empty_like(private_lse)
-    _C.project(
-        *_ensemble(private_logits, public_logits, private_lse, public_lse),
-        order,
-        radius,
-        weight.data_ptr(),
-        complement.data_ptr(),
-        _threads(),
-    )
+# project: (weight, complement)
+def _project_cpu(*args: Any) -> tuple[Tensor, Tensor]:
+    *tensors, order, radius = args
+    weight, complement = _project_fake(*args)
+    pointers = weight.data_ptr(), complement.data_ptr()
+    _C.project(*_ensemble(*tensors), order, radius, *pointers, _threads())
     return weight, complement
 
 
-def _project_fake(
-    private_logits: Tensor, public_logits: Tensor, private_lse: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(private_lse), torch.empty_like(private_lse)
+def _project_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(args[2]), torch.empty_like(args[2])
 
 
 _register(
-    "project(Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse,"
-    " float order, float radius) -> (Tensor, Tensor)",
+    f"project({_ENSEMBLE}, float order, float radius) -> (Tensor, Tensor)",
     _project_cpu,
     _project_fake,
 )
 
 
-# leave_one_out
-def _leave_one_out_cpu(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    private_lse: Tensor,
-    public_lse: Tensor,
-    weight: Tensor,
-    complement: Tensor,
-    orders: Sequence[float],
-    zero_out: bool,
-    num_models: int,
-    mean_excess: Tensor | None,
-) -> Tensor:
-    loss = private_lse.new_empty((*private_lse.shape, len(orders)))
-    _C.leave_one_out(
-        *_ensemble(private_logits, public_logits, private_lse, public_lse),
-        weight.data_ptr(),
-        complement.data_ptr(),
-        list(orders),
-        zero_out,
-        num_models,
-        0 if mean_excess is None else mean_excess.data_ptr(),
-        loss.data_ptr(),
-        _threads(),
-    )
+# leave_one_out: (N, B, K)
+def _leave_one_out_cpu(*args: Any) -> Tensor:
+    *tensors, orders, zero_out, num_models, mean_excess = args
+    loss = _leave_one_out_fake(*args)
+    mean_pointer = 0 if mean_excess is None else mean_excess.data_ptr()
+    options = list(orders), zero_out, num_models, mean_pointer
+    _C.leave_one_out(*_weighted(*tensors), *options, loss.data_ptr(), _threads())
     return loss
 
 
-def _leave_one_out_fake(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    private_lse: Tensor,
-    public_lse: Tensor,
-    weight: Tensor,
-    complement: Tensor,
-    orders: Sequence[float],
-    *rest: Any,
-) -> Tensor:
-    return private_lse.new_empty((*private_lse.shape, len(orders)))
+def _leave_one_out_fake(*args: Any) -> Tensor:
+    private_lse, orders = args[2], args[6]
+    loss: Tensor = private_lse.new_empty((*private_lse.shape, len(orders)))
+    return loss
 
 
 _register(
-    "leave_one_out(Tensor private_logits, Tensor public_logits, Tensor private_lse,"
-    " Tensor public_lse, Tensor weight, Tensor complement, float[] orders, bool zero_out,"
-    " int num_models, Tensor? mean_excess) -> Tensor",
+    f"leave_one_out({_WEIGHTED}, float[] orders, bool zero_out, int num_models,"
+    " Tensor? mean_excess) -> Tensor",
     _leave_one_out_cpu,
     _leave_one_out_fake,
 )
 
 
-# mixture
-def _mixture_cpu(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    private_lse: Tensor,
-    public_lse: Tensor,
-    weight: Tensor,
-    complement: Tensor,
-) -> Tensor:
-    result = public_logits.new_empty(public_logits.shape, dtype=_F64)
-    _C.mixture(
-        *_ensemble(private_logits, public_logits, private_lse, public_lse),
-        weight.data_ptr(),
-        complement.data_ptr(),
-        result.data_ptr(),
-        _threads(),
-    )
+# mixture: (B, V)
+def _mixture_cpu(*tensors: Tensor) -> Tensor:
+    result = _mixture_fake(*tensors)
+    _C.mixture(*_weighted(*tensors), result.data_ptr(), _threads())
     return result
 
 
-def _mixture_fake(private_logits: Tensor, public_logits: Tensor, *rest: Any) -> Tensor:
-    return public_logits.new_empty(public_logits.shape, dtype=_F64)
+def _mixture_fake(*tensors: Tensor) -> Tensor:
+    return tensors[1].new_empty(tensors[1].shape, dtype=_F64)
 
 
-_register(
-    "mixture(Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse,"
-    " Tensor weight, Tensor complement) -> Tensor",
-    _mixture_cpu,
-    _mixture_fake,
-)
+_register(f"mixture({_WEIGHTED}) -> Tensor", _mixture_cpu, _mixture_fake)
 
 
-# log_prob
-def _log_prob_cpu(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    private_lse: Tensor,
-    public_lse: Tensor,
-    weight: Tensor,
-    complement: Tensor,
-    targets: Tensor,
-) -> Tensor:
-    vocab = public_logits.shape[-1]
+# log_prob: (B,); a target outside the vocabulary would be read outside the rows
+def _log_prob_cpu(*tensors: Tensor) -> Tensor:
+    targets, vocab = tensors[6], tensors[1].shape[-1]
     outside = ((targets < 0) | (targets >= vocab)).nonzero()
     if outside.numel():
         at = int(outside[0])
         raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}")
-    result = torch.empty_like(public_lse)
-    _C.log_prob(
-        *_ensemble(private_logits, public_logits, private_lse, public_lse),
-        weight.data_ptr(),
-        complement.data_ptr(),
-        targets.data_ptr(),
-        result.data_ptr(),
-        _threads(),
-    )
+    result = _log_prob_fake(*tensors)
+    _C.log_prob(*_weighted(*tensors[:6]), targets.data_ptr(), result.data_ptr(), _threads())
     return result
 
 
-def _log_prob_fake(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    private_lse: Tensor,
-    public_lse: Tensor,
-    *rest: Any,
-) -> Tensor:
-    return torch.empty_like(public_lse)
+def _log_prob_fake(*tensors: Tensor) -> Tensor:
+    return torch.empty_like(tensors[3])
 
 
-_register(
-    "log_prob(Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse,"
-    " Tensor weight, Tensor complement, Tensor targets) -> Tensor",
-    _log_prob_cpu,
-    _log_prob_fake,
-)
+_register(f"log_prob({_WEIGHTED}, Tensor targets) -> Tensor", _log_prob_cpu, _log_prob_fake)
 
 
 # renyi_divergence: P and Q as (M, V)
@@ -277,52 +203,24 @@ _register(
 )
 
 
-# screen
-def _screen_cpu(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    private_lse: Tensor,
-    public_lse: Tensor,
-    noise: Tensor,
-    active: Tensor | None,
-    weight: float,
-    order: float,
-    threshold: float,
-    top_k: int,
-    num_models: int,
-) -> tuple[Tensor, Tensor]:
-    divergence = torch.empty_like(public_lse)
-    passed = torch.empty_like(public_lse, dtype=torch.bool)
-    _C.screen(
-        *_ensemble(private_logits, public_logits, private_lse, public_lse),
-        noise.data_ptr(),
-        0 if active is None else active.data_ptr(),
-        weight,
-        order,
-        threshold,
-        top_k,
-        num_models,
-        divergence.data_ptr(),
-        passed.data_ptr(),
-        _threads(),
-    )
+# screen: (divergence, passed)
+def _screen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
+    *tensors, noise, active, weight, order, threshold, top_k, num_models = args
+    divergence, passed = _screen_fake(*args)
+    inputs = noise.data_ptr(), 0 if active is None else active.data_ptr()
+    options = weight, order, threshold, top_k, num_models
+    pointers = divergence.data_ptr(), passed.data_ptr()
+    _C.screen(*_ensemble(*tensors), *inputs, *options, *pointers, _threads())
     return divergence, passed
 
 
-def _screen_fake(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    private_lse: Tensor,
-    public_lse: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(public_lse), torch.empty_like(public_lse, dtype=torch.bool)
+def _screen_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(args[3]), torch.empty_like(args[3], dtype=torch.bool)
 
 
 _register(
-    "screen(Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse,"
-    " Tensor noise, Tensor? active, float weight, float order, float threshold, int top_k,"
-    " int num_models) -> (Tensor, Tensor)",
+    f"screen({_ENSEMBLE}, Tensor noise, Tensor? active, float weight, float order,"
+    " float threshold, int top_k, int num_models) -> (Tensor, Tensor)",
     _screen_cpu,
     _screen_fake,
 )
@@ -384,25 +282,25 @@ _register(
 )
 
 
-# check_weights: data of a bare weight tensor, checked where the data is (also under torch.compile)
-def _check_weights_cpu(weight: Tensor) -> None:
-    bad = (~((weight >= 0.0) & (weight <= 1.0))).nonzero()
+# checked: a copy of values known to lie in [least, most]. The result is what the caller goes on
+# with: a check without one would be dropped by a compiler.
+def _checked_cpu(values: Tensor, name: str, least: float, most: float) -> Tensor:
+    good = (values >= least) & (values <= most) & values.isfinite()
+    bad = (~good).nonzero()
     if bad.numel():
         at = tuple(bad[0].tolist())
         where = ", ".join(str(i) for i in at)
-        raise ValueError(f"projection[{where}] must be a weight in [0, 1], got {float(weight[at])}")
+        rule = "finite" if most == math.inf and least == -math.inf else f"in [{least:g}, {most:g}]"
+        raise ValueError(f"{name}[{where}] must be {rule}, got {float(values[at])}")
+    return values.clone()
 
 
-_register("check_weights(Tensor weight) -> ()", _check_weights_cpu, lambda weight: None)
+def _checked_fake(values: Tensor, name: str, least: float, most: float) -> Tensor:
+    return torch.empty_like(values)
 
 
-# check_noise: the screening noise must be numbers
-def _check_noise_cpu(noise: Tensor) -> None:
-    bad = (~noise.isfinite()).nonzero()
-    if bad.numel():
-        at = tuple(bad[0].tolist())
-        where = ", ".join(str(i) for i in at)
-        raise ValueError(f"noise[{where}] must be finite, got {float(noise[at])}")
-
-
-_register("check_noise(Tensor noise) -> ()", _check_noise_cpu, lambda noise: None)
+_register(
+    "checked(Tensor values, str name, float least, float most) -> Tensor",
+    _checked_cpu,
+    _checked_fake,
+)

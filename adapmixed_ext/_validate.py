@@ -126,15 +126,15 @@ def weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]
     """(weight, complement), float64 contiguous, from a Projection or a bare weight tensor."""
     shape = tuple(private_logits.shape[:2])
     if isinstance(projection, Projection):
-        weight, complement = projection.weight, projection.complement
-        rows = projection.private_lse.shape
-        if weight.shape != shape or rows != shape:
-            raise ValueError(
-                f"projection must belong to these logits: its weight has shape "
-                f"{tuple(weight.shape)}, the logits need {shape}"
-            )
-        on_device("projection", weight, private_logits)
-        return weight, complement
+        for field in ("weight", "complement"):
+            name, value = f"projection.{field}", getattr(projection, field)
+            if value.dtype != torch.float64 or tuple(value.shape) != shape:
+                raise ValueError(
+                    f"{name} must be torch.float64 of shape (N, B) = {shape} to fit the logits, "
+                    f"got {value.dtype} {tuple(value.shape)}"
+                )
+            on_device(name, value, private_logits)
+        return projection.weight.contiguous(), projection.complement.contiguous()
     weight = tensor("projection", projection)
     if not weight.is_floating_point() or tuple(weight.shape) != shape:
         raise ValueError(
@@ -143,8 +143,19 @@ def weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]
         )
     on_device("projection", weight, private_logits)
     weight = weight.to(torch.float64).contiguous()
-    torch.ops.adapmixed.check_weights(weight)
+    weight = torch.ops.adapmixed.checked(weight, "projection", 0.0, 1.0)
     return weight, 1.0 - weight
+
+
+def row_sums(projection: Projection, private_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """A projection's (private_lse, public_lse), which must be those of these logits' rows."""
+    shape = tuple(private_logits.shape[:2])
+    return (
+        typed("projection.private_lse", projection.private_lse, torch.float64, shape,
+              private_logits),
+        typed("projection.public_lse", projection.public_lse, torch.float64, shape[1:],
+              private_logits),
+    )  # fmt: skip
 
 
 def typed(name: str, value: object, dtype: torch.dtype, shape: tuple[int, ...],

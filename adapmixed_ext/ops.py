@@ -6,6 +6,7 @@ stride (one copy is made if the last stride is not 1). Results that carry privac
 Bad arguments and bad rows raise ValueError; CPU calls raise at once. There are no gradients.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -48,7 +49,7 @@ def _weighted(
     """The six tensors that operators on a weighted ensemble start with."""
     if isinstance(projection, Projection):
         private, public = check.ensemble_logits(private_logits, public_logits)
-        known = (private, public, projection.private_lse, projection.public_lse)
+        known = (private, public, *check.row_sums(projection, private))
     else:
         known = prepare(private_logits, public_logits)[:4]
     return *known, *check.weights(projection, known[0])
@@ -74,8 +75,8 @@ def renyi_divergence(
     """
     p, q = check.tensor("p_logits", p_logits), check.tensor("q_logits", q_logits)
     for name, t in (("p_logits", p), ("q_logits", q)):
-        if t.dim() == 0:
-            raise ValueError(f"{name} must have shape (..., V), got a scalar")
+        if t.dim() == 0 or t.shape[-1] == 0:
+            raise ValueError(f"{name} must have shape (..., V >= 1), got {tuple(t.shape)}")
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(f"q_logits must have V = {p.shape[-1]} tokens, got {q.shape[-1]}")
     values = check.orders(orders, limits=True)
@@ -183,7 +184,7 @@ def screen_prepared(
     top_k = check.integer("top_k", top_k, 1)
     models, positions = private.shape[:2]
     noise = check.typed("noise", noise, torch.float64, (positions, top_k), private)
-    _ops.check_noise(noise)
+    noise = _ops.checked(noise, "noise", -math.inf, math.inf)
     if active is not None:
         active = check.typed("active", active, torch.bool, (models, positions), private)
     slots = check.slots(num_models, private)
@@ -230,6 +231,7 @@ def leave_one_out(
     if mean_excess is not None:
         shape = tuple(ensemble[1].shape)
         mean_excess = check.typed("mean_excess", mean_excess, torch.float64, shape, ensemble[0])
+        mean_excess = _ops.checked(mean_excess, "mean_excess", -1.0, math.inf)
     zero_out = adjacency == "zero_out"
     loss: Tensor = _ops.leave_one_out(*ensemble, values, zero_out, slots, mean_excess)
     return loss

@@ -45,7 +45,8 @@ ADAPMIXED_HD Point shifted(const Point& p, double step) {
 
 // One constraint at one point: value <= 1 when feasible (margin included), and where its tangent
 // meets the bound, as a step in lambda; not finite when the sums overflowed.
-// log_step is Newton's in -log(1 - lambda): a proposal, no bound.
+// Rounding can turn a slope of nearly 0 negative; such a tangent says nothing (step stays
+// infinite). log_step is Newton's in -log(1 - lambda): a proposal, no bound.
 struct Bound {
   double value = 0.0;
   double step = HUGE_VAL;
@@ -54,12 +55,14 @@ struct Bound {
 
 // excess: F = 1 + A is given by A; scaled: F / T is given. Both with the matching derivative.
 ADAPMIXED_HD Bound forward_bound(double log_gap, double f, double slope, double order) {
+  if (!(slope > 0.0)) return {log_gap, HUGE_VAL, 0.0};
   return {log_gap, std::expm1(-log_gap / order) * order * f / slope, 0.0};
 }
 // Tokens that only p lacks make G grow like (1-lambda)^{1-alpha}: next to 1 it is convex in
 // -log(1-lambda), where a tangent in lambda says nothing.
 ADAPMIXED_HD Bound reverse_bound(double log_gap, double g, double slope, double order,
                                  double complement) {
+  if (!(slope > 0.0)) return {log_gap, HUGE_VAL, 0.0};
   return {log_gap, -std::expm1(log_gap / (order - 1.0)) * (order - 1.0) * g / slope,
           std::expm1(-log_gap) * g / (slope * complement)};
 }

@@ -45,7 +45,7 @@ class Chunk {
     for (std::int64_t v = begin; v < end; v += tile_.width()) {
       const std::int64_t stop = v + tile_.width() < end ? v + tile_.width() : end;
       tile_.load(v, stop);
-      prepare(v, stop - v, sums);
+      prepare(v, stop - v);
       for (std::int64_t i = 0; i < in_.shape.models; ++i) {
         add_model(i, stop - v, sums + 2 * i * options_.num_orders);
       }
@@ -63,8 +63,7 @@ class Chunk {
   double* mean_ratio(std::int64_t lane) { return column(3, lane); }   // p / q
   double* scale(std::int64_t lane) { return column(4, lane); }        // x per unit of difference
 
-  void prepare(std::int64_t v, std::int64_t length, double* sums) {
-    bool lost = false;
+  void prepare(std::int64_t v, std::int64_t length) {
     for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
       Vec mean = tile_.mean_ratio(lane), excess = tile_.mean_excess(lane);
       if (options_.mean_excess != nullptr) {
@@ -77,18 +76,17 @@ class Chunk {
       }
       const Vec sum_ratio = mean * Vec(slots_);
       const Vec q = tile_.q(lane);
-      (q * mean).store(p(lane));
+      // A mixture below the range of double still counts if the neighbour is not: log domain.
+      const auto rare = (q > Vec(0.0)) & ((mean < Vec(1e-280)) | (q * mean < Vec(1e-290)));
+      for (int l = 0; rare.any() && l < Vec::kLanes; ++l) {
+        if (rare.bits() >> l & 1u) tile_.add_wild(v + lane + l);
+      }
+      vselect(rare, Vec(0.0), q * mean).store(p(lane));
       sum_ratio.store(total(lane));
       excess.store(mean_excess(lane));
       mean.store(mean_ratio(lane));
       (against_public_ ? Vec(-1.0) / sum_ratio : Vec(1.0 / (slots_ - 1.0)) / mean)
           .store(scale(lane));
-      lost = lost || ((q > Vec(0.0)) & (sum_ratio == Vec(0.0))).any();
-    }
-    if (lost && against_public_) {
-      // A token that only the neighbour can produce: infinitely far from the mixture.
-      const std::int64_t count = 2 * in_.shape.models * options_.num_orders;
-      for (std::int64_t k = 0; k < count; ++k) sums[k] = HUGE_VAL;
     }
   }
 

@@ -45,6 +45,8 @@ class MixtureTile {
   std::int64_t wild_count() const { return wild_count_; }
   std::int64_t wild(std::int64_t k) const { return wild_[k]; }
 
+  void add_wild(std::int64_t v) { wild_[wild_count_++] = v; }
+
   void load(std::int64_t begin, std::int64_t end) {
     load_public(begin, end);
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {

@@ -2,7 +2,6 @@
 #include "core/screening.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -35,27 +34,21 @@ double screen_one(const Ensemble& in, const ScreenOptions& options, std::int64_t
   for (std::int64_t v = 0; v < in.shape.vocab; ++v) logits[v] = public_row.at(v);
   const std::vector<std::int64_t> top = top_tokens(logits, options.top_k);
   const std::int64_t count = static_cast<std::int64_t>(top.size());
-  // Divisions by q_total cannot be 0/0: the best token of a row has q >= 1/V.
-  std::vector<double> q(count), s(count);
-  for (std::int64_t j = 0; j < count; ++j) {
-    q[j] = std::exp(logits[top[j]] - in.public_lse[position]);
-  }
+  std::vector<double> log_q(count), s(count);
+  for (std::int64_t j = 0; j < count; ++j) log_q[j] = logits[top[j]] - in.public_lse[position];
   const double share = options.weight / static_cast<double>(options.num_models);
   for (std::int64_t j = 0; j < count; ++j) {
+    const double q = std::exp(log_q[j]);
     double difference = 0.0;  // sum over the active models of p_i - q
     for (std::int64_t i = 0; i < models; ++i) {
       const std::int64_t at = i * positions + position;
       if (options.active != nullptr && !options.active[at]) continue;
       const double z = row_of(in.private_logits, i, position).at(top[j]);
-      difference += std::exp(z - in.private_lse[at]) - q[j];
+      difference += std::exp(z - in.private_lse[at]) - q;
     }
-    s[j] = q[j] + share * difference + options.noise[position * options.top_k + j];
+    s[j] = q + share * difference + options.noise[position * options.top_k + j];
   }
-  // A token whose q underflows has no logarithm; s there is noise alone and decides nothing.
-  for (std::int64_t j = 0; j < count; ++j) {
-    q[j] = std::max(q[j], std::numeric_limits<double>::min());
-  }
-  return screening_divergence(s.data(), q.data(), count, options.order);
+  return screening_divergence(s.data(), log_q.data(), count, options.order);
 }
 
 }  // namespace

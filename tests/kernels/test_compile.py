@@ -30,8 +30,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
         "screen": (*ensemble, noise, active, 0.1, 3.0, 1.0, 4, 3),
         "gaussian": (key, 3, [4, 5], 0.5),
         "sample": (torch.softmax(public.double(), -1), public, key, 4),
-        "check_weights": (weight,),
-        "check_noise": (noise,),
+        "checked": (weight, "weight", 0.0, 1.0),
     }
 
 

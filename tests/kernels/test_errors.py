@@ -136,16 +136,6 @@ def test_bad_rows_are_named(
         refuses(lambda q=q: call(private(dtype=dtype), q), "public_logits[1]", word)
 
 
-def test_a_nan_is_found_wherever_it_hides() -> None:
-    """In every lane and tail of a row, beside -inf and beside larger values."""
-    for vocab in (1, 2, 15, 16, 17, 33, 130):
-        for token in range(vocab):
-            p, q = torch.zeros(2, 1, vocab), torch.zeros(1, vocab)
-            p[1, 0] = -INF
-            p[1, 0, token] = NAN
-            refuses(lambda p=p, q=q: _project(p, q), "private_logits[1, 0]", "NaN")
-
-
 @pytest.mark.parametrize("order", [1.0, 0.5, 0.0, -2.0, NAN, INF, "three", None])
 def test_order(order: Any) -> None:
     refuses(lambda: _project(private(), public(), order=order), "order", order)
@@ -273,8 +263,7 @@ def test_target_shapes_and_types() -> None:
     short, floats = torch.zeros(B + 1).long(), torch.zeros(B)
     refuses(lambda: _log_prob(private(), public(), targets=short), "targets", (B + 1,))
     refuses(lambda: _log_prob(private(), public(), targets=floats), "targets", torch.float32)
-    with pytest.raises(ValueError, match="targets"):
-        _log_prob(private(), public(), targets=torch.zeros(B).int())
+    refuses(lambda: _log_prob(private(), public(), targets=short[:B].int()), "targets")
 
 
 def test_renyi_divergence_arguments() -> None:
@@ -309,13 +298,3 @@ def test_sample_arguments() -> None:
     refuses(lambda: call(p, public().double(), rng=Rng()), "public_logits", torch.float64)
     refuses(lambda: call(p, torch.full((B, V), -INF), rng=Rng()), "public_logits[0]")
     refuses(lambda: call(p.requires_grad_(), public(), rng=Rng()), "probabilities", "grad")
-
-
-def test_errors_leave_nothing_behind() -> None:
-    """A refused call does not change the next one."""
-    before = _project(private(), public()).weight
-    bad = private()
-    bad[0, 0, 0] = NAN
-    for _ in range(3):
-        refuses(lambda: _project(bad, public()), "private_logits[0, 0]")
-        assert torch.equal(_project(private(), public()).weight, before)

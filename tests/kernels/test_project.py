@@ -206,3 +206,18 @@ def test_many_models(device: torch.device) -> None:
     got = result.weight.cpu()
     assert (got <= weight * (1 + 1e-9)).all() and (got >= weight * (1 - TOLERANCE)).all()
     assert math.isfinite(got.sum().item())
+
+
+def test_a_nan_is_found_wherever_it_hides(device: torch.device) -> None:
+    """In every lane and tail of a row, beside -inf; and a refused call does not change the next."""
+    case = cases.ordinary()[3].to(device)
+    before = project(case).weight
+    for vocab in (1, 2, 15, 16, 17, 33, 130):
+        for token in range(vocab):
+            private, public = torch.zeros(2, 1, vocab), torch.zeros(1, vocab)
+            private[1, 0] = -math.inf
+            private[1, 0, token] = math.nan
+            bad = Case("nan", private, public).to(device)
+            with pytest.raises(ValueError, match=r"private_logits\[1, 0\] contains NaN"):
+                project(bad).check()
+    assert torch.equal(project(case).weight, before)

@@ -66,7 +66,7 @@ class Guarantee:
                 f"There is no privacy guarantee for the {answers}: at least one was drawn from "
                 f"private distributions without protection."
             )
-        pair = f"ε = {_ceil(self.epsilon)} at δ = {self.delta:g}"
+        pair = f"ε = {format_epsilon(self.epsilon)} at δ = {self.delta:g}"
         if self.kind == "public":
             return f"ε = 0, δ = 0 for one whole {self.unit}: the {answers} used public values only."
         basis = f"{self._order_words()}; neighbouring: {_ADJACENCY_WORDS[self.adjacency or '']}"
@@ -107,8 +107,8 @@ class Guarantee:
         return f"Rényi order {self.order:g} fixed beforehand"
 
 
-def _ceil(epsilon: float) -> str:
-    """Four significant digits, rounded up."""
+def format_epsilon(epsilon: float) -> str:
+    """ε to four significant digits, rounded up."""
     if math.isinf(epsilon):
         return "inf"
     rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))

@@ -1,0 +1,1 @@
+"""Benchmarks: one program per question, run as ``python -m benchmarks.NAME``."""

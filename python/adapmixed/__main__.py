@@ -1,0 +1,7 @@
+"""``python -m adapmixed``: the command line."""
+
+import sys
+
+from adapmixed.cli import main
+
+sys.exit(main())

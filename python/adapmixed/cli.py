@@ -1,0 +1,41 @@
+"""The command line: ``adapmixed demo | evaluate | generate | doctor``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from adapmixed import __version__
+from adapmixed.commands import demo, evaluate, generate
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="adapmixed",
+        description="Private next-token prediction for ensembles of fine-tuned language models.",
+    )
+    parser.add_argument("--version", action="version", version=f"adapmixed {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (demo, evaluate, generate):
+        module.add_parser(commands)
+    doctor = commands.add_parser("doctor", help="what is installed, built and used")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from adapmixed.doctor import report_lines
+
+    print("\n".join(report_lines()))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; a refusal is one line on standard error and exit status 2."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        print(f"adapmixed {parsed.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

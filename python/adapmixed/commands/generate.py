@@ -1,0 +1,74 @@
+"""``adapmixed generate``: a privately generated continuation of a prompt."""
+
+import argparse
+import sys
+from typing import Any
+
+from adapmixed.commands.options import (
+    add_mechanism_options,
+    mechanism_of,
+    memory_bytes,
+    quiet_libraries,
+    random_source,
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "generate",
+        help="continue a prompt privately",
+        description="Continues a prompt token by token. Every token is one query; standard output "
+        "carries the text alone, standard error what it cost.",
+    )
+    parser.add_argument("--base", required=True, help="public model: folder or hub name")
+    parser.add_argument("--ensemble", required=True, help="ensemble folder (ensemble.json)")
+    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--seed", type=int, help="repeatable randomness (never for serving)")
+    parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
+    add_mechanism_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Generates, streaming the text as it is released."""
+    mechanism = mechanism_of(arguments)
+    quiet_libraries()
+    import torch
+
+    from adapmixed.decoding import stream
+    from adapmixed.models import Ensemble
+    from adapmixed.privacy import Accountant
+
+    ensemble = Ensemble.load(arguments.base, arguments.ensemble)
+    tokenizer = ensemble.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
+    prompt = tokenizer(arguments.prompt, return_tensors="pt")["input_ids"]
+    if prompt.shape[1] == 0:
+        raise ValueError("--prompt must hold at least one token, got an empty one")
+    accountant = Accountant(arguments.delta, rule=arguments.rule)
+    released: list[int] = []
+    shown = ""
+    for tokens in stream(
+        ensemble,
+        mechanism,
+        prompt.to(torch.int64),
+        max_new_tokens=arguments.max_new_tokens,
+        rng=random_source(arguments.seed),
+        accountant=accountant,
+        stop_token=tokenizer.eos_token_id,
+        memory_bytes=arguments.memory,
+    ):
+        released.append(int(tokens[0]))
+        text = tokenizer.decode(released, skip_special_tokens=True)
+        # A token may end inside a character: it is written once the character is whole.
+        if not text.endswith("\ufffd"):
+            print(text[len(shown) :], end="", flush=True)
+            shown = text
+    print(text[len(shown) :])
+    print(str(accountant.epsilon()), file=sys.stderr)
+    if arguments.seed is not None:
+        print("The randomness was seeded: anyone with the seed can undo it.", file=sys.stderr)
+    return 0

@@ -1,0 +1,132 @@
+"""Options that commands share, and what they build from them."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adapmixed.mechanisms import Mechanism
+    from adapmixed.rng import SecureRandom, SeededRandom
+
+MECHANISMS = ("adapmixed", "pmixed", "public", "unprotected")
+PRESETS = ("wikitext-103", "one-billion-word", "pubmed", "air-dialogue")
+
+
+def add_mechanism_options(parser: argparse.ArgumentParser) -> None:
+    """--mechanism and its settings."""
+    group = parser.add_argument_group("mechanism")
+    group.add_argument("--mechanism", choices=MECHANISMS, default="adapmixed")
+    group.add_argument("--preset", choices=PRESETS, help="the paper's settings (adapmixed)")
+    group.add_argument("--order", type=float, help="Rényi order (adapmixed: 18, pmixed: 3)")
+    group.add_argument("--target-leakage", type=float, help="beta (adapmixed: 0.2)")
+    group.add_argument(
+        "--screen", choices=("noisy", "public", "off"), help="screening (adapmixed: noisy)"
+    )
+    group.add_argument("--epsilon", type=float, help="budget (pmixed: 8)")
+    group.add_argument("--budget-queries", type=int, help="what epsilon is for (pmixed: 1024)")
+    group.add_argument("--sample-rate", type=float, help="subsampling rate (pmixed: 1)")
+    group.add_argument("--delta", type=float, default=1e-5, help="delta of the guarantee")
+    group.add_argument("--rule", choices=("per_model", "paper"), default="per_model")
+
+
+def mechanism_of(arguments: argparse.Namespace) -> "Mechanism":
+    """The mechanism that the options describe; an option of another one is refused."""
+    from adapmixed import mechanisms
+
+    name = arguments.mechanism
+    adaptive = {
+        "order": arguments.order,
+        "target_leakage": arguments.target_leakage,
+        "screen": arguments.screen,
+    }
+    fixed = {
+        "epsilon": arguments.epsilon,
+        "budget_queries": arguments.budget_queries,
+        "sample_rate": arguments.sample_rate,
+    }
+    if name != "adapmixed":
+        _refuse(name, {k: v for k, v in adaptive.items() if k != "order"} | _preset(arguments))
+    if name != "pmixed":
+        _refuse(name, fixed)
+    if name in ("public", "unprotected"):
+        _refuse(name, {"order": arguments.order})
+        return mechanisms.PublicOnly() if name == "public" else mechanisms.Unprotected()
+    if name == "pmixed":
+        return mechanisms.PMixED(
+            epsilon=_default(arguments.epsilon, 8.0),
+            delta=arguments.delta,
+            queries=_default(arguments.budget_queries, 1024),
+            order=_default(arguments.order, 3.0),
+            sample_rate=_default(arguments.sample_rate, 1.0),
+        )
+    if arguments.preset is not None:
+        given = {k: v for k, v in adaptive.items() if v is not None}
+        if given:
+            _refuse("a preset", given)
+        return mechanisms.AdaPMixED.preset(arguments.preset)
+    screen = _default(arguments.screen, "noisy")
+    return mechanisms.AdaPMixED(
+        order=_default(arguments.order, 18.0),
+        target_leakage=_default(arguments.target_leakage, 0.2),
+        screen=None if screen == "off" else screen,
+    )
+
+
+def _preset(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"preset": arguments.preset}
+
+
+def _default(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _refuse(name: str, options: dict[str, Any]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            flag = "--" + option.replace("_", "-")
+            raise ValueError(f"{flag} does not apply to {name}, got {value!r}")
+
+
+def random_source(seed: int | None) -> "SecureRandom | SeededRandom":
+    """Seeded where a seed was given, from the operating system otherwise."""
+    from adapmixed.rng import SecureRandom, SeededRandom
+
+    return SecureRandom() if seed is None else SeededRandom(seed)
+
+
+def memory_bytes(text: str) -> int:
+    """A size such as 512M or 2G, in bytes."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    unit = units.get(text[-1:].upper(), 1)
+    number = text[:-1] if unit > 1 else text
+    try:
+        size = int(float(number) * unit)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"must be a size such as 512M or 2G, got {text!r}")
+    return size
+
+
+def quiet_libraries() -> None:
+    """Off a terminal the libraries' own progress bars stay silent, as ours do."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+
+
+def progress_bar(total: int, unit: str) -> tuple[Callable[[int, int], None], Callable[[], None]]:
+    """(update(done, total), close): a bar with the time left, silent off a terminal."""
+    from tqdm import tqdm
+
+    bar = tqdm(total=total, unit=unit, disable=not sys.stderr.isatty(), leave=False)
+
+    def update(done: int, of: int) -> None:
+        bar.total = of
+        bar.update(done - bar.n)
+
+    return update, bar.close

@@ -1,0 +1,26 @@
+"""Corpora: text that every Python installation carries, and local files."""
+
+from adapmixed.data.builtin import (
+    Document,
+    docstring_documents,
+    held_out_documents,
+    is_held_out,
+    private_documents,
+    read_text,
+    topic_documents,
+)
+from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text, held_out_tokens
+
+__all__ = [
+    "Document",
+    "demo_base",
+    "demo_ensemble_path",
+    "docstring_documents",
+    "held_out_documents",
+    "held_out_text",
+    "held_out_tokens",
+    "is_held_out",
+    "private_documents",
+    "read_text",
+    "topic_documents",
+]

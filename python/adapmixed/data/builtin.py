@@ -1,0 +1,172 @@
+"""Text that is present wherever Python is: a public and a "private" corpus that need no network.
+
+* public: the docstrings of the standard library (about 7 800 documents, 1.7 million characters);
+* private: the paragraphs of `pydoc_data.topics`, the language reference behind `help("if")`
+  (about 80 topics, 1 600 paragraphs, 0.36 million characters).
+
+Both are read where they lie in the running Python, so they vary a little from one Python version to
+the next, and so do numbers computed from them. The second corpus plays the part of private text; it
+is of course public, which is what makes it fit for a demonstration.
+
+Some topics are held out for evaluation. Which ones is decided by a keyed hash of the topic's name
+alone, so that a topic stays on its side whatever other topics a Python version brings.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+HELD_OUT_KEY = b"adapmixed built-in held-out topics"
+HELD_OUT_FRACTION = 0.2
+
+_EXCLUDED_DIRECTORIES = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data"}
+)
+_MIN_DOCSTRING = 20
+_MIN_PARAGRAPH = 40
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text with the stable name it is known by.
+
+    Attributes:
+        identifier: names the document whatever its content; documents are assigned to shards by it.
+        text: the content.
+    """
+
+    identifier: str
+    text: str
+
+
+def docstring_documents() -> list[Document]:
+    """Docstrings of the standard library's modules, classes and functions, each content once.
+
+    Returns:
+        documents in the order of file and position; the identifier is `path:line` within the
+        library.
+
+    Raises:
+        RuntimeError: if the running Python carries no readable standard library sources.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    documents: list[Document] = []
+    seen: set[str] = set()
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if _EXCLUDED_DIRECTORIES & set(relative.parts):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, ValueError):
+            continue  # templates and deliberately broken sources carry no docstrings
+        for node in ast.walk(tree):
+            if not isinstance(
+                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            ):
+                continue
+            text = ast.get_docstring(node)
+            if text is None or len(text) <= _MIN_DOCSTRING or text in seen:
+                continue
+            seen.add(text)
+            line = getattr(node, "lineno", 0)
+            documents.append(Document(f"{relative.as_posix()}:{line}", text))
+    if not documents:
+        raise RuntimeError(f"no docstrings found under {root}: the library's sources are missing")
+    return documents
+
+
+def is_held_out(topic: str) -> bool:
+    """Whether a topic is kept for evaluation: a keyed hash of its name, nothing else, decides."""
+    digest = hashlib.blake2b(topic.encode(), digest_size=8, key=HELD_OUT_KEY).digest()
+    return int.from_bytes(digest, "big") < HELD_OUT_FRACTION * 2.0**64
+
+
+def topic_documents() -> dict[str, list[Document]]:
+    """Paragraphs of the language reference, by topic.
+
+    Topics quote one another; a paragraph is kept once. One that occurs in a training topic is never
+    part of a held-out topic, so that evaluation text is new to every shard.
+
+    Returns:
+        topic -> its paragraphs in order; the identifier of each is the topic's name, so that a
+        topic is never divided between shards. Topics that keep no paragraph are left out.
+
+    Raises:
+        RuntimeError: if the running Python was installed without `pydoc_data`.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise RuntimeError(
+            "this Python carries no pydoc_data.topics (a stripped installation); "
+            "the built-in private corpus is read from it"
+        ) from error
+    seen: set[str] = set()
+    result: dict[str, list[Document]] = {}
+    for topic in sorted(topics, key=lambda name: (is_held_out(name), name)):
+        kept: list[Document] = []
+        for raw in re.split(r"\n\s*\n", topics[topic]):
+            text = raw.strip()
+            key = re.sub(r"\s+", " ", text)
+            if len(text) < _MIN_PARAGRAPH or set(text) <= set("*=-~ \n") or key in seen:
+                continue
+            seen.add(key)
+            kept.append(Document(topic, text))
+        if kept:
+            result[topic] = kept
+    return result
+
+
+def private_documents() -> list[Document]:
+    """Paragraphs of the topics that shards are made of (the held-out topics are not among them)."""
+    return [
+        document
+        for topic, paragraphs in topic_documents().items()
+        if not is_held_out(topic)
+        for document in paragraphs
+    ]
+
+
+def held_out_documents() -> list[Document]:
+    """Paragraphs of the topics that no shard holds, for evaluation."""
+    return [
+        document
+        for topic, paragraphs in topic_documents().items()
+        if is_held_out(topic)
+        for document in paragraphs
+    ]
+
+
+def read_text(path: str | os.PathLike[str]) -> list[Document]:
+    """Reads a local UTF-8 text file (one document), or every `*.txt` file beneath a directory.
+
+    Returns:
+        documents sorted by identifier, which is the path relative to `path` (the file's own name
+        for a single file); files without any text are left out.
+
+    Raises:
+        ValueError: if `path` does not exist, is not UTF-8, or holds no text.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise ValueError(f"path must name a text file or a directory of *.txt files, got {root}")
+    files = [root] if root.is_file() else sorted(root.rglob("*.txt"))
+    documents: list[Document] = []
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} must be UTF-8 text: {error}") from error
+        if text.strip():
+            name = file.name if root.is_file() else file.relative_to(root).as_posix()
+            documents.append(Document(name, text))
+    if not documents:
+        raise ValueError(f"path must hold text, {root} has none (*.txt files are read)")
+    return documents

@@ -1,0 +1,61 @@
+"""The demonstration that travels with the package: a public model, 64 adapters, held-out text."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from adapmixed.data.builtin import held_out_documents
+
+
+def demo_base() -> Path:
+    """Folder of the demonstration's public model and tokenizer.
+
+    Raises:
+        FileNotFoundError: if the package was installed without its assets.
+    """
+    return _asset("base", "config.json")
+
+
+def demo_ensemble_path() -> Path:
+    """Folder of the demonstration's ensemble (`ensemble.json`, `member-000/` ...).
+
+    Raises:
+        FileNotFoundError: if the package was installed without its assets.
+    """
+    return _asset("ensemble", "ensemble.json")
+
+
+def held_out_text() -> list[str]:
+    """Evaluation text that no shard holds: one string per held-out paragraph."""
+    return [document.text for document in held_out_documents()]
+
+
+def held_out_tokens(tokenizer: Any) -> list[int]:
+    """The held-out text as one token stream, each paragraph followed by the end-of-text token.
+
+    Args:
+        tokenizer: the base's tokenizer, as transformers loads it.
+
+    Raises:
+        ValueError: if the tokenizer has no end-of-text token.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise ValueError("tokenizer must have an end-of-text token (eos_token), got None")
+    stream: list[int] = []
+    for text in held_out_text():
+        stream += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        stream.append(int(end))
+    return stream
+
+
+def _asset(name: str, marker: str) -> Path:
+    folder = Path(str(files("adapmixed").joinpath("assets", "demo", name)))
+    if not (folder / marker).is_file():
+        raise FileNotFoundError(
+            f"the demonstration's {name} is not installed ({folder / marker} is missing); "
+            "scripts/build_demo_assets.py writes it"
+        )
+    return folder

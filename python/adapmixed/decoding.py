@@ -1,0 +1,114 @@
+"""The loop that answers queries: logits, proposal, charge, then release."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from adapmixed.mechanisms import Mechanism
+from adapmixed.privacy import Accountant
+from adapmixed_ext import RandomSource
+
+if TYPE_CHECKING:
+    from adapmixed.models import Ensemble
+
+DEFAULT_MEMORY_BYTES = 1 << 30
+
+
+def stream(
+    ensemble: "Ensemble",
+    mechanism: Mechanism,
+    input_ids: Tensor,
+    *,
+    max_new_tokens: int,
+    rng: RandomSource,
+    accountant: Accountant,
+    attention_mask: Tensor | None = None,
+    stop_token: int | None = None,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+) -> Iterator[Tensor]:
+    """Answers queries one position at a time; every answer is charged before it is yielded.
+
+    Each sequence in the batch is a separate query at every step, so a batch of b costs b queries a
+    step. A sequence that has ended is neither charged nor sampled again; its stop token is charged.
+
+    Args:
+        ensemble: the models.
+        mechanism: how a query is answered.
+        input_ids: (b, t) int64 prompts, padded on the left where lengths differ.
+        max_new_tokens: ≥ 1.
+        rng: source of all randomness.
+        accountant: charged with every event.
+        attention_mask: (b, t), 0 at padding.
+        stop_token: ends a sequence once released.
+        memory_bytes: bound on the logits and activations held while the prompt is read.
+
+    Yields:
+        (b,) int64, the next token of each sequence; −1 for those that have ended.
+
+    Raises:
+        ValueError: max_new_tokens < 1, or prompt and new tokens exceed the model's window.
+    """
+    if isinstance(max_new_tokens, bool) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
+    limit = ensemble.max_positions
+    # The last token is released but never read back.
+    needed = input_ids.shape[-1] + max_new_tokens - 1
+    if limit is not None and needed > limit:
+        raise ValueError(
+            f"max_new_tokens must be <= {limit - input_ids.shape[-1] + 1} after a prompt of "
+            f"{input_ids.shape[-1]} tokens (the model's window is {limit}), got {max_new_tokens}"
+        )
+    decoder = ensemble.decoder(input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask)
+    going = torch.ones(len(input_ids), dtype=torch.bool)
+    for step in range(max_new_tokens):
+        private, public = decoder.logits
+        if not bool(going.all()):
+            private, public = private[:, going], public[going]
+        proposal = mechanism.propose(private, public, rng=rng)
+        accountant.add(proposal.events())
+        answer = proposal.release().tokens
+        assert answer is not None  # no targets were given
+        tokens = torch.full((len(input_ids),), -1, dtype=torch.int64)
+        tokens[going] = answer.cpu()
+        yield tokens.clone()
+        if stop_token is not None:
+            going &= tokens != stop_token
+            if not bool(going.any()):
+                return
+        if step + 1 < max_new_tokens:
+            # A sequence that has ended still occupies a row; what it reads is never answered.
+            decoder.append(tokens.clamp_min(0))
+
+
+def generate(
+    ensemble: "Ensemble",
+    mechanism: Mechanism,
+    input_ids: Tensor,
+    *,
+    max_new_tokens: int,
+    rng: RandomSource,
+    accountant: Accountant,
+    attention_mask: Tensor | None = None,
+    stop_token: int | None = None,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+) -> Tensor:
+    """The released tokens of :func:`stream` at once: (b, ≤ max_new_tokens) int64, −1 after an end.
+
+    Arguments and errors as :func:`stream`.
+    """
+    steps = list(
+        stream(
+            ensemble,
+            mechanism,
+            input_ids,
+            max_new_tokens=max_new_tokens,
+            rng=rng,
+            accountant=accountant,
+            attention_mask=attention_mask,
+            stop_token=stop_token,
+            memory_bytes=memory_bytes,
+        )
+    )
+    return torch.stack(steps, dim=1)

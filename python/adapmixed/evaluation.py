@@ -1,0 +1,175 @@
+"""Perplexity and privacy of mechanisms over a corpus, from one forward pass of the models.
+
+Perplexity reveals probabilities of the mixture: it is evaluation for the operator, never a private
+release.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES
+from adapmixed.mechanisms import Mechanism
+from adapmixed.privacy import Accountant, Guarantee
+from adapmixed.rng import SecureRandom, SeededRandom
+
+if TYPE_CHECKING:
+    from adapmixed.models import Ensemble
+
+# Positions of one mechanism call: enough to share its overhead, few enough to bound its memory.
+_POSITIONS_PER_CALL = 64
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One mechanism over the corpus.
+
+    Attributes:
+        name: as given in ``mechanisms``.
+        perplexity: exp of the mean negative log-likelihood over all queries; inf if a target has
+            probability 0.
+        queries: number of scored tokens, each one query.
+        guarantee: what the accountant states after all queries.
+        screened: share of queries answered from the public model by screening (not for a mechanism
+            that never reads the private models).
+        seconds: time in the mechanism, without the models' forward pass.
+        tokens_per_second: queries over mechanism time plus the shared forward pass.
+        curve: (queries, ε) after each chunk; ε is None where there is no guarantee.
+        breakdown: "mixing", "screening", "conversion", "total" of ε.
+    """
+
+    name: str
+    perplexity: float
+    queries: int
+    guarantee: Guarantee
+    screened: float
+    seconds: float
+    tokens_per_second: float
+    curve: tuple[tuple[int, float | None], ...]
+    breakdown: Mapping[str, float]
+
+
+class _Run:
+    """Running totals of one mechanism."""
+
+    def __init__(self, name: str, mechanism: Mechanism, accountant: Accountant) -> None:
+        self.name = name
+        self.mechanism = mechanism
+        self.accountant = accountant
+        self.log_likelihood = 0.0
+        self.screened = 0
+        self.seconds = 0.0
+        self.curve: list[tuple[int, float | None]] = []
+
+    def answer(
+        self,
+        private: torch.Tensor,
+        public: torch.Tensor,
+        targets: torch.Tensor,
+        rng: SecureRandom | SeededRandom,
+    ) -> None:
+        start = time.perf_counter()
+        proposal = self.mechanism.propose(private, public, targets=targets, rng=rng)
+        self.accountant.add(proposal.events())
+        answer = proposal.release()
+        assert answer.log_prob is not None  # targets were given
+        self.log_likelihood += math.fsum(answer.log_prob.tolist())
+        self.screened += int(answer.public.sum())
+        self.seconds += time.perf_counter() - start
+        self.curve.append((self.accountant.queries, self.accountant.epsilon().epsilon))
+
+    def result(self, queries: int, forward_seconds: float) -> Evaluation:
+        mean = -self.log_likelihood / queries
+        guarantee = self.accountant.epsilon()
+        return Evaluation(
+            name=self.name,
+            perplexity=math.exp(mean) if mean < 700.0 else math.inf,
+            queries=queries,
+            guarantee=guarantee,
+            screened=0.0 if guarantee.kind == "public" else self.screened / queries,
+            seconds=self.seconds,
+            tokens_per_second=queries / (self.seconds + forward_seconds),
+            curve=tuple(self.curve),
+            breakdown=self.accountant.breakdown(),
+        )
+
+
+def evaluate(
+    ensemble: "Ensemble",
+    tokens: Sequence[int],
+    mechanisms: Mapping[str, Mechanism],
+    *,
+    delta: float,
+    rng: SecureRandom | SeededRandom,
+    block: int | None = None,
+    queries: int | None = None,
+    rule: str = "per_model",
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Evaluation]:
+    """Answers every position of a token stream with every mechanism.
+
+    The stream is cut into non-overlapping blocks whose first token is not scored (the authors'
+    convention); every scored token is one query. The models run once, chunk by chunk under the
+    memory budget, and all mechanisms answer the same logits.
+
+    Args:
+        ensemble: the models.
+        tokens: the stream; at least two tokens.
+        mechanisms: by the name to report.
+        delta: δ of the guarantees.
+        rng: one source for all mechanisms; seeded for a repeatable evaluation.
+        block: tokens per block, ≥ 2; default 512, or the model's window if that is shorter.
+        queries: stop after this many; default: the whole stream.
+        rule: the accountant's rule, "per_model" or "paper".
+        memory_bytes: budget of one chunk's logits and activations.
+        progress: called with (queries done, queries in all).
+
+    Returns:
+        one :class:`Evaluation` per mechanism, in their order.
+
+    Raises:
+        ValueError: no mechanisms, block or queries out of range, too few tokens for one query.
+    """
+    if not mechanisms:
+        raise ValueError("mechanisms must name at least one mechanism, got none")
+    window = ensemble.max_positions
+    block = min(512, window or 512) if block is None else block
+    if block < 2 or (window is not None and block > window):
+        raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
+    # A last block of one token has nothing to score.
+    blocks = [list(tokens[i : i + block]) for i in range(0, len(tokens), block)]
+    available = sum(len(b) - 1 for b in blocks)
+    if available < 1:
+        raise ValueError(f"tokens must hold at least one query (2 tokens), got {len(tokens)}")
+    total = available if queries is None else queries
+    if total < 1 or total > available:
+        raise ValueError(
+            f"queries must be in [1, {available}] (what the text offers in blocks of {block}), "
+            f"got {queries}"
+        )
+    runs = [_Run(name, m, Accountant(delta, rule=rule)) for name, m in mechanisms.items()]
+    forward_seconds, done = 0.0, 0
+    for ids in blocks:
+        scored = min(len(ids) - 1, total - done)
+        if scored < 1:
+            break
+        inputs = torch.tensor([ids[:scored]], device=ensemble.device)
+        labels = torch.tensor(ids[1 : scored + 1], device=ensemble.device)
+        start = time.perf_counter()
+        for where, private, public in ensemble.iter_logits(inputs, memory_bytes=memory_bytes):
+            forward_seconds += time.perf_counter() - start
+            targets = labels[where]
+            for first in range(0, len(targets), _POSITIONS_PER_CALL):
+                part = slice(first, first + _POSITIONS_PER_CALL)
+                for run in runs:
+                    run.answer(private[:, 0, part], public[0, part], targets[part], rng)
+                done += len(targets[part])
+                if progress is not None:
+                    progress(done, total)
+            start = time.perf_counter()
+    return [run.result(total, forward_seconds) for run in runs]

@@ -1,0 +1,17 @@
+"""Mechanisms: logits in, a token and its privacy events out. They never account."""
+
+from adapmixed.mechanisms.adapmixed import PRESETS, AdaPMixED
+from adapmixed.mechanisms.base import Answer, Mechanism, Proposal
+from adapmixed.mechanisms.baselines import PublicOnly, Unprotected
+from adapmixed.mechanisms.pmixed import PMixED
+
+__all__ = [
+    "PRESETS",
+    "AdaPMixED",
+    "Answer",
+    "Mechanism",
+    "PMixED",
+    "Proposal",
+    "PublicOnly",
+    "Unprotected",
+]

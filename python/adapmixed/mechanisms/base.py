@@ -1,0 +1,190 @@
+"""The two phases of every mechanism: propose (events, no token), then release (the token).
+
+    proposal = mechanism.propose(private_logits, public_logits, rng=rng)
+    accountant.add(proposal.events())          # charged before anything is released
+    answer = proposal.release()
+
+N models, B positions, V tokens, K orders, as in ``adapmixed_ext``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.privacy.events import Event
+from adapmixed_ext import RandomSource
+from adapmixed_ext.ops import prepare
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a proposal releases.
+
+    Attributes:
+        tokens: (B,) int64, or None when targets were given.
+        log_prob: (B,) float64, log p(target), or None without targets. Evaluation only: it reveals
+            a probability of the mixture.
+        public: (B,) bool, answered from the public distribution alone.
+    """
+
+    tokens: Tensor | None
+    log_prob: Tensor | None
+    public: Tensor
+
+
+@dataclass(frozen=True)
+class Law:
+    """The distribution an answer is drawn from: the mean of weight·p_i + complement·q."""
+
+    private_logits: Tensor
+    public_logits: Tensor
+    projection: ops.Projection
+
+    def sample(self, rng: RandomSource) -> Tensor:
+        """One token per position, (B,) int64."""
+        probabilities = ops.mixture(self.private_logits, self.public_logits, self.projection)
+        return ops.sample(probabilities, self.public_logits, rng=rng)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """(B,) float64; the whole (B, V) is never formed."""
+        return ops.log_prob(self.private_logits, self.public_logits, self.projection, targets)
+
+
+@dataclass(frozen=True)
+class SplitLaw:
+    """One law per position, where positions differ in their members."""
+
+    laws: tuple[Law, ...]
+
+    def sample(self, rng: RandomSource) -> Tensor:
+        """One token per position, (B,) int64."""
+        tokens = [law.sample(rng) for law in self.laws]
+        return torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """(B,) float64."""
+        parts = [law.log_prob(targets[b : b + 1]) for b, law in enumerate(self.laws)]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+
+def public_law(public_logits: Tensor) -> Law:
+    """q itself: the mixture of one slot of weight 0, so that no private value is read for it."""
+    inputs = prepare(public_logits[None], public_logits)
+    weight = torch.zeros_like(inputs.private_lse)
+    return Law(inputs.private, inputs.public, ops.Projection(weight, weight + 1.0, *inputs[2:]))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An answer that waits to be charged.
+
+    Attributes:
+        charges: (N, B, K) float64, what each model would be charged; None where the charge does
+            not depend on the model.
+    """
+
+    law: Law | SplitLaw
+    public: Tensor
+    charges: Tensor | None
+    num_models: int
+    _events: tuple[Event, ...]
+    _targets: Tensor | None
+    _rng: RandomSource
+    _answers: list[Answer] = field(default_factory=list, repr=False, compare=False)
+
+    def events(self, active: Tensor | None = None) -> list[Event]:
+        """The privacy events of this answer, to be charged before :meth:`release`.
+
+        Args:
+            active: (N, B) bool, the slots that may contribute; None: all of them.
+        """
+        self._check_active(active)
+        return list(self._events)
+
+    def release(self, active: Tensor | None = None) -> Answer:
+        """Draws the tokens, or gives log p(target) where targets were proposed.
+
+        One charge pays for one answer: asked again, it returns the same answer, never a new draw.
+        """
+        self._check_active(active)
+        if not self._answers:
+            if self._targets is not None:
+                answer = Answer(None, self.law.log_prob(self._targets), self.public)
+            else:
+                answer = Answer(self.law.sample(self._rng), None, self.public)
+            self._answers.append(answer)
+        return self._answers[0]
+
+    def _check_active(self, active: Tensor | None) -> None:
+        if active is None:
+            return
+        shape = (self.num_models, len(self.public))
+        if active.dtype != torch.bool or tuple(active.shape) != shape:
+            raise ValueError(
+                f"active must be bool of shape (N, B) = {shape}, got {active.dtype} "
+                f"{tuple(active.shape)}"
+            )
+        if not bool(active.all()):
+            raise ValueError(
+                "active must be all True: this mechanism's charges are those of the whole "
+                "ensemble, so no slot can be retired"
+            )
+
+
+class Mechanism(ABC):
+    """A frozen configuration that turns logits into answers and privacy events."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def propose(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        targets: Tensor | None = None,
+        rng: RandomSource,
+    ) -> Proposal:
+        """Prepares the answers of B queries without releasing anything.
+
+        Args:
+            private_logits: (N, B, V), raw logits.
+            public_logits: (B, V).
+            targets: (B,) int64 for evaluation: the answer is log p(target) and no token is drawn.
+            rng: source of all randomness (``adapmixed.rng``).
+
+        Raises:
+            ValueError: as the operators, for bad logits or targets.
+        """
+
+
+def proposal(
+    law: Law | SplitLaw,
+    public_logits: Tensor,
+    num_models: int,
+    public: Tensor,
+    events: Sequence[Event],
+    targets: Tensor | None,
+    rng: RandomSource,
+    charges: Tensor | None = None,
+) -> Proposal:
+    """A :class:`Proposal`; targets are checked here, before anything is charged."""
+    if targets is not None:
+        positions, vocab = public_logits.shape
+        if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
+            raise ValueError(
+                f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "
+                f"{tuple(targets.shape)}"
+            )
+        outside = ((targets < 0) | (targets >= vocab)).nonzero()
+        if outside.numel():
+            at = int(outside[0])
+            raise ValueError(
+                f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}"
+            )
+    return Proposal(law, public, charges, num_models, tuple(events), targets, rng)

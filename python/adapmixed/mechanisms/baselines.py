@@ -1,0 +1,64 @@
+"""The two ends of the scale: nothing private, and nothing protected."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adapmixed.mechanisms.base import Law, Mechanism, Proposal, proposal, public_law
+from adapmixed.privacy.events import PublicAnswer, UnprotectedAnswer
+from adapmixed_ext import Projection, RandomSource
+from adapmixed_ext.ops import prepare
+
+
+@dataclass(frozen=True)
+class PublicOnly(Mechanism):
+    """Answers from the public distribution q. Costs nothing."""
+
+    name: ClassVar[str] = "public"
+
+    def propose(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        targets: Tensor | None = None,
+        rng: RandomSource,
+    ) -> Proposal:
+        """See :meth:`Mechanism.propose`; the private logits are checked for their shape alone."""
+        if private_logits.dim() != 3 or private_logits.shape[1:] != public_logits.shape:
+            raise ValueError(
+                f"private_logits must have shape (N, B, V) with (B, V) = "
+                f"{tuple(public_logits.shape)}, got {tuple(private_logits.shape)}"
+            )
+        law = public_law(public_logits)
+        public = torch.ones(len(public_logits), dtype=torch.bool, device=public_logits.device)
+        events = [PublicAnswer(len(public))]
+        return proposal(law, public_logits, len(private_logits), public, events, targets, rng)
+
+
+@dataclass(frozen=True)
+class Unprotected(Mechanism):
+    """Answers from the plain mean of the private distributions. No guarantee whatever."""
+
+    name: ClassVar[str] = "unprotected"
+
+    def propose(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        targets: Tensor | None = None,
+        rng: RandomSource,
+    ) -> Proposal:
+        """See :meth:`Mechanism.propose`."""
+        inputs = prepare(private_logits, public_logits)
+        weight = torch.ones_like(inputs.private_lse)
+        law = Law(
+            inputs.private, inputs.public, Projection(weight, torch.zeros_like(weight), *inputs[2:])
+        )
+        public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
+        events = [UnprotectedAnswer(len(public))]
+        models = inputs.private.shape[0]
+        return proposal(law, inputs.public, models, public, events, targets, rng)

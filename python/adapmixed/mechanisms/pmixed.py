@@ -1,0 +1,173 @@
+"""PMixED: a radius from a budget for a fixed number of queries (Algorithm 2)."""
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms.base import (
+    Law,
+    Mechanism,
+    Proposal,
+    SplitLaw,
+    proposal,
+    public_law,
+)
+from adapmixed.mechanisms.checks import check_number, check_option
+from adapmixed.privacy.conversions import (
+    c_alpha,
+    published_target_leakage,
+    radius_for_epsilon,
+    sound_bound,
+)
+from adapmixed.privacy.events import RenyiBound
+from adapmixed_ext import Projection, RandomSource
+from adapmixed_ext.ops import Inputs, prepare, project_prepared
+
+_warned = False
+
+
+def _warn_published() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "PMixED(analysis='published') reproduces the paper's data-independent bound, which is "
+            "not valid: the true loss can exceed it without limit (docs/privacy.md). Its numbers "
+            "are for comparison only.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+@dataclass(frozen=True)
+class PMixED(Mechanism):
+    """A fixed (ε, δ) for a fixed number of queries.
+
+    analysis="sound" (default): zero-out adjacency; per query
+    D↔_α ≤ log(1 + (s/N)(e^{(α−1)R} − 1)) / (α−1), and R is the largest radius that spends epsilon
+    over all queries. Subsampling at rate s leaves the other slots at q, so the law of a token is
+    the full mixture with weights s λ_i: that law is used itself, and no subset is ever drawn.
+    docs/privacy.md has the proof.
+
+    analysis="published": the paper's rule (β from |S_t|, amplification by equation 12, integer
+    order): for comparison only, since its bound is not valid; warns once.
+
+    Attributes:
+        epsilon: ε > c_α(δ) of the final (ε, δ) guarantee.
+        delta: δ in (0, 1).
+        queries: T ≥ 1, how many queries the budget is for.
+        order: Rényi order α > 1, fixed beforehand.
+        sample_rate: s in (0, 1], probability that a model takes part in a query.
+        analysis: "sound" or "published".
+    """
+
+    name: ClassVar[str] = "pmixed"
+
+    epsilon: float
+    delta: float
+    queries: int
+    order: float
+    sample_rate: float = 1.0
+    analysis: Literal["sound", "published"] = "sound"
+
+    def __post_init__(self) -> None:
+        check_number("epsilon", self.epsilon, above=0.0)
+        check_number("delta", self.delta, above=0.0)
+        if not self.delta < 1.0:
+            raise ValueError(f"delta must be < 1, got {self.delta}")
+        if isinstance(self.queries, bool) or not isinstance(self.queries, int) or self.queries < 1:
+            raise ValueError(f"queries must be an integer >= 1, got {self.queries!r}")
+        check_number("order", self.order, above=1.0)
+        check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
+        check_option("analysis", self.analysis, ("sound", "published"))
+        if (
+            self.analysis == "published"
+            and self.sample_rate < 1.0
+            and self.order != int(self.order)
+        ):
+            raise ValueError(
+                f"order must be an integer with analysis='published' and sample_rate < 1, got "
+                f"{self.order}: the published formula is for integer orders"
+            )
+        conversion = c_alpha(self.order, self.delta)
+        if not self.epsilon > conversion:
+            raise ValueError(
+                f"epsilon must be > {conversion:.6g}, what the conversion to (epsilon, delta) "
+                f"takes at order {self.order:g} and delta {self.delta:g}, got {self.epsilon}"
+            )
+
+    @property
+    def per_query(self) -> float:
+        """Rényi budget of one query at `order`: (ε − c_α(δ)) / T, less the rounding of T sums."""
+        slack = 1.0 - (self.queries + 8) * 2.0**-51
+        return (self.epsilon - c_alpha(self.order, self.delta)) / self.queries * slack
+
+    def radius(self, num_models: int) -> float:
+        """R for N models (for the published rule: for a subset of that size)."""
+        if self.analysis == "sound":
+            return radius_for_epsilon(self.order, self.per_query, num_models, self.sample_rate)
+        beta = published_target_leakage(self.order, self.per_query, num_models, self.sample_rate)
+        return beta * self.order
+
+    def propose(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        targets: Tensor | None = None,
+        rng: RandomSource,
+    ) -> Proposal:
+        """See :meth:`Mechanism.propose`; Algorithm 2, lines 2–8, without the draw of the token."""
+        inputs = prepare(private_logits, public_logits)
+        models, positions = inputs.private.shape[:2]
+        if self.analysis == "published":
+            _warn_published()
+            spent, published, adjacency = self.per_query, True, "add_remove"
+            law: Law | SplitLaw = self._published(inputs, rng)
+        else:
+            radius = self.radius(models)
+            spent = sound_bound(self.order, radius, models, self.sample_rate)
+            published, adjacency = False, "zero_out"
+            projection = project_prepared(inputs, order=self.order, radius=radius)
+            if self.sample_rate < 1.0:
+                projection = _thinned(projection, self.sample_rate)
+            law = Law(inputs.private, inputs.public, projection)
+        event = RenyiBound(self.order, spent, models, positions, adjacency, published)
+        public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
+        return proposal(law, inputs.public, models, public, [event], targets, rng)
+
+    def _published(self, inputs: Inputs, rng: RandomSource) -> Law | SplitLaw:
+        """Lines 2–8: a Poisson subset S_t per position, β from its size, the mean over S_t."""
+        models, positions = inputs.private.shape[:2]
+        if self.sample_rate == 1.0:
+            projection = project_prepared(inputs, order=self.order, radius=self.radius(models))
+            return Law(inputs.private, inputs.public, projection)
+        uniform = torch.special.ndtr(ops.gaussian((models, positions), sigma=1.0, rng=rng))
+        chosen = (uniform < self.sample_rate).to(inputs.private.device)
+        laws = []
+        for b in range(positions):
+            rows = chosen[:, b].nonzero()[:, 0]
+            here = slice(b, b + 1)
+            if not len(rows):
+                laws.append(public_law(inputs.public[here]))
+                continue
+            subset = prepare(inputs.private[rows, here], inputs.public[here])
+            radius = self.radius(len(rows))
+            projection = project_prepared(subset, order=self.order, radius=radius)
+            laws.append(Law(subset.private, subset.public, projection))
+        return SplitLaw(tuple(laws))
+
+
+def _thinned(projection: Projection, rate: float) -> Projection:
+    """λ → s λ: the law of a slot that answers q with probability 1 − s."""
+    return Projection(
+        rate * projection.weight,
+        (1.0 - rate) + rate * projection.complement,
+        projection.private_lse,
+        projection.public_lse,
+        projection.status,
+    )

@@ -1,0 +1,18 @@
+"""N adapters and a public model: from token ids to logits."""
+
+from adapmixed.models.batched_lora import Adapter, BatchedLoRA, read_adapter, stack_adapters
+from adapmixed.models.decoder import Decoder
+from adapmixed.models.ensemble import Ensemble
+from adapmixed.models.manifest import Manifest, read_manifest, write_manifest
+
+__all__ = [
+    "Adapter",
+    "BatchedLoRA",
+    "Decoder",
+    "Ensemble",
+    "Manifest",
+    "read_adapter",
+    "read_manifest",
+    "stack_adapters",
+    "write_manifest",
+]

@@ -1,0 +1,256 @@
+"""N private models and their public one, loaded from disk and evaluated together."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapmixed.models.batched_lora import Adapter, BatchedLoRA, read_adapter, stack_adapters
+from adapmixed.models.decoder import Decoder
+from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward
+from adapmixed.models.manifest import file_sha256, read_manifest
+
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model",
+    "spiece.model",
+)  # fmt: skip
+
+
+class Ensemble:
+    """A public causal language model with N LoRA adapters, as one batched model.
+
+    Every method runs without gradients, in eval mode (no dropout). Logits are in the model's dtype
+    and raw: softmax is the reader's. N and the order of members are those of the folder.
+
+    Attributes:
+        num_models: N >= 1.
+        vocab_size: V, the width of the logits.
+        tokenizer: the base's tokenizer, or None if it has none.
+        config: the base's transformers configuration.
+        max_positions: longest input in tokens, or None if the base sets no limit.
+    """
+
+    def __init__(self, model: Any, adapters: Sequence[Adapter], *, tokenizer: Any = None) -> None:
+        """Takes over `model`, which is changed; `Ensemble.load` is the ordinary way in.
+
+        Raises:
+            ValueError: if there are no adapters, or tokenizer and model do not fit.
+        """
+        if not adapters:
+            raise ValueError("an ensemble must have at least one private model, got 0")
+        text_config = model.config.get_text_config()
+        vocab_size = int(text_config.vocab_size)
+        if tokenizer is not None and len(tokenizer) > vocab_size:
+            raise ValueError(
+                f"tokenizer must have at most the base's vocab_size = {vocab_size} tokens, "
+                f"got {len(tokenizer)}"
+            )
+        limit = getattr(text_config, "max_position_embeddings", None)
+        stack_adapters(model, adapters)
+        model.eval()
+        model.requires_grad_(False)
+        self.num_models = len(adapters)
+        self.vocab_size = vocab_size
+        self.tokenizer = tokenizer
+        self.config = model.config
+        self.max_positions = None if limit is None else int(limit)
+        self._forward = BatchedForward(
+            model=model,
+            num_models=self.num_models,
+            vocab_size=vocab_size,
+            max_positions=self.max_positions,
+            zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
+        )
+
+    @classmethod
+    def load(
+        cls,
+        base: Any,
+        folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ) -> Ensemble:
+        """Loads the public model and its adapters.
+
+        Args:
+            base: a folder, a hub name (given to `from_pretrained`), or a transformers model, which
+                is copied and never changed (its tokenizer is then None).
+            folder: an ensemble folder (`ensemble.json`), or a sequence of peft folders, one per
+                private model.
+            dtype: of the base; None means fp32, or a model object's own. Adapters stay in fp32.
+            device: None means the CPU, or a model object's own.
+
+        Raises:
+            ValueError: if the folder is unreadable, newer than this version, empty or lists a
+                member twice; if an adapter is not a plain LoRA adapter or does not fit the base; or
+                if the base or its tokenizer is not the one that the ensemble was trained with.
+        """
+        if isinstance(folder, str | os.PathLike):
+            root = Path(folder)
+            manifest = read_manifest(root)
+            paths = [root / name for name in manifest.members]
+            _check_base(base, root, "tokenizer.json", manifest.tokenizer_sha256)
+            _check_base(base, root, "model.safetensors", manifest.base_sha256)
+        else:
+            paths = [Path(path) for path in folder]
+        if not paths:
+            raise ValueError("an ensemble must have at least one private model, got 0")
+        resolved = [path.resolve() for path in paths]
+        if len(set(resolved)) != len(resolved):
+            raise ValueError("members must be distinct: one listed twice counts its shard twice")
+        model, tokenizer = _load_base(base, dtype)
+        if device is not None:
+            model = model.to(device)
+        adapters = [read_adapter(model, path) for path in paths]
+        return cls(model, adapters, tokenizer=tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        device: torch.device = self._forward.model.device
+        return device
+
+    def logits(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of every position at once, for small inputs: N b t V numbers are held.
+
+        Args:
+            input_ids: (b, t) int64 or int32.
+            attention_mask: (b, t) of 0 and 1, 0 marking padding on either side; what is answered
+                at padding is unspecified.
+
+        Returns:
+            (private (N, b, t, V), public (b, t, V)).
+
+        Raises:
+            ValueError: if shapes, tokens or the length (> max_positions) are wrong.
+        """
+        ids, mask = self._forward.check_ids(input_ids, attention_mask)
+        result = self._forward(ids, mask, None)
+        return result[1:], result[0]
+
+    def iter_logits(
+        self,
+        input_ids: Tensor,
+        *,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        attention_mask: Tensor | None = None,
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Logits in chunks of positions, under a memory budget.
+
+        The input is run through a key/value cache chunk by chunk, which gives the same logits as
+        one pass (up to rounding). A chunk's tensors are free to go when the next one is asked for.
+
+        Args:
+            input_ids, attention_mask: as `logits`.
+            memory_bytes: bounds the logits of a chunk plus an estimate of a layer's activations;
+                weights and the cache come on top.
+
+        Returns:
+            iterator of (slice of positions, private (N, b, chunk, V), public (b, chunk, V)).
+
+        Raises:
+            ValueError: as `logits`, or if the budget does not hold one position (the message names
+                the bytes needed). Raised at the call, not at the first step.
+        """
+        ids, mask = self._forward.check_ids(input_ids, attention_mask)
+        batch, length = ids.shape
+        chunk = self._forward.chunk_size(batch, length, memory_bytes, last_only=False)
+        return self._chunks(ids, mask, chunk)
+
+    def decoder(
+        self,
+        input_ids: Tensor,
+        *,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        attention_mask: Tensor | None = None,
+    ) -> Decoder:
+        """Reads a prompt and stands ready to decode after it.
+
+        Args:
+            input_ids: (b, t) prompts, t <= max_positions.
+            memory_bytes: as `iter_logits`, for reading the prompt.
+            attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
+
+        Raises:
+            ValueError: as `iter_logits`, or if a row ends in padding.
+        """
+        ids, mask = self._forward.check_ids(input_ids, attention_mask)
+        return Decoder(self._forward, ids, mask, memory_bytes)
+
+    def _chunks(
+        self, ids: Tensor, mask: Tensor | None, chunk: int
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        length = ids.shape[1]
+        cache = self._forward.new_cache() if chunk < length else None
+        for start in range(0, length, chunk):
+            stop = min(start + chunk, length)
+            part = None if mask is None else mask[:, :stop]
+            result = self._forward(ids[:, start:stop], part, cache)
+            yield slice(start, stop), result[1:], result[0]
+
+
+def _load_base(base: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
+    """(model of our own, tokenizer or None)."""
+    if isinstance(base, torch.nn.Module):
+        if hasattr(base, "peft_config") or any(isinstance(m, BatchedLoRA) for m in base.modules()):
+            raise ValueError("base must be the plain public model, got one that carries adapters")
+        if not hasattr(base, "config"):
+            raise ValueError(
+                f"base must be a transformers model, a folder or a hub name, "
+                f"got {type(base).__name__}"
+            )
+        model = copy.deepcopy(base)
+        return (model if dtype is None else model.to(dtype)), None
+    if not isinstance(base, str | os.PathLike):
+        raise ValueError(
+            f"base must be a transformers model, a folder or a hub name, got {type(base).__name__}"
+        )
+    if isinstance(base, os.PathLike) and not Path(base).is_dir():
+        raise ValueError(f"base must be an existing folder, got {os.fspath(base)}")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    name = os.fspath(base)
+    with _quiet_off_terminal():
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or torch.float32)
+    local = Path(name)
+    if local.is_dir() and not any((local / file).is_file() for file in _TOKENIZER_FILES):
+        return model, None
+    return model, AutoTokenizer.from_pretrained(name)
+
+
+@contextmanager
+def _quiet_off_terminal() -> Iterator[None]:
+    """Keeps transformers' progress bars out of logs; its setting is global, so it is restored."""
+    from transformers.utils import logging
+
+    silence = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if silence:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if silence:
+            logging.enable_progress_bar()
+
+
+def _check_base(base: Any, folder: Path, file: str, expected: str | None) -> None:
+    """Compares a file of a base folder with the digest that the ensemble recorded."""
+    if expected is None or not isinstance(base, str | os.PathLike):
+        return
+    path = Path(base) / file
+    if path.is_file() and file_sha256(path) != expected:
+        raise ValueError(
+            f"base must be the one that {folder} was trained with: {path} has another SHA-256 "
+            f"than ensemble.json records ({expected[:12]}...)"
+        )

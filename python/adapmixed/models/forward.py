@@ -1,0 +1,138 @@
+"""The forward pass behind an ensemble: repeated rows, positions, padding, cache, memory budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEFAULT_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class BatchedForward:
+    """Runs a model with stacked adapters on the same tokens for every member.
+
+    Attributes:
+        model: a causal language model whose adapted layers are `BatchedLoRA`.
+        num_models: N.
+        vocab_size: V, the width of the logits.
+        max_positions: longest input, or None if the model sets no limit.
+        zero_members: members whose update vanishes. Their logits are a copy of the public block:
+            the same numbers computed in another row of a matrix product may round differently, and
+            an empty shard must answer exactly as the public model does.
+    """
+
+    model: Any
+    num_models: int
+    vocab_size: int
+    max_positions: int | None
+    zero_members: tuple[int, ...]
+
+    def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
+        """Validated (input_ids, attention_mask) on the model's device, int64; see `Ensemble`."""
+        if input_ids.ndim != 2 or 0 in input_ids.shape:
+            raise ValueError(
+                f"input_ids must have shape (b, t) with b, t >= 1, got {tuple(input_ids.shape)}"
+            )
+        self.check_tokens("input_ids", input_ids)
+        self.check_length(input_ids.shape[1])
+        ids = input_ids.to(self.model.device, torch.int64)
+        if attention_mask is None:
+            return ids, None
+        if attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)}, "
+                f"got {tuple(attention_mask.shape)}"
+            )
+        mask = attention_mask.to(self.model.device, torch.int64)
+        if not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any(dim=1).all()):
+            raise ValueError("attention_mask must be 0 or 1 with a 1 in every row")
+        return ids, mask
+
+    def check_tokens(self, name: str, tokens: Tensor) -> None:
+        """Refuses anything but token ids of this vocabulary."""
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"{name} must be int64 or int32, got {tokens.dtype}")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(
+                f"{name} must lie in [0, {self.vocab_size}), got values in [{low}, {high}]"
+            )
+
+    def check_length(self, length: int) -> None:
+        """Refuses more positions than the model has."""
+        if self.max_positions is not None and length > self.max_positions:
+            raise ValueError(
+                f"input must have at most max_positions = {self.max_positions} positions, "
+                f"got {length}"
+            )
+
+    def new_cache(self) -> Any:
+        """An empty key/value cache for this model."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
+
+    @torch.no_grad()
+    def __call__(
+        self, ids: Tensor, mask: Tensor | None, cache: Any, *, last_only: bool = False
+    ) -> Tensor:
+        """Logits of all rows.
+
+        Args:
+            ids: (b, s) int64, the tokens that the cache does not hold yet.
+            mask: (b, cached + s) int64 or None.
+            cache: a transformers cache, which advances by s, or None for a single pass.
+            last_only: only the last position's logits are computed.
+
+        Returns:
+            (N + 1, b, s or 1, V) in the model's dtype, block 0 public.
+        """
+        rows = self.num_models + 1
+        arguments: dict[str, Any] = {"input_ids": ids.repeat(rows, 1)}
+        if mask is not None:
+            positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+            arguments["attention_mask"] = mask.repeat(rows, 1)
+            arguments["position_ids"] = positions.repeat(rows, 1)
+        output = self.model(
+            **arguments,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=1 if last_only else 0,
+        ).logits
+        logits: Tensor = output.view(rows, ids.shape[0], -1, output.shape[-1])
+        for member in self.zero_members:
+            logits[member + 1].copy_(logits[0])
+        return logits
+
+    def chunk_size(self, batch: int, length: int, memory_bytes: int, *, last_only: bool) -> int:
+        """Positions per pass so that logits and activations fit the budget.
+
+        Counted: (N + 1) b V logits per position (once in all if `last_only`), and an estimate of
+        one layer's activations. Not counted: weights, and the key/value cache, which holds all
+        positions however they are chunked.
+
+        Raises:
+            ValueError: naming the number needed, if not even one position fits.
+        """
+        rows = (self.num_models + 1) * batch
+        config = self.model.config.get_text_config()
+        hidden = int(config.hidden_size)
+        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        element = int(next(self.model.parameters()).element_size())
+        logits = rows * self.vocab_size * element
+        # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
+        # attention adds a score or mask row over all positions for every head at worst.
+        heads = int(getattr(config, "num_attention_heads", 1))
+        activations = rows * (element * (8 * hidden + 2 * inner) + 4 * heads * length)
+        fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
+        needed = fixed + per_position
+        if memory_bytes < needed:
+            raise ValueError(
+                f"memory_bytes must be >= {needed} to compute one position of {rows} rows, "
+                f"got {memory_bytes}"
+            )
+        return min(length, (memory_bytes - fixed) // per_position)

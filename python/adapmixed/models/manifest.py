@@ -1,0 +1,133 @@
+"""`ensemble.json`: what an ensemble folder says about itself.
+
+    {"format_version": 1, "base_model": "...", "num_models": N, "members": ["member-000", ...],
+     "tokenizer_sha256": "...", "training": {...}, "shards": [{"documents": n, "sha256": "..."}]}
+
+The members are ordinary peft folders beside it. Shard digests identify the data that a member was
+trained on to whoever holds it; they are the operator's and are not meant for publication.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT_VERSION = 1
+FILE_NAME = "ensemble.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `ensemble.json`.
+
+    Attributes:
+        base_model: name of the public model, for people; loading is given the base itself.
+        members: folder names, one per private model, N = len(members) >= 1.
+        tokenizer_sha256: digest of the base's `tokenizer.json`, or None.
+        base_sha256: digest of the base's `model.safetensors`, or None.
+        training: settings the members were trained with.
+        shards: per member, {"documents": count, "sha256": digest}; empty if not recorded.
+    """
+
+    base_model: str
+    members: tuple[str, ...]
+    tokenizer_sha256: str | None = None
+    base_sha256: str | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    shards: tuple[Mapping[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise ValueError("members must name at least one private model, got none")
+        if len(set(self.members)) != len(self.members):
+            raise ValueError("members must be distinct: one listed twice counts its shard twice")
+        for name in self.members:
+            if not name or name in (".", "..") or "/" in name or "\\" in name:
+                raise ValueError(f"members must be plain folder names, got {name!r}")
+        if self.shards and len(self.shards) != len(self.members):
+            raise ValueError(
+                f"shards must describe each of the {len(self.members)} members, "
+                f"got {len(self.shards)}"
+            )
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Reads `folder/ensemble.json`.
+
+    Raises:
+        ValueError: if the file is missing, not JSON, of a newer format, or contradicts itself.
+    """
+    path = Path(folder) / FILE_NAME
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")
+    version = data.get("format_version")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"{path}: format_version must be an integer >= 1, got {version!r}")
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: format_version must be <= {FORMAT_VERSION}, got {version}; "
+            "the ensemble was written by a newer adapmixed"
+        )
+    members = data.get("members")
+    if not isinstance(members, list) or not all(isinstance(name, str) for name in members):
+        raise ValueError(f"{path}: members must be a list of folder names, got {members!r}")
+    if data.get("num_models") != len(members):
+        raise ValueError(
+            f"{path}: num_models must be the number of members {len(members)}, "
+            f"got {data.get('num_models')!r}"
+        )
+    try:
+        return Manifest(
+            base_model=str(data.get("base_model", "")),
+            members=tuple(members),
+            tokenizer_sha256=_digest_or_none(data.get("tokenizer_sha256"), "tokenizer_sha256"),
+            base_sha256=_digest_or_none(data.get("base_sha256"), "base_sha256"),
+            training=dict(data.get("training") or {}),
+            shards=tuple(data.get("shards") or ()),
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
+    """Writes `folder/ensemble.json` in the current format."""
+    data = {
+        "format_version": FORMAT_VERSION,
+        "base_model": manifest.base_model,
+        "num_models": len(manifest.members),
+        "members": list(manifest.members),
+        "tokenizer_sha256": manifest.tokenizer_sha256,
+        "base_sha256": manifest.base_sha256,
+        "training": dict(manifest.training),
+        "shards": [dict(shard) for shard in manifest.shards],
+    }
+    text = json.dumps(data, indent=1) + "\n"
+    (Path(folder) / FILE_NAME).write_text(text, encoding="utf-8")
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _digest_or_none(value: Any, name: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+        raise ValueError(f"{name} must be 64 hexadecimal digits or null, got {value!r}")
+    return value

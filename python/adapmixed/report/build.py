@@ -1,0 +1,164 @@
+"""The content of report.json from evaluations."""
+
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+from adapmixed.privacy.guarantee import KINDS
+from adapmixed.report.view import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from adapmixed.evaluation import Evaluation
+
+_CURVE_POINTS = 200
+
+
+def build_report(
+    evaluations: Sequence["Evaluation"],
+    *,
+    config: Mapping[str, object],
+    environment: Mapping[str, object],
+    sample: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    """Collects evaluations into what report.json holds: strict JSON values only.
+
+    JSON has no infinities: an infinite number (perplexity, ε, Rényi order) is the string "inf".
+
+    Args:
+        evaluations: one per method, names distinct. `change` is the relative change of perplexity
+            against the first whose guarantee is of kind "public"; null without one, or where
+            neither perplexity is finite.
+        config: settings of the run; JSON values, nested as liked.
+        environment: see :func:`environment`.
+        sample: a generated text: "text" and "guarantee" (the sentence that covers it), optionally
+            "prompt" (public text that it continues), "method", "kind", and further strings.
+
+    Returns:
+        {"format_version": 1, "methods": [...], "sample", "environment", "config"}; each method has
+        "name", "perplexity", "change", "queries", "epsilon" (nats; null where there is no
+        guarantee), "delta", "kind", "guarantee" (a sentence), "unit", "adjacency", "rule", "order",
+        "screened" (share of queries), "tokens_per_second", "breakdown" (nats) and "curve":
+        [[queries, ε or null], ...], at most 200 points, the last always among them.
+
+    Raises:
+        ValueError: no evaluations, a name twice, NaN anywhere, a value that JSON cannot hold, a
+            sample without its text or guarantee.
+    """
+    if not evaluations:
+        raise ValueError("evaluations must hold at least one method, got none")
+    names = [evaluation.name for evaluation in evaluations]
+    if len(set(names)) < len(names):
+        raise ValueError(f"evaluations must have distinct names, got {names!r}")
+    public = next((e.perplexity for e in evaluations if e.guarantee.kind == "public"), None)
+    return {
+        "format_version": FORMAT_VERSION,
+        "methods": [_method(evaluation, public) for evaluation in evaluations],
+        "sample": None if sample is None else _sample(sample),
+        "environment": _plain(environment, "environment"),
+        "config": _plain(config, "config"),
+    }
+
+
+def environment() -> dict[str, object]:
+    """Versions and hardware that the numbers depend on; no host names and no paths.
+
+    A version is None where a package is not installed as a distribution.
+    """
+    import torch
+
+    import adapmixed
+    import adapmixed_ext
+
+    return {
+        "adapmixed": adapmixed.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": _version("transformers"),
+        "peft": _version("peft"),
+        "numpy": _version("numpy"),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "build": adapmixed_ext.build_info(),
+    }
+
+
+def _method(evaluation: "Evaluation", public: float | None) -> dict[str, object]:
+    guarantee = evaluation.guarantee
+    entry: dict[str, object] = {
+        "name": evaluation.name,
+        "perplexity": evaluation.perplexity,
+        "change": _change(evaluation.perplexity, public),
+        "queries": evaluation.queries,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "kind": guarantee.kind,
+        "guarantee": str(guarantee),
+        "unit": guarantee.unit,
+        "adjacency": guarantee.adjacency,
+        "rule": guarantee.rule,
+        "order": guarantee.order,
+        "screened": evaluation.screened,
+        "tokens_per_second": evaluation.tokens_per_second,
+        "breakdown": evaluation.breakdown,
+        "curve": _thin(evaluation.curve),
+    }
+    return {key: _plain(value, f"{evaluation.name}.{key}") for key, value in entry.items()}
+
+
+def _change(perplexity: float, public: float | None) -> float | None:
+    if public is None or math.isinf(public):
+        return None
+    return perplexity / public - 1.0
+
+
+def _thin(curve: Sequence[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
+    """Evenly spaced points, the first and the last among them."""
+    last = len(curve) - 1
+    if last < _CURVE_POINTS:
+        return list(curve)
+    return [curve[round(i * last / (_CURVE_POINTS - 1))] for i in range(_CURVE_POINTS)]
+
+
+def _sample(sample: Mapping[str, str]) -> dict[str, object]:
+    for key in ("text", "guarantee"):
+        if not isinstance(sample.get(key), str):
+            raise ValueError(f"sample must have the string {key!r}, got keys {sorted(sample)}")
+    if not sample["guarantee"].strip():
+        raise ValueError("sample's 'guarantee' must be a sentence, got an empty string")
+    if "kind" in sample and sample["kind"] not in KINDS:
+        raise ValueError(f"sample's 'kind' must be one of {KINDS}, got {sample['kind']!r}")
+    return {key: _plain(value, f"sample.{key}") for key, value in sample.items()}
+
+
+def _plain(value: object, where: str) -> object:
+    """The value in JSON's own types; infinities become strings, NaN and other types raise."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        # Lone surrogates (undecodable file names) have no UTF-8 form.
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        if math.isnan(number):
+            raise ValueError(f"{where} must not be NaN")
+        return number if math.isfinite(number) else str(number)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise ValueError(f"{where} must be a JSON value, got {type(value).__name__}")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,114 @@
+"""Names in the plane of perplexity and ε: beside points and on lines, without overlap."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from adapmixed.report.view import Method, format_perplexity
+
+_GREY = "#555555"
+_FONT_SIZE = 9
+_NAME_LENGTH = 34
+_POINT_RADIUS = 8.0  # pixels kept free around a point
+# Offsets in points from a point to its label, with the alignments that go with them.
+_PLACES = (
+    ((9, 0), "left", "center"),
+    ((-9, 0), "right", "center"),
+    ((0, 9), "center", "bottom"),
+    ((0, -9), "center", "top"),
+    ((9, 14), "left", "bottom"),
+    ((9, -14), "left", "top"),
+    ((-9, 14), "right", "bottom"),
+    ((-9, -14), "right", "top"),
+    ((9, 30), "left", "bottom"),
+    ((9, -30), "left", "top"),
+)
+
+Box = tuple[float, float, float, float]
+"""x0, y0, x1, y1 in pixels of the canvas."""
+
+
+def short(name: str) -> str:
+    """A name on one line of bounded length."""
+    name = "".join(c if c.isprintable() else " " for c in name)
+    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
+
+
+def draw_references(axes: Any, methods: Sequence[Method]) -> list[Box]:
+    """Horizontal lines at the methods' perplexities with their names; returns the names' boxes."""
+    texts = []
+    ordered = sorted(methods, key=lambda method: method.perplexity)
+    for rank, method in enumerate(ordered):
+        axes.axhline(method.perplexity, color=_GREY, linewidth=1.2, linestyle=(0, (2, 2)))
+        # Names point away from each other: the highest stands above its line, others below.
+        above = rank == len(ordered) - 1
+        words = short(method.name) + (", no guarantee" if method.kind == "none" else "")
+        texts.append(
+            axes.annotate(
+                f"{words} ({format_perplexity(method.perplexity)})",
+                (0.995, method.perplexity),
+                (0, 3 if above else -3),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                ha="right",
+                va="bottom" if above else "top",
+                color=_GREY,
+                fontsize=_FONT_SIZE,
+            )
+        )
+    _settle(axes)
+    return [_box(text) for text in texts]
+
+
+def label_points(axes: Any, methods: Sequence[Method], taken: Sequence[Box]) -> None:
+    """Names beside the points (ε, perplexity), each at the place that collides least.
+
+    Greedy in the order of the methods: a place counts its overlaps with points, lines' names
+    (`taken`) and earlier names, and twice for leaving the axes; the first of the least wins.
+    """
+    _settle(axes)
+    boxes = list(taken)
+    for method in methods:
+        x, y = axes.transData.transform((method.epsilon, method.perplexity))
+        boxes.append((x - _POINT_RADIUS, y - _POINT_RADIUS, x + _POINT_RADIUS, y + _POINT_RADIUS))
+    frame = _box(axes)
+    for method in methods:
+        text = axes.annotate(
+            short(method.name),
+            (method.epsilon, method.perplexity),
+            (0, 0),
+            textcoords="offset points",
+            fontsize=_FONT_SIZE,
+        )
+        best, least = _PLACES[0], math.inf
+        for place in _PLACES:
+            _put(text, place)
+            box = _box(text)
+            cost = sum(_overlap(box, other) for other in boxes) + 2 * (not _inside(box, frame))
+            if cost < least:
+                best, least = place, cost
+        _put(text, best)
+        boxes.append(_box(text))
+
+
+def _put(text: Any, place: tuple[tuple[int, int], str, str]) -> None:
+    offset, horizontal, vertical = place
+    text.set(position=offset, horizontalalignment=horizontal, verticalalignment=vertical)
+
+
+def _settle(axes: Any) -> None:
+    """Runs the layout, on which all pixel positions depend."""
+    axes.figure.draw_without_rendering()
+
+
+def _box(artist: Any) -> Box:
+    extent = artist.get_window_extent(artist.figure.canvas.get_renderer())
+    return extent.x0, extent.y0, extent.x1, extent.y1
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _inside(box: Box, frame: Box) -> bool:
+    return frame[0] <= box[0] and box[2] <= frame[2] and frame[1] <= box[1] and box[3] <= frame[3]

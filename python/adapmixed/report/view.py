@@ -1,0 +1,125 @@
+"""A report read back into typed rows, and the number formats that its views share."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from adapmixed.privacy.guarantee import format_epsilon
+
+FORMAT_VERSION = 1
+
+KIND_LABELS = {
+    "public": "public",
+    "fixed": "fixed",
+    "data-dependent, ex-post": "data-dependent, ex-post",
+    # "published" alone could be read as "may be published".
+    "published": "published, invalid",
+    "none": "none",
+}
+"""Short names of the kinds of guarantee."""
+
+MISSING = "-"
+"""Stands where a value does not exist."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of a report's "methods"; see :func:`adapmixed.report.build_report`."""
+
+    name: str
+    perplexity: float
+    change: float | None
+    queries: int
+    epsilon: float | None
+    delta: float
+    kind: str
+    guarantee: str
+    unit: str
+    adjacency: str | None
+    rule: str | None
+    order: float | None
+    screened: float
+    tokens_per_second: float
+    breakdown: Mapping[str, float]
+    curve: tuple[tuple[int, float | None], ...]
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether ε is a finite number above 0."""
+        return self.epsilon is not None and 0 < self.epsilon < math.inf
+
+
+def read_methods(report: Mapping[str, object]) -> tuple[Method, ...]:
+    """The methods of a report, "inf" read as infinity; ValueError for another format version."""
+    version = report.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+    entries: Any = report["methods"]
+    return tuple(_method(entry) for entry in entries)
+
+
+def _method(entry: Mapping[str, Any]) -> Method:
+    return Method(
+        name=entry["name"],
+        perplexity=float(entry["perplexity"]),
+        change=_optional(entry["change"]),
+        queries=entry["queries"],
+        epsilon=_optional(entry["epsilon"]),
+        delta=float(entry["delta"]),
+        kind=entry["kind"],
+        guarantee=entry["guarantee"],
+        unit=entry["unit"],
+        adjacency=entry["adjacency"],
+        rule=entry["rule"],
+        order=_optional(entry["order"]),
+        screened=float(entry["screened"]),
+        tokens_per_second=float(entry["tokens_per_second"]),
+        breakdown={part: float(value) for part, value in entry["breakdown"].items()},
+        curve=tuple((queries, _optional(epsilon)) for queries, epsilon in entry["curve"]),
+    )
+
+
+def _optional(value: float | str | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def show_epsilon(epsilon: float | None) -> str:
+    """ε as the guarantee writes it; missing where there is none."""
+    return MISSING if epsilon is None else format_epsilon(epsilon)
+
+
+def format_delta(method: Method) -> str:
+    """δ; missing where there is no guarantee for it to belong to."""
+    return MISSING if method.epsilon is None else f"{method.delta:g}"
+
+
+def format_unit(method: Method) -> str:
+    """What is protected; missing where nothing is."""
+    return MISSING if method.epsilon is None else method.unit
+
+
+def format_perplexity(perplexity: float) -> str:
+    """Two decimals, or four significant digits where it is large."""
+    return f"{perplexity:.2f}" if perplexity < 1e4 else f"{perplexity:.4g}"
+
+
+def format_change(change: float | None) -> str:
+    """A relative change in percent with its sign."""
+    if change is None:
+        return MISSING
+    if math.isinf(change):
+        return "inf"
+    text = f"{100 * change:+.1f}%"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text
+
+
+def format_screened(method: Method) -> str:
+    """Share of screened queries in percent; missing for a method that does not screen."""
+    screens = method.screened > 0 or method.breakdown.get("screening", 0.0) > 0
+    return f"{100 * method.screened:.1f}%" if screens else MISSING
+
+
+def format_rate(rate: float) -> str:
+    """Tokens per second."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

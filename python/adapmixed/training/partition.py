@@ -1,0 +1,75 @@
+"""Shards: which documents belong together behind one private model.
+
+The unit of protection is a shard, so what a document may influence is settled here: a document is
+assigned by a keyed hash of a stable *identifier* (a user, an account, a document id),
+
+    shard(identifier) = BLAKE2b(key, identifier) mod N,
+
+never of its content and never of the other documents. Hence an edited document stays in its shard,
+adding or removing one document moves no other, and a person whose records share one identifier lies
+in one shard. The hash is keyed so that nobody can choose identifiers that crowd into a shard of
+their liking; use a secret key of at least 16 random bytes for real data.
+
+Assignment comes before text is cut into blocks: blocks that run across documents of two shards
+would tie their models together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from adapmixed.data.builtin import Document
+
+_MIN_KEY = 16
+_MAX_KEY = 64  # BLAKE2b's limit
+
+
+def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) -> list[int]:
+    """Shard of each identifier.
+
+    Args:
+        identifiers: stable names; equal names give equal shards.
+        num_shards: N >= 1.
+        key: 16 to 64 bytes.
+
+    Returns:
+        as many integers in [0, N). The modulo bias is below N * 2**-128.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    if num_shards < 1:
+        raise ValueError(f"num_shards must be >= 1, got {num_shards}")
+    if not _MIN_KEY <= len(key) <= _MAX_KEY:
+        raise ValueError(f"key must have {_MIN_KEY} to {_MAX_KEY} bytes, got {len(key)}")
+    return [_digest(identifier, key) % num_shards for identifier in identifiers]
+
+
+def partition_documents(
+    documents: Sequence[Document], num_shards: int, *, key: bytes
+) -> list[list[Document]]:
+    """Distributes documents over N shards by `assign_shards` of their identifiers.
+
+    Documents that share an identifier (the records of one user) stay together.
+
+    Returns:
+        N lists, some possibly empty, each sorted by identifier (documents of one identifier in the
+        order given): a shard's content and order depend on its own documents only.
+
+    Raises:
+        ValueError: as `assign_shards`.
+    """
+    ordered = sorted(documents, key=lambda document: document.identifier)
+    numbers = assign_shards([document.identifier for document in ordered], num_shards, key=key)
+    shards: list[list[Document]] = [[] for _ in range(num_shards)]
+    for document, shard in zip(ordered, numbers, strict=True):
+        shards[shard].append(document)
+    return shards
+
+
+def _digest(identifier: str, key: bytes) -> int:
+    digest = hashlib.blake2b(
+        identifier.encode(), digest_size=16, key=key, person=b"adapmixed.shard"
+    ).digest()
+    return int.from_bytes(digest, "big")

@@ -1,0 +1,73 @@
+"""An ensemble whose logits are a table: exact however a sequence is cut into chunks or batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class FakeDecoder:
+    """Records what it was fed."""
+
+    def __init__(self, ensemble: FakeEnsemble, ids: Tensor) -> None:
+        self._ensemble = ensemble
+        self.ids = ids
+
+    @property
+    def logits(self) -> tuple[Tensor, Tensor]:
+        private, public = self._ensemble.logits(self.ids)
+        return private[:, :, -1], public[:, -1]
+
+    def append(self, tokens: Tensor) -> None:
+        self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
+
+
+class FakeEnsemble:
+    """Logits of a position depend on its token and on its place; no padding.
+
+    Attributes:
+        chunk: positions of one step of `iter_logits`; the memory budget itself when it is small.
+        decoders: every decoder that was made.
+    """
+
+    def __init__(
+        self,
+        models: int = 3,
+        vocab: int = 7,
+        max_positions: int | None = 512,
+        *,
+        spread: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.num_models, self.vocab_size, self.max_positions = models, vocab, max_positions
+        self.device = torch.device("cpu")
+        self.budgets: list[int] = []
+        self.decoders: list[FakeDecoder] = []
+        self._token = torch.randn(vocab, vocab, generator=generator)
+        self._place = 0.5 * torch.randn(4096, vocab, generator=generator)
+        self._members = spread * torch.randn(models, vocab, vocab, generator=generator)
+
+    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        assert attention_mask is None
+        public = self._token[ids] + self._place[: ids.shape[1]]
+        return public + self._members[:, ids], public
+
+    def iter_logits(
+        self, ids: Tensor, *, memory_bytes: int
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Chunks of ``memory_bytes`` positions."""
+        self.budgets.append(memory_bytes)
+        private, public = self.logits(ids)
+        for start in range(0, ids.shape[1], memory_bytes):
+            where = slice(start, min(start + memory_bytes, ids.shape[1]))
+            yield where, private[:, :, where], public[:, where]
+
+    def decoder(
+        self, ids: Tensor, *, memory_bytes: int, attention_mask: Tensor | None = None
+    ) -> FakeDecoder:
+        assert attention_mask is None and memory_bytes > 0
+        self.decoders.append(FakeDecoder(self, ids))
+        return self.decoders[-1]

@@ -1,0 +1,121 @@
+"""The command line: every command, its output files, its refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+METHOD_FIELDS = {
+    "name", "perplexity", "queries", "epsilon", "delta", "guarantee", "unit", "adjacency", "rule",
+    "order",
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(held_out_text()[:3]), encoding="utf-8")
+    return path
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    output = capsys.readouterr().out
+    for word in ("instruction set:", "CUDA kernels:", "GPU:", "randomness:", "torch:"):
+        assert word in output
+
+
+def test_help_costs_no_torch() -> None:
+    code = (
+        "import sys\nfrom adapmixed.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--out", str(tmp_path / "report"), "--queries", "48"]) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
+    names = [method["name"] for method in report["methods"]]
+    assert names == ["public", "unprotected", "pmixed", "adapmixed"]
+    for method in report["methods"]:
+        assert set(method) >= METHOD_FIELDS
+        assert method["queries"] == 48
+        assert isinstance(method["guarantee"], str) and method["guarantee"]
+        assert method["name"] in printed
+    assert report["methods"][1]["epsilon"] is None
+    assert report["methods"][0]["epsilon"] == 0
+    assert 0.45 < report["methods"][3]["epsilon"] < 2
+    assert {"format_version", "environment", "config"} <= set(report)
+    assert report["sample"]["text"]
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "<svg" in page and "<script" not in page
+
+
+def test_evaluate_is_repeatable_with_a_seed(text: Path, tmp_path: Path) -> None:
+    outputs = []
+    for name in ("a.json", "b.json"):
+        path = tmp_path / name
+        arguments = ["--text", str(text), "--queries", "60", "--seed", "7", "--json", str(path)]
+        assert main(["evaluate", *MODELS, *arguments, "--mechanism", "adapmixed"]) == 0
+        outputs.append(json.loads(path.read_text(encoding="utf-8")))
+    first, second = ([
+        {k: v for k, v in m.items() if k != "tokens_per_second"} for m in output["methods"]
+    ] for output in outputs)  # fmt: skip
+    assert first == second
+    assert outputs[0]["config"]["randomness"] == "seeded (7)"
+
+
+@pytest.mark.parametrize("name", ["pmixed", "public", "unprotected"])
+def test_evaluate_every_mechanism(text: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "out.json"
+    arguments = ["--text", str(text), "--queries", "20", "--mechanism", name, "--json", str(path)]
+    assert main(["evaluate", *MODELS, *arguments]) == 0
+    assert json.loads(path.read_text(encoding="utf-8"))["methods"][-1]["name"] == name
+
+
+def test_generate_prints_text_and_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--prompt", "The try statement", "--max-new-tokens", "6", "--seed", "1"]
+    assert main(["generate", *MODELS, *arguments]) == 0
+    first = capsys.readouterr()
+    assert main(["generate", *MODELS, *arguments]) == 0
+    assert capsys.readouterr().out == first.out
+    assert first.out.strip()
+    assert "6 answered queries" in first.err and "seeded" in first.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mechanism", "public", "--order", "3"], "--order does not apply to public, got 3.0"),
+        (["--mechanism", "pmixed", "--preset", "pubmed"], "--preset does not apply to pmixed"),
+        (["--preset", "pubmed", "--order", "2"], "--order does not apply to a preset"),
+        (["--epsilon", "2"], "--epsilon does not apply to adapmixed"),
+        (["--order", "1"], "order must be > 1, got 1.0"),
+        (["--queries", "0"], "queries must be in"),
+        (["--block", "100000"], "block must be in"),
+    ],
+)
+def test_evaluate_refuses(
+    text: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", *MODELS, "--text", str(text), *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", *MODELS, "--text", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt" in capsys.readouterr().err
+    missing = ["--base", str(demo_base()), "--ensemble", str(tmp_path)]
+    assert main(["generate", *missing, "--prompt", "x"]) == 2
+    assert "ensemble.json" in capsys.readouterr().err

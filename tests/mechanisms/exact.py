@@ -1,0 +1,187 @@
+"""The law of an answer and its divergences with 60 digits, and Algorithm 1 in float64 torch.
+
+Independent of the operators: sums as they stand in the paper, weights by bisection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import mpmath
+import torch
+from torch import Tensor
+
+from adapmixed.mechanisms import Proposal
+
+CTX = mpmath.mp.clone()
+CTX.dps = 60
+mpf = CTX.mpf
+Vector = list[mpmath.mpf]
+
+FLOOR = 1e-12  # what the accounting adds to every loss that is not exactly zero
+ERROR = 1e-6  # relative, likewise
+
+
+def softmax(logits: Tensor) -> Vector:
+    """The exact distribution of one row of logits (V,)."""
+    values = [mpf(z) for z in logits.double().tolist()]
+    top = max(values)
+    weights = [CTX.exp(z - top) if z != -mpmath.inf else mpf(0) for z in values]
+    total = CTX.fsum(weights)
+    return [w / total for w in weights]
+
+
+def divergence(p: Sequence[mpmath.mpf], q: Sequence[mpmath.mpf], order: float) -> mpmath.mpf:
+    """D_order(p || q); P = Q = 0 counts 0, P > 0 = Q gives +inf."""
+    pairs = [(a, b) for a, b in zip(p, q, strict=True) if a > 0]
+    if any(b == 0 for _, b in pairs):
+        return mpf("inf")
+    eta = mpf(order) - 1
+    if eta == int(eta):
+        total = CTX.fsum(a * (a / b) ** int(eta) for a, b in pairs)
+    else:
+        total = CTX.fsum(a * CTX.exp(eta * CTX.log(a / b)) for a, b in pairs)
+    return CTX.log(total) / eta
+
+
+def both_ways(p: Sequence[mpmath.mpf], q: Sequence[mpmath.mpf], order: float) -> mpmath.mpf:
+    """D<->_order of two distributions."""
+    return max(divergence(p, q, order), divergence(q, p, order))
+
+
+def mix(p: Sequence[mpmath.mpf], q: Sequence[mpmath.mpf], weight: float, rest: float) -> Vector:
+    """weight p + (1 - weight) q; of weight and 1 - weight the smaller is known exactly."""
+    w, c = (mpf(weight), 1 - mpf(weight)) if weight <= rest else (1 - mpf(rest), mpf(rest))
+    return [w * a + c * b for a, b in zip(p, q, strict=True)]
+
+
+def mean(rows: Sequence[Sequence[mpmath.mpf]]) -> Vector:
+    return [CTX.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
+
+
+def slots(
+    proposal: Proposal, private: Tensor, public: Tensor, b: int
+) -> tuple[list[Vector], Vector]:
+    """(p_bar_i of every slot, q) at position b, from the weights that the proposal answers with."""
+    projection = proposal.law.projection
+    q = softmax(public[b])
+    weights = zip(
+        projection.weight[:, b].tolist(), projection.complement[:, b].tolist(), strict=True
+    )
+    return [mix(softmax(private[i, b]), q, w, c) for i, (w, c) in enumerate(weights)], q
+
+
+def cover(charge: float) -> float:
+    """The largest true loss that a recorded charge stands for; 0 up to the 60 digits used here."""
+    return charge * (1 + ERROR) + FLOOR if charge > 0 else 1e-55
+
+
+def all_log_probs(answer_of: object, vocab: int, positions: int) -> Tensor:
+    """(B, V) from ``answer_of(targets)``: one proposal for each token of a tiny vocabulary."""
+    columns = [
+        answer_of(torch.full((positions,), v, dtype=torch.int64))  # type: ignore[operator]
+        for v in range(vocab)
+    ]
+    return torch.stack(columns, dim=1)
+
+
+def random_ensembles(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (private (N, 1, V), public (1, V)): flat, peaked, disjoint, masked."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(*options: float) -> float:
+        return options[int(torch.randint(len(options), (), generator=generator))]
+
+    for turn in count():
+        vocab, models = 1 + turn % 4, int(pick(1, 2, 3, 4))
+        public = pick(0.1, 1, 5, 20) * torch.randn(1, vocab, generator=generator)
+        noise = pick(1e-4, 0.1, 1, 5, 50) * torch.randn(models, 1, vocab, generator=generator)
+        private = public + noise
+        if turn % 3 == 0:
+            private[0, 0, 0] += 40.0  # one model is sure of a token
+        if turn % 5 == 0 and vocab > 1:
+            private[-1, 0, int(pick(0, vocab - 1))] = -math.inf
+        if turn % 11 == 0 and vocab > 1:
+            public[0, 0] = -math.inf  # every model that does not mask it must be left out
+        dtype = (torch.float32, torch.float32, torch.bfloat16, torch.float16)[turn // 4 % 4]
+        yield private.to(dtype), public.to(dtype)
+
+
+# Algorithm 1 in float64, a line of code for a line of the paper.
+
+
+@dataclass(frozen=True)
+class Step:
+    """One query: the screening divergence, whether it passed, the law, and every model's loss."""
+
+    divergence: float
+    passed: bool
+    law: Tensor  # (V,)
+    losses: Tensor  # (N,), 0 where not passed
+
+
+def renyi(p: Tensor, q: Tensor, order: float) -> float:
+    """D_order(p || q) of float64 vectors, q > 0."""
+    return float(torch.log((q * (p / q) ** order).sum()) / (order - 1))
+
+
+def renyi_both(p: Tensor, q: Tensor, order: float) -> float:
+    return max(renyi(p, q, order), renyi(q, p, order))
+
+
+def largest_weight(private: Tensor, public: Tensor, order: float, radius: float) -> float:
+    """Line 12 by bisection."""
+    if renyi_both(private, public, order) <= radius:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        inside = renyi_both(middle * private + (1 - middle) * public, public, order) <= radius
+        low, high = (middle, high) if inside else (low, middle)
+    return low
+
+
+def scores(p: Tensor, q: Tensor, weight: float) -> Tensor:
+    """Line 1: mean_i weight p_i + (1 - weight) q."""
+    return (weight * p + (1 - weight) * q).mean(0)
+
+
+def algorithm_1(
+    private: Tensor,
+    public: Tensor,
+    noise: Tensor,
+    *,
+    order: float,
+    beta: float,
+    screen_weight: float,
+    threshold: float,
+    noise_first: bool = True,
+) -> Step:
+    """One position: private (N, V), public (V,) logits; noise (k,) by rank of the token."""
+    p, q = torch.softmax(private.double(), -1), torch.softmax(public.double(), -1)
+    s = scores(p, q, screen_weight)
+    top = torch.sort(public.double(), descending=True, stable=True).indices[: len(noise)]
+    screened, base = s[top], q[top] / q[top].sum()
+    if noise_first:
+        screened = (screened + noise).clamp(min=0)
+        screened = screened / screened.sum()
+    else:  # the order of the authors' program, whose sensitivity is not the stated one
+        screened = (screened / screened.sum() + noise).clamp(min=0)
+        screened = screened / screened.sum()
+    distance = renyi(screened, base, order)
+    models = len(p)
+    if not distance <= threshold:
+        return Step(distance, False, q, torch.zeros(models, dtype=torch.float64))
+    bars = []
+    for row in p:
+        weight = largest_weight(row, q, order, beta * order)
+        bars.append(weight * row + (1 - weight) * q)
+    total = torch.stack(bars).sum(0)
+    law = total / models
+    losses = [
+        renyi_both(law, (total - bar) / (models - 1) if models > 1 else q, order) for bar in bars
+    ]
+    return Step(distance, True, law, torch.tensor(losses, dtype=torch.float64))

@@ -1,0 +1,352 @@
+"""AdaPMixED against Algorithm 1 line by line, its ablations, presets and refusals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import Step, algorithm_1, all_log_probs
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import PRESETS, AdaPMixED, Proposal, PublicOnly
+from adapmixed.privacy import (
+    Accountant,
+    GaussianScreening,
+    LeaveOneOutLoss,
+    PublicAnswer,
+    RenyiBound,
+    c_alpha,
+)
+from adapmixed.rng import SeededRandom
+
+POSITIONS, VOCAB, MODELS, SEED = 60, 8, 3, 11
+# Noise of the size of the scores and k well below V, so that the order of noise and re-scaling
+# decides some queries, and a threshold that splits them.
+SETTINGS: dict[str, Any] = dict(
+    order=3.0, target_leakage=0.04, screen_weight=0.7, sigma=0.06, threshold=0.25, top_k=3
+)
+
+
+def ensemble(seed: int = 0, positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    public = 1.2 * torch.randn(positions, VOCAB, generator=generator)
+    private = public + 0.8 * torch.randn(MODELS, positions, VOCAB, generator=generator)
+    return private, public
+
+
+def by_hand(private: Tensor, public: Tensor, seed: int, **changes: Any) -> list[Step]:
+    """Algorithm 1 with the noise that the mechanism draws from the same seed."""
+    s = SETTINGS | changes
+    noise = ops.gaussian((len(public), s["top_k"]), sigma=s["sigma"], rng=SeededRandom(seed))
+    arguments = dict(
+        order=s["order"],
+        beta=s["target_leakage"],
+        screen_weight=s["screen_weight"],
+        threshold=s["threshold"],
+        noise_first=s.get("noise_first", True),
+    )
+    return [
+        algorithm_1(private[:, b], public[b], noise[b], **arguments) for b in range(len(public))
+    ]
+
+
+def propose(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Proposal:
+    return mechanism.propose(private, public, rng=SeededRandom(seed))
+
+
+def log_probs(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Tensor:
+    """(B, V): log of the law of the answer, through the public interface."""
+
+    def answer(targets: Tensor) -> Tensor:
+        rng = SeededRandom(seed)
+        released = mechanism.propose(private, public, targets=targets, rng=rng).release()
+        assert released.log_prob is not None
+        return released.log_prob
+
+    return all_log_probs(answer, public.shape[-1], len(public))
+
+
+def events_of(proposal: Proposal, kind: type) -> list[Any]:
+    return [event for event in proposal.events() if isinstance(event, kind)]
+
+
+def test_algorithm_1_line_by_line() -> None:
+    private, public = ensemble()
+    mechanism = AdaPMixED(**SETTINGS)
+    steps = by_hand(private, public, SEED)
+    passed = torch.tensor([step.passed for step in steps])
+    # The comparison means something: both outcomes, none within rounding of the threshold, and
+    # noise after re-scaling would have decided otherwise.
+    assert 10 < int(passed.sum()) < POSITIONS - 10
+    assert min(abs(step.divergence - SETTINGS["threshold"]) for step in steps) > 1e-5
+    other = [step.passed for step in by_hand(private, public, SEED, noise_first=False)]
+    assert other != passed.tolist()
+
+    proposal = propose(mechanism, private, public)
+    assert torch.equal(proposal.public, ~passed)
+    law = torch.stack([step.law for step in steps])
+    # The weight is the optimum up to 1e-5, from below.
+    torch.testing.assert_close(
+        log_probs(mechanism, private, public), law.log(), rtol=0.0, atol=3e-5
+    )
+    screening, loss, public_answers = proposal.events()
+    assert screening == GaussianScreening(MODELS, POSITIONS, 0.7, 0.06)
+    assert public_answers == PublicAnswer(POSITIONS - int(passed.sum()))
+    assert isinstance(loss, LeaveOneOutLoss)
+    assert (loss.orders, loss.adjacency, loss.loss_error) == ((3.0,), "add_remove", ops.loss_error)
+    assert loss.loss.shape == (MODELS, int(passed.sum()), 1)
+    expected = torch.stack([step.losses for step in steps if step.passed], dim=1)
+    np.testing.assert_allclose(loss.loss[:, :, 0], expected.numpy(), rtol=5e-4)
+
+
+def test_total_is_screening_plus_realised_losses_plus_conversion() -> None:
+    private, public = ensemble()
+    proposal = propose(AdaPMixED(**SETTINGS), private, public)
+    steps = by_hand(private, public, SEED)
+    per_model = sum((step.losses for step in steps), torch.zeros(MODELS, dtype=torch.float64))
+    paper = sum(float(step.losses.max()) for step in steps)
+    screening = POSITIONS * 3.0 * (0.7 / (MODELS * 0.06)) ** 2
+    for rule, mixing in (("per_model", float(per_model.max())), ("paper", paper)):
+        guarantee = Accountant(1e-5, rule=rule).add(proposal.events()).epsilon()
+        assert guarantee.epsilon == pytest.approx(screening + mixing + c_alpha(3, 1e-5), rel=1e-4)
+        assert guarantee.kind == "data-dependent, ex-post"
+        assert guarantee.queries == POSITIONS
+
+
+def test_a_single_model_is_compared_with_the_public_one() -> None:
+    private, public = ensemble()
+    mechanism = AdaPMixED(**(SETTINGS | dict(screen_weight=0.2)))
+    proposal = propose(mechanism, private[:1], public)
+    steps = by_hand(private[:1], public, SEED, screen_weight=0.2)
+    assert proposal.public.tolist() == [not step.passed for step in steps]
+    expected = [float(step.losses[0]) for step in steps if step.passed]
+    (loss,) = events_of(proposal, LeaveOneOutLoss)
+    np.testing.assert_allclose(loss.loss[0, :, 0], expected, rtol=5e-4)
+
+
+def test_screened_out_queries_are_answered_from_the_public_model_exactly() -> None:
+    """Up to the rounding of a mean of N equal terms, and whatever the private models say."""
+    private, public = ensemble()
+    private[0, 0, 1:] = -math.inf
+    mechanism = AdaPMixED(**(SETTINGS | dict(threshold=0.0)))
+    others = -3.0 * private.nan_to_num(neginf=-9.0)
+
+    def public_answer(targets: Tensor) -> Tensor:
+        released = PublicOnly().propose(private, public, targets=targets, rng=SeededRandom(0))
+        log_prob = released.release().log_prob
+        assert log_prob is not None
+        return log_prob
+
+    expected = all_log_probs(public_answer, VOCAB, POSITIONS)
+    exact = torch.log_softmax(public.double(), -1)
+    torch.testing.assert_close(expected, exact, rtol=0.0, atol=1e-13)
+    assert torch.equal(log_probs(mechanism, private, public), log_probs(mechanism, others, public))
+    tokens = []
+    for rows in (private, others, private[:1]):
+        torch.testing.assert_close(
+            log_probs(mechanism, rows, public), expected, rtol=0.0, atol=1e-14
+        )
+        proposal = propose(mechanism, rows, public)
+        assert bool(proposal.public.all())
+        screening, loss, answered = proposal.events()
+        # Charged for the screening alone; the order stays declared although nothing passed.
+        assert screening == GaussianScreening(len(rows), POSITIONS, 0.7, 0.06)
+        assert loss.loss.shape == (len(rows), 0, 1) and loss.orders == (3.0,)
+        assert answered == PublicAnswer(POSITIONS)
+        breakdown = Accountant(1e-5).add(proposal.events()).breakdown()
+        assert breakdown["mixing"] == 0.0
+        assert breakdown["screening"] == pytest.approx(
+            POSITIONS * 3.0 * (0.7 / (len(rows) * 0.06)) ** 2
+        )
+        tokens.append(proposal.release().tokens.tolist())
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.25, math.inf])
+@pytest.mark.parametrize("loss", ["data-dependent", "fixed"])
+def test_screening_is_charged_whatever_its_outcome(threshold: float, loss: str) -> None:
+    private, public = ensemble()
+    mechanism = AdaPMixED(**(SETTINGS | dict(threshold=threshold, loss=loss)))
+    proposal = propose(mechanism, private, public)
+    expected = [GaussianScreening(MODELS, POSITIONS, 0.7, 0.06)]
+    assert events_of(proposal, GaussianScreening) == expected
+    assert bool(proposal.public.any()) == (threshold < math.inf)
+    assert bool(proposal.public.all()) == (threshold == 0.0)
+    queries = Accountant(1e-5).add(proposal.events()).epsilon().queries
+    assert queries == POSITIONS
+
+
+def test_infinite_threshold_lets_all_zero_scores_pass() -> None:
+    """Every score negative after noise: D counts +inf, above any finite threshold only."""
+    private, public = torch.zeros(2, 40, 4), torch.zeros(40, 4)
+    for threshold, screened in ((1e300, True), (math.inf, False)):
+        mechanism = AdaPMixED(
+            order=3.0, target_leakage=0.1, sigma=1e6, threshold=threshold, top_k=1
+        )
+        proposal = propose(mechanism, private, public)
+        noise = ops.gaussian((40, 1), sigma=1e6, rng=SeededRandom(SEED))[:, 0]
+        assert proposal.public.tolist() == ((noise < 0) & screened).tolist()
+
+
+def test_without_screening_every_query_is_mixed_and_no_noise_is_drawn() -> None:
+    private, public = ensemble()
+    mechanism = AdaPMixED(**(SETTINGS | dict(screen=None)))
+    rng = SeededRandom(SEED)
+    proposal = mechanism.propose(private, public, rng=rng)
+    assert rng.reserve()[1] == 0
+    assert not bool(proposal.public.any())
+    assert [type(event) for event in proposal.events()] == [LeaveOneOutLoss, PublicAnswer]
+    steps = by_hand(private, public, SEED, threshold=math.inf)
+    law = torch.stack([step.law for step in steps])
+    torch.testing.assert_close(
+        log_probs(mechanism, private, public), law.log(), rtol=0.0, atol=3e-5
+    )
+    expected = torch.stack([step.losses for step in steps], dim=1)
+    (loss,) = events_of(proposal, LeaveOneOutLoss)
+    np.testing.assert_allclose(loss.loss[:, :, 0], expected.numpy(), rtol=5e-4)
+
+
+def test_public_screening_is_the_noised_test_on_the_public_model_and_costs_nothing() -> None:
+    private, public = ensemble()
+    settings = SETTINGS | dict(sigma=0.1)
+    mechanism = AdaPMixED(**(settings | dict(screen="public")))
+    alone = by_hand(public.expand(1, POSITIONS, VOCAB), public, SEED, sigma=0.1)
+    decisions = [not step.passed for step in alone]
+    assert 5 < sum(decisions) < POSITIONS - 5
+    # The private models move the noisy test on these inputs, and cannot move the public one.
+    assert decisions != propose(AdaPMixED(**settings), private, public).public.tolist()
+    for rows in (private, -2 * private, private[:1]):
+        proposal = propose(mechanism, rows, public)
+        assert proposal.public.tolist() == decisions
+        assert [type(event) for event in proposal.events()] == [LeaveOneOutLoss, PublicAnswer]
+        assert Accountant(1e-5).add(proposal.events()).breakdown()["screening"] == 0.0
+
+
+def test_fixed_loss_is_charged_for_every_query() -> None:
+    private, public = ensemble()
+    mechanism = AdaPMixED(**(SETTINGS | dict(loss="fixed")))
+    proposal = propose(mechanism, private, public)
+    # log(1 + (e^{(order-1) R} - 1)/N) / (order - 1), R = 0.04 * 3
+    bound = math.log1p(math.expm1(2 * 0.12) / MODELS) / 2
+    (event,) = events_of(proposal, RenyiBound)
+    assert (event.order, event.num_models, event.queries) == (3.0, MODELS, POSITIONS)
+    assert (event.adjacency, event.published) == ("zero_out", False)
+    assert bound <= event.epsilon <= bound * (1 + 1e-12)
+    assert len(proposal.events()) == 2 and proposal.charges is None
+    # The answers are those of the data-dependent mechanism.
+    other = propose(AdaPMixED(**SETTINGS), private, public)
+    assert torch.equal(proposal.public, other.public)
+    assert torch.equal(proposal.release().tokens, other.release().tokens)
+    # The charge does not follow the outcome: the same when nothing passes.
+    nothing = propose(AdaPMixED(**(SETTINGS | dict(loss="fixed", threshold=0.0))), private, public)
+    assert nothing.events() == proposal.events()
+    guarantee = Accountant(1e-5).add(proposal.events()).epsilon()
+    assert (guarantee.kind, guarantee.adjacency) == ("fixed", "zero_out")
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+def test_losses_at_several_orders(adjacency: str) -> None:
+    private, public = ensemble()
+    settings = SETTINGS | dict(adjacency=adjacency)
+    several = propose(AdaPMixED(**settings, loss_orders=(1.5, 3.0, 18.0)), private, public)
+    (loss,) = events_of(several, LeaveOneOutLoss)
+    assert loss.orders == (1.5, 3.0, 18.0) and loss.adjacency == adjacency
+    for k, order in enumerate(loss.orders):
+        one = propose(AdaPMixED(**settings, loss_orders=(order,)), private, public)
+        (single,) = events_of(one, LeaveOneOutLoss)
+        np.testing.assert_allclose(single.loss[:, :, 0], loss.loss[:, :, k], rtol=1e-9)
+    assert (np.diff(loss.loss, axis=2) > 0).all()  # increasing in the order
+    assert several.charges.shape == (MODELS, POSITIONS, 3)
+    assert (several.charges[:, several.public] == 0).all()
+
+
+def test_adjacencies_differ() -> None:
+    private, public = ensemble()
+    losses = []
+    for adjacency in ("add_remove", "zero_out"):
+        proposal = propose(AdaPMixED(**SETTINGS, adjacency=adjacency), private, public)
+        losses.append(events_of(proposal, LeaveOneOutLoss)[0].loss)
+    assert (np.abs(losses[0] / losses[1] - 1) > 1e-3).mean() > 0.9
+
+
+# The paper's table: order, beta, sigma, lambda, threshold, top-k (N is the ensemble's).
+TABLE = {
+    "wikitext-103": (18, 0.2, 1e-2, 1e-4, 4.5, 60),
+    "one-billion-word": (18, 0.2, 1e-2, 1e-4, 4.5, 60),
+    "pubmed": (15, 0.3, 1e-1, 1e-3, 4.5, 60),
+    "air-dialogue": (15, 0.3, 1e-2, 1e-4, 4.5, 60),
+}
+
+
+def test_presets_are_the_papers_table() -> None:
+    assert set(PRESETS) == set(TABLE)
+    for name, (order, beta, sigma, weight, threshold, top_k) in TABLE.items():
+        m = AdaPMixED.preset(name)
+        assert (m.order, m.target_leakage, m.sigma, m.screen_weight) == (order, beta, sigma, weight)
+        assert (m.threshold, m.top_k) == (threshold, top_k)
+        assert (m.screen, m.loss, m.adjacency) == ("noisy", "data-dependent", "add_remove")
+        assert m.radius == beta * order
+        private, public = ensemble()
+        (loss,) = events_of(propose(m, private, public), LeaveOneOutLoss)
+        assert loss.orders == (order,)
+
+
+def test_paper_screening_total() -> None:
+    """9 728 queries of wikitext-103 with 100 models: 0.00175."""
+    private, public = torch.zeros(100, 1, 4), torch.zeros(1, 4)
+    proposal = propose(AdaPMixED.preset("wikitext-103"), private, public)
+    (event,) = events_of(proposal, GaussianScreening)
+    accountant = Accountant(1e-5)
+    for _ in range(9728):
+        accountant.add(proposal.events())
+    assert accountant.breakdown()["screening"] == pytest.approx(0.00175, abs=2e-6)
+    assert accountant.breakdown()["conversion"] == pytest.approx(0.45005, abs=5e-6)
+    assert (event.weight, event.sigma, event.num_models) == (1e-4, 1e-2, 100)
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        (dict(order=1.0), "order must be > 1, got 1.0"),
+        (dict(order=math.inf), "order must be finite, got inf"),
+        (dict(order=math.nan), "order must be > 1, got nan"),
+        (dict(order="18"), "order must be a number, got '18'"),
+        (dict(target_leakage=-0.1), "target_leakage must be >= 0, got -0.1"),
+        (dict(target_leakage=math.nan), "target_leakage must be >= "),
+        (dict(target_leakage=math.inf), "target_leakage must be finite"),
+        (dict(screen="private"), "screen must be one of .*'noisy', 'public', None.*'private'"),
+        (dict(screen_weight=1.5), "screen_weight must be <= 1, got 1.5"),
+        (dict(screen_weight=-0.5), "screen_weight must be >= 0"),
+        (dict(sigma=0.0), "sigma must be > 0, got 0.0"),
+        (dict(sigma=math.nan), "sigma must be > 0, got nan"),
+        (dict(threshold=-1.0), "threshold must be >= 0, got -1.0"),
+        (dict(threshold=math.nan), "threshold must be >= 0, got nan"),
+        (dict(top_k=0), "top_k must be an integer >= 1, got 0"),
+        (dict(top_k=True), "top_k must be an integer >= 1, got True"),
+        (dict(top_k=2.0), "top_k must be an integer >= 1, got 2.0"),
+        (dict(loss="fix"), "loss must be one of .*'data-dependent', 'fixed'.* got 'fix'"),
+        (dict(loss_orders=(2.0, 1.0)), "loss_orders must be > 1, got 1.0"),
+        (dict(loss="fixed", loss_orders=(2.0,)), "loss_orders must be empty with loss='fixed'"),
+        (dict(adjacency="replace_one"), "adjacency must be one of .*got 'replace_one'"),
+    ],
+)
+def test_settings_are_refused_in_words(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdaPMixED(**(SETTINGS | changes))
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(ValueError, match="preset must be one of wikitext-103, .* got 'imdb'"):
+        AdaPMixED.preset("imdb")
+
+
+@pytest.mark.parametrize("value,words", [(math.nan, "NaN"), (math.inf, "inf")])
+def test_bad_logits_are_refused_before_anything_is_released(value: float, words: str) -> None:
+    private, public = ensemble(positions=3)
+    private[1, 2, 4] = value
+    with pytest.raises(ValueError, match=rf"private_logits\[1, 2\] contains .*{words}"):
+        propose(AdaPMixED(**SETTINGS), private, public)

@@ -1,0 +1,396 @@
+"""PMixED: the sound radius and bound, the published analysis, Algorithm 2."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from exact import (
+    all_log_probs,
+    both_ways,
+    divergence,
+    largest_weight,
+    mean,
+    mix,
+    mpf,
+    random_ensembles,
+    slots,
+    softmax,
+)
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import AdaPMixED, PMixED, Proposal
+from adapmixed.privacy import Accountant, RenyiBound, c_alpha, published_bound, subsampled_rdp
+from adapmixed.rng import SeededRandom
+
+DELTA = 1e-5
+
+
+def budget(order: float, per_query: float, queries: int = 1, **settings: Any) -> PMixED:
+    """The mechanism whose Rényi budget of one query is ``per_query``."""
+    epsilon = c_alpha(order, DELTA) + queries * per_query
+    return PMixED(epsilon, DELTA, queries, order, **settings)
+
+
+def rows(masses: list[list[float]]) -> Tensor:
+    """float32 logits (B, V) of probability rows."""
+    return torch.tensor(masses, dtype=torch.float64).log().float()
+
+
+def answer(mechanism: PMixED, private: Tensor, public: Tensor, seed: int = 0) -> Proposal:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return mechanism.propose(private, public, rng=SeededRandom(seed))
+
+
+def log_probs(mechanism: PMixED, private: Tensor, public: Tensor, seed: int = 0) -> Tensor:
+    def released(targets: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(seed))
+        log_prob = proposal.release().log_prob
+        assert log_prob is not None
+        return log_prob
+
+    return all_log_probs(released, public.shape[-1], len(public))
+
+
+# The sound analysis.
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.02])
+@pytest.mark.parametrize("order,per_query", [(1.5, 1e-3), (3.0, 0.02), (6.0, 0.0078), (18.0, 0.4)])
+def test_radius_spends_the_budget_and_no_more(order: float, per_query: float, rate: float) -> None:
+    for models in (1, 2, 80):
+        mechanism = budget(order, per_query, 10, sample_rate=rate)
+        radius = mechanism.radius(models)
+        # R = log(1 + (N/s)(e^{(order-1) eps} - 1)) / (order - 1)
+        growth = models / rate * math.expm1((order - 1) * mechanism.per_query)
+        assert radius == pytest.approx(math.log1p(growth) / (order - 1), rel=1e-11)
+        private, public = torch.randn(models, 2, 5), torch.randn(2, 5)
+        (event,) = answer(mechanism, private, public).events()
+        assert (event.order, event.num_models, event.queries) == (order, models, 2)
+        assert (event.adjacency, event.published) == ("zero_out", False)
+        assert event.epsilon <= mechanism.per_query
+        assert event.epsilon == pytest.approx(mechanism.per_query, rel=1e-9)
+
+
+PUBLIC_ROWS = ([0.5, 0.5], [0.97, 0.03], [1 - 1e-6, 1e-6])
+PRIVATE_ROWS = ([0.5, 0.5], [1e-3, 1 - 1e-3], [0.9, 0.1], [1 - 1e-12, 1e-12], [0.0, 1.0])
+
+
+@pytest.mark.parametrize("order,per_query", [(1.5, 0.3), (3.0, 0.05), (3.0, 1e-4), (18.0, 0.01)])
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_bound_holds_for_every_ensemble_on_a_grid(
+    order: float, per_query: float, rate: float
+) -> None:
+    """Two tokens: every public row, every member, every combination of the others, N = 1 to 3."""
+    largest = 0.0
+    mechanism = budget(order, per_query, sample_rate=rate)
+    for models in (1, 2, 3):
+        ensembles = list(itertools.product(PUBLIC_ROWS, *[PRIVATE_ROWS] * models))
+        public = rows([list(e[0]) for e in ensembles])
+        private = torch.stack([rows([list(e[1 + i]) for e in ensembles]) for i in range(models)])
+        proposal = answer(mechanism, private, public)
+        (event,) = proposal.events()
+        for b in range(len(ensembles)):
+            bars, q = slots(proposal, private, public, b)
+            here = mean(bars)
+            # By symmetry of the product, model 0 stands for every model.
+            true = both_ways(here, mean([q, *bars[1:]]), order)
+            assert true <= mpf(event.epsilon), (models, ensembles[b])
+            largest = max(largest, float(true / event.epsilon))
+    # A smaller bound would have been broken. With subsampling q stays in every mixture, so that the
+    # bound's supremum is not attained.
+    assert largest > (0.9 if rate == 1.0 else 0.2)
+
+
+@pytest.mark.parametrize("vocab_offset", [0, 1])
+def test_bound_holds_on_random_ensembles(vocab_offset: int) -> None:
+    """V and N up to 4, all dtypes, masked and disjoint rows, budgets from 1e-9 to 10."""
+    ensembles = itertools.islice(random_ensembles(20 + vocab_offset), 300)
+    for turn, (private, public) in enumerate(ensembles):
+        order = (1.5, 2.0, 3.0, 6.0, 18.0, 64.0)[turn % 6]
+        rate = (1.0, 0.5, 0.03)[turn % 3]
+        mechanism = budget(order, 10.0 ** (turn % 11 - 9), sample_rate=rate)
+        proposal = answer(mechanism, private, public)
+        (event,) = proposal.events()
+        bars, q = slots(proposal, private, public, 0)
+        here = mean(bars)
+        for i in range(len(bars)):
+            true = both_ways(here, mean([*bars[:i], q, *bars[i + 1 :]]), order)
+            assert true <= mpf(event.epsilon), (turn, i, float(true), event.epsilon)
+
+
+def test_the_emptied_neighbour_is_the_mechanism_on_public_logits() -> None:
+    """Slot i answering q and member i with the public logits are the same law."""
+    generator = torch.Generator().manual_seed(4)
+    public = torch.randn(6, 4, generator=generator)
+    private = public + torch.randn(3, 6, 4, generator=generator)
+    for rate in (1.0, 0.3):
+        mechanism = budget(3.0, 0.02, sample_rate=rate)
+        emptied = private.clone()
+        emptied[1] = public
+        proposal, other = (answer(mechanism, x, public) for x in (private, emptied))
+        for b in range(6):
+            bars, q = slots(proposal, private, public, b)
+            there = mean(slots(other, emptied, public, b)[0])
+            assert both_ways(mean([bars[0], q, bars[2]]), there, 3.0) < mpf(10) ** -30
+
+
+def test_subsampled_law_is_the_hidden_subset_in_slot_form() -> None:
+    """(1/N) [sum over S of p_bar_i + (N - |S|) q], summed over every subset S."""
+    generator = torch.Generator().manual_seed(5)
+    public = torch.randn(3, 4, generator=generator)
+    private = public + 2 * torch.randn(3, 3, 4, generator=generator)
+    rate, order = 0.35, 3.0
+    mechanism = budget(order, 0.01, sample_rate=rate)
+    projection = ops.project(private, public, order=order, radius=mechanism.radius(3))
+    law = log_probs(mechanism, private, public).exp()
+    rng = SeededRandom(0)
+    mechanism.propose(private, public, rng=rng)
+    assert rng.reserve()[1] == 0  # no subset is ever drawn
+    for b in range(3):
+        q = softmax(public[b])
+        weights = list(zip(projection.weight[:, b], projection.complement[:, b], strict=True))
+        bars = [
+            mix(softmax(private[i, b]), q, float(w), float(c)) for i, (w, c) in enumerate(weights)
+        ]
+        expected = [mpf(0)] * 4
+        for drawn in itertools.product([True, False], repeat=3):
+            probability = mpf(rate) ** sum(drawn) * (1 - mpf(rate)) ** (3 - sum(drawn))
+            of_subset = mean([bar if on else q for bar, on in zip(bars, drawn, strict=True)])
+            expected = [e + probability * x for e, x in zip(expected, of_subset, strict=True)]
+        for v in range(4):
+            assert float(law[b, v]) == pytest.approx(float(expected[v]), rel=1e-12)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+@pytest.mark.parametrize("queries", [1, 7, 1024])
+@pytest.mark.parametrize("rule", ["per_model", "paper"])
+def test_all_queries_together_cost_the_configured_epsilon(
+    queries: int, rate: float, rule: str
+) -> None:
+    """However they are batched; and what is printed is the configured number."""
+    mechanism = PMixED(8.0, DELTA, queries, 6, sample_rate=rate)
+    private, public = torch.randn(4, 1, 5), torch.randn(1, 5)
+    (event,) = answer(mechanism, private, public).events()
+    together = Accountant(DELTA, rule=rule).add(replace(event, queries=queries)).epsilon()
+    one_by_one = Accountant(DELTA, rule=rule).add([event] * queries).epsilon()
+    for guarantee in (together, one_by_one):
+        assert guarantee.epsilon == pytest.approx(8.0, rel=1e-6)
+        assert guarantee.epsilon <= 8.0
+        assert guarantee.kind == "fixed" and guarantee.queries == queries
+        assert "ε = 8 at" in str(guarantee)
+
+
+# The published analysis: reproduced, never promised.
+
+
+def paper_leakage(order: float, per_query: float, models: int) -> float:
+    """The lemma's beta."""
+    if models == 1:
+        return per_query / order
+    grown = math.log1p(models * math.expm1((order - 1) * per_query))
+    return grown / (4 * (order - 1) * order)
+
+
+@pytest.mark.parametrize("models", [1, 2, 80, 100])
+@pytest.mark.parametrize("order", [2.5, 6.0, 18.0])
+def test_published_radius_is_the_lemmas(order: float, models: int) -> None:
+    mechanism = budget(order, 0.007, 100, analysis="published")
+    expected = paper_leakage(order, mechanism.per_query, models) * order
+    assert mechanism.radius(models) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("models", [1, 2, 5])
+def test_published_radius_with_subsampling_spends_equation_12(models: int) -> None:
+    mechanism = budget(3.0, 0.007, 100, analysis="published", sample_rate=0.1)
+    beta = mechanism.radius(models) / 3
+
+    def amplified(leakage: float) -> float:
+        return subsampled_rdp(3, 0.1, lambda k: published_bound(k, leakage, models))
+
+    assert amplified(beta * (1 - 1e-12)) <= mechanism.per_query < amplified(beta * (1 + 1e-9))
+
+
+def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> None:
+    positions, models, vocab, rate = 40, 4, 5, 0.45
+    generator = torch.Generator().manual_seed(6)
+    public = torch.randn(positions, vocab, generator=generator)
+    private = public + torch.randn(models, positions, vocab, generator=generator)
+    mechanism = budget(3.0, 0.02, analysis="published", sample_rate=rate)
+    normal = ops.gaussian((models, positions), sigma=1.0, rng=SeededRandom(9))
+    chosen = torch.special.ndtr(normal) < rate
+    assert set(chosen.sum(0).tolist()) == {0, 1, 2, 3, 4}  # empty and full subsets occur
+    law = log_probs(mechanism, private, public, seed=9)
+    for b in range(positions):
+        q = torch.softmax(public[b].double(), -1)
+        members = chosen[:, b].nonzero()[:, 0].tolist()
+        expected = q
+        if members:
+            radius = mechanism.radius(len(members))
+            bars = []
+            for i in members:
+                p = torch.softmax(private[i, b].double(), -1)
+                weight = largest_weight(p, q, 3.0, radius)
+                bars.append(weight * p + (1 - weight) * q)
+            expected = torch.stack(bars).mean(0)
+        atol = 3e-5 if members else 1e-13
+        torch.testing.assert_close(law[b], expected.log(), rtol=0.0, atol=atol)
+    (event,) = answer(mechanism, private, public, seed=9).events()
+    expected_event = RenyiBound(3.0, mechanism.per_query, models, positions, "add_remove", True)
+    assert event == expected_event
+
+
+def test_published_subsets_follow_the_rate() -> None:
+    """Independent draws per model and position: a Poisson subset, never with replacement."""
+    models, positions, rate = 8, 600, 0.3
+    # Models that disagree with q on disjoint tokens: the law shows who took part.
+    public = torch.zeros(positions, models)
+    private = 3.0 * torch.eye(models)[:, None].expand(models, positions, models)
+    mechanism = budget(3.0, 0.1, analysis="published", sample_rate=rate)
+    law = log_probs(mechanism, private, public, seed=1).exp()
+    took_part = law > law.amin(1, keepdim=True) * (1 + 1e-9)
+    # A full subset is the uniform law again; at this rate it hardly ever happens.
+    counts = took_part.sum(0).double()
+    spread = math.sqrt(positions * rate * (1 - rate))
+    assert ((counts - positions * rate).abs() < 4 * spread).all()
+    sizes = took_part.sum(1).double()
+    assert float(sizes.var()) == pytest.approx(models * rate * (1 - rate), rel=0.2)
+
+
+def test_published_empty_subsets_answer_q_and_are_charged_all_the_same() -> None:
+    private, public = 5 * torch.randn(3, 4, 6), torch.randn(4, 6)
+    mechanism = budget(3.0, 0.02, analysis="published", sample_rate=1e-9)
+    law = log_probs(mechanism, private, public)
+    exact = torch.log_softmax(public.double(), -1)
+    torch.testing.assert_close(law, exact, rtol=0.0, atol=1e-13)
+    proposal = answer(mechanism, private, public)
+    (event,) = proposal.events()
+    assert (event.epsilon, event.queries) == (mechanism.per_query, 4)
+    # Whether a subset was empty is not told apart: S is never revealed.
+    assert not bool(proposal.public.any())
+
+
+def test_published_analysis_needs_integer_orders_under_subsampling() -> None:
+    with pytest.raises(ValueError, match="order must be an integer .*got 2.5"):
+        budget(2.5, 0.1, analysis="published", sample_rate=0.5)
+    budget(2.5, 0.1, analysis="published")
+    budget(2.5, 0.1, sample_rate=0.5)
+
+
+def test_published_analysis_warns_once_a_process() -> None:
+    program = """
+import warnings, torch
+from adapmixed.mechanisms import PMixED
+from adapmixed.rng import SeededRandom
+rng, private, public = SeededRandom(0), torch.zeros(2, 1, 3), torch.zeros(1, 3)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    PMixED(8.0, 1e-5, 10, 6).propose(private, public, rng=rng)
+    assert not caught, caught
+    for epsilon in (8.0, 9.0, 8.0):
+        mechanism = PMixED(epsilon, 1e-5, 10, 6, analysis="published")
+        mechanism.propose(private, public, rng=rng)
+assert len(caught) == 1, caught
+assert caught[0].category is UserWarning and "not valid" in str(caught[0].message)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_guarantee_of_the_published_analysis_promises_nothing() -> None:
+    mechanism = PMixED(8.0, DELTA, 4, 6, analysis="published")
+    events = answer(mechanism, torch.zeros(3, 4, 5), torch.zeros(4, 5)).events()
+    guarantee = Accountant(DELTA).add(events).epsilon()
+    assert guarantee.kind == "published"
+    assert guarantee.epsilon == pytest.approx(8.0)
+
+
+# The counterexample, through the operators: q = (1 - 1e-8, 1e-8), order 3, beta 0.01, N = 80; one
+# model raises the rare token to the edge of its ball, the others lower it to theirs.
+
+ORDER, LEAKAGE, N, RARE = 3.0, 0.01, 80, 1e-8
+
+
+def counterexample() -> tuple[Tensor, Tensor]:
+    public = rows([[1 - RARE, RARE]])
+    raises = rows([[0.0, 1.0]])
+    lowers = rows([[1.0, 0.0]])
+    return torch.stack([raises] + [lowers] * (N - 1)), public
+
+
+def test_the_published_bound_is_broken_by_the_published_mechanism() -> None:
+    private, public = counterexample()
+    claimed = published_bound(ORDER, LEAKAGE, N)
+    assert claimed == pytest.approx(0.0016924, abs=5e-8)
+    mechanism = budget(ORDER, claimed * (1 + 1e-9), analysis="published")
+    assert mechanism.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-6)
+    proposal = answer(mechanism, private, public)
+    (event,) = proposal.events()
+    assert event.published and event.epsilon == pytest.approx(claimed, rel=1e-6)
+    bars, _ = slots(proposal, private, public, 0)
+    here, removed = mean(bars), mean(bars[1:])
+    assert float(divergence(here, removed, ORDER)) == pytest.approx(0.27903, abs=1e-4)
+    # The other direction is safe.
+    assert float(divergence(removed, here, ORDER)) <= math.log(N / (N - 1))
+
+
+def test_the_data_dependent_loss_sees_the_counterexample() -> None:
+    private, public = counterexample()
+    mechanism = AdaPMixED(ORDER, LEAKAGE, screen=None)
+    charges = mechanism.propose(private, public, rng=SeededRandom(0)).charges[:, 0, 0]
+    assert float(charges[0]) == pytest.approx(0.27903, abs=1e-4)
+    assert float(charges[0]) > 160 * published_bound(ORDER, LEAKAGE, N)
+    assert float(charges[1:].max()) < 0.01
+
+
+def test_the_sound_bound_holds_on_the_counterexample() -> None:
+    private, public = counterexample()
+    # The budget whose sound radius is the counterexample's.
+    per_query = math.log1p(math.expm1(2 * LEAKAGE * ORDER) / N) / 2
+    mechanism = budget(ORDER, per_query)
+    assert mechanism.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-9)
+    proposal = answer(mechanism, private, public)
+    (event,) = proposal.events()
+    bars, q = slots(proposal, private, public, 0)
+    here = mean(bars)
+    raised = both_ways(here, mean([q, *bars[1:]]), ORDER)
+    lowered = both_ways(here, mean([q, *bars[:-1]]), ORDER)
+    assert max(raised, lowered) <= mpf(event.epsilon)
+    assert float(raised) > 0.93 * event.epsilon  # the supremum as the mass vanishes
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        (dict(epsilon=0.0), "epsilon must be > 0, got 0.0"),
+        (dict(epsilon=math.inf), "epsilon must be finite"),
+        (dict(epsilon=math.nan), "epsilon must be > 0, got nan"),
+        (dict(epsilon=1.7), "epsilon must be > 1.76191,.* order 6 and delta 1e-05, got 1.7"),
+        (dict(delta=0.0), "delta must be > 0"),
+        (dict(delta=1.0), "delta must be < 1, got 1.0"),
+        (dict(delta=math.nan), "delta must be > 0, got nan"),
+        (dict(queries=0), "queries must be an integer >= 1, got 0"),
+        (dict(queries=1.0), "queries must be an integer >= 1, got 1.0"),
+        (dict(queries=True), "queries must be an integer >= 1, got True"),
+        (dict(order=1.0), "order must be > 1, got 1.0"),
+        (dict(order=math.inf), "order must be finite"),
+        (dict(sample_rate=0.0), "sample_rate must be > 0, got 0.0"),
+        (dict(sample_rate=1.1), "sample_rate must be <= 1, got 1.1"),
+        (dict(sample_rate=math.nan), "sample_rate must be > 0, got nan"),
+        (dict(analysis="fast"), "analysis must be one of .*'sound', 'published'.* got 'fast'"),
+    ],
+)
+def test_settings_are_refused_in_words(changes: dict[str, Any], message: str) -> None:
+    settings: dict[str, Any] = dict(epsilon=8.0, delta=DELTA, queries=10, order=6.0)
+    with pytest.raises(ValueError, match=message):
+        PMixED(**(settings | changes))

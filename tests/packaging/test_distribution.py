@@ -1,0 +1,143 @@
+"""The sdist and the wheel made from it: what they contain, and that the wheel works elsewhere."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"adapmixed_ext": ROOT / "adapmixed_ext", "adapmixed": ROOT / "python" / "adapmixed"}
+
+SMOKE = """
+import pathlib, sys, torch
+import adapmixed, adapmixed_ext
+from adapmixed.data.demo import demo_base, demo_ensemble_path
+home = pathlib.Path(sys.argv[1]).resolve()
+for module in (adapmixed, adapmixed_ext):
+    assert home in pathlib.Path(module.__file__).resolve().parents, module.__file__
+assert demo_base().is_dir() and demo_ensemble_path().is_dir()
+torch.manual_seed(0)
+public = torch.randn(2, 1000)
+private = public + 0.5 * torch.randn(5, 2, 1000)
+projection = adapmixed_ext.project(private, public, order=18, radius=0.5)
+mixed = adapmixed_ext.mixture(private, public, projection)
+loss = adapmixed_ext.leave_one_out(private, public, projection, orders=18)
+assert 0 < float(projection.weight.min()) < 1
+assert float((mixed.sum(-1) - 1).abs().max()) < 1e-12
+assert 0 < float(loss.min()) < float(loss.max()) < 0.5
+print("ok")
+"""
+
+
+def _run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
+    # Variables of an enclosing run must not reach the build.
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "ADAPMIXED_CUDA")}
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=clean | {"ADAPMIXED_CUDA": "OFF"} | (env or {}),
+        capture_output=True,
+        text=True,
+    )
+    output = done.stdout + done.stderr
+    if done.returncode:
+        raise AssertionError(f"{' '.join(command)} failed:\n{output[-4000:]}")
+    return output
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """sdist and, from the unpacked sdist, a wheel, both with build isolation."""
+    folder = tmp_path_factory.mktemp("dist")
+    _run(sys.executable, "-m", "build", "--outdir", str(folder), ".", cwd=ROOT)
+    return folder
+
+
+def _wheel(folder: Path) -> Path:
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _tracked(folder: Path) -> set[str]:
+    """Files below a folder as git knows them; all of them where there is no git."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "."], cwd=folder, capture_output=True, text=True
+    )
+    if listed.returncode == 0 and listed.stdout:
+        names = [name for name in listed.stdout.split("\0") if name]
+        return {name for name in names if (folder / name).exists()}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
+    }
+
+
+def test_the_wheel_contains_the_packages_and_nothing_else(distributions: Path) -> None:
+    expected = {
+        f"{package}/{name}" for package, folder in PACKAGES.items() for name in _tracked(folder)
+    }
+    with zipfile.ZipFile(_wheel(distributions)) as wheel:
+        names = {n for n in wheel.namelist() if ".dist-info/" not in n}
+    compiled = {n for n in names if n.startswith("adapmixed_ext/_C.") and n.endswith(".so")}
+    assert len(compiled) == 1
+    assert names - compiled == expected
+    assert {"adapmixed/py.typed", "adapmixed_ext/py.typed"} <= names
+    assert any(n.startswith("adapmixed/assets/demo/ensemble/member-063/") for n in names)
+
+
+def test_torch_is_no_build_requirement() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    requires = text.split("[build-system]")[1].split("build-backend")[0]
+    assert "torch" not in requires
+
+
+def test_the_compiled_module_links_no_torch(distributions: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(_wheel(distributions)) as wheel:
+        (name,) = (n for n in wheel.namelist() if n.endswith(".so"))
+        wheel.extract(name, tmp_path)
+    assert b"libtorch" not in (tmp_path / name).read_bytes()
+    assert b"libc10" not in (tmp_path / name).read_bytes()
+
+
+def test_the_wheel_works_elsewhere(distributions: Path, tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    _run(
+        sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target),
+        str(_wheel(distributions)), cwd=tmp_path,
+    )  # fmt: skip
+    # -P and PYTHONPATH: neither the repository nor an editable install comes first.
+    output = _run(
+        sys.executable, "-P", "-c", SMOKE, str(target), cwd=tmp_path,
+        env={"PYTHONPATH": str(target)},
+    )  # fmt: skip
+    assert output.strip().endswith("ok")
+
+
+def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
+    assert {"CMakeLists.txt", "csrc/core/ops.h", "csrc/cpu/project.cpp", "README.md"} <= names
+    assert {"tests/kernels/test_project.py", "constraints.txt", "LICENSE"} <= names
+    assert not any(n.endswith((".so", ".pyc")) for n in names)
+
+
+def test_cuda_on_fails_in_words(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ADAPMIXED_CUDA=ON but"):
+        _run(
+            sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", str(tmp_path), str(ROOT),
+            cwd=tmp_path, env={"ADAPMIXED_CUDA": "ON"},
+        )  # fmt: skip
+
+
+def test_an_unknown_cuda_setting_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="must be AUTO, ON or OFF, got 'MAYBE'"):
+        _run(
+            sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", str(tmp_path), str(ROOT),
+            cwd=tmp_path, env={"ADAPMIXED_CUDA": "MAYBE"},
+        )  # fmt: skip

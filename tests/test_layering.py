@@ -1,0 +1,264 @@
+"""The doors between the packages, one way: read from the import statements of every module."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"adapmixed_ext": ROOT / "adapmixed_ext", "adapmixed": ROOT / "python" / "adapmixed"}
+
+# Room -> rooms it may import. A room is a module or package directly below `adapmixed`; a module
+# of a room may always import its own room. "ext" is adapmixed_ext.
+BELOW_DECODING = {"ext", "models", "mechanisms", "privacy", "rng"}
+BELOW_EVALUATION = BELOW_DECODING | {"decoding"}
+BELOW_REPORT = BELOW_EVALUATION | {"evaluation", "data", "training"}
+BELOW_COMMANDS = BELOW_REPORT | {"report", "experiments", "audit", "doctor"}
+DOORS: dict[str, set[str]] = {
+    "ext": set(),
+    "rng": set(),
+    "privacy": set(),
+    "models": {"ext"},
+    "mechanisms": {"ext", "privacy"},  # of privacy, two modules only: see below
+    "data": set(),
+    "training": {"ext", "models", "data", "rng"},
+    "decoding": BELOW_DECODING,
+    "evaluation": BELOW_EVALUATION,
+    "report": BELOW_REPORT,
+    "experiments": BELOW_REPORT,
+    "audit": BELOW_REPORT,
+    "integrations": BELOW_REPORT,
+    "doctor": {"ext", "rng"},
+    "commands": BELOW_COMMANDS,
+    "cli": BELOW_COMMANDS | {"commands"},
+    "__main__": {"cli"},
+}
+PRIVACY_FOR_MECHANISMS = {"adapmixed.privacy.events", "adapmixed.privacy.conversions"}
+
+# Rooms whose foreign imports are part of the contract.
+FOREIGN = {
+    "privacy": {"numpy"},
+    "rng": {"torch"},
+    "mechanisms": {"torch"},
+    "decoding": {"torch"},
+    "ext": {"torch"},
+    "__main__": set(),
+    "cli": set(),
+}
+
+# Inside adapmixed_ext, bottom up.
+EXT_ORDER = ["_C", "_types", "_validate", "_library", "ops", "__init__"]
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, with how it is reached."""
+
+    target: str
+    line: int
+    for_types: bool  # under TYPE_CHECKING: never executed
+    at_import: bool  # executed when the importing module is
+
+
+@cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = (package, *path.relative_to(folder).with_suffix("").parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _resolve(module: str, path: Path, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    base = package[: len(package) - (node.level - 1)]
+    return ".".join([*base, *((node.module or "").split(".") if node.module else [])])
+
+
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    """Every import statement of a module, wherever it stands."""
+    path = modules()[module]
+    found: list[Import] = []
+
+    def visit(node: ast.AST, for_types: bool, at_import: bool) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.append(Import(alias.name, node.lineno, for_types, at_import))
+        elif isinstance(node, ast.ImportFrom):
+            base = _resolve(module, path, node)
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                submodule = name in modules() or name == "adapmixed_ext._C"
+                target = name if submodule else base
+                found.append(Import(target, node.lineno, for_types, at_import))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.body:
+                visit(child, True, at_import)
+            for child in node.orelse:
+                visit(child, for_types, at_import)
+        else:
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                visit(child, for_types, at_import and not inside)
+
+    visit(ast.parse(path.read_text(encoding="utf-8"), str(path)), False, True)
+    return tuple(found)
+
+
+def room(module: str) -> str | None:
+    """None for the root package itself and for foreign modules."""
+    if module.split(".")[0] == "adapmixed_ext":
+        return "ext"
+    parts = module.split(".")
+    return parts[1] if parts[0] == "adapmixed" and len(parts) > 1 else None
+
+
+def ours(target: str) -> bool:
+    return target.split(".")[0] in PACKAGES
+
+
+def test_all_modules_are_seen() -> None:
+    names = set(modules())
+    assert {"adapmixed", "adapmixed.decoding", "adapmixed.privacy.events"} <= names
+    assert {"adapmixed_ext", "adapmixed_ext.ops", "adapmixed.mechanisms.pmixed"} <= names
+    # Relative imports, submodules taken from a package, and lazy imports are resolved.
+    assert "adapmixed_ext._library" in {i.target for i in imports("adapmixed_ext.ops")}
+    lazy = [i for i in imports("adapmixed.rng") if i.target == "torch"]
+    assert {(i.for_types, i.at_import) for i in lazy} == {(True, True), (False, False)}
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_doors(module: str) -> None:
+    here = room(module)
+    if here is None:  # adapmixed/__init__.py: a lazy front door to everything
+        assert all(i.for_types or not ours(i.target) or not i.at_import for i in imports(module))
+        return
+    assert here in DOORS, f"{module}: no doors are stated for the room {here!r}"
+    for used in imports(module):
+        if not ours(used.target):
+            continue
+        there = room(used.target)
+        where = f"{modules()[module]}:{used.line} imports {used.target}"
+        if there is None:  # `from adapmixed import __version__`
+            assert here in ("cli", "commands", "doctor", "report", "__main__"), where
+            continue
+        assert there == here or there in DOORS[here], where
+        if here == "mechanisms" and there == "privacy":
+            assert used.target in PRIVACY_FOR_MECHANISMS, where
+
+
+@pytest.mark.parametrize("module", sorted(m for m in modules() if room(m) in FOREIGN))
+def test_foreign_imports(module: str) -> None:
+    allowed = FOREIGN[room(module) or ""]
+    for used in imports(module):
+        top = used.target.split(".")[0]
+        if not ours(used.target) and top not in sys.stdlib_module_names:
+            assert top in allowed, f"{modules()[module]}:{used.line} imports {used.target}"
+
+
+def test_order_inside_the_operators() -> None:
+    for module in (m for m in modules() if room(m) == "ext"):
+        name = module.partition(".")[2] or "__init__"
+        for used in imports(module):
+            if not ours(used.target):
+                continue
+            below = used.target.partition(".")[2]
+            where = f"{module}:{used.line} imports {used.target}"
+            assert name != "reference", f"{where}: the reference stands alone"
+            assert below in EXT_ORDER, where
+            assert EXT_ORDER.index(below) < EXT_ORDER.index(name), where
+
+
+def test_no_cycles() -> None:
+    """Between modules, imports inside functions included; type-only imports are not executed."""
+    graph = {
+        module: {
+            i.target
+            for i in imports(module)
+            if i.target in modules() and not i.for_types and i.target not in PACKAGES
+        }
+        - {module}
+        for module in modules()
+    }
+    # A package's __init__ imports its own modules, and they are reached through it: only the
+    # modules' own imports count.
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join([*trail[trail.index(module) :], module])
+        if module not in done:
+            for target in sorted(graph[module]):
+                visit(target, (*trail, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+
+
+def test_rooms_form_no_cycle() -> None:
+    """The table above is itself one-way."""
+    order = [
+        "ext", "rng", "privacy", "data", "models", "mechanisms", "training", "decoding",
+        "evaluation", "report", "experiments", "audit", "integrations", "doctor", "commands", "cli",
+        "__main__",
+    ]  # fmt: skip
+    assert set(order) == set(DOORS)
+    for here, doors in DOORS.items():
+        assert all(order.index(there) < order.index(here) for there in doors), here
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level packages in sys.modules after a statement, in a fresh interpreter."""
+    program = f"import sys\n{statement}\nprint(*{{m.split('.')[0] for m in sys.modules}})"
+    output = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout
+    return set(output.split())
+
+
+@pytest.mark.parametrize(
+    "statement,light",
+    [
+        ("import adapmixed; dir(adapmixed); adapmixed.__version__", True),
+        ("import adapmixed.rng", True),
+        ("import adapmixed.cli", True),
+        ("import adapmixed.privacy", False),
+        ("from adapmixed import Accountant, Guarantee", False),
+    ],
+)
+def test_imports_that_do_not_load_torch(statement: str, light: bool) -> None:
+    loaded = loaded_after(statement)
+    heavy = {"torch", "transformers", "peft", "matplotlib", "safetensors", "adapmixed_ext"}
+    assert not loaded & (heavy | ({"numpy"} if light else set()))
+    assert "adapmixed" in loaded
+
+
+def test_the_operators_do_not_load_the_driver() -> None:
+    loaded = loaded_after("import adapmixed_ext")
+    assert "torch" in loaded
+    assert not loaded & {"adapmixed", "transformers", "peft", "matplotlib"}
+
+
+def test_mechanisms_do_not_load_models() -> None:
+    loaded = loaded_after("import adapmixed.mechanisms, adapmixed.decoding")
+    assert not loaded & {"transformers", "peft", "matplotlib"}
+
+
+def test_every_public_name_is_there() -> None:
+    import adapmixed
+
+    assert set(adapmixed.__all__) <= set(dir(adapmixed))
+    for name in adapmixed.__all__:
+        assert getattr(adapmixed, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Mixture'"):
+        _ = adapmixed.Mixture

@@ -1,0 +1,199 @@
+"""Random sources: no (key, counter) is handed out twice, by anyone."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import adapmixed_ext as ops
+from adapmixed.rng import SecureRandom, SeededRandom
+
+SOURCES: list[Callable[[], Any]] = [SecureRandom, lambda: SeededRandom(7)]
+both = pytest.mark.parametrize("make", SOURCES, ids=["secure", "seeded"])
+
+
+def pair(rng: Any) -> tuple[bytes, int]:
+    key, counter = rng.reserve()
+    assert key.dtype == torch.uint8 and key.shape == (32,) and key.device.type == "cpu"
+    return bytes(key.tolist()), counter
+
+
+def in_child(work: Callable[[], bytes], most: int = 1 << 16) -> bytes:
+    """What ``work`` returns in a forked child."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reader)
+            os.write(writer, work())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        result = stream.read(most)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return result
+
+
+@both
+def test_counters_never_repeat(make: Callable[[], Any]) -> None:
+    rng = make()
+    pairs = [pair(rng) for _ in range(1000)]
+    assert len({key for key, _ in pairs}) == 1
+    assert [counter for _, counter in pairs] == list(range(1000))
+
+
+@both
+def test_counters_never_repeat_across_threads(make: Callable[[], Any]) -> None:
+    rng = make()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            pairs = list(pool.map(lambda _: rng.reserve()[1], range(16_000)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(pairs) == list(range(16_000))
+
+
+def test_every_secure_source_has_its_own_key() -> None:
+    keys = {pair(SecureRandom())[0] for _ in range(50)}
+    assert len(keys) == 50
+    assert bytes(32) not in keys
+
+
+def test_secure_key_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(range(count)))
+    assert pair(SecureRandom()) == (bytes(range(32)), 0)
+
+
+def test_seeded_is_repeatable_and_seeds_differ() -> None:
+    for seed in (0, 1, -1, 2**200, 12):
+        assert pair(SeededRandom(seed)) == pair(SeededRandom(seed))
+    keys = {pair(SeededRandom(seed))[0] for seed in [*range(-20, 20), 2**64, 2**64 + 1, 2**200]}
+    assert len(keys) == 43
+    draws = [ops.gaussian((100,), sigma=1.0, rng=SeededRandom(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1])
+    assert len(set(draws[0].tolist()) & set(draws[2].tolist())) == 0
+
+
+def test_one_source_never_draws_the_same_twice() -> None:
+    for rng in (SecureRandom(), SeededRandom(3)):
+        draws = torch.cat([ops.gaussian((50,), sigma=1.0, rng=rng) for _ in range(20)])
+        assert len(set(draws.tolist())) == 1000
+
+
+def test_who_is_seeded() -> None:
+    assert SeededRandom(1).seeded is True and SecureRandom().seeded is False
+    assert SeededRandom(5).seed == 5
+
+
+@pytest.mark.parametrize("seed", [1.0, "1", None, True, b"1"])
+def test_seeds_are_integers(seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed must be an integer, got"):
+        SeededRandom(seed)
+
+
+@both
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda rng: copy.deepcopy([rng]), *(
+        lambda rng, p=p: pickle.dumps(rng, protocol=p) for p in range(pickle.HIGHEST_PROTOCOL + 1)
+    )],
+)  # fmt: skip
+def test_sources_cannot_be_duplicated(make: Callable[[], Any], duplicate: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        duplicate(make())
+
+
+def test_a_forked_child_draws_another_key() -> None:
+    rng = SecureRandom()
+    before = pair(rng)
+    report = in_child(lambda: b"".join(pair(rng)[0] for _ in range(3)))
+    child = {report[i : i + 32] for i in (0, 32, 64)}
+    assert len(child) == 1 and before[0] not in child  # one new key, kept
+    after = pair(rng)
+    assert after == (before[0], 1)  # the parent goes on as before
+
+
+def test_generations_of_children_and_siblings_all_differ() -> None:
+    rng = SecureRandom()
+
+    def generation() -> bytes:
+        grandchild = in_child(lambda: pair(rng)[0])  # the child itself has not drawn yet
+        return grandchild + pair(rng)[0]
+
+    keys = [pair(rng)[0]]
+    for _ in range(2):
+        report = in_child(generation)
+        keys += [report[:32], report[32:]]
+    assert len(set(keys)) == 5
+
+
+def test_a_child_forked_while_the_lock_is_held_does_not_wait() -> None:
+    rng = SecureRandom()
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with rng._lock:
+            held.set()
+            go.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    try:
+        assert len(in_child(lambda: pair(rng)[0])) == 32
+    finally:
+        go.set()
+        thread.join()
+
+
+def test_threads_of_a_forked_child_share_one_new_key() -> None:
+    """Their first use is where the child's key is drawn and all of them meet: were it drawn twice,
+    one thread could take a counter of the second key just before another resets it."""
+    rng = SecureRandom()
+    threads, each = 4, 200
+
+    def race() -> bytes:
+        sys.setswitchinterval(1e-6)
+        meeting, draw, calls = threading.Barrier(threads), os.urandom, [0]
+
+        def urandom(count: int) -> bytes:
+            calls[0] += 1
+            try:
+                meeting.wait(0.2)  # for the others, if they come here too
+            except threading.BrokenBarrierError:
+                pass
+            return draw(count)
+
+        os.urandom = urandom
+        drawn: list[tuple[torch.Tensor, int]] = []
+
+        def work() -> None:
+            for _ in range(each):
+                drawn.append(rng.reserve())  # append is atomic
+
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        pairs = {(bytes(key.tolist()), counter) for key, counter in drawn}
+        return b"%d of %d, %d keys" % (len(pairs), len(drawn), max(calls[0], 1))
+
+    before = pair(rng)
+    for _ in range(3):
+        assert in_child(race) == b"%d of %d, 1 keys" % (threads * each, threads * each)
+    assert pair(rng) == (before[0], 1)
