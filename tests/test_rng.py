@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -34,6 +35,8 @@ def in_child(work: Callable[[], bytes], most: int = 1 << 16) -> bytes:
     if child == 0:
         status = 1
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # a child that waits for ever ends, and the test fails
             os.close(reader)
             os.write(writer, work())
             status = 0

@@ -8,6 +8,7 @@ evaluation and says so.
 import hashlib
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -32,9 +33,12 @@ class _Counter:
     def reserve(self) -> "tuple[Tensor, int]":
         """The key, (32,) uint8, and a counter that was never returned with it before."""
         with self._lock:
-            counter = self._next
-            self._next += 1
-            return self._key, counter
+            return self._take()
+
+    def _take(self) -> "tuple[Tensor, int]":
+        counter = self._next
+        self._next += 1
+        return self._key, counter
 
     def __getstate__(self) -> object:
         raise TypeError(
@@ -51,15 +55,27 @@ class SecureRandom(_Counter):
     def __init__(self) -> None:
         super().__init__(os.urandom(32))
         self._owner = os.getpid()
+        _secure.add(self)
 
     def reserve(self) -> "tuple[Tensor, int]":
         """The key, (32,) uint8, and a counter that was never returned with it before."""
-        if os.getpid() != self._owner:
-            # The lock may have been held by another thread at the fork; it is not shared with it.
-            self._lock = threading.Lock()
-            self._install(os.urandom(32))
-            self._owner = os.getpid()
-        return super().reserve()
+        with self._lock:
+            if os.getpid() != self._owner:
+                self._install(os.urandom(32))
+                self._owner = os.getpid()
+            return self._take()
+
+
+_secure: "weakref.WeakSet[SecureRandom]" = weakref.WeakSet()
+
+
+def _unlock_in_child() -> None:
+    # Another thread of the parent may have held a lock at the fork; it does not exist here.
+    for source in _secure:
+        source._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 class SeededRandom(_Counter):

@@ -44,11 +44,15 @@ class Law:
     private_logits: Tensor
     public_logits: Tensor
     projection: ops.Projection
+    public_support: bool = True  # else tokens that q lacks may be drawn too
 
     def sample(self, rng: RandomSource) -> Tensor:
         """One token per position, (B,) int64."""
         probabilities = ops.mixture(self.private_logits, self.public_logits, self.projection)
-        return ops.sample(probabilities, self.public_logits, rng=rng)
+        support = self.public_logits
+        if not self.public_support:
+            support = torch.where(probabilities > 0.0, 0.0, -torch.inf).to(support.dtype)
+        return ops.sample(probabilities, support, rng=rng)
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """(B,) float64; the whole (B, V) is never formed."""

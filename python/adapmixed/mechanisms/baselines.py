@@ -55,9 +55,8 @@ class Unprotected(Mechanism):
         """See :meth:`Mechanism.propose`."""
         inputs = prepare(private_logits, public_logits)
         weight = torch.ones_like(inputs.private_lse)
-        law = Law(
-            inputs.private, inputs.public, Projection(weight, torch.zeros_like(weight), *inputs[2:])
-        )
+        projection = Projection(weight, torch.zeros_like(weight), *inputs[2:])
+        law = Law(inputs.private, inputs.public, projection, public_support=False)
         public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
         events = [UnprotectedAnswer(len(public))]
         models = inputs.private.shape[0]
