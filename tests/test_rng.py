@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -57,17 +58,21 @@ def test_counters_never_repeat(make: Callable[[], Any]) -> None:
     assert [counter for _, counter in pairs] == list(range(1000))
 
 
+class Slow(int):
+    """An int that lets other threads run while it is being increased."""
+
+    def __add__(self, other: int) -> Slow:
+        time.sleep(1e-5)
+        return Slow(int(self) + other)
+
+
 @both
 def test_counters_never_repeat_across_threads(make: Callable[[], Any]) -> None:
     rng = make()
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            pairs = list(pool.map(lambda _: rng.reserve()[1], range(16_000)))
-    finally:
-        sys.setswitchinterval(interval)
-    assert sorted(pairs) == list(range(16_000))
+    rng._next = Slow(0)
+    with ThreadPoolExecutor(8) as pool:
+        pairs = list(pool.map(lambda _: rng.reserve()[1], range(1000)))
+    assert sorted(pairs) == list(range(1000))
 
 
 def test_every_secure_source_has_its_own_key() -> None:
@@ -128,6 +133,17 @@ def test_a_forked_child_draws_another_key() -> None:
     assert len(child) == 1 and before[0] not in child  # one new key, kept
     after = pair(rng)
     assert after == (before[0], 1)  # the parent goes on as before
+
+
+def test_a_child_with_its_parents_process_id_draws_another_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a new process-id namespace, where both are number 1."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    rng = SecureRandom()
+    key, _ = pair(rng)
+    assert in_child(lambda: pair(rng)[0]) != key
+    assert pair(rng) == (key, 1)
 
 
 def test_generations_of_children_and_siblings_all_differ() -> None:
@@ -200,3 +216,13 @@ def test_threads_of_a_forked_child_share_one_new_key() -> None:
     for _ in range(3):
         assert in_child(race) == b"%d of %d, 1 keys" % (threads * each, threads * each)
     assert pair(rng) == (before[0], 1)
+
+
+def test_children_are_apart_and_repeatable() -> None:
+    parent = SeededRandom(5)
+    keys = [bytes(source.reserve()[0].tolist()) for source in (
+        parent, parent.child("a"), parent.child("b"), parent.child("a").child("b")
+    )]  # fmt: skip
+    assert len(set(keys)) == 4
+    assert bytes(SeededRandom(5).child("a").reserve()[0].tolist()) == keys[1]
+    assert parent.child("a").seeded and not SecureRandom().child("a").seeded

@@ -125,4 +125,45 @@ ADAPMIXED_HD Power<T> power(T x, const LogParts<T>& l, T s) {
   return {vselect(near, small, direct), value};
 }
 
+// The same for integer powers, by multiplication: c = (1+x)^k - 1 - k x and e = (1+x)^k - 1 obey
+//   c_{2k} = 2 c_k + e_k^2,  c_{k+1} = c_k + e_k x,  e_k = c_k + k x,
+// where every c is >= 0 and no step cancels. k >= 1.
+template <class T>
+struct Chain {
+  T c, e;
+};
+
+template <class T>
+ADAPMIXED_HD Chain<T> chain(T x, int k) {
+  T c = T(0.0), e = x;
+  int done = 1, bit = 1;
+  while (bit <= k / 2) bit *= 2;  // the highest power of two in k
+  for (bit /= 2; bit > 0; bit /= 2) {
+    c = vfma(e, e, c + c);
+    done *= 2;
+    e = vfma(T(static_cast<double>(done)), x, c);
+    if (k & bit) {
+      c = vfma(e, x, c);
+      ++done;
+      e = vfma(T(static_cast<double>(done)), x, c);
+    }
+  }
+  return {c, e};
+}
+
+template <class T>
+ADAPMIXED_HD T integer_power(T x, int k) {
+  T result = T(1.0);
+  for (; k > 0; k >>= 1) {
+    if (k & 1) result = result * x;
+    x = x * x;
+  }
+  return result;
+}
+
+// Orders that the multiplications serve; 0 for any other.
+ADAPMIXED_HD int integer_order(double order) {
+  return order == std::floor(order) && order <= 1024.0 ? static_cast<int>(order) : 0;
+}
+
 ADAPMIXED_CORE_END

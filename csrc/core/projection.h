@@ -35,7 +35,10 @@ ADAPMIXED_HD Point at_complement(double complement) {
   return {weight, complement};
 }
 
-ADAPMIXED_HD Point shifted(const Point& p, double step) {
+// An upper bound on the point a computed step away. The step's own rounding, below 1e-12 of it,
+// would be all that is left of a complement that the step nearly cancels.
+ADAPMIXED_HD Point shifted(const Point& p, double computed_step) {
+  const double step = computed_step + 1e-12 * std::fabs(computed_step);
   const double weight = p.weight + step;
   if (weight <= 0.0) return {0.0, 1.0};
   if (weight <= 0.5) return at_weight(weight);
@@ -126,7 +129,8 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
   Point forward_holds = lower, reverse_holds = lower;  // each known to hold up to here
   bool one_failed = false;
   // G <= (1-lambda)^{1-alpha} always: the reverse constraint holds wherever 1-lambda >= e^{-R}.
-  const double reverse_free = std::exp(-radius) * (1.0 + 1e-7);
+  // (An R that no double's e^{-R} can follow does not make lambda = 1 free.)
+  const double reverse_free = std::fmax(std::exp(-radius) * (1.0 + 1e-7), 2.3e-308);
   double towards_one = 0.5 * reverse_free;
   Point x = below(start, upper) ? start : upper;
   for (int trial = 0; trial < 80; ++trial) {

@@ -34,6 +34,10 @@ class Chunk {
         against_public_(options.zero_out || options.num_models == 1),
         tile_(in, weights, position, memory) {
     columns_ = memory + MixtureTile::scratch_size(in.shape.models);
+    for (std::int64_t k = 0; k < options.num_orders; ++k) {
+      integers_[k] = integer_order(options.orders[k]);
+      all_integer_ = all_integer_ && integers_[k] != 0;
+    }
   }
 
   static std::int64_t scratch_size(std::int64_t models) {
@@ -113,11 +117,19 @@ class Chunk {
       const auto counted = weight > Vec(0.0);
       x = vselect(counted, x, Vec(0.0));
       X = vselect(counted, vmax(X, Vec(0.0)), Vec(1.0));
-      const LogParts<Vec> l = log_parts(x, X);
+      const Vec y = Vec(0.0) - x / X;
+      LogParts<Vec> l{};
+      if (!all_integer_) l = log_parts(x, X);
       for (std::int64_t k = 0; k < options_.num_orders; ++k) {
-        const Vec order(options_.orders[k]);
-        forward[k] = vfma(weight, power(x, l, order).excess, forward[k]);
-        reverse[k] = vfma(weight, power(x, l, Vec(1.0) - order).excess, reverse[k]);
+        if (const int n = integers_[k]) {
+          // (1+x)^{1-n} - 1 - (1-n) x = (1+x) c_n(y).
+          forward[k] = vfma(weight, chain(x, n).c, forward[k]);
+          reverse[k] = vfma(weight * X, chain(y, n).c, reverse[k]);
+        } else {
+          const Vec order(options_.orders[k]);
+          forward[k] = vfma(weight, power(x, l, order).excess, forward[k]);
+          reverse[k] = vfma(weight, power(x, l, Vec(1.0) - order).excess, reverse[k]);
+        }
       }
     }
     for (std::int64_t k = 0; k < options_.num_orders; ++k) {
@@ -163,6 +175,8 @@ class Chunk {
   bool against_public_;
   MixtureTile tile_;
   double* columns_;
+  int integers_[kMaxOrders];  // the orders, 0 where one is no integer
+  bool all_integer_ = true;
 };
 
 // Sums that left the range of double, once more in the log domain: a divergence of 42 nats at order

@@ -21,7 +21,7 @@ struct Sums {
 class RowProblem {
  public:
   RowProblem(const PublicRow& q, double order, double* scratch)
-      : q_(q), order_(order), d_(scratch), r_(scratch + q.padded) {
+      : q_(q), order_(order), integer_(integer_order(order)), d_(scratch), r_(scratch + q.padded) {
     wild_lq_ = r_ + q.padded;
     wild_t_ = wild_lq_ + q.wild_count;
   }
@@ -78,6 +78,17 @@ class RowProblem {
 
   template <bool kForward, bool kReverse, bool kScaled>
   Sums evaluate(const Point& x, double log_target) const {
+    Sums s = integer_ != 0 ? by_multiplication<kForward, kReverse, kScaled>(x, log_target)
+                           : by_logarithm<kForward, kReverse, kScaled>(x, log_target);
+    s.forward_slope *= order_;
+    s.reverse_slope *= 1.0 - order_;
+    add_wild<kScaled>(x, log_target, s);
+    return s;
+  }
+
+ private:
+  template <bool kForward, bool kReverse, bool kScaled>
+  Sums by_logarithm(const Point& x, double log_target) const {
     const Vec weight(x.weight), complement(x.complement), forward_power(order_),
         reverse_power(1.0 - order_), offset(log_target), tiny(std::numeric_limits<double>::min());
     Vec f(0.0), fs(0.0), g(0.0), gs(0.0);
@@ -113,16 +124,53 @@ class RowProblem {
         }
       }
     }
-    Sums s;
-    s.forward = sum(f);
-    s.forward_slope = order_ * sum(fs);
-    s.reverse = sum(g);
-    s.reverse_slope = (1.0 - order_) * sum(gs);
-    add_wild<kScaled>(x, log_target, s);
-    return s;
+    return {sum(f), sum(fs), sum(g), sum(gs)};
   }
 
- private:
+  // Integer orders. The reverse side is (1+x) c_alpha(y), y = -x/(1+x). Scaled sums spread T over
+  // the factors: a product above the range of double stands for an infeasible point.
+  template <bool kForward, bool kReverse, bool kScaled>
+  Sums by_multiplication(const Point& x, double log_target) const {
+    const Vec weight(x.weight), complement(x.complement), order(order_);
+    const Vec forward_scale(std::exp(-log_target / order_));
+    const Vec reverse_scale(std::exp(-log_target / (order_ - 1.0)));
+    const int k = integer_ - 1;
+    Vec f(0.0), fs(0.0), g(0.0), gs(0.0);
+    for (std::int64_t v = 0; v < q_.vocab; v += Vec::kLanes) {
+      const Vec q = Vec::load(q_.q + v), d = Vec::load(d_ + v);
+      const Vec X = vfma(weight, Vec::load(r_ + v), complement);
+      if constexpr (kScaled) {
+        if constexpr (kForward) {
+          const Vec factor = X * forward_scale;
+          const Vec part = q * integer_power(factor, k);
+          f = vfma(part, factor, f);
+          fs = vfma(part, forward_scale * d, fs);
+        }
+        if constexpr (kReverse) {
+          const Vec inverse = Vec(1.0) / X;
+          const Vec term = q * integer_power(inverse * reverse_scale, k);
+          g = g + term;
+          gs = vfma(term, inverse * d, gs);
+        }
+      } else {
+        const Vec excess_x = weight * d;
+        if constexpr (kForward) {
+          const Chain<Vec> w = chain(excess_x, k);
+          f = vfma(q, vfma(w.e, excess_x, w.c), f);
+          fs = vfma(q * d, w.e, fs);
+        }
+        if constexpr (kReverse) {
+          const Vec y = Vec(0.0) - excess_x / X;
+          const Chain<Vec> w = chain(y, k);
+          const Vec c = vfma(w.e, y, w.c);
+          g = vfma(q * X, c, g);
+          gs = vfma(q * d, vfma(order, y, c), gs);
+        }
+      }
+    }
+    return {sum(f), sum(fs), sum(g), sum(gs)};
+  }
+
   // Tokens with q < e^-680, one by one in the log domain.
   template <bool kScaled>
   void add_wild(const Point& x, double log_target, Sums& s) const {
@@ -149,6 +197,7 @@ class RowProblem {
 
   const PublicRow& q_;
   double order_;
+  int integer_;  // the order, or 0 if it is no integer
   double* d_;
   double* r_;
   double* wild_lq_;

@@ -11,7 +11,7 @@ from adapmixed.privacy import Accountant
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
-    from adapmixed.models import Ensemble
+    from adapmixed.models import Decoder, Ensemble
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 
@@ -44,14 +44,16 @@ def stream(
         stop_token: ends a sequence once released.
         memory_bytes: bound on the logits and activations held while the prompt is read.
 
-    Yields:
-        (b,) int64, the next token of each sequence; −1 for those that have ended.
+    Returns:
+        iterator of (b,) int64, the next token of each sequence; −1 for those that have ended. The
+        arguments are checked and the prompt is read at the call.
 
     Raises:
         ValueError: max_new_tokens < 1, or prompt and new tokens exceed the model's window.
     """
-    if isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
+    count = max_new_tokens
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
     limit = ensemble.max_positions
     # The last token is released but never read back.
     needed = input_ids.shape[-1] + max_new_tokens - 1
@@ -61,7 +63,19 @@ def stream(
             f"{input_ids.shape[-1]} tokens (the model's window is {limit}), got {max_new_tokens}"
         )
     decoder = ensemble.decoder(input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask)
-    going = torch.ones(len(input_ids), dtype=torch.bool)
+    return _steps(decoder, mechanism, len(input_ids), max_new_tokens, rng, accountant, stop_token)
+
+
+def _steps(
+    decoder: "Decoder",
+    mechanism: Mechanism,
+    sequences: int,
+    max_new_tokens: int,
+    rng: RandomSource,
+    accountant: Accountant,
+    stop_token: int | None,
+) -> Iterator[Tensor]:
+    going = torch.ones(sequences, dtype=torch.bool)
     for step in range(max_new_tokens):
         private, public = decoder.logits
         if not bool(going.all()):
@@ -70,7 +84,7 @@ def stream(
         accountant.add(proposal.events())
         answer = proposal.release().tokens
         assert answer is not None  # no targets were given
-        tokens = torch.full((len(input_ids),), -1, dtype=torch.int64)
+        tokens = torch.full((sequences,), -1, dtype=torch.int64)
         tokens[going] = answer.cpu()
         yield tokens.clone()
         if stop_token is not None:

@@ -56,7 +56,14 @@ class Evaluation:
 class _Run:
     """Running totals of one mechanism."""
 
-    def __init__(self, name: str, mechanism: Mechanism, accountant: Accountant) -> None:
+    def __init__(
+        self,
+        name: str,
+        mechanism: Mechanism,
+        accountant: Accountant,
+        rng: SecureRandom | SeededRandom,
+    ) -> None:
+        self.rng = rng
         self.name = name
         self.mechanism = mechanism
         self.accountant = accountant
@@ -65,15 +72,9 @@ class _Run:
         self.seconds = 0.0
         self.curve: list[tuple[int, float | None]] = []
 
-    def answer(
-        self,
-        private: torch.Tensor,
-        public: torch.Tensor,
-        targets: torch.Tensor,
-        rng: SecureRandom | SeededRandom,
-    ) -> None:
+    def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
         start = time.perf_counter()
-        proposal = self.mechanism.propose(private, public, targets=targets, rng=rng)
+        proposal = self.mechanism.propose(private, public, targets=targets, rng=self.rng)
         self.accountant.add(proposal.events())
         answer = proposal.release()
         assert answer.log_prob is not None  # targets were given
@@ -122,7 +123,8 @@ def evaluate(
         tokens: the stream; at least two tokens.
         mechanisms: by the name to report.
         delta: δ of the guarantees.
-        rng: one source for all mechanisms; seeded for a repeatable evaluation.
+        rng: seeded for a repeatable evaluation; every mechanism draws from a child of its own, so
+            that its result does not depend on the others.
         block: tokens per block, ≥ 2; default 512, or the model's window if that is shorter.
         queries: stop after this many; default: the whole stream.
         rule: the accountant's rule, "per_model" or "paper".
@@ -138,6 +140,9 @@ def evaluate(
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
     window = ensemble.max_positions
+    for argument, value in (("block", block), ("queries", queries)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"{argument} must be an integer, got {value!r}")
     block = min(512, window or 512) if block is None else block
     if block < 2 or (window is not None and block > window):
         raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
@@ -152,7 +157,10 @@ def evaluate(
             f"queries must be in [1, {available}] (what the text offers in blocks of {block}), "
             f"got {queries}"
         )
-    runs = [_Run(name, m, Accountant(delta, rule=rule)) for name, m in mechanisms.items()]
+    runs = [
+        _Run(name, m, Accountant(delta, rule=rule), rng.child(name))
+        for name, m in mechanisms.items()
+    ]
     forward_seconds, done = 0.0, 0
     for ids in blocks:
         scored = min(len(ids) - 1, total - done)
@@ -167,7 +175,7 @@ def evaluate(
             for first in range(0, len(targets), _POSITIONS_PER_CALL):
                 part = slice(first, first + _POSITIONS_PER_CALL)
                 for run in runs:
-                    run.answer(private[:, 0, part], public[0, part], targets[part], rng)
+                    run.answer(private[:, 0, part], public[0, part], targets[part])
                 done += len(targets[part])
                 if progress is not None:
                     progress(done, total)

@@ -57,6 +57,10 @@ class SecureRandom(_Counter):
         self._owner = os.getpid()
         _secure.add(self)
 
+    def child(self, label: str) -> "SecureRandom":
+        """A source for one of several users: an independent one."""
+        return SecureRandom()
+
     def reserve(self) -> "tuple[Tensor, int]":
         """The key, (32,) uint8, and a counter that was never returned with it before."""
         with self._lock:
@@ -69,13 +73,15 @@ class SecureRandom(_Counter):
 _secure: "weakref.WeakSet[SecureRandom]" = weakref.WeakSet()
 
 
-def _unlock_in_child() -> None:
-    # Another thread of the parent may have held a lock at the fork; it does not exist here.
+def _renew_in_child() -> None:
+    # Another thread of the parent may have held a lock at the fork; it does not exist here. The
+    # owner is forgotten because a child in a new namespace can have its parent's process id.
     for source in _secure:
         source._lock = threading.Lock()
+        source._owner = 0
 
 
-os.register_at_fork(after_in_child=_unlock_in_child)
+os.register_at_fork(after_in_child=_renew_in_child)
 
 
 class SeededRandom(_Counter):
@@ -83,6 +89,7 @@ class SeededRandom(_Counter):
 
     Args:
         seed: any integer.
+        label: tells apart several sources of one seed.
 
     Raises:
         ValueError: seed is no integer.
@@ -90,8 +97,14 @@ class SeededRandom(_Counter):
 
     seeded = True
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, label: str = "") -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed must be an integer, got {seed!r}")
-        super().__init__(hashlib.sha256(b"adapmixed seeded random\0%d" % seed).digest())
+        text = b"adapmixed seeded random\0%d\0%s" % (seed, label.encode())
+        super().__init__(hashlib.sha256(text).digest())
         self.seed = seed
+        self.label = label
+
+    def child(self, label: str) -> "SeededRandom":
+        """A source for one of several users, which does not depend on what the others draw."""
+        return SeededRandom(self.seed, f"{self.label}/{label}")

@@ -188,7 +188,7 @@ def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
 @pytest.mark.parametrize("value", [0, -3, True])
 def test_max_new_tokens_must_be_positive(value: Any) -> None:
     accountant = Accountant(1e-5)
-    with pytest.raises(ValueError, match=f"max_new_tokens must be >= 1, got {value}"):
+    with pytest.raises(ValueError, match=f"max_new_tokens must be an integer >= 1, got {value}"):
         run(FakeEnsemble(), PublicOnly(), max_new_tokens=value, accountant=accountant)
     assert accountant.queries == 0
 

@@ -281,3 +281,19 @@ def test_tokens_outside_the_vocabulary_are_refused(ensemble: Ensemble) -> None:
         run(ensemble, [1, VOCAB, 2], memory_bytes=1 << 24)
     with pytest.raises(ValueError, match=r"targets\[1\] must be a token in"):
         run(ensemble, [1, 2, VOCAB], memory_bytes=1 << 24)
+
+
+def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
+    """Screening noise comes from a source of the mechanism's own."""
+    ensemble, tokens = FakeEnsemble(), [1, 2, 3, 0, 2, 1, 3, 3, 0, 1] * 6
+    noisy = AdaPMixED(order=4.0, target_leakage=0.1, sigma=0.3, threshold=0.5, top_k=3)
+    alone = evaluate(ensemble, tokens, {"ada": noisy}, delta=1e-5, rng=SeededRandom(3))
+    other = PMixED(epsilon=9.0, delta=1e-5, queries=60, order=3.0, sample_rate=0.5)
+    both = evaluate(
+        ensemble, tokens, {"other": noisy, "p": other, "ada": noisy}, delta=1e-5,
+        rng=SeededRandom(3),
+    )  # fmt: skip
+    assert alone[0].perplexity == both[2].perplexity
+    assert alone[0].screened == both[2].screened
+    assert 0 < alone[0].screened < 1
+    assert both[0].screened != both[2].screened

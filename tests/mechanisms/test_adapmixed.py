@@ -350,3 +350,25 @@ def test_bad_logits_are_refused_before_anything_is_released(value: float, words:
     private[1, 2, 4] = value
     with pytest.raises(ValueError, match=rf"private_logits\[1, 2\] contains .*{words}"):
         propose(AdaPMixED(**SETTINGS), private, public)
+
+
+def test_top_k_beyond_the_vocabulary_draws_no_more_noise_than_tokens() -> None:
+    public = torch.randn(2, 5)
+    private = public + torch.randn(3, 2, 5)
+    huge = AdaPMixED(order=4.0, target_leakage=0.1, top_k=10**12)
+    proposal = huge.propose(private, public, rng=SeededRandom(0))
+    whole = AdaPMixED(order=4.0, target_leakage=0.1, top_k=5)
+    assert (
+        proposal.public.tolist()
+        == whole.propose(private, public, rng=SeededRandom(0)).public.tolist()
+    )
+
+
+def test_no_radius_makes_a_lost_token_free() -> None:
+    """D(q || p̄) is infinite at weight 1 when p lacks a token that q has, whatever the radius."""
+    for radius in (600.0, 744.0, 800.0, 1e6):
+        projection = ops.project(
+            torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1, 2), order=3.0, radius=radius
+        )
+        assert float(projection.complement) > 0
+        assert float(projection.weight) < 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import subprocess
 import sys
 import warnings
@@ -190,6 +191,25 @@ def test_all_queries_together_cost_the_configured_epsilon(
         assert guarantee.epsilon <= 8.0
         assert guarantee.kind == "fixed" and guarantee.queries == queries
         assert "ε = 8 at" in str(guarantee)
+
+
+def test_no_rounding_exceeds_the_configured_epsilon() -> None:
+    """Not by one unit in the last place: it would be printed a digit higher. Also where most of
+    epsilon goes to the conversion."""
+    generator = random.Random(1)
+    private, public = torch.randn(3, 1, 4), torch.randn(1, 4)
+    for _ in range(400):
+        order = generator.choice((1.5, 2.0, 3.0, 6.0, 18.0, 64.0))
+        delta, queries = 10 ** generator.uniform(-9, -1), generator.choice((1, 2, 3, 20))
+        conversion = max(0.0, c_alpha(order, delta))
+        more = generator.choice((1e-6, 1e-3, 0.1, 1.0))
+        epsilon = round(conversion * generator.choice((1.0001, 1.1, 2.0)) + more, 4)
+        if epsilon <= conversion:
+            continue
+        (event,) = answer(PMixED(epsilon, delta, queries, order), private, public).events()
+        for events in ([event] * queries, [replace(event, queries=queries)]):
+            total = Accountant(delta).add(events).epsilon().epsilon
+            assert total <= epsilon, (epsilon, delta, queries, order)
 
 
 # The published analysis: reproduced, never promised.

@@ -45,7 +45,7 @@ def _run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
     )
     output = done.stdout + done.stderr
     if done.returncode:
-        raise AssertionError(f"{' '.join(command)} failed:\n{output[-4000:]}")
+        raise AssertionError(f"{' '.join(command)} failed:\n{output}")
     return output
 
 

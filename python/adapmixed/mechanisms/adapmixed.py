@@ -20,6 +20,7 @@ from adapmixed.privacy.events import (
 from adapmixed_ext import RandomSource
 from adapmixed_ext.ops import Inputs, prepare, project_prepared, screen_prepared
 
+MAX_ORDERS = 32
 Screen = Literal["noisy", "public"]
 Loss = Literal["data-dependent", "fixed"]
 
@@ -42,7 +43,8 @@ class AdaPMixED(Mechanism):
             followed the screening's outcome would not be fixed).
         loss_orders: the orders at which losses are recorded, public and fixed beforehand; the
             accountant splits δ over them. Default: `order` alone, as in the paper.
-        adjacency: "add_remove" (the paper) or "zero_out", for the data-dependent loss.
+        adjacency: "add_remove" (the paper; default of the data-dependent loss) or "zero_out" (the
+            only one of the fixed loss).
     """
 
     name: ClassVar[str] = "adapmixed"
@@ -56,7 +58,7 @@ class AdaPMixED(Mechanism):
     top_k: int = 60
     loss: Loss = "data-dependent"
     loss_orders: tuple[float, ...] = ()
-    adjacency: Literal["add_remove", "zero_out"] = "add_remove"
+    adjacency: Literal["add_remove", "zero_out"] | None = None
     _orders: tuple[float, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -64,20 +66,36 @@ class AdaPMixED(Mechanism):
         check_number("target_leakage", self.target_leakage, least=0.0)
         check_option("screen", self.screen, ("noisy", "public", None))
         check_option("loss", self.loss, ("data-dependent", "fixed"))
-        check_option("adjacency", self.adjacency, ("add_remove", "zero_out"))
+        check_option("adjacency", self.adjacency, ("add_remove", "zero_out", None))
         check_number("screen_weight", self.screen_weight, least=0.0, most=1.0)
         check_number("sigma", self.sigma, above=0.0)
         check_number("threshold", self.threshold, least=0.0, infinite=True)
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1:
             raise ValueError(f"top_k must be an integer >= 1, got {self.top_k!r}")
+        if not isinstance(self.loss_orders, tuple):
+            raise ValueError(f"loss_orders must be a tuple of orders, got {self.loss_orders!r}")
         for order in self.loss_orders:
             check_number("loss_orders", order, above=1.0)
+        distinct = len(set(self.loss_orders)) == len(self.loss_orders)
+        if not distinct or len(self.loss_orders) > MAX_ORDERS:
+            raise ValueError(
+                f"loss_orders must be at most {MAX_ORDERS} distinct orders, got "
+                f"{self.loss_orders!r}"
+            )
         if self.loss == "fixed" and self.loss_orders:
             raise ValueError(
                 f"loss_orders must be empty with loss='fixed', got {self.loss_orders!r}: the "
                 "fixed bound holds at the order of the ball alone"
             )
-        object.__setattr__(self, "_orders", tuple(self.loss_orders) or (float(self.order),))
+        if self.loss == "fixed" and self.adjacency == "add_remove":
+            raise ValueError(
+                "adjacency must be 'zero_out' with loss='fixed', got 'add_remove': the fixed bound "
+                "is proved for zero-out alone"
+            )
+        if self.adjacency is None:
+            default = "zero_out" if self.loss == "fixed" else "add_remove"
+            object.__setattr__(self, "adjacency", default)
+        object.__setattr__(self, "_orders", self.loss_orders or (float(self.order),))
 
     @property
     def radius(self) -> float:
@@ -125,6 +143,7 @@ class AdaPMixED(Mechanism):
             bound = sound_bound(self.order, self.radius, models)
             events.append(RenyiBound(self.order, bound, models, positions, "zero_out"))
         else:
+            assert self.adjacency is not None  # set in __post_init__
             charges = ops.leave_one_out(
                 inputs.private,
                 inputs.public,
@@ -141,15 +160,16 @@ class AdaPMixED(Mechanism):
 
     def _screened(self, inputs: Inputs, rng: RandomSource) -> Tensor:
         """Lines 1–8: (B,) bool, True where the query goes on to the private models."""
-        positions = inputs.public.shape[0]
-        noise = ops.gaussian((positions, self.top_k), sigma=self.sigma, rng=rng)
+        positions, vocab = inputs.public.shape
+        top_k = min(self.top_k, vocab)
+        noise = ops.gaussian((positions, top_k), sigma=self.sigma, rng=rng)
         result = screen_prepared(
             inputs,
             noise.to(inputs.public.device),
             weight=self.screen_weight if self.screen == "noisy" else 0.0,
             order=self.order,
             threshold=self.threshold,
-            top_k=self.top_k,
+            top_k=top_k,
         )
         return result.check().passed
 

@@ -180,6 +180,8 @@ def proposal(
     """A :class:`Proposal`; targets are checked here, before anything is charged."""
     if targets is not None:
         positions, vocab = public_logits.shape
+        if not isinstance(targets, Tensor):
+            raise ValueError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
         if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
             raise ValueError(
                 f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "

@@ -27,10 +27,11 @@ class PublicOnly(Mechanism):
         rng: RandomSource,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`; the private logits are checked for their shape alone."""
-        if private_logits.dim() != 3 or private_logits.shape[1:] != public_logits.shape:
+        shape = tuple(private_logits.shape)
+        if len(shape) != 3 or shape[0] < 1 or shape[1:] != tuple(public_logits.shape):
             raise ValueError(
-                f"private_logits must have shape (N, B, V) with (B, V) = "
-                f"{tuple(public_logits.shape)}, got {tuple(private_logits.shape)}"
+                f"private_logits must have shape (N >= 1, B, V) with (B, V) = "
+                f"{tuple(public_logits.shape)}, got {shape}"
             )
         law = public_law(public_logits)
         public = torch.ones(len(public_logits), dtype=torch.bool, device=public_logits.device)

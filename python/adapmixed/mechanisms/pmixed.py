@@ -103,8 +103,10 @@ class PMixED(Mechanism):
     @property
     def per_query(self) -> float:
         """Rényi budget of one query at `order`: (ε − c_α(δ)) / T, less the rounding of T sums."""
+        conversion = c_alpha(self.order, self.delta)
+        rounding = 2.0**-50 * (abs(self.epsilon) + abs(conversion))
         slack = 1.0 - (self.queries + 8) * 2.0**-51
-        return (self.epsilon - c_alpha(self.order, self.delta)) / self.queries * slack
+        return max(0.0, self.epsilon - conversion - rounding) / self.queries * slack
 
     def radius(self, num_models: int) -> float:
         """R for N models (for the published rule: for a subset of that size)."""

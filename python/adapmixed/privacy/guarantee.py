@@ -80,8 +80,8 @@ class Guarantee:
         if self.kind == "fixed":
             words = (
                 f"The {answers} are (ε, δ)-differentially private for one whole {self.unit} with "
-                f"{pair}, a guarantee fixed in advance that may be published ({basis}; rule "
-                f"{self.rule})."
+                f"{pair}, a guarantee fixed in advance that may be published if the number of "
+                f"queries was fixed beforehand, too ({basis}; rule {self.rule})."
             )
             if self.adjacency == "zero_out":
                 words += (
