@@ -1,51 +1,72 @@
 # Two commands: `make demo` answers private queries with the built-in models, `make test` runs the
-# whole suite. Both make .venv on first use and re-install when a compiled source has changed.
+# whole suite. Both make .venv on first use and re-install when the compiled module is out of date.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-COMPILED := CMakeLists.txt setup.py pyproject.toml constraints.txt \
-            $(shell find csrc -type f) $(wildcard adapmixed_ext/_C.pyi)
 # CUDA kernels are built only where there is a GPU to run them.
-export ADAPMIXED_CUDA ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo AUTO || echo OFF)
+ifndef ADAPMIXED_CUDA
+ADAPMIXED_CUDA := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo AUTO || echo OFF)
+endif
+export ADAPMIXED_CUDA
+
+# What the compiled module depends on. The folders of csrc stand for deleted and renamed files, the
+# stamp's name for the setting it was built with, `rebuild` for a module that is not there.
+COMPILED := CMakeLists.txt setup.py pyproject.toml constraints.txt \
+            $(shell find csrc) $(wildcard adapmixed_ext/_C.pyi) \
+            $(if $(wildcard adapmixed_ext/_C*.so),,rebuild)
+INSTALLED := $(VENV)/.installed-$(ADAPMIXED_CUDA)
+
+# The compilers that CMake would take: the one in CXX, where it is set, or the first of the others.
+ifneq ($(and $(filter-out default,$(origin CXX)),$(CXX)),)
+COMPILERS := $(firstword $(CXX))
+NO_COMPILER := adapmixed needs a C++ compiler: CXX=$(CXX) was not found
+else
+COMPILERS := c++ g++ clang++
+NO_COMPILER := adapmixed needs a C++ compiler: install g++ or clang++, or set CXX
+endif
+HAS_COMPILER = $(foreach name,$(COMPILERS),command -v $(name) ||) false
+HAS_PYTHON = $(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))"
+NO_PYTHON := adapmixed needs Python 3.11 or newer: install it, or set PYTHON to its command
+
+# Stops with one line, the second argument, unless the command in the first succeeds.
+require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 
 # The requirements of one extra, without building the package again for them.
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench lint clean rebuild
 
-demo: $(VENV)/.installed
+demo: $(INSTALLED)
 	$(BIN)/adapmixed demo --out report
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q
 
-bench: $(VENV)/.installed
+bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.operators
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
+	$(BIN)/pre-commit run --all-files
 
 clean:
-	rm -rf build dist *.egg-info adapmixed_ext/_C*.so $(VENV)/.installed
+	rm -rf build dist *.egg-info adapmixed_ext/_C*.so $(VENV)/.installed-*
 
 $(VENV)/.created:
-	@command -v $${CXX:-c++} >/dev/null || { echo "adapmixed needs a C++ compiler: install g++ or set CXX"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "adapmixed needs Python 3.11 or newer: set PYTHON=..."; exit 1; }
+	$(call require,$(HAS_COMPILER),$(NO_COMPILER))
+	$(call require,$(HAS_PYTHON),$(NO_PYTHON))
 	$(PYTHON) -m venv $(VENV) || { echo "could not create $(VENV): install the venv module of $(PYTHON)"; exit 1; }
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created $(COMPILED)
-	@command -v $${CXX:-c++} >/dev/null || { echo "adapmixed needs a C++ compiler: install g++ or set CXX"; exit 1; }
+$(INSTALLED): $(VENV)/.created $(COMPILED)
+	$(call require,$(HAS_COMPILER),$(NO_COMPILER))
+	@rm -f $(VENV)/.installed-*
 	$(PIP) install -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.installed
+$(VENV)/.test: $(INSTALLED)
 	$(PIP) install -c constraints.txt $(call extra,test)
 	@touch $@
 

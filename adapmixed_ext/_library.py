@@ -90,6 +90,17 @@ _register(
 )
 
 
+def _refuse_foreign(name: str, foreign: Tensor) -> None:
+    """Raises where rows turn out not to be those whose log-sum-exps were given."""
+    bad = foreign.nonzero()
+    if bad.numel():
+        where = ", ".join(str(i) for i in bad[0].tolist())
+        raise ValueError(
+            f"projection must belong to these logits: {name}[{where}] is not the row that it was "
+            f"made from, or holds NaN, +inf or no finite value ({bad.shape[0]} such rows)"
+        )
+
+
 # project: (weight, complement)
 def _project_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     *tensors, order, radius = args
@@ -116,7 +127,10 @@ def _leave_one_out_cpu(*args: Any) -> Tensor:
     loss = _leave_one_out_fake(*args)
     mean_pointer = 0 if mean_excess is None else mean_excess.data_ptr()
     options = list(orders), zero_out, num_models, mean_pointer
-    _C.leave_one_out(*_weighted(*tensors), *options, loss.data_ptr(), _threads())
+    balance = torch.empty_like(tensors[2])
+    pointers = loss.data_ptr(), balance.data_ptr()
+    _C.leave_one_out(*_weighted(*tensors), *options, *pointers, _threads())
+    _refuse_foreign("private_logits", ~(balance.abs() <= 1e-6))
     return loss
 
 
@@ -138,6 +152,7 @@ _register(
 def _mixture_cpu(*tensors: Tensor) -> Tensor:
     result = _mixture_fake(*tensors)
     _C.mixture(*_weighted(*tensors), result.data_ptr(), _threads())
+    _refuse_foreign("public_logits", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
 
 
@@ -157,6 +172,7 @@ def _log_prob_cpu(*tensors: Tensor) -> Tensor:
         raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}")
     result = _log_prob_fake(*tensors)
     _C.log_prob(*_weighted(*tensors[:6]), targets.data_ptr(), result.data_ptr(), _threads())
+    _refuse_foreign("public_logits", ~(result <= 1e-6))
     return result
 
 
@@ -227,7 +243,19 @@ _register(
 
 
 # gaussian and sample: key (32,) uint8, counter a call number never used with this key before
+def _check_key(key: Tensor, counter: int) -> None:
+    # 32 bytes are read from its address.
+    if key.dtype != torch.uint8 or tuple(key.shape) != (32,) or not key.is_contiguous():
+        raise ValueError(
+            f"rng must give a contiguous key of dtype torch.uint8 and shape (32,), got "
+            f"{key.dtype} {tuple(key.shape)}"
+        )
+    if not 0 <= counter < 2**63:
+        raise ValueError(f"rng must give a counter in [0, 2**63), got {counter}")
+
+
 def _gaussian_cpu(key: Tensor, counter: int, shape: Sequence[int], sigma: float) -> Tensor:
+    _check_key(key, counter)
     result = torch.empty(tuple(shape), dtype=_F64)
     _C.gaussian(key.data_ptr(), counter, sigma, result.numel(), result.data_ptr(), _threads())
     return result
@@ -245,6 +273,7 @@ _register(
 
 
 def _sample_cpu(probabilities: Tensor, public_logits: Tensor, key: Tensor, counter: int) -> Tensor:
+    _check_key(key, counter)
     positions, vocab = probabilities.shape
     tokens = torch.empty(positions, dtype=torch.int64)
     status = torch.empty(positions, dtype=torch.int32)

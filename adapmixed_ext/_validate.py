@@ -1,7 +1,8 @@
 """Argument checks shared by the operators: every refusal names argument, value and rule."""
 
 import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ def tensor(name: str, value: object) -> Tensor:
             f"{name} must not require grad, got requires_grad=True: the operators have no "
             "gradient; call them under torch.no_grad() or detach the tensor"
         )
+    if value.layout != torch.strided or value.is_nested:
+        raise ValueError(f"{name} must be a dense (strided) tensor, got {value.layout}")
     if value.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} must be on a CPU or CUDA device, got {value.device}")
     return value
@@ -74,7 +77,7 @@ def on_device(name: str, value: Tensor, other: Tensor) -> None:
 def number(name: str, value: object, *, above: float | None = None, least: float = -math.inf,
            most: float = math.inf) -> float:  # fmt: skip
     """A real number > above, >= least and <= most; never NaN."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be a number, got {value!r}")
     x = float(value)
     if above is not None and not x > above:
@@ -97,16 +100,22 @@ def finite(name: str, value: object, *, above: float | None = None, least: float
 
 def integer(name: str, value: object, least: int) -> int:
     """An integer >= least."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}")
-    return value
+    count = int(value)
+    if not least <= count < 2**62:
+        raise ValueError(f"{name} must be >= {least} and < 2**62, got {value}")
+    return count
 
 
 def orders(value: float | Sequence[float], *, limits: bool) -> list[float]:
     """Rényi orders, a number or a sequence: > 1 and finite, or with ``limits`` also 1 and inf."""
-    values = [value] if isinstance(value, (int, float)) else list(value)
+    if isinstance(value, numbers.Real):
+        values: list[object] = [value]
+    elif isinstance(value, Iterable) and not isinstance(value, str):
+        values = list(value)
+    else:
+        raise ValueError(f"orders must be a number or a sequence of numbers, got {value!r}")
     if not values:
         raise ValueError("orders must name at least one order, got none")
     if len(values) > _C.max_orders:
@@ -126,15 +135,17 @@ def weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]
     """(weight, complement), float64 contiguous, from a Projection or a bare weight tensor."""
     shape = tuple(private_logits.shape[:2])
     if isinstance(projection, Projection):
-        for field in ("weight", "complement"):
-            name, value = f"projection.{field}", getattr(projection, field)
-            if value.dtype != torch.float64 or tuple(value.shape) != shape:
-                raise ValueError(
-                    f"{name} must be torch.float64 of shape (N, B) = {shape} to fit the logits, "
-                    f"got {value.dtype} {tuple(value.shape)}"
-                )
-            on_device(name, value, private_logits)
-        return projection.weight.contiguous(), projection.complement.contiguous()
+        weight, complement = (
+            torch.ops.adapmixed.checked(
+                typed(f"projection.{field}", getattr(projection, field), torch.float64, shape,
+                      private_logits),
+                f"projection.{field}", 0.0, 1.0,
+            )
+            for field in ("weight", "complement")
+        )  # fmt: skip
+        name = "projection.weight + projection.complement"
+        torch.ops.adapmixed.checked(weight + complement, name, 1.0 - 1e-9, 1.0 + 1e-9)
+        return weight, complement
     weight = tensor("projection", projection)
     if not weight.is_floating_point() or tuple(weight.shape) != shape:
         raise ValueError(

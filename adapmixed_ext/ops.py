@@ -55,6 +55,17 @@ def _weighted(
     return *known, *check.weights(projection, known[0])
 
 
+def _rows(name: str, logits: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(rows (M, V), log-sum-exps (M,)) after broadcasting; errors name rows as they were given."""
+    vocab = shape[-1]
+    # Up to three axes are passed on as they are, so that an error has the caller's indices.
+    given = logits if logits.dim() in (2, 3) else logits.reshape(-1, vocab)
+    given = given if given.stride(-1) == 1 or vocab == 1 else given.contiguous()
+    rows = check.logits(name, logits.expand(shape).reshape(-1, vocab), 2)
+    lse, _ = _ops.log_sum_exp(given, name)
+    return rows, lse.reshape(logits.shape[:-1]).expand(shape[:-1]).reshape(-1).contiguous()
+
+
 def renyi_divergence(
     p_logits: Tensor, q_logits: Tensor, orders: float | Sequence[float]
 ) -> tuple[Tensor, Tensor]:
@@ -86,11 +97,9 @@ def renyi_divergence(
         raise ValueError(
             f"q_logits must broadcast against p_logits {tuple(p.shape)}, got {tuple(q.shape)}"
         ) from None
-    p_rows = check.logits("p_logits", p.expand(shape).reshape(-1, shape[-1]), 2)
-    q_rows = check.logits("q_logits", q.expand(shape).reshape(-1, shape[-1]), 2)
-    check.same("q_logits", q_rows, "p_logits", p_rows)
-    p_lse, _ = _ops.log_sum_exp(p_rows, "p_logits")
-    q_lse, _ = _ops.log_sum_exp(q_rows, "q_logits")
+    check.same("q_logits", q, "p_logits", p)
+    p_rows, p_lse = _rows("p_logits", p, shape)
+    q_rows, q_lse = _rows("q_logits", q, shape)
     forward, backward = _ops.renyi_divergence(p_rows, q_rows, p_lse, q_lse, values)
     result = (*shape[:-1], len(values))
     return forward.reshape(result), backward.reshape(result)
@@ -277,6 +286,12 @@ def log_prob(
     return result
 
 
+def _reserve(rng: RandomSource) -> tuple[Tensor, int]:
+    if not callable(getattr(rng, "reserve", None)):
+        raise ValueError(f"rng must be a random source (adapmixed.rng), got {type(rng).__name__}")
+    return rng.reserve()
+
+
 def gaussian(shape: int | Sequence[int], *, sigma: float, rng: RandomSource) -> Tensor:
     """Independent N(0, σ²) variates from the ChaCha20 stream of ``rng``.
 
@@ -289,10 +304,12 @@ def gaussian(shape: int | Sequence[int], *, sigma: float, rng: RandomSource) -> 
         float64 tensor on the CPU.
     """
     sigma = check.finite("sigma", sigma, least=0.0)
-    sizes = [shape] if isinstance(shape, int) else list(shape)
-    for size in sizes:
-        check.integer("shape", size, 0)
-    key, counter = rng.reserve()
+    if not isinstance(shape, int | Sequence):
+        raise ValueError(f"shape must be an integer or a sequence of integers, got {shape!r}")
+    sizes = [check.integer("shape", n, 0) for n in ([shape] if isinstance(shape, int) else shape)]
+    if math.prod(sizes) >= 2**40:
+        raise ValueError(f"shape must hold fewer than 2**40 numbers, got {shape!r}")
+    key, counter = _reserve(rng)
     result: Tensor = _ops.gaussian(key, counter, sizes, sigma)
     return result
 
@@ -301,8 +318,9 @@ def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -
     """One token per row, exactly proportional to integer weights of the probabilities.
 
     Weights are ⌊p·2^100⌋, at least 1 wherever q > 0 (no token with q > 0 is ever lost) and 0 where
-    q = 0; the draw is uniform below their total, by rejection. The sampled law differs from the
-    normalised probabilities by less than V·2^-100 + 2^-47·2^-53 in total variation.
+    q = 0, whatever the probability there; the draw is uniform below their total, by rejection. For
+    probabilities within q's support the sampled law differs from the normalised ones by less than
+    V·2^-99 in total variation.
 
     Args:
         probabilities: (B, V) float64, rows that sum to 1 within 1e-6.
@@ -311,9 +329,14 @@ def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -
 
     Returns:
         (B,) int64 tokens.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, rows of probabilities that are no distribution,
+            a row of public logits with NaN, +inf or no finite value.
     """
     public = check.logits("public_logits", public_logits, 2)
+    _ops.log_sum_exp(public, "public_logits")
     p = check.typed("probabilities", probabilities, torch.float64, tuple(public.shape), public)
-    key, counter = rng.reserve()
+    key, counter = _reserve(rng)
     tokens: Tensor = _ops.sample(p, public, key, counter)
     return tokens

@@ -84,14 +84,15 @@ PYBIND11_MODULE(_C, m) {
                             std::uintptr_t private_lse, std::uintptr_t public_lse,
                             std::uintptr_t weight, std::uintptr_t complement,
                             std::vector<double> orders, bool zero_out, std::int64_t num_models,
-                            std::uintptr_t mean_excess, std::uintptr_t loss, int threads) {
+                            std::uintptr_t mean_excess, std::uintptr_t loss, std::uintptr_t balance,
+                            int threads) {
     const py::gil_scoped_release nogil;
     const adapmixed::LeaveOneOutOptions options{orders.data(),
                                                 static_cast<std::int64_t>(orders.size()), zero_out,
                                                 num_models, pointer<const double>(mean_excess)};
     cpu::leave_one_out(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
                        {pointer<const double>(weight), pointer<const double>(complement)}, options,
-                       pointer<double>(loss), threads);
+                       pointer<double>(loss), pointer<double>(balance), threads);
   });
 
   m.def("mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,

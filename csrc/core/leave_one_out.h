@@ -15,8 +15,9 @@ ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, doubl
   return std::log1p(excess) / (order - 1.0);
 }
 
-// log(e^a + e^b) for a, b in [-inf, inf).
+// log(e^a + e^b) for a, b in [-inf, inf); NaN if either is.
 ADAPMIXED_HD double log_add(double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return NAN;
   const double high = std::fmax(a, b);
   return high == -HUGE_VAL ? high : high + std::log1p(std::exp(std::fmin(a, b) - high));
 }

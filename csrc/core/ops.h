@@ -78,8 +78,10 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
                  std::int64_t vocab, double* lse, std::int32_t* status, int threads);
 void project(const Ensemble& in, double order, double radius, double* weight, double* complement,
              int threads);
+// loss: (N, B, K). balance: (N, B), sum_v (p_bar_i - q), 0 up to rounding if the rows are those of
+// the log-sum-exps.
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
-                   double* loss, int threads);
+                   double* loss, double* balance, int threads);
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads);
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
               double* result, int threads);

@@ -89,8 +89,8 @@ void project(const Ensemble& in, double order, double radius, double* weight, do
   table().project(in, order, radius, weight, complement, threads);
 }
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
-                   double* loss, int threads) {
-  table().leave_one_out(in, weights, options, loss, threads);
+                   double* loss, double* balance, int threads) {
+  table().leave_one_out(in, weights, options, loss, balance, threads);
 }
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads) {
   table().mixture(in, weights, probabilities, threads);

@@ -44,16 +44,19 @@ class Chunk {
     return MixtureTile::scratch_size(models) + kColumns * MixtureTile::tile_width(models);
   }
 
-  // sums: (N, K, 2), added to.
-  void add(std::int64_t begin, std::int64_t end, double* sums) {
+  // sums: (N, K, 2), added to. balance: (N), sum_v q delta_i, which is 0 for the rows that the
+  // log-sum-exps belong to: anything else, or NaN, gives away a projection of other logits.
+  void add(std::int64_t begin, std::int64_t end, double* sums, double* balance) {
     for (std::int64_t v = begin; v < end; v += tile_.width()) {
       const std::int64_t stop = v + tile_.width() < end ? v + tile_.width() : end;
       tile_.load(v, stop);
       prepare(v, stop - v);
       for (std::int64_t i = 0; i < in_.shape.models; ++i) {
-        add_model(i, stop - v, sums + 2 * i * options_.num_orders);
+        add_model(i, stop - v, sums + 2 * i * options_.num_orders, balance + i);
       }
-      for (std::int64_t k = 0; k < tile_.wild_count(); ++k) add_wild(tile_.wild(k), sums);
+      for (std::int64_t k = 0; k < tile_.wild_count(); ++k) {
+        add_wild(tile_.wild(k), sums, balance);
+      }
     }
   }
 
@@ -94,12 +97,14 @@ class Chunk {
     }
   }
 
-  void add_model(std::int64_t i, std::int64_t length, double* out) {
+  void add_model(std::int64_t i, std::int64_t length, double* out, double* balance) {
+    Vec gained(0.0);
     Vec forward[kMaxOrders], reverse[kMaxOrders];
     for (std::int64_t k = 0; k < options_.num_orders; ++k) forward[k] = reverse[k] = Vec(0.0);
     for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
       const Vec weight = Vec::load(p(lane)), sum_ratio = Vec::load(total(lane));
       const Vec ratio_i = tile_.ratio(i, lane), excess_i = tile_.excess(i, lane);
+      gained = vfma(tile_.q(lane), excess_i, gained);
       Vec x = excess_i;
       if (!against_public_) {
         // Differences of p_bar / q - 1 are exact where p is near q, of p_bar / q where p << q.
@@ -136,6 +141,7 @@ class Chunk {
       out[2 * k] += sum(forward[k]);
       out[2 * k + 1] += sum(reverse[k]);
     }
+    *balance += sum(gained);
   }
 
   // Where one model makes up most of the mixture, S - Y_i cancels: add up the others instead.
@@ -148,7 +154,15 @@ class Chunk {
                            : rest * Vec(slots_ / (slots_ - 1.0)) / sum_ratio;
   }
 
-  void add_wild(std::int64_t v, double* sums) {
+  void add_wild(std::int64_t v, double* sums, double* balance) {
+    // Tokens that the lanes do hold, but whose mixture is rare, are balanced there already.
+    const double log_q = row_of(in_.public_logits, 0, position_).at(v) - in_.public_lse[position_];
+    for (std::int64_t i = 0; i < in_.shape.models && log_q < kWildLogQ; ++i) {
+      const std::int64_t at = i * in_.shape.positions + position_;
+      const double z = row_of(in_.private_logits, i, position_).at(v);
+      if (z > -HUGE_VAL) balance[i] += weights_.weight[at] * std::exp(z - in_.private_lse[at]);
+      if (std::isnan(z)) balance[i] = z;
+    }
     const RareToken token(in_, weights_, position_, v, options_);
     if (token.negligible()) return;
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
@@ -206,15 +220,16 @@ void resolve_overflow(const Ensemble& in, const Weights& weights, const LeaveOne
     for (std::int64_t k = 0; k < orders; ++k) {
       if (loss[at(i) + k] != HUGE_VAL) continue;
       const double* out = logs.data() + 2 * (i * orders + k);
-      loss[at(i) + k] = std::fmax(out[0], out[1]) / (options.orders[k] - 1.0);
+      loss[at(i) + k] = std::fmax(std::fmax(out[0], out[1]), 0.0) / (options.orders[k] - 1.0);
     }
   }
 }
 
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
-                   double* loss, int threads) {
+                   double* loss, double* balance, int threads) {
   const std::int64_t models = in.shape.models, positions = in.shape.positions;
-  const std::int64_t orders = options.num_orders, per_chunk = 2 * models * orders;
+  const std::int64_t orders = options.num_orders;
+  const std::int64_t per_chunk = models * (2 * orders + 1);  // sums, then balances
   const std::int64_t length = round_up((in.shape.vocab + kChunks - 1) / kChunks, 8);
   const std::int64_t chunks = (in.shape.vocab + length - 1) / length;
   // Positions in groups: the partial sums take at most 32 MB or one position's worth.
@@ -230,11 +245,17 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
         for (std::int64_t k = 0; k < per_chunk; ++k) sums[k] = 0.0;
         const std::int64_t start = task % chunks * length;
         const std::int64_t stop = start + length < in.shape.vocab ? start + length : in.shape.vocab;
-        Chunk(in, weights, options, first + task / chunks, memory).add(start, stop, sums);
+        Chunk(in, weights, options, first + task / chunks, memory)
+            .add(start, stop, sums, sums + 2 * models * orders);
       }
     });
     for (std::int64_t b = 0; b < here; ++b) {
       for (std::int64_t i = 0; i < models; ++i) {
+        double gained = 0.0;
+        for (std::int64_t c = 0; c < chunks; ++c) {
+          gained += partial.data()[(b * chunks + c) * per_chunk + 2 * models * orders + i];
+        }
+        balance[i * positions + first + b] = gained;
         for (std::int64_t k = 0; k < orders; ++k) {
           double forward = 0.0, reverse = 0.0;
           for (std::int64_t c = 0; c < chunks; ++c) {

@@ -64,7 +64,8 @@ class MixtureTile {
     with_dtype(row.dtype, [&](auto tag) {
       for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
         const Vec lq = load_logits<decltype(tag)::value>(row.data, v, end) - lse;
-        const auto present = lq >= Vec(kWildLogQ);
+        // A NaN is kept (as inf), so that what belongs to no distribution is noticed.
+        const auto present = (lq >= Vec(kWildLogQ)) | lq.is_nan();
         vselect(present, exp_(lq), Vec(0.0)).store(q_ + v - begin);
         Vec(0.0).store(ratio_spread_ + v - begin);
         Vec(0.0).store(excess_spread_ + v - begin);

@@ -74,7 +74,9 @@ void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* ta
               double* result, int threads) {
   parallel_for(in.shape.positions, 16, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
-      double total = -HUGE_VAL;
+      // Not needed where every weight is 1, but a public row without it would be no distribution.
+      const double z = core::row_of(in.public_logits, 0, b).at(targets[b]);
+      double total = z < HUGE_VAL ? -HUGE_VAL : NAN;
       for (std::int64_t i = 0; i < in.shape.models; ++i) {
         total = core::log_add(total, core::log_projected(in, weights, i, b, targets[b]));
       }

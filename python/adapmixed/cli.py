@@ -34,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         return int(parsed.run(parsed))
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
-        print(f"adapmixed {parsed.command}: {error}", file=sys.stderr)
+    except (ValueError, OSError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        print(f"adapmixed {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -99,6 +99,30 @@ class _Run:
         )
 
 
+def plan(
+    tokens: Sequence[int], window: int | None, block: int | None, queries: int | None
+) -> tuple[list[list[int]], int]:
+    """The blocks of a token stream and the number of queries in them; see :func:`evaluate`."""
+    for argument, value in (("block", block), ("queries", queries)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"{argument} must be an integer, got {value!r}")
+    block = min(512, window or 512) if block is None else block
+    if block < 2 or (window is not None and block > window):
+        raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
+    # A last block of one token has nothing to score.
+    blocks = [list(tokens[i : i + block]) for i in range(0, len(tokens), block)]
+    available = sum(len(b) - 1 for b in blocks)
+    if available < 1:
+        raise ValueError(f"tokens must hold at least one query (2 tokens), got {len(tokens)}")
+    total = available if queries is None else queries
+    if total < 1 or total > available:
+        raise ValueError(
+            f"queries must be in [1, {available}] (what the text offers in blocks of {block}), "
+            f"got {queries}"
+        )
+    return blocks, total
+
+
 def evaluate(
     ensemble: "Ensemble",
     tokens: Sequence[int],
@@ -139,24 +163,7 @@ def evaluate(
     """
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
-    window = ensemble.max_positions
-    for argument, value in (("block", block), ("queries", queries)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"{argument} must be an integer, got {value!r}")
-    block = min(512, window or 512) if block is None else block
-    if block < 2 or (window is not None and block > window):
-        raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
-    # A last block of one token has nothing to score.
-    blocks = [list(tokens[i : i + block]) for i in range(0, len(tokens), block)]
-    available = sum(len(b) - 1 for b in blocks)
-    if available < 1:
-        raise ValueError(f"tokens must hold at least one query (2 tokens), got {len(tokens)}")
-    total = available if queries is None else queries
-    if total < 1 or total > available:
-        raise ValueError(
-            f"queries must be in [1, {available}] (what the text offers in blocks of {block}), "
-            f"got {queries}"
-        )
+    blocks, total = plan(tokens, ensemble.max_positions, block, queries)
     runs = [
         _Run(name, m, Accountant(delta, rule=rule), rng.child(name))
         for name, m in mechanisms.items()

@@ -15,6 +15,7 @@ from tiny_models import peft_logits, write_adapter
 from adapmixed.models import BatchedLoRA, Ensemble, read_adapter, stack_adapters
 
 Make = Callable[..., list[Path]]
+Update = tuple[torch.Tensor, torch.Tensor]
 
 
 def edit(folder: Path, **settings: Any) -> Path:
@@ -95,23 +96,25 @@ def test_bfloat16_base_keeps_adapters_in_float32(
     assert private.dtype == public.dtype == torch.bfloat16
     layers = [m for m in ensemble._forward.model.modules() if isinstance(m, BatchedLoRA)]
     assert layers
-    assert all(m.down.dtype == m.up.dtype == torch.float32 for m in layers)
+    groups = [group for layer in layers for group in layer.groups]
+    assert all(g.down.dtype == g.up.dtype == torch.float32 for g in groups)
     expected = peft_logits(low, folders, ids).float()
     scale = float(expected.abs().max())
     torch.testing.assert_close(private.float(), expected, rtol=0, atol=scale * 2.0**-6)
 
 
-def test_bfloat16_layer_rounds_once() -> None:
+@pytest.mark.parametrize("ranks", [(3, 3), (3, 5)])
+def test_bfloat16_layer_rounds_once(ranks: tuple[int, int]) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(16, 24, dtype=torch.bfloat16)
-    down, up = torch.randn(2, 16, 3), torch.randn(2, 3, 24)
+    updates = [(torch.randn(16, rank), torch.randn(rank, 24)) for rank in ranks]
     x = torch.randn(6, 5, 16).to(torch.bfloat16)
     with torch.no_grad():
-        y = BatchedLoRA(layer, down, up)(x)
+        y = BatchedLoRA(layer, updates)(x)
         exact = layer(x).double()
-        for i in range(2):
+        for i, (down, up) in enumerate(updates):
             rows = slice(2 + 2 * i, 4 + 2 * i)
-            exact[rows] += x[rows].double() @ down[i].double() @ up[i].double()
+            exact[rows] += x[rows].double() @ down.double() @ up.double()
     half_ulp = exact.abs() * 2.0**-8
     assert bool(((y.double() - exact).abs() <= half_ulp + 1e-5).all())
 
@@ -127,10 +130,98 @@ def test_half_precision_adapter_files_are_read_as_float32(make_adapters: Make, b
     assert {t.dtype for pair in adapter.updates.values() for t in pair} == {torch.float32}
 
 
+def random_update(rank: int, seed: int, shape: tuple[int, int] = (128, 384)) -> Update:
+    generator = torch.Generator().manual_seed(seed)
+    down = torch.randn(shape[0], rank, generator=generator)
+    return down, torch.randn(rank, shape[1], generator=generator)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("length", [1, 37, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_do_not_depend_on_the_ranks_of_other_members(
+    threads: int, length: int, dtype: torch.dtype
+) -> None:
+    """Group sizes 1 to N of every rank, at shapes where the matrix library's kernels differ."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    count = 8
+    layer = torch.nn.Linear(128, 384, dtype=dtype)
+    x = torch.randn(count + 1, length, 128).to(dtype)
+    for rank in (1, 4, 7, 64):
+        own = [random_update(rank, seed) for seed in range(count)]
+        with torch.no_grad():
+            expected = BatchedLoRA(layer, own)(x)
+            public = layer(x)
+        for kept in range(count):
+            updates: list[Update | None] = [*own]
+            for i in range(count):  # `kept` others stay in the group of `rank`, the rest leave it
+                if (i - 2) % count > kept:
+                    other = (1, 3, 7, 64, None)[i % 5]
+                    updates[i] = None if other is None else random_update(other, 100 + i)
+            with torch.no_grad():
+                y = BatchedLoRA(layer, updates)(x)
+            assert torch.equal(y[0], public[0])
+            for i, update in enumerate(updates):
+                if update is own[i]:
+                    assert torch.equal(y[i + 1], expected[i + 1]), (rank, kept, i)
+                elif update is None:
+                    assert torch.equal(y[i + 1], public[i + 1])
+                else:
+                    assert not torch.equal(y[i + 1], expected[i + 1])
+
+
+def test_equal_ranks_share_one_product() -> None:
+    layer = torch.nn.Linear(4, 6)
+    same = [random_update(3, seed, (4, 6)) for seed in range(4)]
+    (group,) = BatchedLoRA(layer, same).groups
+    assert group.others.tolist() == [] and tuple(group.down.shape) == (4, 4, 3)
+    mixed = BatchedLoRA(layer, [*same, None, random_update(2, 9, (4, 6))])
+    assert [g.others.tolist() for g in mixed.groups] == [[0, 1, 2, 3, 4], [4, 5]]
+
+
+def test_broken_member_of_another_rank_stays_in_its_rows() -> None:
+    layer = torch.nn.Linear(4, 6)
+    updates = [random_update(rank, rank, (4, 6)) for rank in (3, 2, 3)]
+    x = torch.randn(4, 5, 4)
+    with torch.no_grad():
+        expected = BatchedLoRA(layer, updates)(x)
+        x[2] = float("inf")
+        y = BatchedLoRA(layer, updates)(x)
+    assert not bool(y[2].isfinite().all())
+    assert all(torch.equal(y[i], expected[i]) for i in (0, 1, 3))
+
+
+def test_rows_of_other_ranks_are_not_even_added_zero() -> None:
+    """0 * inf is NaN and -0.0 + 0.0 is 0.0, so that a sum with zeros would show."""
+    (group,) = BatchedLoRA(torch.nn.Linear(4, 6), [None, random_update(2, 0, (4, 6)), None]).groups
+    y = torch.full((4, 5, 6), -0.0)
+    group(y, torch.full((3, 5, 4), float("inf")))
+    for i in (0, 1, 3):
+        assert bool((y[i] == 0).all()) and bool(y[i].signbit().all())
+    assert not bool(y[2].isfinite().any())
+
+
 def test_rows_must_fill_blocks() -> None:
-    layer = BatchedLoRA(torch.nn.Linear(4, 4), torch.zeros(2, 4, 1), torch.zeros(2, 1, 4))
+    layer = BatchedLoRA(torch.nn.Linear(4, 4), [random_update(1, seed, (4, 4)) for seed in (0, 1)])
     with pytest.raises(ValueError, match="multiple of num_models"):
         layer(torch.zeros(4, 1, 4))
+
+
+def test_updates_must_fit_the_layer() -> None:
+    layer = torch.nn.Linear(4, 6)
+    with pytest.raises(ValueError, match="at least one member"):
+        BatchedLoRA(layer, [])
+    good = random_update(2, 0, (4, 6))
+    for down, up in [
+        (torch.zeros(1, 2), good[1]),
+        (good[0], torch.zeros(2, 1)),
+        (good[0], torch.zeros(1, 6)),
+        (torch.zeros(4, 0), torch.zeros(0, 6)),
+        (torch.zeros(()), good[1]),
+    ]:
+        with pytest.raises(ValueError, match=r"updates\[1\] must have shapes \(4, r\)"):
+            BatchedLoRA(layer, [good, (down, up)])
 
 
 def test_no_adapters_refused(base: Any) -> None:

@@ -62,16 +62,18 @@ def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_evaluate_is_repeatable_with_a_seed(text: Path, tmp_path: Path) -> None:
     outputs = []
-    for name in ("a.json", "b.json"):
+    for name, memory in (("a.json", "1G"), ("b.json", "1G"), ("c.json", "20M")):
         path = tmp_path / name
         arguments = ["--text", str(text), "--queries", "60", "--seed", "7", "--json", str(path)]
-        assert main(["evaluate", *MODELS, *arguments, "--mechanism", "adapmixed"]) == 0
-        outputs.append(json.loads(path.read_text(encoding="utf-8")))
-    first, second = ([
-        {k: v for k, v in m.items() if k != "tokens_per_second"} for m in output["methods"]
-    ] for output in outputs)  # fmt: skip
-    assert first == second
-    assert outputs[0]["config"]["randomness"] == "seeded (7)"
+        assert main(["evaluate", *MODELS, *arguments, "--memory", memory]) == 0
+        outputs.append(path.read_bytes())
+    assert outputs[0] == outputs[1]
+    first, chunked = (json.loads(output) for output in (outputs[0], outputs[2]))
+    assert first["config"]["randomness"] == "seeded (7)"
+    # Chunks round the logits differently, but the same random numbers are drawn.
+    for one, other in zip(first["methods"], chunked["methods"], strict=True):
+        assert one["screened"] == other["screened"]
+        assert one["perplexity"] == pytest.approx(other["perplexity"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["pmixed", "public", "unprotected"])
@@ -111,6 +113,36 @@ def test_evaluate_refuses(
     error = capsys.readouterr().err
     assert words in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_pmixed_is_budgeted_for_its_run(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    pmixed = ["--mechanism", "pmixed", "--epsilon", "7"]
+    arguments = ["--text", str(text), "--queries", "30", "--json", str(path)]
+    assert main(["evaluate", *MODELS, *arguments, *pmixed]) == 0
+    method = json.loads(path.read_text(encoding="utf-8"))["methods"][-1]
+    assert 6.999 < method["epsilon"] <= 7
+    assert "Up to 30 answered queries" in method["guarantee"]
+    few = [*pmixed, "--budget-queries", "10"]
+    assert main(["evaluate", *MODELS, *arguments, *few]) == 2
+    assert "queries must stay within the budget of 10" in capsys.readouterr().err
+    prompt = ["--prompt", "The", "--max-new-tokens", "5"]
+    assert main(["generate", *MODELS, *prompt, *pmixed]) == 0
+    assert "Up to 5 answered queries" in capsys.readouterr().err
+
+
+def test_bad_outputs_are_refused_before_the_work(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "missing" / "out.json")
+    missing_base = ["--base", str(tmp_path / "no-base"), "--ensemble", str(demo_ensemble_path())]
+    assert main(["evaluate", *missing_base, "--text", str(text), "--json", nowhere]) == 2
+    assert "--json must name a file in an existing folder" in capsys.readouterr().err
+    assert main(["evaluate", *missing_base, "--text", str(text)]) == 2
+    error = capsys.readouterr().err
+    assert "no-base" in error and len(error.strip().splitlines()) == 1
 
 
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,15 @@ import pytest
 import torch
 from tiny_models import POSITIONS, VOCAB
 
-from adapmixed.models import BatchedLoRA, Ensemble, Manifest, read_manifest, write_manifest
+from adapmixed.models import (
+    Adapter,
+    BatchedLoRA,
+    Ensemble,
+    Manifest,
+    read_adapter,
+    read_manifest,
+    write_manifest,
+)
 
 Make = Callable[..., list[Path]]
 
@@ -77,6 +85,36 @@ def test_dropout_is_off(base: Any, make_adapters: Make, ids: torch.Tensor) -> No
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 
+def assert_only_one_member_differs(
+    ensemble: Ensemble,
+    neighbour: Ensemble,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    changed: int,
+    limit: int,
+) -> None:
+    """Whole passes, padded passes, chunks and decoding agree bit by bit but for one member."""
+    pairs = [
+        (ensemble.logits(ids), neighbour.logits(ids)),
+        (ensemble.logits(ids, mask), neighbour.logits(ids, mask)),
+    ]
+    chunks = [
+        list(e.iter_logits(ids, memory_bytes=limit, attention_mask=mask))
+        for e in (ensemble, neighbour)
+    ]
+    assert len(chunks[0]) == 3
+    pairs += [(a[1:], b[1:]) for a, b in zip(*chunks, strict=True)]
+    decoders = [e.decoder(ids) for e in (ensemble, neighbour)]
+    for _ in range(2):
+        pairs.append((decoders[0].logits, decoders[1].logits))
+        for decoder in decoders:
+            decoder.append(torch.tensor([5, 6]))
+    for (private, public), (private_2, public_2) in pairs:
+        assert torch.equal(public, public_2)
+        for member in range(ensemble.num_models):
+            assert torch.equal(private[member], private_2[member]) == (member != changed)
+
+
 @pytest.mark.parametrize("changed", [0, 2, 4])
 def test_changing_one_adapter_leaves_all_other_rows_bit_identical(
     base: Any, make_adapters: Make, ids: torch.Tensor, changed: int
@@ -90,25 +128,42 @@ def test_changing_one_adapter_leaves_all_other_rows_bit_identical(
     limit = budget(ensemble, 2, 9, 4, False)
     for replacement in (other, zero):
         neighbour = Ensemble.load(base, [*folders[:changed], replacement, *folders[changed + 1 :]])
-        pairs = [
-            (ensemble.logits(ids), neighbour.logits(ids)),
-            (ensemble.logits(ids, mask), neighbour.logits(ids, mask)),
-        ]
-        chunks = [
-            list(e.iter_logits(ids, memory_bytes=limit, attention_mask=mask))
-            for e in (ensemble, neighbour)
-        ]
-        assert len(chunks[0]) == 3
-        pairs += [(a[1:], b[1:]) for a, b in zip(*chunks, strict=True)]
-        decoders = [e.decoder(ids) for e in (ensemble, neighbour)]
-        for _ in range(2):
-            pairs.append((decoders[0].logits, decoders[1].logits))
-            for decoder in decoders:
-                decoder.append(torch.tensor([5, 6]))
-        for (private, public), (private_2, public_2) in pairs:
-            assert torch.equal(public, public_2)
-            for member in range(5):
-                assert torch.equal(private[member], private_2[member]) == (member != changed)
+        assert_only_one_member_differs(ensemble, neighbour, ids, mask, changed, limit)
+
+
+@pytest.mark.parametrize("ranks", [(3, 3, 3, 3), (3, 2, 7, 3)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_changing_rank_or_targets_leaves_all_other_rows_bit_identical(
+    base: Any,
+    family: str,
+    make_adapters: Make,
+    ids: torch.Tensor,
+    ranks: tuple[int, ...],
+    threads: int,
+) -> None:
+    torch.set_num_threads(threads)
+    folders = [make_adapters(1, first=i, r=rank)[0] for i, rank in enumerate(ranks)]
+    members = [read_adapter(base, folder) for folder in folders]
+    fewer, others = (["c_attn"], ["c_fc"]) if family == "gpt2" else (["v_proj"], ["o_proj"])
+    settings: list[dict[str, Any]] = [
+        {"r": 1},
+        {"r": 7},
+        {"r": 64},
+        {"r": 64, "zero": True},
+        {"target_modules": fewer},
+        {"target_modules": others},
+        {"target_modules": fewer + others, "r": 7},
+    ]
+    replacements = [
+        read_adapter(base, make_adapters(1, first=50 + i, **s)[0]) for i, s in enumerate(settings)
+    ]
+    ensemble = Ensemble(copy.deepcopy(base), members)
+    limit = budget(ensemble, 2, 9, 4, False)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    for replacement in [*replacements, Adapter({})]:
+        neighbour = Ensemble(copy.deepcopy(base), [members[0], replacement, *members[2:]])
+        assert_only_one_member_differs(ensemble, neighbour, ids, mask, 1, limit)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
@@ -119,7 +174,8 @@ def test_broken_member_stays_in_its_rows(
     private, public = ensemble.logits(ids)
     for module in ensemble._forward.model.modules():
         if isinstance(module, BatchedLoRA):
-            module.up[1].fill_(value)
+            (group,) = module.groups
+            group.up[1].fill_(value)
     wild, public_2 = ensemble.logits(ids)
     assert not torch.equal(private[1], wild[1])
     assert torch.equal(public, public_2)
@@ -295,8 +351,6 @@ def test_another_base_is_refused(make_adapters: Make, base: Any, tmp_path: Path)
 
 
 def test_wide_tokenizer_is_refused(base: Any, make_adapters: Make) -> None:
-    from adapmixed.models import read_adapter
-
     (folder,) = make_adapters(1)
     adapter = read_adapter(base, folder)
     with pytest.raises(ValueError, match=f"vocab_size = {VOCAB} tokens, got {VOCAB + 1}"):

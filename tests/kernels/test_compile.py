@@ -146,3 +146,18 @@ def test_inference_mode_and_vmap_free_tensors() -> None:
         inside = everything(*(argument.clone() for argument in arguments))
     for got, expected in zip(inside, everything(*arguments), strict=True):
         assert torch.equal(got, expected)
+
+
+def test_random_operators_compile() -> None:
+    """With key and counter in hand; reserving them from a source is a graph break."""
+    public = torch.randn(3, 11)
+    p = torch.softmax(public.double(), -1)
+    key = torch.arange(32, dtype=torch.uint8)
+
+    def program(p: Tensor, public: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        noise = torch.ops.adapmixed.gaussian(key, 5, [3, 2], 0.5)
+        return noise, torch.ops.adapmixed.sample(p, public, key, 6)
+
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    for ours, eager in zip(compiled(p, public, key), program(p, public, key), strict=True):
+        assert torch.equal(ours, eager)

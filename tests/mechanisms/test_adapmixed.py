@@ -31,6 +31,12 @@ SETTINGS: dict[str, Any] = dict(
 )
 
 
+def draws(positions: int, count: int, sigma: float, seed: int) -> Tensor:
+    """(positions, count) noise as the mechanism draws it: one draw a position."""
+    rng = SeededRandom(seed)
+    return torch.stack([ops.gaussian(count, sigma=sigma, rng=rng) for _ in range(positions)])
+
+
 def ensemble(seed: int = 0, positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     public = 1.2 * torch.randn(positions, VOCAB, generator=generator)
@@ -41,7 +47,7 @@ def ensemble(seed: int = 0, positions: int = POSITIONS) -> tuple[Tensor, Tensor]
 def by_hand(private: Tensor, public: Tensor, seed: int, **changes: Any) -> list[Step]:
     """Algorithm 1 with the noise that the mechanism draws from the same seed."""
     s = SETTINGS | changes
-    noise = ops.gaussian((len(public), s["top_k"]), sigma=s["sigma"], rng=SeededRandom(seed))
+    noise = draws(len(public), min(s["top_k"], public.shape[1]), s["sigma"], seed)
     arguments = dict(
         order=s["order"],
         beta=s["target_leakage"],
@@ -188,7 +194,7 @@ def test_infinite_threshold_lets_all_zero_scores_pass() -> None:
             order=3.0, target_leakage=0.1, sigma=1e6, threshold=threshold, top_k=1
         )
         proposal = propose(mechanism, private, public)
-        noise = ops.gaussian((40, 1), sigma=1e6, rng=SeededRandom(SEED))[:, 0]
+        noise = draws(40, 1, 1e6, SEED)[:, 0]
         assert proposal.public.tolist() == ((noise < 0) & screened).tolist()
 
 

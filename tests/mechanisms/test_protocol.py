@@ -84,10 +84,9 @@ def test_events_are_known_before_the_token_is_drawn(name: str) -> None:
     rng = CountingRandom(1)
     proposal = propose(name, rng=rng)
     draws = rng.draws
-    # Screening noise or a subset, but no token.
-    assert draws == (1 if "adapmixed" in name and "no-screen" not in name else 0) + (
-        name == "pmixed-published-subsampled"
-    )
+    # Screening noise or a subset for each of the 12 positions, but no token.
+    screened = "adapmixed" in name and "no-screen" not in name
+    assert draws == (12 if screened or name == "pmixed-published-subsampled" else 0)
     events = proposal.events()
     assert events and same(events, proposal.events())
     assert rng.draws == draws
@@ -386,3 +385,16 @@ def test_public_only_never_reads_the_private_values() -> None:
 def test_unprotected_has_no_guarantee() -> None:
     guarantee = Accountant(1e-5).add(propose("unprotected").events()).epsilon()
     assert (guarantee.kind, guarantee.epsilon) == ("none", None)
+
+
+def test_logits_changed_after_proposing_are_refused() -> None:
+    """The charged law is that of the proposed values."""
+    public = torch.randn(3, 7)
+    private = public + torch.randn(2, 3, 7)
+    for changed in (private, public):
+        proposal = AdaPMixED(order=4.0, target_leakage=0.1).propose(
+            private, public, rng=SeededRandom(0)
+        )
+        changed.add_(1.0)
+        with pytest.raises(ValueError, match="must not be changed between propose and release"):
+            proposal.release()

@@ -1,6 +1,8 @@
 """The sdist and the wheel made from it: what they contain, and that the wheel works elsewhere."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -30,6 +32,18 @@ assert 0 < float(projection.weight.min()) < 1
 assert float((mixed.sum(-1) - 1).abs().max()) < 1e-12
 assert 0 < float(loss.min()) < float(loss.max()) < 0.5
 print("ok")
+"""
+
+# Joins the copied kernel tests, so that it speaks of the very process that ran them.
+ORIGIN = """
+import pathlib, sys
+
+def test_every_module_comes_from_the_wheel():
+    import adapmixed, adapmixed_ext, adapmixed_ext._C
+    home = pathlib.Path({target!r}).resolve()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("adapmixed", "adapmixed_ext") and module.__spec__.origin:
+            assert home in pathlib.Path(module.__spec__.origin).resolve().parents, module
 """
 
 
@@ -104,18 +118,40 @@ def test_the_compiled_module_links_no_torch(distributions: Path, tmp_path: Path)
     assert b"libc10" not in (tmp_path / name).read_bytes()
 
 
-def test_the_wheel_works_elsewhere(distributions: Path, tmp_path: Path) -> None:
-    target = tmp_path / "site"
+@pytest.fixture(scope="module")
+def installed(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the installed wheel and nothing else."""
+    target = tmp_path_factory.mktemp("site")
     _run(
         sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target),
-        str(_wheel(distributions)), cwd=tmp_path,
+        str(_wheel(distributions)), cwd=target.parent,
     )  # fmt: skip
-    # -P and PYTHONPATH: neither the repository nor an editable install comes first.
+    return target
+
+
+# -P and PYTHONPATH below: neither the repository nor an editable install comes first.
+def test_the_wheel_works_elsewhere(installed: Path, tmp_path: Path) -> None:
     output = _run(
-        sys.executable, "-P", "-c", SMOKE, str(target), cwd=tmp_path,
-        env={"PYTHONPATH": str(target)},
+        sys.executable, "-P", "-c", SMOKE, str(installed), cwd=tmp_path,
+        env={"PYTHONPATH": str(installed)},
     )  # fmt: skip
     assert output.strip().endswith("ok")
+
+
+def test_the_wheel_passes_kernel_tests_elsewhere(installed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    shutil.copytree(
+        ROOT / "tests" / "kernels", folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    origin = folder / "test_origin.py"
+    origin.write_text(ORIGIN.format(target=str(installed)), encoding="utf-8")
+    output = _run(
+        sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider",
+        "--rootdir", str(folder), "test_errors.py", "test_mixture.py", origin.name,
+        cwd=folder, env={"PYTHONPATH": str(installed)},
+    )  # fmt: skip
+    (passed,) = re.findall(r"(\d+) passed", output)
+    assert int(passed) > 100, output
 
 
 def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:

@@ -411,3 +411,29 @@ def test_guarantee_is_validated():
     ):
         with pytest.raises(ValueError, match=" must be "):
             Guarantee(**{**good, **change})
+
+
+def test_a_budget_is_charged_at_once_and_not_exceeded() -> None:
+    def event(queries: int) -> RenyiBound:
+        return RenyiBound(3.0, 0.01, 5, queries, "zero_out", budget=10)
+
+    accountant = Accountant(1e-5).add(event(1))
+    first = accountant.epsilon()
+    whole = Accountant(1e-5).add(RenyiBound(3.0, 0.01, 5, 10, "zero_out")).epsilon()
+    assert first.epsilon == whole.epsilon
+    assert first.budget == 10 and whole.budget is None
+    assert "Up to 10 answered queries (so far 1)" in str(first)
+    assert "if the number of queries was fixed" in str(whole)
+    accountant.add(event(9))
+    assert accountant.epsilon().epsilon == first.epsilon
+    with pytest.raises(ValueError, match="must stay within the budget of 10 .* got 11"):
+        accountant.add(event(1))
+    assert accountant.queries == 10
+    with pytest.raises(ValueError, match="budget and epsilon must be the same"):
+        accountant.add(RenyiBound(3.0, 0.02, 5, 0, "zero_out", budget=10))
+
+
+def test_costs_beside_a_plan_void_its_fixed_count() -> None:
+    planned = RenyiBound(3.0, 0.01, 5, 2, "zero_out", budget=10)
+    screened = Accountant(1e-5).add([planned, GaussianScreening(5, 2, 1e-4, 1e-2)]).epsilon()
+    assert screened.kind == "fixed" and screened.budget is None

@@ -5,7 +5,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import progress_bar, quiet_libraries, random_source
+from adapmixed.commands.options import (
+    check_output,
+    progress_bar,
+    quiet_libraries,
+    random_source,
+)
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -44,6 +49,7 @@ def methods(queries: int) -> "dict[str, Mechanism]":
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates, generates a sample, writes the report."""
     started = time.perf_counter()
+    check_output(arguments.out, folder=True)
     quiet_libraries()
     from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
     from adapmixed.evaluation import evaluate

@@ -7,6 +7,7 @@ from typing import Any
 
 from adapmixed.commands.options import (
     add_mechanism_options,
+    check_output,
     mechanism_of,
     memory_bytes,
     progress_bar,
@@ -36,12 +37,21 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def methods_of(report: dict[str, object]) -> list[dict[str, Any]]:
+    """A report's list of methods."""
+    methods = report["methods"]
+    assert isinstance(methods, list)
+    return methods
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates and prints the table."""
-    mechanism = mechanism_of(arguments)
+    mechanism_of(arguments, queries=1)  # refuses bad options before the models are loaded
+    check_output(arguments.json)
+    check_output(arguments.out, folder=True)
     quiet_libraries()
     from adapmixed.data.builtin import read_text
-    from adapmixed.evaluation import evaluate
+    from adapmixed.evaluation import evaluate, plan
     from adapmixed.mechanisms import Mechanism, PublicOnly
     from adapmixed.models import Ensemble
     from adapmixed.report import build_report, environment, table, write_report
@@ -52,9 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     if ensemble.tokenizer is None:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
+    _, total = plan(tokens, ensemble.max_positions, arguments.block, arguments.queries)
+    mechanism = mechanism_of(arguments, total)
     mechanisms: dict[str, Mechanism] = {"public": PublicOnly()}
     mechanisms[mechanism.name] = mechanism
-    update, close = progress_bar(len(tokens), "token")
+    update, close = progress_bar(total, "token")
     evaluations = evaluate(
         ensemble,
         tokens,
@@ -77,16 +89,23 @@ def run(arguments: argparse.Namespace) -> int:
             "num_models": ensemble.num_models,
             "mechanism": repr(mechanism),
             "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
+            "text": str(arguments.text),
+            "queries": total,
             "block": arguments.block,
+            "preset": arguments.preset,
+            "delta": arguments.delta,
             "rule": arguments.rule,
         },
         environment=environment(),
     )
     print(table(report))
-    if arguments.json is not None:
-        text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
     if arguments.out is not None:
         for path in write_report(report, arguments.out):
             print(f"wrote {path}")
+    if arguments.json is not None:
+        if arguments.seed is not None:
+            # What a seed repeats is the evaluation, not its speed.
+            report["methods"] = [m | {"tokens_per_second": None} for m in methods_of(report)]
+        text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
     return 0

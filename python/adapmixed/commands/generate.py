@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Generates, streaming the text as it is released."""
-    mechanism = mechanism_of(arguments)
+    mechanism = mechanism_of(arguments, max(arguments.max_new_tokens, 1))
     quiet_libraries()
     import torch
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,14 +26,20 @@ def add_mechanism_options(parser: argparse.ArgumentParser) -> None:
         "--screen", choices=("noisy", "public", "off"), help="screening (adapmixed: noisy)"
     )
     group.add_argument("--epsilon", type=float, help="budget (pmixed: 8)")
-    group.add_argument("--budget-queries", type=int, help="what epsilon is for (pmixed: 1024)")
+    group.add_argument(
+        "--budget-queries", type=int, help="what epsilon is for (pmixed: all queries of this run)"
+    )
     group.add_argument("--sample-rate", type=float, help="subsampling rate (pmixed: 1)")
     group.add_argument("--delta", type=float, default=1e-5, help="delta of the guarantee")
     group.add_argument("--rule", choices=("per_model", "paper"), default="per_model")
 
 
-def mechanism_of(arguments: argparse.Namespace) -> "Mechanism":
-    """The mechanism that the options describe; an option of another one is refused."""
+def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
+    """The mechanism that the options describe; an option of another one is refused.
+
+    Args:
+        queries: of this run: what PMixED's budget is for unless --budget-queries says otherwise.
+    """
     from adapmixed import mechanisms
 
     name = arguments.mechanism
@@ -57,7 +64,7 @@ def mechanism_of(arguments: argparse.Namespace) -> "Mechanism":
         return mechanisms.PMixED(
             epsilon=_default(arguments.epsilon, 8.0),
             delta=arguments.delta,
-            queries=_default(arguments.budget_queries, 1024),
+            queries=_default(arguments.budget_queries, queries),
             order=_default(arguments.order, 3.0),
             sample_rate=_default(arguments.sample_rate, 1.0),
         )
@@ -108,6 +115,25 @@ def memory_bytes(text: str) -> int:
     if size < 1:
         raise argparse.ArgumentTypeError(f"must be a size such as 512M or 2G, got {text!r}")
     return size
+
+
+def check_output(path: Path | None, *, folder: bool = False) -> None:
+    """Refuses an output that could not be written, before any work is done for it.
+
+    Args:
+        path: a file, or with ``folder`` a folder, which is created.
+    """
+    if path is None:
+        return
+    if folder:
+        path.mkdir(parents=True, exist_ok=True)
+        target = path
+    else:
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"--json must name a file in an existing folder, got {path}")
+        target = path if path.exists() else path.parent
+    if not os.access(target, os.W_OK):
+        raise ValueError(f"{target} must be writable")
 
 
 def quiet_libraries() -> None:

@@ -162,7 +162,10 @@ class AdaPMixED(Mechanism):
         """Lines 1–8: (B,) bool, True where the query goes on to the private models."""
         positions, vocab = inputs.public.shape
         top_k = min(self.top_k, vocab)
-        noise = ops.gaussian((positions, top_k), sigma=self.sigma, rng=rng)
+        # One draw a position: decisions do not depend on how positions are grouped into calls.
+        noise = torch.empty(positions, top_k, dtype=torch.float64)
+        for position in range(positions):
+            noise[position] = ops.gaussian(top_k, sigma=self.sigma, rng=rng)
         result = screen_prepared(
             inputs,
             noise.to(inputs.public.device),

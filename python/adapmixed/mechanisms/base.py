@@ -46,8 +46,25 @@ class Law:
     projection: ops.Projection
     public_support: bool = True  # else tokens that q lacks may be drawn too
 
+    def __post_init__(self) -> None:
+        # What was charged is the law of these values: a later change in place would be another law.
+        object.__setattr__(self, "_versions", self._current_versions())
+
+    def _current_versions(self) -> tuple[int, ...]:
+        logits = (self.private_logits, self.public_logits)
+        # Inference tensors carry no counter; they cannot be changed outside inference mode.
+        return tuple(0 if t.is_inference() else t._version for t in logits)
+
+    def _check_unchanged(self) -> None:
+        if self._current_versions() != self._versions:  # type: ignore[attr-defined]
+            raise ValueError(
+                "private_logits and public_logits must not be changed between propose and release: "
+                "the charged law is that of the proposed values"
+            )
+
     def sample(self, rng: RandomSource) -> Tensor:
         """One token per position, (B,) int64."""
+        self._check_unchanged()
         probabilities = ops.mixture(self.private_logits, self.public_logits, self.projection)
         support = self.public_logits
         if not self.public_support:
@@ -56,6 +73,7 @@ class Law:
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """(B,) float64; the whole (B, V) is never formed."""
+        self._check_unchanged()
         return ops.log_prob(self.private_logits, self.public_logits, self.projection, targets)
 
 

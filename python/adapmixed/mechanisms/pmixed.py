@@ -59,7 +59,8 @@ class PMixED(Mechanism):
     Attributes:
         epsilon: ε > c_α(δ) of the final (ε, δ) guarantee.
         delta: δ in (0, 1).
-        queries: T ≥ 1, how many queries the budget is for.
+        queries: T ≥ 1, how many queries the budget is for. All of it is charged with the first of
+            them, so that stopping early may depend on the answers; the accountant refuses more.
         order: Rényi order α > 1, fixed beforehand.
         sample_rate: s in (0, 1], probability that a model takes part in a query.
         analysis: "sound" or "published".
@@ -93,6 +94,8 @@ class PMixED(Mechanism):
                 f"order must be an integer with analysis='published' and sample_rate < 1, got "
                 f"{self.order}: the published formula is for integer orders"
             )
+        if self.analysis == "published":
+            _warn_published()
         conversion = c_alpha(self.order, self.delta)
         if not self.epsilon > conversion:
             raise ValueError(
@@ -127,7 +130,6 @@ class PMixED(Mechanism):
         inputs = prepare(private_logits, public_logits)
         models, positions = inputs.private.shape[:2]
         if self.analysis == "published":
-            _warn_published()
             spent, published, adjacency = self.per_query, True, "add_remove"
             law: Law | SplitLaw = self._published(inputs, rng)
         else:
@@ -138,7 +140,9 @@ class PMixED(Mechanism):
             if self.sample_rate < 1.0:
                 projection = _thinned(projection, self.sample_rate)
             law = Law(inputs.private, inputs.public, projection)
-        event = RenyiBound(self.order, spent, models, positions, adjacency, published)
+        event = RenyiBound(
+            self.order, spent, models, positions, adjacency, published, budget=self.queries
+        )
         public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
         return proposal(law, inputs.public, models, public, [event], targets, rng)
 
@@ -148,11 +152,12 @@ class PMixED(Mechanism):
         if self.sample_rate == 1.0:
             projection = project_prepared(inputs, order=self.order, radius=self.radius(models))
             return Law(inputs.private, inputs.public, projection)
-        uniform = torch.special.ndtr(ops.gaussian((models, positions), sigma=1.0, rng=rng))
-        chosen = (uniform < self.sample_rate).to(inputs.private.device)
+        # One draw a position: the subsets do not depend on how positions are grouped into calls.
+        draws = [ops.gaussian(models, sigma=1.0, rng=rng) for _ in range(positions)]
+        chosen = [torch.special.ndtr(draw) < self.sample_rate for draw in draws]
         laws = []
         for b in range(positions):
-            rows = chosen[:, b].nonzero()[:, 0]
+            rows = chosen[b].nonzero()[:, 0].to(inputs.private.device)
             here = slice(b, b + 1)
             if not len(rows):
                 laws.append(public_law(inputs.public[here]))

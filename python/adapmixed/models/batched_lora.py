@@ -5,10 +5,17 @@ A LoRA adapter changes a linear layer y = x W + b to
     y_i = x W + b + scale_i (x A_i) B_i,      A_i (in, r), B_i (r, out).
 
 Rows are laid out member-major: of (N + 1) b rows, block 0 is the public model's and block i + 1 is
-member i's. The base is computed once over all rows; the N updates are one batched product, added to
-all blocks but the first. The public block is therefore never touched, and no member's update reads
-another member's rows: changing one adapter leaves the bits of all other rows as they were (as long
-as ranks, which set the shapes, stay the same).
+member i's. The base is computed once over all rows; the updates are one batched product per
+distinct rank, added to the rows of the members of that rank alone. No update reads another
+member's rows, so changing one adapter, also to another rank or other layers, leaves the bits of all
+other rows as they were.
+
+The last holds only if no shape tells of the other adapters. Matrix libraries choose kernel and
+order of summation by the shapes and the alignment of their operands, so that neither padding
+adapters to the largest rank nor batching only the members of one rank will do: another adapter's
+rank would show in the last bits. Every product therefore is a batch of N at the rank itself, with
+member i in place i and zeros in the places of members of other ranks, whose rows are restored.
+Usually all ranks are equal and nothing is restored; each further rank costs one more batch.
 
 A and B are kept in fp32, whatever the base's dtype, and the update is added in fp32 before rounding
 to it, as peft does. `scale` is folded into B.
@@ -16,120 +23,119 @@ to it, as peft does. `scale` is folded into B.
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
-
-# Settings that are read, that describe without changing the computation, or that concern only how
-# the adapter was initialised or trained. Any other setting must be unset.
-_READ = frozenset(
-    {
-        "peft_type", "task_type", "r", "lora_alpha", "target_modules", "fan_in_fan_out", "bias",
-        "rank_pattern", "alpha_pattern", "use_rslora", "layers_to_transform", "layers_pattern",
-        "exclude_modules", "init_lora_weights", "inference_mode", "lora_dropout",
-        "base_model_name_or_path", "revision", "auto_mapping", "peft_version", "loftq_config",
-        "megatron_core", "eva_config", "qalora_group_size", "runtime_config",
-    }
-)  # fmt: skip
-_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+from adapmixed.models.adapters import Adapter, layer_shape
 
 
-class BatchedLoRA(nn.Module):
-    """A linear layer with N stacked updates (see the module's text).
+class RankGroup(nn.Module):
+    """The updates of all members that have one rank r in a layer.
 
-    Args:
-        base: the adapted layer, `nn.Linear` or GPT-2's `Conv1D`.
-        down: A, (N, in, r) fp32, zero-padded to the largest rank.
-        up: scale * B, (N, r, out) fp32, zero-padded likewise.
+    Attributes:
+        down: A, (N, in, r) fp32, zero for the members of other ranks.
+        up: scale * B, (N, r, out) fp32, zero likewise.
+        others: the members that are not of this rank, ascending, int64.
     """
 
     down: Tensor
     up: Tensor
+    others: Tensor
 
-    def __init__(self, base: nn.Module, down: Tensor, up: Tensor) -> None:
+    def __init__(self, updates: Mapping[int, tuple[Tensor, Tensor]], num_models: int) -> None:
         super().__init__()
-        self.base = base
+        first_down, first_up = next(iter(updates.values()))
+        down = torch.zeros((num_models, *first_down.shape), dtype=torch.float32)
+        up = torch.zeros((num_models, *first_up.shape), dtype=torch.float32)
+        for index, (own_down, own_up) in updates.items():
+            down[index] = own_down
+            up[index] = own_up
         self.register_buffer("down", down)
         self.register_buffer("up", up)
+        others = [index for index in range(num_models) if index not in updates]
+        self.register_buffer("others", torch.tensor(others, dtype=torch.int64))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps ((N + 1) b, ..., in) to ((N + 1) b, ..., out) in the base's dtype."""
-        num_models = self.down.shape[0]
-        if x.shape[0] % (num_models + 1):
-            raise ValueError(
-                f"rows must be a multiple of num_models + 1 = {num_models + 1}, got {x.shape[0]}"
-            )
-        y: Tensor = self.base(x).contiguous()
-        block = x.shape[0] // (num_models + 1)
-        inputs = x[block:].reshape(num_models, -1, x.shape[-1]).to(self.down.dtype)
-        outputs = y[block:].view(num_models, -1, y.shape[-1])
+    def forward(self, y: Tensor, inputs: Tensor) -> None:
+        """Adds the updates in place; the rows of `others` and the public ones keep their bits.
+
+        Args:
+            y: (N + 1, m, out), contiguous, the base's output, block 0 public.
+            inputs: (N, m, in) in the dtype of `down`.
+        """
+        outputs = y[1:]
+        # Adding zeros is not enough: 0 * inf is NaN, and -0.0 + 0.0 is 0.0.
+        kept = outputs.index_select(0, self.others) if len(self.others) else None
         hidden = torch.bmm(inputs, self.down)
         if outputs.dtype == self.up.dtype:
             outputs.baddbmm_(hidden, self.up)
         else:  # add before rounding: rounding the update on its own costs a second error
             outputs.copy_(torch.baddbmm(outputs.to(self.up.dtype), hidden, self.up))
-        return y
+        if kept is not None:
+            outputs.index_copy_(0, self.others, kept)
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """One adapter, checked: module name -> (A (in, r), scale * B (r, out)), both fp32."""
+class BatchedLoRA(nn.Module):
+    """A linear layer with the updates of N members (see the module's text).
 
-    updates: Mapping[str, tuple[Tensor, Tensor]]
+    Args:
+        base: the adapted layer, `nn.Linear` or GPT-2's `Conv1D`.
+        updates: per member (A (in, r), scale * B (r, out)), or None where it has no update here;
+            r may differ. Kept as fp32 on the base's device, 4 N r (in + out) bytes for every
+            distinct r.
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether every update vanishes, so that the model is the public one."""
-        return all(not bool(up.any()) for _, up in self.updates.values())
-
-
-def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
-    """Reads an ordinary peft LoRA folder for `model`, which is not changed.
+    Attributes:
+        groups: one `RankGroup` per distinct rank, ascending.
 
     Raises:
-        ValueError: naming the folder and the reason, if the adapter is not a plain LoRA adapter
-            (another peft type, DoRA, biases, extra trained modules ...), or does not fit the model.
+        ValueError: if there are no members, or an update does not fit the base.
     """
-    path = Path(folder)
-    config = _read_config(path)
-    weights = _read_weights(path)
-    pairs: dict[str, dict[str, Tensor]] = {}
-    for key, value in weights.items():
-        match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight", key)
-        if match is None and _is_copy_of_base(path, model, key, value):
-            continue
-        if match is None:
-            raise ValueError(f"{path}: weights must be lora_A, lora_B of linear layers, got {key}")
-        pairs.setdefault(match[1], {})[match[2]] = value
-    if not pairs:
-        raise ValueError(f"{path}: the adapter holds no weights")
-    modules = dict(model.named_modules())
-    updates: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, pair in sorted(pairs.items()):
-        if name not in modules:
-            raise ValueError(f"{path}: the base has no module {name}, which the adapter adapts")
-        updates[name] = _update(path, config, name, modules[name], pair)
-    _check_targets(path, config, modules, set(updates))
-    return Adapter(updates)
+
+    def __init__(self, base: nn.Module, updates: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+        super().__init__()
+        if not updates:
+            raise ValueError("updates must hold an entry for at least one member, got 0")
+        size_in, size_out = layer_shape(base)
+        by_rank: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
+        for index, update in enumerate(updates):
+            if update is None:
+                continue
+            shapes = tuple(update[0].shape), tuple(update[1].shape)
+            rank = shapes[0][-1] if shapes[0] else 0
+            if rank < 1 or shapes != ((size_in, rank), (rank, size_out)):
+                raise ValueError(
+                    f"updates[{index}] must have shapes ({size_in}, r) and (r, {size_out}) with "
+                    f"r >= 1, got {shapes[0]} and {shapes[1]}"
+                )
+            by_rank.setdefault(rank, {})[index] = update
+        self.base = base
+        self.num_models = len(updates)
+        device = next(base.parameters()).device
+        self.groups = nn.ModuleList(
+            RankGroup(by_rank[rank], self.num_models).to(device) for rank in sorted(by_rank)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps ((N + 1) b, ..., in) to ((N + 1) b, ..., out) in the base's dtype."""
+        blocks = self.num_models + 1
+        if x.shape[0] % blocks:
+            raise ValueError(
+                f"rows must be a multiple of num_models + 1 = {blocks}, got {x.shape[0]}"
+            )
+        y: Tensor = self.base(x).contiguous()
+        block = x.shape[0] // blocks
+        inputs = x[block:].reshape(self.num_models, -1, x.shape[-1]).to(torch.float32)
+        for group in self.groups:
+            group(y.view(blocks, -1, y.shape[-1]), inputs)
+        return y
 
 
 def stack_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
     """Swaps every adapted layer of `model`, in place, for a `BatchedLoRA` of all adapters.
 
-    A layer that some adapters leave alone gets zero updates for them; unequal ranks are padded with
-    zeros. Memory: sum over adapted layers of 4 N r_max (in + out) bytes.
+    A layer that some adapters leave alone gets no update for them. Memory: the sum of
+    4 N r (in + out) bytes over adapted layers and the distinct ranks r in each.
 
     Raises:
         ValueError: if there are no adapters.
@@ -138,162 +144,6 @@ def stack_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
         raise ValueError("adapters must hold at least one adapter, got 0")
     for name in sorted({name for adapter in adapters for name in adapter.updates}):
         base = model.get_submodule(name)
-        found = {i: a.updates[name] for i, a in enumerate(adapters) if name in a.updates}
-        rank = max(down.shape[1] for down, _ in found.values())
-        size_in, size_out = layer_shape(base)
-        device = next(base.parameters()).device
-        all_down = torch.zeros((len(adapters), size_in, rank), dtype=torch.float32)
-        all_up = torch.zeros((len(adapters), rank, size_out), dtype=torch.float32)
-        for index, (down, up) in found.items():
-            all_down[index, :, : down.shape[1]] = down
-            all_up[index, : up.shape[0]] = up
         parent, _, leaf = name.rpartition(".")
-        owner = model.get_submodule(parent)
-        setattr(owner, leaf, BatchedLoRA(base, all_down.to(device), all_up.to(device)))
-
-
-def layer_shape(layer: nn.Module) -> tuple[int, int]:
-    """(in, out) of an `nn.Linear` or a `Conv1D`.
-
-    Raises:
-        ValueError: for any other layer.
-    """
-    from transformers.pytorch_utils import Conv1D
-
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, layer.out_features
-    if isinstance(layer, Conv1D):
-        return int(layer.nx), int(layer.nf)
-    raise ValueError(f"layer must be nn.Linear or Conv1D, got {type(layer).__name__}")
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    file = path / CONFIG_FILE
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} must be a peft folder, it holds no {CONFIG_FILE}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file} must be JSON: {error}") from error
-    kind = config.get("peft_type") if isinstance(config, dict) else config
-    if not isinstance(config, dict) or kind != "LORA":
-        raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
-    if config.get("use_dora"):
-        raise ValueError(f"{path}: use_dora must be false, DoRA rescales the base's weights")
-    if config.get("bias", "none") != "none" or config.get("lora_bias"):
-        raise ValueError(
-            f"{path}: bias must be none and lora_bias false, got bias={config.get('bias')!r}, "
-            f"lora_bias={config.get('lora_bias')!r}"
-        )
-    if config.get("modules_to_save"):
-        raise ValueError(
-            f"{path}: modules_to_save must be empty (fully trained modules cannot be stacked), "
-            f"got {config['modules_to_save']}"
-        )
-    if config.get("init_lora_weights", True) not in _INITIALISATIONS:
-        raise ValueError(
-            f"{path}: init_lora_weights={config['init_lora_weights']!r} may have changed the "
-            "base's weights; convert the adapter to a plain LoRA adapter first"
-        )
-    for name, value in config.items():
-        if name not in _READ and value:
-            raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
-    if type(config.get("r")) is not int or config["r"] < 1:
-        raise ValueError(f"{path}: r must be an integer >= 1, got {config.get('r')!r}")
-    if not _is_number(config.get("lora_alpha")):
-        raise ValueError(f"{path}: lora_alpha must be finite, got {config.get('lora_alpha')!r}")
-    return config
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    file = path / WEIGHTS_FILE
-    if not file.is_file():
-        raise ValueError(f"{path} must hold {WEIGHTS_FILE} (pickled weights are not read)")
-    try:
-        weights: dict[str, Tensor] = load_file(str(file))
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
-    return weights
-
-
-def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> bool:
-    """Whether a tensor is one of the base's own, which peft stores along with adapted heads.
-
-    Raises:
-        ValueError: if it was trained: the base is shared by all members.
-    """
-    name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
-    own = dict(model.named_parameters(remove_duplicate=False)).get(name)
-    if own is None:
-        return False
-    if own.shape != value.shape or not torch.equal(own.detach().cpu(), value.to(own.dtype)):
-        raise ValueError(f"{path}: {key} differs from the base's, members share the base's weights")
-    return True
-
-
-def _update(
-    path: Path, config: Mapping[str, Any], name: str, layer: nn.Module, pair: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """(A (in, r), scale * B (r, out)) of one layer, fp32."""
-    try:
-        size_in, size_out = layer_shape(layer)
-    except ValueError as error:
-        raise ValueError(f"{path}: {name}: {error}") from error
-    if set(pair) != {"A", "B"}:
-        raise ValueError(f"{path}: {name} must have lora_A and lora_B, got only lora_{min(pair)}")
-    rank = _pattern(config, "rank_pattern", name, config["r"])
-    alpha = _pattern(config, "alpha_pattern", name, config["lora_alpha"])
-    if type(rank) is not int or rank < 1 or not _is_number(alpha):
-        raise ValueError(f"{path}: {name}: rank and alpha must be numbers, got {rank!r}, {alpha!r}")
-    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
-    if tuple(a.shape) != (rank, size_in) or tuple(b.shape) != (size_out, rank):
-        raise ValueError(
-            f"{path}: {name}: lora_A and lora_B must have shapes {(rank, size_in)} and "
-            f"{(size_out, rank)}, got {tuple(a.shape)} and {tuple(b.shape)}"
-        )
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    up = b.T * scale
-    if not (bool(a.isfinite().all()) and bool(up.isfinite().all())):
-        raise ValueError(f"{path}: {name}: the adapter's weights must be finite")
-    return a.T.contiguous(), up.contiguous()
-
-
-def _pattern(config: Mapping[str, Any], setting: str, name: str, default: Any) -> Any:
-    """peft's per-layer override: the first key that is a suffix pattern of the layer's name."""
-    for key, value in (config.get(setting) or {}).items():
-        if re.match(rf"(.*\.)?({key})$", name):
-            return value
-    return default
-
-
-def _check_targets(
-    path: Path, config: Mapping[str, Any], modules: Mapping[str, nn.Module], found: set[str]
-) -> None:
-    """Refuses files that miss a targeted layer and flags that belong to another architecture."""
-    targets = config.get("target_modules")
-    plain = not config.get("layers_to_transform") and not config.get("exclude_modules")
-    expected: set[str] | None = None
-    if isinstance(targets, list):
-        suffixes = tuple(f".{target}" for target in targets)
-        expected = {name for name in modules if f".{name}".endswith(suffixes)}
-    elif isinstance(targets, str) and targets != "all-linear":
-        expected = {name for name in modules if re.fullmatch(targets, name)}
-    if expected is not None and (found - expected or (plain and expected - found)):
-        difference = sorted(found - expected or expected - found)
-        raise ValueError(
-            f"{path}: target_modules {targets!r} and the weights do not agree on {difference[0]}"
-        )
-    linear = {isinstance(modules[name], nn.Linear) for name in found}
-    flag = config.get("fan_in_fan_out")
-    if len(linear) == 1 and flag is not None and bool(flag) == linear.pop():
-        raise ValueError(
-            f"{path}: fan_in_fan_out must be true for Conv1D layers and false for nn.Linear, "
-            f"got {flag!r} for {type(modules[min(found)]).__name__}"
-        )
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+        updates = [adapter.updates.get(name) for adapter in adapters]
+        setattr(model.get_submodule(parent), leaf, BatchedLoRA(base, updates))

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.models.batched_lora import Adapter, BatchedLoRA, read_adapter, stack_adapters
+from adapmixed.models.adapters import Adapter, read_adapter
+from adapmixed.models.batched_lora import BatchedLoRA, stack_adapters
 from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward
 from adapmixed.models.manifest import file_sha256, read_manifest

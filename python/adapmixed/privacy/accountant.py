@@ -44,6 +44,8 @@ class _State:
     mixing: NDArray[np.float64] | None = None
     rho: float = 0.0  # zCDP cost of screening, the same for every model and order
     queries: int = 0
+    plan: tuple[int, float] | None = None  # budget and bound per query of a planned RenyiBound
+    planned_queries: int = 0  # answered of them
     screened: bool = False
     bounded: bool = False
     realised: bool = False
@@ -137,6 +139,8 @@ class Accountant:
             rule=self.rule,
             order=result.order,
             orders=state.orders,
+            # A cost outside the plan grows with the number of queries.
+            budget=state.plan[0] if state.plan and not (state.bounded or state.screened) else None,
         )
 
     def breakdown(self) -> dict[str, float]:
@@ -164,7 +168,7 @@ class Accountant:
             return "published"
         if state.realised:
             return "data-dependent, ex-post"
-        return "fixed" if state.bounded or state.screened else "public"
+        return "fixed" if state.bounded or state.screened or state.plan else "public"
 
     def _add(self, state: _State, event: object) -> None:
         if isinstance(event, PublicAnswer | UnprotectedAnswer):
@@ -188,8 +192,8 @@ class Accountant:
         # every answer turns out to be public, since an order chosen by the outcome is not valid.
         state.queries += event.queries
         if isinstance(event, RenyiBound):
-            amount = np.full((1, 1), _times_up(event.queries, event.epsilon))
-            state.bounded = True
+            amount = np.full((1, 1), _times_up(_charged(state, event), event.epsilon))
+            state.bounded |= event.budget is None
             state.published |= event.published
         else:
             amount = _event_totals(event, self.rule)
@@ -264,6 +268,26 @@ def _event_totals(event: LeaveOneOutLoss, rule: str) -> NDArray[np.float64]:
         # Any order of summation of B terms >= 0 errs by at most B units of 2^-53, relatively.
         slack = 1 + (event.queries + 8) * 2.0**-52
         return np.asarray(loss.sum(axis=1) * slack, dtype=np.float64)
+
+
+def _charged(state: _State, event: RenyiBound) -> int:
+    """How many queries this event pays for: with a budget, all of it at once and nothing later."""
+    if event.budget is None:
+        return event.queries
+    plan = (event.budget, event.epsilon)
+    first = state.plan is None
+    if not first and state.plan != plan:
+        raise ValueError(
+            f"budget and epsilon must be the same in every event, got {plan!r} after {state.plan!r}"
+        )
+    answered = state.planned_queries + event.queries
+    if answered > event.budget:
+        raise ValueError(
+            f"queries must stay within the budget of {event.budget} that the guarantee was planned "
+            f"for, got {answered}"
+        )
+    state.plan, state.planned_queries = plan, answered
+    return event.budget if first else 0
 
 
 def _agree(state: _State, name: str, value: int | str) -> None:

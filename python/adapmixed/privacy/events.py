@@ -155,6 +155,10 @@ class RenyiBound:
 
     `published=True` marks the numbers of the published data-independent bound of PMixED, which is
     not valid (docs/privacy.md); a guarantee made from them says so. `epsilon` may be +inf.
+
+    `budget`: how many queries the bound was planned for. The whole budget is charged with the first
+    of them: when to stop may then depend on the answers, which the number of queries in a fixed
+    guarantee may not. None charges every query as it comes.
     """
 
     order: float
@@ -163,9 +167,12 @@ class RenyiBound:
     queries: int
     adjacency: str
     published: bool = False
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", check_order(self.order))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", check_count("budget", self.budget, 1))
         object.__setattr__(self, "epsilon", check_real("epsilon", self.epsilon, infinite=True))
         object.__setattr__(self, "num_models", check_count("num_models", self.num_models, 1))
         object.__setattr__(self, "queries", check_count("queries", self.queries, 0))

@@ -33,6 +33,8 @@ class Guarantee:
         order: the Rényi order that gives `epsilon` (of the binding model), None without one.
         orders: all orders fixed beforehand, over which δ was split.
         queries: answered queries.
+        budget: for "fixed": how many queries the guarantee was planned for and covers, whenever the
+            answers stop; None where it covers exactly `queries`, fixed beforehand.
     """
 
     epsilon: float | None
@@ -44,6 +46,7 @@ class Guarantee:
     order: float | None
     orders: tuple[float, ...] = ()
     queries: int = 0
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -78,10 +81,15 @@ class Guarantee:
                 f"guarantee follows from this number."
             )
         if self.kind == "fixed":
+            if self.budget is None:
+                whose, condition = f"The {answers}", " if the number of queries was fixed, too"
+            else:
+                whose = f"Up to {self.budget} answered queries (so far {self.queries})"
+                condition = ""
             words = (
-                f"The {answers} are (ε, δ)-differentially private for one whole {self.unit} with "
-                f"{pair}, a guarantee fixed in advance that may be published if the number of "
-                f"queries was fixed beforehand, too ({basis}; rule {self.rule})."
+                f"{whose} are (ε, δ)-differentially private for one whole {self.unit} with {pair}, "
+                f"a guarantee fixed in advance that may be published{condition} ({basis}; rule "
+                f"{self.rule})."
             )
             if self.adjacency == "zero_out":
                 words += (

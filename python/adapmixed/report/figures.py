@@ -55,8 +55,8 @@ _LOG_RATIO = 30.0  # a linear axis hides values that lie further apart
 _TWO_COLUMNS = 40  # characters of a legend's entry, up to which two stand side by side
 _CURVE_WORDS = {
     "fixed": (
-        "A fixed guarantee (solid) spends the same amount on every query and arrives at the "
-        "planned ε with the last planned one."
+        "A fixed guarantee (solid) is the planned ε from the first query on, whenever the answers "
+        "stop."
     ),
     "data-dependent, ex-post": (
         "A data-dependent one (dashed) is charged what each answer realised: its curve depends on "

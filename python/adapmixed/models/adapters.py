@@ -1,0 +1,221 @@
+"""Reading ordinary peft folders: what is accepted of an adapter, and what is refused in words."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+# Settings that are read, that describe without changing the computation, or that concern only how
+# the adapter was initialised or trained. Any other setting must be unset.
+_READ = frozenset(
+    {
+        "peft_type", "task_type", "r", "lora_alpha", "target_modules", "fan_in_fan_out", "bias",
+        "rank_pattern", "alpha_pattern", "use_rslora", "layers_to_transform", "layers_pattern",
+        "exclude_modules", "init_lora_weights", "inference_mode", "lora_dropout",
+        "base_model_name_or_path", "revision", "auto_mapping", "peft_version", "loftq_config",
+        "megatron_core", "eva_config", "qalora_group_size", "runtime_config",
+    }
+)  # fmt: skip
+_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter, checked: module name -> (A (in, r), scale * B (r, out)), both fp32."""
+
+    updates: Mapping[str, tuple[Tensor, Tensor]]
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether every update vanishes, so that the model is the public one."""
+        return all(not bool(up.any()) for _, up in self.updates.values())
+
+
+def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
+    """Reads an ordinary peft LoRA folder for `model`, which is not changed.
+
+    Raises:
+        ValueError: naming the folder and the reason, if the adapter is not a plain LoRA adapter
+            (another peft type, DoRA, biases, extra trained modules ...), or does not fit the model.
+    """
+    path = Path(folder)
+    config = _read_config(path)
+    weights = _read_weights(path)
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for key, value in weights.items():
+        match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight", key)
+        if match is None and _is_copy_of_base(path, model, key, value):
+            continue
+        if match is None:
+            raise ValueError(f"{path}: weights must be lora_A, lora_B of linear layers, got {key}")
+        pairs.setdefault(match[1], {})[match[2]] = value
+    if not pairs:
+        raise ValueError(f"{path}: the adapter holds no weights")
+    modules = dict(model.named_modules())
+    updates: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, pair in sorted(pairs.items()):
+        if name not in modules:
+            raise ValueError(f"{path}: the base has no module {name}, which the adapter adapts")
+        updates[name] = _update(path, config, name, modules[name], pair)
+    _check_targets(path, config, modules, set(updates))
+    return Adapter(updates)
+
+
+def layer_shape(layer: nn.Module) -> tuple[int, int]:
+    """(in, out) of an `nn.Linear` or a `Conv1D`.
+
+    Raises:
+        ValueError: for any other layer.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    if isinstance(layer, Conv1D):
+        return int(layer.nx), int(layer.nf)
+    raise ValueError(f"layer must be nn.Linear or Conv1D, got {type(layer).__name__}")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} must be a peft folder, it holds no {CONFIG_FILE}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file} must be JSON: {error}") from error
+    kind = config.get("peft_type") if isinstance(config, dict) else config
+    if not isinstance(config, dict) or kind != "LORA":
+        raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
+    if config.get("use_dora"):
+        raise ValueError(f"{path}: use_dora must be false, DoRA rescales the base's weights")
+    if config.get("bias", "none") != "none" or config.get("lora_bias"):
+        raise ValueError(
+            f"{path}: bias must be none and lora_bias false, got bias={config.get('bias')!r}, "
+            f"lora_bias={config.get('lora_bias')!r}"
+        )
+    if config.get("modules_to_save"):
+        raise ValueError(
+            f"{path}: modules_to_save must be empty (fully trained modules cannot be stacked), "
+            f"got {config['modules_to_save']}"
+        )
+    if config.get("init_lora_weights", True) not in _INITIALISATIONS:
+        raise ValueError(
+            f"{path}: init_lora_weights={config['init_lora_weights']!r} may have changed the "
+            "base's weights; convert the adapter to a plain LoRA adapter first"
+        )
+    for name, value in config.items():
+        if name not in _READ and value:
+            raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
+    if type(config.get("r")) is not int or config["r"] < 1:
+        raise ValueError(f"{path}: r must be an integer >= 1, got {config.get('r')!r}")
+    if not _is_number(config.get("lora_alpha")):
+        raise ValueError(f"{path}: lora_alpha must be finite, got {config.get('lora_alpha')!r}")
+    return config
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = path / WEIGHTS_FILE
+    if not file.is_file():
+        raise ValueError(f"{path} must hold {WEIGHTS_FILE} (pickled weights are not read)")
+    try:
+        weights: dict[str, Tensor] = load_file(str(file))
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
+    return weights
+
+
+def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> bool:
+    """Whether a tensor is one of the base's own, which peft stores along with adapted heads.
+
+    Raises:
+        ValueError: if it was trained: the base is shared by all members.
+    """
+    name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+    own = dict(model.named_parameters(remove_duplicate=False)).get(name)
+    if own is None:
+        return False
+    if own.shape != value.shape or not torch.equal(own.detach().cpu(), value.to(own.dtype)):
+        raise ValueError(f"{path}: {key} differs from the base's, members share the base's weights")
+    return True
+
+
+def _update(
+    path: Path, config: Mapping[str, Any], name: str, layer: nn.Module, pair: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(A (in, r), scale * B (r, out)) of one layer, fp32."""
+    try:
+        size_in, size_out = layer_shape(layer)
+    except ValueError as error:
+        raise ValueError(f"{path}: {name}: {error}") from error
+    if set(pair) != {"A", "B"}:
+        raise ValueError(f"{path}: {name} must have lora_A and lora_B, got only lora_{min(pair)}")
+    rank = _pattern(config, "rank_pattern", name, config["r"])
+    alpha = _pattern(config, "alpha_pattern", name, config["lora_alpha"])
+    if type(rank) is not int or rank < 1 or not _is_number(alpha):
+        raise ValueError(f"{path}: {name}: rank and alpha must be numbers, got {rank!r}, {alpha!r}")
+    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
+    if tuple(a.shape) != (rank, size_in) or tuple(b.shape) != (size_out, rank):
+        raise ValueError(
+            f"{path}: {name}: lora_A and lora_B must have shapes {(rank, size_in)} and "
+            f"{(size_out, rank)}, got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    up = b.T * scale
+    if not (bool(a.isfinite().all()) and bool(up.isfinite().all())):
+        raise ValueError(f"{path}: {name}: the adapter's weights must be finite")
+    return a.T.contiguous(), up.contiguous()
+
+
+def _pattern(config: Mapping[str, Any], setting: str, name: str, default: Any) -> Any:
+    """peft's per-layer override: the first key that is a suffix pattern of the layer's name."""
+    for key, value in (config.get(setting) or {}).items():
+        if re.match(rf"(.*\.)?({key})$", name):
+            return value
+    return default
+
+
+def _check_targets(
+    path: Path, config: Mapping[str, Any], modules: Mapping[str, nn.Module], found: set[str]
+) -> None:
+    """Refuses files that miss a targeted layer and flags that belong to another architecture."""
+    targets = config.get("target_modules")
+    plain = not config.get("layers_to_transform") and not config.get("exclude_modules")
+    expected: set[str] | None = None
+    if isinstance(targets, list):
+        suffixes = tuple(f".{target}" for target in targets)
+        expected = {name for name in modules if f".{name}".endswith(suffixes)}
+    elif isinstance(targets, str) and targets != "all-linear":
+        expected = {name for name in modules if re.fullmatch(targets, name)}
+    if expected is not None and (found - expected or (plain and expected - found)):
+        difference = sorted(found - expected or expected - found)
+        raise ValueError(
+            f"{path}: target_modules {targets!r} and the weights do not agree on {difference[0]}"
+        )
+    linear = {isinstance(modules[name], nn.Linear) for name in found}
+    flag = config.get("fan_in_fan_out")
+    if len(linear) == 1 and flag is not None and bool(flag) == linear.pop():
+        raise ValueError(
+            f"{path}: fan_in_fan_out must be true for Conv1D layers and false for nn.Linear, "
+            f"got {flag!r} for {type(modules[min(found)]).__name__}"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)

@@ -1,0 +1,100 @@
+"""Every ensemble and every neighbour over a grid of logits on two and three tokens, none left out.
+
+Each ensemble is one position of one call; the neighbours' laws come from the mechanism itself.
+"""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
+from adapmixed.privacy import LeaveOneOutLoss, RenyiBound, sound_bound
+from adapmixed.rng import SeededRandom
+
+GRIDS = {
+    # tokens, models, values of a logit: all (models + 1) rows over all values
+    "V2-N1": (2, 1, (-40.0, -3.0, 0.0, 0.5, 3.0)),
+    "V2-N2": (2, 2, (-3.0, 0.0, 0.5, 3.0)),
+    "V2-N3": (2, 3, (-3.0, 0.0, 3.0)),
+    "V3-N2": (3, 2, (-2.0, 0.0, 4.0)),
+}
+
+
+def everything(vocab: int, models: int, values: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """(private (N, B, V), public (B, V)): B runs over all rows of all members, first logit 0.
+
+    Fixing one logit of a row loses no distribution: only differences count.
+    """
+    rows = [(0.0, *rest) for rest in product(values, repeat=vocab - 1)]
+    ensembles = torch.tensor(list(product(rows, repeat=models + 1)))
+    return ensembles[:, 1:].transpose(0, 1).contiguous(), ensembles[:, 0].contiguous()
+
+
+def law(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
+    """log p of every token, (B, V) float64."""
+    columns = []
+    for token in range(public.shape[1]):
+        targets = torch.full((len(public),), token)
+        proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(0))
+        columns.append(proposal.release().log_prob)
+    return torch.stack(columns, 1)
+
+
+def both_ways(p: Tensor, q: Tensor, order: float) -> Tensor:
+    forward = torch.logsumexp(order * p + (1 - order) * q, 1) / (order - 1)
+    backward = torch.logsumexp(order * q + (1 - order) * p, 1) / (order - 1)
+    return torch.maximum(forward, backward)
+
+
+def neighbours(private: Tensor, public: Tensor, adjacency: str) -> list[tuple[Tensor, Tensor]]:
+    result = []
+    for i in range(len(private)):
+        if adjacency == "zero_out":
+            emptied = private.clone()
+            emptied[i] = public
+            result.append((emptied, public))
+        else:
+            others = torch.cat((private[:i], private[i + 1 :]))
+            result.append((others if len(others) else public[None], public))
+    return result
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+@pytest.mark.parametrize(("order", "beta"), [(2.0, 0.05), (6.0, 0.02), (18.0, 0.2)])
+def test_no_neighbour_costs_more_than_its_charge(
+    grid: str, adjacency: str, order: float, beta: float
+) -> None:
+    private, public = everything(*GRIDS[grid])
+    mechanism = AdaPMixED(order, beta, screen=None, adjacency=adjacency)
+    (event,) = [
+        e for e in mechanism.propose(private, public, rng=SeededRandom(0)).events()
+        if isinstance(e, LeaveOneOutLoss)
+    ]  # fmt: skip
+    charge = torch.from_numpy(event.loss.copy())[:, :, 0] * (1 + ops.loss_error) + 1e-12
+    here = law(mechanism, private, public)
+    for i, neighbour in enumerate(neighbours(private, public, adjacency)):
+        true = both_ways(here, law(mechanism, *neighbour), order)
+        # float64 resolves a divergence to some 1e-14 of its logarithms.
+        assert bool((true <= charge[i] + 1e-13).all()), (grid, i)
+    assert float(charge.max()) > 1e-3
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_no_neighbour_costs_more_than_the_fixed_bound(grid: str, rate: float) -> None:
+    private, public = everything(*GRIDS[grid])
+    mechanism = PMixED(8.0, 1e-5, len(public), 6.0, sample_rate=rate)
+    (event,) = mechanism.propose(private, public, rng=SeededRandom(0)).events()
+    assert isinstance(event, RenyiBound)
+    radius = mechanism.radius(len(private))
+    assert event.epsilon == sound_bound(6.0, radius, len(private), rate)
+    here = law(mechanism, private, public)
+    worst = 0.0
+    for neighbour in neighbours(private, public, "zero_out"):
+        true = both_ways(here, law(mechanism, *neighbour), 6.0)
+        worst = max(worst, float(true.max()))
+    assert 0 < worst <= event.epsilon + 1e-13

@@ -1,0 +1,29 @@
+"""Off a terminal a command writes no progress bar, neither its own nor a library's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text
+
+SETTINGS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
+
+
+def test_no_progress_bar_off_a_terminal(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(held_out_text()[:2]), encoding="utf-8")
+    # A bar must be missing without the caller's help.
+    clean = {k: v for k, v in os.environ.items() if k not in SETTINGS}
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "adapmixed", "evaluate",
+            "--base", str(demo_base()), "--ensemble", str(demo_ensemble_path()),
+            "--text", str(text), "--queries", "20",
+        ],
+        cwd=tmp_path, env=clean, stdin=subprocess.DEVNULL, capture_output=True, check=False,
+    )  # fmt: skip
+    # Bytes: text mode would turn "\r" into "\n".
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"%|" not in done.stderr and b"\r" not in done.stderr, done.stderr.decode()
+    assert b"adapmixed" in done.stdout
