@@ -96,8 +96,8 @@ def _refuse_foreign(name: str, foreign: Tensor) -> None:
     if bad.numel():
         where = ", ".join(str(i) for i in bad[0].tolist())
         raise ValueError(
-            f"projection must belong to these logits: {name}[{where}] is not the row that it was "
-            f"made from, or holds NaN, +inf or no finite value ({bad.shape[0]} such rows)"
+            f"projection must belong to these logits: at {name}[{where}] they are not the rows "
+            f"that it was made from, or hold NaN, +inf or no finite value ({bad.shape[0]} such places)"
         )
 
 
@@ -152,7 +152,7 @@ _register(
 def _mixture_cpu(*tensors: Tensor) -> Tensor:
     result = _mixture_fake(*tensors)
     _C.mixture(*_weighted(*tensors), result.data_ptr(), _threads())
-    _refuse_foreign("public_logits", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
+    _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
 
 
@@ -172,7 +172,7 @@ def _log_prob_cpu(*tensors: Tensor) -> Tensor:
         raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}")
     result = _log_prob_fake(*tensors)
     _C.log_prob(*_weighted(*tensors[:6]), targets.data_ptr(), result.data_ptr(), _threads())
-    _refuse_foreign("public_logits", ~(result <= 1e-6))
+    _refuse_foreign("position ", ~(result <= 1e-6))
     return result
 
 

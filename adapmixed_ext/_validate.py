@@ -79,7 +79,10 @@ def number(name: str, value: object, *, above: float | None = None, least: float
     """A real number > above, >= least and <= most; never NaN."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    x = float(value)
+    try:
+        x = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number that a float64 can hold, got {value}") from None
     if above is not None and not x > above:
         raise ValueError(f"{name} must be > {above:g}, got {value}")
     if not x >= least:
@@ -121,8 +124,22 @@ def orders(value: float | Sequence[float], *, limits: bool) -> list[float]:
     if len(values) > _C.max_orders:
         raise ValueError(f"orders must be at most {_C.max_orders} orders, got {len(values)}")
     if limits:
-        return [number("orders", x, least=1.0) for x in values]
-    return [finite("orders", x, above=1.0) for x in values]
+        limit = {1.0, math.inf}
+        return [
+            x if x in limit else order("orders", x)
+            for x in (number("orders", value, least=1.0) for value in values)
+        ]
+    return [order("orders", x) for x in values]
+
+
+def order(name: str, value: object) -> float:
+    """A finite Rényi order > 1, by enough that α − 1 and the sums it divides are resolved."""
+    x = finite(name, value, above=1.0)
+    if x < 1.0 + 1e-8:
+        raise ValueError(
+            f"{name} must be > 1 by at least 1e-8 (float64 resolves no less), got {x!r}"
+        )
+    return x
 
 
 def slots(num_models: int | None, private_logits: Tensor) -> int:

@@ -110,7 +110,8 @@ def project(
 ) -> Projection:
     """λ_i = max{λ ∈ [0,1] : D↔_α(λ p_i + (1−λ) q ‖ q) ≤ R} (Algorithm 1, line 12).
 
-    Always the feasible side: λ is never above the exact optimum, and within 1e-5 relative of it.
+    Always the feasible side: λ is never above the exact optimum, and within 1e-5 relative of it
+    where (α−1)R ≥ 1e-8 (below that rounding takes more of λ, always to the safe side).
     A token masked in the public row but not in the private one gives λ_i = 0.
 
     Args:
@@ -128,7 +129,7 @@ def project(
 
 def project_prepared(inputs: Inputs, *, order: float, radius: float) -> Projection:
     """:func:`project` on prepared inputs."""
-    order = check.finite("order", order, above=1.0)
+    order = check.order("order", order)
     radius = check.number("radius", radius, least=0.0)
     weight, complement = _ops.project(*inputs[:4], order, radius)
     return Projection(weight, complement, *inputs[2:])
@@ -188,7 +189,7 @@ def screen_prepared(
     """:func:`screen` on prepared inputs."""
     private = inputs.private
     weight = check.number("weight", weight, least=0.0, most=1.0)
-    order = check.finite("order", order, above=1.0)
+    order = check.order("order", order)
     threshold = check.number("threshold", threshold, least=0.0)
     top_k = check.integer("top_k", top_k, 1)
     models, positions = private.shape[:2]
@@ -277,7 +278,8 @@ def log_prob(
 
     Returns:
         (B,) float64, in nats; −inf where the mixture cannot produce the target. Evaluation only:
-        a log-probability of the mixture is private.
+        a log-probability of the mixture is private. Only the targets' logits are read: with a
+        Projection the rows are taken to be those that it was made from.
     """
     ensemble = _weighted(private_logits, public_logits, projection)
     positions = tuple(ensemble[1].shape[:1])

@@ -11,6 +11,7 @@ take minutes on all); float32 fails that where its sums overflow.
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -135,7 +136,8 @@ def measure(
         rows.append(
             {"order": order, "radius": radius, "name": name, "seconds": t.median,
              "fastest": t.fastest, "slowest": t.slowest, "runs": t.runs,
-             "ratio": t.median / base, "relative_error": error}
+             "ratio": t.median / base,
+             "relative_error": error if math.isfinite(error) else None}
         )  # fmt: skip
     return rows
 

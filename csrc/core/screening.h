@@ -21,7 +21,7 @@ ADAPMIXED_HD double screening_divergence(double* s, const double* log_q, std::in
     s_total += s[j];
     q_total += std::exp(log_q[j]);  // the best token has q >= 1/V
   }
-  if (!(s_total > 0.0)) return HUGE_VAL;
+  if (!(s_total > 0.0) || std::isinf(s_total)) return HUGE_VAL;
   const double log_q_total = std::log(q_total);
   double top = -HUGE_VAL;
   for (std::int64_t j = 0; j < count; ++j) {

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY_BYTES = 1 << 30
 
 
+def check_budget(mechanism: Mechanism, queries: int) -> None:
+    """Refuses more queries than the mechanism is planned for, before any is answered."""
+    if mechanism.budget is not None and queries > mechanism.budget:
+        raise ValueError(
+            f"queries must stay within the budget of {mechanism.budget} that {mechanism.name} was "
+            f"planned for, got {queries}"
+        )
+
+
 def stream(
     ensemble: "Ensemble",
     mechanism: Mechanism,
@@ -54,6 +63,7 @@ def stream(
     count = max_new_tokens
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
+    check_budget(mechanism, len(input_ids) * count)
     limit = ensemble.max_positions
     # The last token is released but never read back.
     needed = input_ids.shape[-1] + max_new_tokens - 1

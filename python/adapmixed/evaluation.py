@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES, check_budget
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -164,6 +164,8 @@ def evaluate(
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
     blocks, total = plan(tokens, ensemble.max_positions, block, queries)
+    for mechanism in mechanisms.values():
+        check_budget(mechanism, total)
     runs = [
         _Run(name, m, Accountant(delta, rule=rule), rng.child(name))
         for name, m in mechanisms.items()

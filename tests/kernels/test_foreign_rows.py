@@ -40,9 +40,9 @@ def test_empty_rows_are_refused_also_with_a_projection() -> None:
     private, public = _pair()
     projection = ops.project(private, public, order=18, radius=3.6)
     private[1, 0] = -math.inf
-    with pytest.raises(ValueError, match=r"private_logits\[1, 0\] is not the row"):
+    with pytest.raises(ValueError, match=r"at private_logits\[1, 0\] they are not the rows"):
         ops.leave_one_out(private, public, projection, orders=18)
-    with pytest.raises(ValueError, match=r"public_logits\[0\]"):
+    with pytest.raises(ValueError, match=r"at position \[0\]"):
         ops.mixture(private, public, projection)
 
 

@@ -110,7 +110,7 @@ def memory_bytes(text: str) -> int:
     number = text[:-1] if unit > 1 else text
     try:
         size = int(float(number) * unit)
-    except ValueError:
+    except (ValueError, OverflowError):
         size = 0
     if size < 1:
         raise argparse.ArgumentTypeError(f"must be a size such as 512M or 2G, got {text!r}")

@@ -48,11 +48,14 @@ class Law:
 
     def __post_init__(self) -> None:
         # What was charged is the law of these values: a later change in place would be another law.
+        for name in ("private_logits", "public_logits"):
+            logits: Tensor = getattr(self, name)
+            if logits.is_inference():  # carries no counter of changes: keep a copy of our own
+                object.__setattr__(self, name, logits.clone())
         object.__setattr__(self, "_versions", self._current_versions())
 
     def _current_versions(self) -> tuple[int, ...]:
         logits = (self.private_logits, self.public_logits)
-        # Inference tensors carry no counter; they cannot be changed outside inference mode.
         return tuple(0 if t.is_inference() else t._version for t in logits)
 
     def _check_unchanged(self) -> None:
@@ -162,6 +165,11 @@ class Mechanism(ABC):
     """A frozen configuration that turns logits into answers and privacy events."""
 
     name: ClassVar[str]
+
+    @property
+    def budget(self) -> int | None:
+        """How many queries the mechanism is planned for; None: any number."""
+        return None
 
     @abstractmethod
     def propose(

@@ -1,6 +1,7 @@
 """Checks of a mechanism's settings: refusals name the field, its value and the rule."""
 
 import math
+import numbers
 from collections.abc import Sequence
 
 
@@ -14,8 +15,12 @@ def check_number(
     infinite: bool = False,
 ) -> float:
     """A real number > above, >= least, <= most; finite unless ``infinite``; never NaN."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be a number, got {value!r}")
+    try:
+        value = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number that a float64 can hold, got {value}") from None
     if not value > above and above > -math.inf:
         raise ValueError(f"{name} must be > {above:g}, got {value}")
     if not value >= least:
@@ -24,7 +29,7 @@ def check_number(
         raise ValueError(f"{name} must be <= {most:g}, got {value}")
     if math.isinf(value) and not infinite:
         raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)
+    return value
 
 
 def check_option(name: str, value: object, allowed: Sequence[object]) -> None:

@@ -104,6 +104,11 @@ class PMixED(Mechanism):
             )
 
     @property
+    def budget(self) -> int:
+        """T, the queries that epsilon is for."""
+        return self.queries
+
+    @property
     def per_query(self) -> float:
         """Rényi budget of one query at `order`: (ε − c_α(δ)) / T, less the rounding of T sums."""
         conversion = c_alpha(self.order, self.delta)

@@ -222,8 +222,13 @@ def _load_base(base: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     name = os.fspath(base)
-    with _quiet_off_terminal():
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or torch.float32)
+    try:
+        with _quiet_off_terminal():
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or torch.float32)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # a damaged weights file has an exception type of its own
+        raise ValueError(f"base must be a readable model, {name} is not: {error}") from error
     local = Path(name)
     if local.is_dir() and not any((local / file).is_file() for file in _TOKENIZER_FILES):
         return model, None

@@ -68,7 +68,7 @@ def _as_float(name: str, value: Any) -> float:
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
 
 

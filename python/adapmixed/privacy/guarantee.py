@@ -84,7 +84,7 @@ class Guarantee:
             if self.budget is None:
                 whose, condition = f"The {answers}", " if the number of queries was fixed, too"
             else:
-                whose = f"Up to {self.budget} answered queries (so far {self.queries})"
+                whose = f"Up to {self.budget} answered queries"
                 condition = ""
             words = (
                 f"{whose} are (ε, δ)-differentially private for one whole {self.unit} with {pair}, "
