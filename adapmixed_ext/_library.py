@@ -97,7 +97,7 @@ def _refuse_foreign(name: str, foreign: Tensor) -> None:
         where = ", ".join(str(i) for i in bad[0].tolist())
         raise ValueError(
             f"projection must belong to these logits: at {name}[{where}] they are not the rows "
-            f"that it was made from, or hold NaN, +inf or no finite value ({bad.shape[0]} such places)"
+            f"that it was made from, or hold NaN, +inf or no finite value ({bad.shape[0]} such)"
         )
 
 
