@@ -1,6 +1,6 @@
 """Trains the demonstration's public model and its ensemble, and writes them into the package.
 
-    python scripts/build_demo_assets.py            # both stages, about 8 minutes on two cores
+    python scripts/build_demo_assets.py            # both stages, about 12 minutes on one core
     python scripts/build_demo_assets.py --stage ensemble
 
 Public model: byte-level BPE (2 048 tokens) and a GPT-2 of 4 layers, d = 128, trained on the
