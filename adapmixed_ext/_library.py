@@ -101,21 +101,34 @@ def _refuse_foreign(name: str, foreign: Tensor) -> None:
         )
 
 
-# project: (weight, complement)
-def _project_cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    *tensors, order, radius = args
-    weight, complement = _project_fake(*args)
-    pointers = weight.data_ptr(), complement.data_ptr()
-    _C.project(*_ensemble(*tensors), order, radius, *pointers, _threads())
-    return weight, complement
+# project: (weight, complement, private_lse, status)
+def _project_cpu(*args: Any) -> tuple[Tensor, ...]:
+    private_logits, public_logits, public_lse, order, radius = args
+    results = _project_fake(*args)
+    _C.project(
+        tuple(private_logits.shape),
+        _rows(private_logits),
+        _rows(public_logits),
+        public_lse.data_ptr(),
+        order,
+        radius,
+        *(result.data_ptr() for result in results),
+        _threads(),
+    )
+    raise_row_errors("private_logits", results[3])
+    return results
 
 
-def _project_fake(*args: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(args[2]), torch.empty_like(args[2])
+def _project_fake(*args: Any) -> tuple[Tensor, ...]:
+    private_logits, public_lse = args[0], args[2]
+    weight = public_lse.new_empty(private_logits.shape[:2])
+    status = torch.empty_like(weight, dtype=torch.int32)
+    return weight, torch.empty_like(weight), torch.empty_like(weight), status
 
 
 _register(
-    f"project({_ENSEMBLE}, float order, float radius) -> (Tensor, Tensor)",
+    "project(Tensor private_logits, Tensor public_logits, Tensor public_lse, float order,"
+    " float radius) -> (Tensor, Tensor, Tensor, Tensor)",
     _project_cpu,
     _project_fake,
 )
@@ -130,7 +143,7 @@ def _leave_one_out_cpu(*args: Any) -> Tensor:
     balance = torch.empty_like(tensors[2])
     pointers = loss.data_ptr(), balance.data_ptr()
     _C.leave_one_out(*_weighted(*tensors), *options, *pointers, _threads())
-    _refuse_foreign("private_logits", ~(balance.abs() <= 1e-6))
+    _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
     return loss
 
 
@@ -152,7 +165,7 @@ _register(
 def _mixture_cpu(*tensors: Tensor) -> Tensor:
     result = _mixture_fake(*tensors)
     _C.mixture(*_weighted(*tensors), result.data_ptr(), _threads())
-    _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
+    _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-5))
     return result
 
 
@@ -172,7 +185,7 @@ def _log_prob_cpu(*tensors: Tensor) -> Tensor:
         raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}")
     result = _log_prob_fake(*tensors)
     _C.log_prob(*_weighted(*tensors[:6]), targets.data_ptr(), result.data_ptr(), _threads())
-    _refuse_foreign("position ", ~(result <= 1e-6))
+    _refuse_foreign("position ", ~(result <= 1e-5))
     return result
 
 

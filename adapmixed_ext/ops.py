@@ -16,11 +16,12 @@ from torch import Tensor
 from . import _library  # noqa: F401  (registers the operators)
 from . import _validate as check
 from ._types import Projection, RandomSource, Screening
+from ._validate import ensemble_logits as ensemble_logits
 
 _ops = torch.ops.adapmixed
 
 # Relative error bound of every divergence and loss; below 1e-12 the bound is absolute, 1e-12.
-loss_error: float = 1e-6
+loss_error: float = 1e-5
 
 Adjacency = Literal["add_remove", "zero_out"]
 
@@ -124,15 +125,22 @@ def project(
         ValueError: shapes, dtypes, devices, order ≤ 1, radius < 0 or NaN, N = 0, V = 0, a tensor
             that requires grad, a row with NaN, +inf or no finite value.
     """
-    return project_prepared(prepare(private_logits, public_logits), order=order, radius=radius)
+    return project_inputs(private_logits, public_logits, order=order, radius=radius)[1]
 
 
-def project_prepared(inputs: Inputs, *, order: float, radius: float) -> Projection:
-    """:func:`project` on prepared inputs."""
+def project_inputs(
+    private_logits: Tensor, public_logits: Tensor, *, order: float, radius: float
+) -> tuple[Inputs, Projection]:
+    """:func:`project` with the checked logits for further operators."""
     order = check.order("order", order)
     radius = check.number("radius", radius, least=0.0)
-    weight, complement = _ops.project(*inputs[:4], order, radius)
-    return Projection(weight, complement, *inputs[2:])
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    public_lse, _ = _ops.log_sum_exp(public, "public_logits")
+    weight, complement, private_lse, status = _ops.project(
+        private, public, public_lse, order, radius
+    )
+    projection = Projection(weight, complement, private_lse, public_lse, status)
+    return Inputs(private, public, private_lse, public_lse, status), projection
 
 
 def screen(

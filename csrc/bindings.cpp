@@ -71,14 +71,18 @@ PYBIND11_MODULE(_C, m) {
                      pointer<std::int32_t>(status), threads);
   });
 
-  m.def(
-      "project", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                    std::uintptr_t private_lse, std::uintptr_t public_lse, double order,
-                    double radius, std::uintptr_t weight, std::uintptr_t complement, int threads) {
-        const py::gil_scoped_release nogil;
-        cpu::project(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
-                     order, radius, pointer<double>(weight), pointer<double>(complement), threads);
-      });
+  m.def("project", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+                      std::uintptr_t public_lse, double order, double radius, std::uintptr_t weight,
+                      std::uintptr_t complement, std::uintptr_t private_lse, std::uintptr_t status,
+                      int threads) {
+    const py::gil_scoped_release nogil;
+    cpu::project({shape_of(shape), logits_of(private_logits), logits_of(public_logits),
+                  pointer<const double>(public_lse)},
+                 order, radius,
+                 {pointer<double>(weight), pointer<double>(complement),
+                  pointer<double>(private_lse), pointer<std::int32_t>(status)},
+                 threads);
+  });
 
   m.def("leave_one_out", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                             std::uintptr_t private_lse, std::uintptr_t public_lse,

@@ -69,6 +69,8 @@ class RareToken {
   }
 
   ADAPMIXED_HD bool negligible() const { return negligible_; }
+  ADAPMIXED_HD double log_q() const { return log_q_; }
+  ADAPMIXED_HD double log_mixture() const { return log_p_; }
 
   // log p'(v), the mixture without model i.
   ADAPMIXED_HD double log_neighbour(std::int64_t i) const {

@@ -46,6 +46,20 @@ struct Ensemble {
   const double* public_lse;   // (B)
 };
 
+// What the projection starts with and what it gives: it passes over the private rows first.
+struct ProjectInputs {
+  Shape shape;
+  Logits private_logits;
+  Logits public_logits;
+  const double* public_lse;  // (B)
+};
+struct ProjectResults {
+  double* weight;        // (N, B)
+  double* complement;    // (N, B)
+  double* private_lse;   // (N, B)
+  std::int32_t* status;  // (N, B)
+};
+
 // p_bar = weight p + complement q; the complement is kept apart because 1 - 2e-22 is no double.
 struct Weights {
   const double* weight;      // (N, B)
@@ -76,7 +90,7 @@ namespace cpu {
 
 void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
                  std::int64_t vocab, double* lse, std::int32_t* status, int threads);
-void project(const Ensemble& in, double order, double radius, double* weight, double* complement,
+void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads);
 // loss: (N, B, K). balance: (N, B), sum_v (p_bar_i - q), 0 up to rounding if the rows are those of
 // the log-sum-exps.

@@ -35,10 +35,11 @@ ADAPMIXED_HD Point at_complement(double complement) {
   return {weight, complement};
 }
 
-// An upper bound on the point a computed step away. The step's own rounding, below 1e-12 of it,
-// would be all that is left of a complement that the step nearly cancels.
-ADAPMIXED_HD Point shifted(const Point& p, double computed_step) {
-  const double step = computed_step + 1e-12 * std::fabs(computed_step);
+// An upper bound on the point a computed step away. The step's own error, relative to it, would be
+// all that is left of a complement that the step nearly cancels.
+constexpr double kDoubleStepError = 1e-12;
+ADAPMIXED_HD Point shifted(const Point& p, double computed_step, double error = kDoubleStepError) {
+  const double step = computed_step + error * std::fabs(computed_step);
   const double weight = p.weight + step;
   if (weight <= 0.0) return {0.0, 1.0};
   if (weight <= 0.5) return at_weight(weight);
@@ -79,7 +80,7 @@ struct Target {
   double log_margin;  // (scaled form)
 };
 
-constexpr double kScaledFrom = 30.0;
+constexpr double kScaledFrom = 20.0;
 
 ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error) {
   Target t{};
@@ -99,14 +100,16 @@ ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error)
   return t;
 }
 
-constexpr double kWeightTolerance = 1e-7;
+// How close the search comes to the answer, and how well the sums give tangents' steps; relative.
+struct Precision {
+  double tolerance, step_error;
+};
+constexpr Precision kDoublePrecision{1e-7, kDoubleStepError};
 
 // The next point to try, a little inside `upper`.
-ADAPMIXED_HD Point inside(const Point& upper, double towards_one) {
-  if (upper.weight <= 0.5) return at_weight(upper.weight * (1.0 - 0.5 * kWeightTolerance));
-  if (upper.complement > 0.0) {
-    return at_complement(upper.complement * (1.0 + 0.5 * kWeightTolerance));
-  }
+ADAPMIXED_HD Point inside(const Point& upper, double towards_one, double tolerance) {
+  if (upper.weight <= 0.5) return at_weight(upper.weight * (1.0 - 0.5 * tolerance));
+  if (upper.complement > 0.0) return at_complement(upper.complement * (1.0 + 0.5 * tolerance));
   return at_complement(towards_one);  // lambda = 1 has failed and no tangent says more
 }
 
@@ -123,8 +126,9 @@ ADAPMIXED_HD Point middle(const Point& lower, const Point& upper) {
 // evaluate(point, want_forward, want_reverse, Bound& forward, Bound& reverse).
 // `upper`: any upper bound on the answer, (1, 0) included; `start`: the first point tried.
 template <class Evaluate>
-ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point start,
-                                  Point upper) {
+ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point start, Point upper,
+                                  const Precision& precision) {
+  const double tolerance = precision.tolerance;
   Point lower{0.0, 1.0};
   Point forward_holds = lower, reverse_holds = lower;  // each known to hold up to here
   bool one_failed = false;
@@ -150,16 +154,16 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
       if (x.complement == 0.0) one_failed = true;
     }
     if (want_forward && std::isfinite(forward.step)) {
-      const Point root = shifted(x, forward.step);
+      const Point root = shifted(x, forward.step, precision.step_error);
       if (below(root, upper)) upper = root;
     }
     if (want_reverse && std::isfinite(reverse.step)) {
-      const Point root = shifted(x, reverse.step);
+      const Point root = shifted(x, reverse.step, precision.step_error);
       if (below(root, upper)) upper = root;
     }
-    const bool weight_found = upper.weight <= lower.weight * (1.0 + kWeightTolerance);
+    const bool weight_found = upper.weight <= lower.weight * (1.0 + tolerance);
     const bool complement_found =
-        lower.complement <= upper.complement * (1.0 + 2.0 * kWeightTolerance) || trial > 40;
+        lower.complement <= upper.complement * (1.0 + 2.0 * tolerance) || trial > 40;
     if (weight_found && complement_found) return lower;
     if (upper.complement == 0.0 && !one_failed) {
       x = upper;
@@ -170,7 +174,7 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
         towards_one = std::fmin(towards_one, 0.25 * lower.complement);
       }
       towards_one = std::fmax(towards_one, 2.3e-308);  // the least normal number
-      x = inside(upper, towards_one);
+      x = inside(upper, towards_one, tolerance);
       // Tangents that do not move any more (rounding), or a slow approach: halve the interval.
       if (!below(lower, x) || trial % 12 == 11) x = middle(lower, upper);
       if (!below(lower, x)) return lower;

@@ -84,9 +84,9 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
                  std::int64_t vocab, double* lse, std::int32_t* status, int threads) {
   table().log_sum_exp(logits, models, positions, vocab, lse, status, threads);
 }
-void project(const Ensemble& in, double order, double radius, double* weight, double* complement,
+void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads) {
-  table().project(in, order, radius, weight, complement, threads);
+  table().project(in, order, radius, out, threads);
 }
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, int threads) {

@@ -1,277 +1,277 @@
 // D<->_alpha(p || p') of every model and order, p' the mixture without that model.
 //
-// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and p' = p (1 +
-// x_i),
-//   add/remove: 1 + x_i = (S - Y_i) N / (S (N - 1)),   zero-out: 1 + x_i = (S - Y_i + 1) / S.
-// Both directions sum the excess p((1+x)^s - 1 - s x), s = alpha and 1 - alpha, whose linear part
-// vanishes. The vocabulary is cut into a fixed number of chunks whose sums are added in order, so
-// the result does not depend on the number of threads.
-#include "core/leave_one_out.h"
+// Each position is summed in single precision with a bound on what that may have cost
+// (float_chunk.h). Where the bound does not hold, and where few models or sums from other ranks ask
+// for it, the position is summed in double (exact_leave_one_out.h). The vocabulary is cut into
+// chunks whose sums are added in order: the result does not depend on the number of threads.
+#include <atomic>
+#include <memory>
+#include <vector>
 
-#include "core/elementary.h"
-#include "cpu/mixture_tile.h"
-#include "cpu/parallel.h"
-#include "cpu/rows.h"
+#include "cpu/exact_leave_one_out.h"
+#include "cpu/float_chunk.h"
+#include "cpu/row_sums.h"
 #include "cpu/table.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-constexpr std::int64_t kChunks = 32;
+// Relative error of a loss that the float sums may have; python adds loss_error, which is larger.
+constexpr double kLossError = 9e-6;
+// Below this many slots most x are large.
+constexpr std::int64_t kFewSlots = 4;
 
-// One chunk of one position: tile by tile, model by model.
-class Chunk {
+// The float sums of one position.
+struct PositionSums {
+  const LossFit& fit;
+  double* data;
+  std::int64_t stride;
+  double mean_balance, common;
+
+  ModelSums model(std::int64_t i) const { return {data + i * stride, fit.degree}; }
+};
+
+// What single precision cost model i, by the sums themselves.
+class ErrorBound {
  public:
-  Chunk(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
-        std::int64_t position, double* memory)
+  ErrorBound(const LossPlan& plan, const PositionSums& sums, double largest_shift)
+      : plan_(plan), sums_(sums), shift_(largest_shift) {
+    for (std::int64_t i = 0; i < plan.models; ++i) mean_ += second(i);
+    mean_ = std::sqrt(mean_ / static_cast<double>(plan.models));
+    first_ = std::sqrt(second(0));
+    common_ = plan.against_public ? 0.0 : std::sqrt(sums.common);
+    others_ = 1.0 / std::fmax(plan.slots - 1.0, 1.0);
+  }
+
+  // sum p x^2.
+  double second(std::int64_t i) const {
+    const ModelSums m = sums_.model(i);
+    return sums_.fit.reach * sums_.fit.reach * m.moments()[0] + m.listed_second();
+  }
+
+  // Whether loss k of model i is within kLossError (or 1e-12 nats) of the truth; sets it.
+  bool loss(std::int64_t i, std::int64_t k, double balance, double& result) const {
+    const ModelSums m = sums_.model(i);
+    const LossFit& fit = sums_.fit;
+    const double order = plan_.options.orders[k];
+    double forward_slope, reverse_slope;
+    const double forward_bulk = fit.forward[k].sum(m.moments(), fit.degree, forward_slope);
+    const double reverse_bulk = fit.reverse[k].sum(m.moments(), fit.degree, reverse_slope);
+    const ListedSums& large = m.listed(k);
+    const double forward = forward_bulk + large.forward, reverse = reverse_bulk + large.reverse;
+    const double excess = std::fmax(std::fmax(forward, reverse), 0.0);
+    result = std::log1p(excess) / (order - 1.0);
+    if (!std::isfinite(forward) || !std::isfinite(reverse)) return false;
+
+    // The error of x: in proportion to x itself, and, as a norm under p like `size`, what it shares
+    // with the other models: their deltas' rounding, that of sums over models, of z - z_0, of the
+    // log-sum-exps.
+    const double u = kFloatUnit, size = std::sqrt(second(i));
+    const double own = 14.0 * u + 2.0 * u * shift_ + balance;
+    const double shared = u * (20.0 * common_ + (plan_.against_public ? 0.0 : 10.0 * mean_) +
+                               9.0 * first_ + 7.0 * mean_ + 2.0 * shift_ * others_) +
+                          balance * mean_ + 1e-11 * others_;
+    // sum p x c'(x), and an upper bound on sum p |c'(x)| y for any y of norm `shared`.
+    const double slope = std::fmax(std::fabs(forward_slope), std::fabs(reverse_slope));
+    const double curvature = order * (order - 1.0) * (second(i) - m.listed_second());
+    const double moved =
+        own * slope + (size > 0.0 ? shared / size : 0.0) * std::fmax(slope, curvature);
+    const double bulk = std::fabs(forward_bulk) + std::fabs(reverse_bulk);
+    const double interpolation =
+        std::fmax(fit.forward[k].error, fit.reverse[k].error) * m.moments()[0];
+    // A listed x is at least the reach, and its delta at least reach / others_ times the mixture.
+    const double listed = large.slope * ((24.0 * u + balance) * (1.0 + 2.0 * others_ / fit.reach) +
+                                         2.0 * u * shift_) +
+                          20.0 * u * std::fmax(std::fabs(large.forward), std::fabs(large.reverse));
+    const double total = moved + 20.0 * u * bulk + interpolation + listed;
+    const double allowed = kLossError * (1.0 + excess) * std::log1p(excess);
+    return total <= allowed || total <= 1e-12 * (order - 1.0);
+  }
+
+ private:
+  const LossPlan& plan_;
+  const PositionSums& sums_;
+  double shift_;
+  double mean_ = 0.0, first_ = 0.0, common_ = 0.0, others_ = 0.0;
+};
+
+class Call {
+ public:
+  Call(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options, double* loss,
+       double* balance, int threads)
       : in_(in),
         weights_(weights),
-        options_(options),
-        position_(position),
-        slots_(static_cast<double>(options.num_models)),
-        absent_(slots_ - static_cast<double>(in.shape.models)),
-        // A neighbour that answers q where the model was, by definition or because none is left.
-        against_public_(options.zero_out || options.num_models == 1),
-        tile_(in, weights, position, memory) {
-    columns_ = memory + MixtureTile::scratch_size(in.shape.models);
-    for (std::int64_t k = 0; k < options.num_orders; ++k) {
-      integers_[k] = integer_order(options.orders[k]);
-      all_integer_ = all_integer_ && integers_[k] != 0;
+        plan_(in.shape, options),
+        loss_(loss),
+        balance_(balance),
+        threads_(threads) {}
+
+  void run() {
+    const std::int64_t positions = in_.shape.positions, models = in_.shape.models;
+    if (positions == 0) return;
+    std::unique_ptr<std::atomic<bool>[]> failed(new std::atomic<bool>[positions]);
+    const bool floats = plan_.slots >= kFewSlots && plan_.options.mean_excess == nullptr;
+    for (std::int64_t b = 0; b < positions; ++b) failed[b].store(!floats);
+    if (floats) {
+      choose_fits();
+      const std::int64_t chunks = (plan_.vocab + plan_.chunk() - 1) / plan_.chunk();
+      // Positions in groups: the chunks' sums take at most 32 MB or one position's worth.
+      const std::int64_t each = chunks * (models * stride(kMaxMoments) + 2);
+      const std::int64_t fit = (std::int64_t{1} << 22) / each;
+      const std::int64_t group = fit < 1 ? 1 : fit < positions ? fit : positions;
+      double* memory = cpu::thread_scratch(group * each, 1);
+      for (std::int64_t first = 0; first < positions; first += group) {
+        const std::int64_t here = positions - first < group ? positions - first : group;
+        sum_chunks(first, here, chunks, memory, failed.get());
+      }
     }
-  }
-
-  static std::int64_t scratch_size(std::int64_t models) {
-    return MixtureTile::scratch_size(models) + kColumns * MixtureTile::tile_width(models);
-  }
-
-  // sums: (N, K, 2), added to. balance: (N), sum_v q delta_i, which is 0 for the rows that the
-  // log-sum-exps belong to: anything else, or NaN, gives away a projection of other logits.
-  void add(std::int64_t begin, std::int64_t end, double* sums, double* balance) {
-    for (std::int64_t v = begin; v < end; v += tile_.width()) {
-      const std::int64_t stop = v + tile_.width() < end ? v + tile_.width() : end;
-      tile_.load(v, stop);
-      prepare(v, stop - v);
-      for (std::int64_t i = 0; i < in_.shape.models; ++i) {
-        add_model(i, stop - v, sums + 2 * i * options_.num_orders, balance + i);
-      }
-      for (std::int64_t k = 0; k < tile_.wild_count(); ++k) {
-        add_wild(tile_.wild(k), sums, balance);
-      }
+    for (std::int64_t b = 0; b < positions; ++b) {
+      if (failed[b].load()) exact(b);
     }
   }
 
  private:
-  // What the models of one tile share, per token.
-  static constexpr std::int64_t kColumns = 5;
-  double* column(int index, std::int64_t lane) { return columns_ + index * tile_.width() + lane; }
-  double* p(std::int64_t lane) { return column(0, lane); }            // the mixture
-  double* total(std::int64_t lane) { return column(1, lane); }        // N p / q
-  double* mean_excess(std::int64_t lane) { return column(2, lane); }  // p / q - 1
-  double* mean_ratio(std::int64_t lane) { return column(3, lane); }   // p / q
-  double* scale(std::int64_t lane) { return column(4, lane); }        // x per unit of difference
+  std::int64_t stride(int degree) const {
+    return ModelSums::size(degree, plan_.options.num_orders);
+  }
 
-  void prepare(std::int64_t v, std::int64_t length) {
-    for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
-      Vec mean = tile_.mean_ratio(lane), excess = tile_.mean_excess(lane);
-      if (options_.mean_excess != nullptr) {
-        excess = given_excess(v + lane);
-        mean = Vec(1.0) + excess;
-      } else if (absent_ > 0.0) {
-        const Vec share(1.0 - absent_ / slots_);
-        excess = excess * share;
-        mean = vfma(mean, share, Vec(absent_ / slots_));
+  // The degree for each position, from its largest weight, and the fits that are needed.
+  void choose_fits() {
+    const std::int64_t positions = in_.shape.positions;
+    fits_.reset(new const LossFit*[positions]);
+    // Calls with the same orders follow one another.
+    thread_local std::vector<double> orders;
+    thread_local std::unique_ptr<LossFit> known[kMaxMoments + 1];
+    const std::vector<double> now(plan_.options.orders,
+                                  plan_.options.orders + plan_.options.num_orders);
+    if (orders != now) {
+      for (auto& fit : known) fit.reset();
+      orders = now;
+    }
+    for (std::int64_t b = 0; b < positions; ++b) {
+      double largest = 0.0;
+      for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+        largest = std::fmax(largest, weights_.weight[i * positions + b]);
       }
-      const Vec sum_ratio = mean * Vec(slots_);
-      const Vec q = tile_.q(lane);
-      // A mixture below the range of double still counts if the neighbour is not: log domain.
-      const auto rare = (q > Vec(0.0)) & ((mean < Vec(1e-280)) | (q * mean < Vec(1e-290)));
-      for (int l = 0; rare.any() && l < Vec::kLanes; ++l) {
-        if (rare.bits() >> l & 1u) tile_.add_wild(v + lane + l);
+      auto& fit = known[plan_.degree(largest)];
+      if (!fit) {
+        fit.reset(new LossFit);
+        plan_.fit(plan_.degree(largest), *fit);
       }
-      vselect(rare, Vec(0.0), q * mean).store(p(lane));
-      sum_ratio.store(total(lane));
-      excess.store(mean_excess(lane));
-      mean.store(mean_ratio(lane));
-      (against_public_ ? Vec(-1.0) / sum_ratio : Vec(1.0 / (slots_ - 1.0)) / mean)
-          .store(scale(lane));
+      fits_[b] = fit.get();
     }
   }
 
-  void add_model(std::int64_t i, std::int64_t length, double* out, double* balance) {
-    Vec gained(0.0);
-    Vec forward[kMaxOrders], reverse[kMaxOrders];
-    for (std::int64_t k = 0; k < options_.num_orders; ++k) forward[k] = reverse[k] = Vec(0.0);
-    for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
-      const Vec weight = Vec::load(p(lane)), sum_ratio = Vec::load(total(lane));
-      const Vec ratio_i = tile_.ratio(i, lane), excess_i = tile_.excess(i, lane);
-      gained = vfma(tile_.q(lane), excess_i, gained);
-      Vec x = excess_i;
-      if (!against_public_) {
-        // Differences of p_bar / q - 1 are exact where p is near q, of p_bar / q where p << q.
-        const Vec mean = Vec::load(mean_ratio(lane));
-        x = vselect(mean >= Vec(0.5), Vec::load(mean_excess(lane)) - excess_i, mean - ratio_i);
+  // memory: for each chunk of each position the models' sums, then balance and common.
+  void sum_chunks(std::int64_t first, std::int64_t count, std::int64_t chunks, double* memory,
+                  std::atomic<bool>* failed) {
+    const std::int64_t models = in_.shape.models, length = plan_.chunk();
+    const std::int64_t each = models * stride(kMaxMoments) + 2;
+    cpu::parallel_for(count * chunks, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
+      double* scratch = cpu::thread_scratch(FloatChunk::scratch_size(plan_, kMaxMoments));
+      for (std::int64_t task = begin; task < end; ++task) {
+        const std::int64_t position = first + task / chunks, start = task % chunks * length;
+        if (failed[position].load(std::memory_order_relaxed)) continue;
+        const std::int64_t stop = start + length < plan_.vocab ? start + length : plan_.vocab;
+        const LossFit& fit = *fits_[position];
+        double* own = memory + task * each;
+        const std::int64_t size = models * stride(fit.degree);
+        for (std::int64_t k = 0; k < size; ++k) own[k] = 0.0;
+        FloatChunk chunk(in_, weights_, plan_, fit, position, scratch);
+        if (!chunk.add(start, stop, own)) failed[position].store(true, std::memory_order_relaxed);
+        own[size] = chunk.mean_balance();
+        own[size + 1] = chunk.common();
       }
-      x = x * Vec::load(scale(lane));
-      Vec X = x + Vec(1.0);
-      const auto dominated = ratio_i > Vec(0.25) * sum_ratio;
-      if (options_.num_models == 1) {
-        X = Vec(1.0) / sum_ratio;
-      } else if (dominated.any() && options_.mean_excess == nullptr) {
-        X = vselect(dominated, rebuilt(i, lane, sum_ratio), X);
-      }
-      const auto counted = weight > Vec(0.0);
-      x = vselect(counted, x, Vec(0.0));
-      X = vselect(counted, vmax(X, Vec(0.0)), Vec(1.0));
-      const Vec y = Vec(0.0) - x / X;
-      LogParts<Vec> l{};
-      if (!all_integer_) l = log_parts(x, X);
-      for (std::int64_t k = 0; k < options_.num_orders; ++k) {
-        if (const int n = integers_[k]) {
-          // (1+x)^{1-n} - 1 - (1-n) x = (1+x) c_n(y).
-          forward[k] = vfma(weight, chain(x, n).c, forward[k]);
-          reverse[k] = vfma(weight * X, chain(y, n).c, reverse[k]);
-        } else {
-          const Vec order(options_.orders[k]);
-          forward[k] = vfma(weight, power(x, l, order).excess, forward[k]);
-          reverse[k] = vfma(weight, power(x, l, Vec(1.0) - order).excess, reverse[k]);
+    });
+    cpu::parallel_for(count, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t b = begin; b < end; ++b) {
+        if (failed[first + b].load()) continue;
+        const LossFit& fit = *fits_[first + b];
+        double* total = memory + b * chunks * each;
+        const std::int64_t size = models * stride(fit.degree);
+        for (std::int64_t c = 1; c < chunks; ++c) {
+          for (std::int64_t k = 0; k < size + 2; ++k) total[k] += total[c * each + k];
         }
+        const PositionSums sums{fit, total, stride(fit.degree), total[size], total[size + 1]};
+        if (!finish(first + b, sums)) failed[first + b].store(true);
       }
-    }
-    for (std::int64_t k = 0; k < options_.num_orders; ++k) {
-      out[2 * k] += sum(forward[k]);
-      out[2 * k + 1] += sum(reverse[k]);
-    }
-    *balance += sum(gained);
+    });
   }
 
-  // Where one model makes up most of the mixture, S - Y_i cancels: add up the others instead.
-  Vec rebuilt(std::int64_t i, std::int64_t lane, Vec sum_ratio) const {
-    Vec rest(absent_);
-    for (std::int64_t j = 0; j < in_.shape.models; ++j) {
-      if (j != i) rest = rest + tile_.ratio(j, lane);
-    }
-    return against_public_ ? (rest + Vec(1.0)) / sum_ratio
-                           : rest * Vec(slots_ / (slots_ - 1.0)) / sum_ratio;
-  }
-
-  void add_wild(std::int64_t v, double* sums, double* balance) {
-    // Tokens that the lanes do hold, but whose mixture is rare, are balanced there already.
-    const double log_q = row_of(in_.public_logits, 0, position_).at(v) - in_.public_lse[position_];
-    for (std::int64_t i = 0; i < in_.shape.models && log_q < kWildLogQ; ++i) {
-      const std::int64_t at = i * in_.shape.positions + position_;
-      const double z = row_of(in_.private_logits, i, position_).at(v);
-      if (z > -HUGE_VAL) balance[i] += weights_.weight[at] * std::exp(z - in_.private_lse[at]);
-      if (std::isnan(z)) balance[i] = z;
-    }
-    const RareToken token(in_, weights_, position_, v, options_);
-    if (token.negligible()) return;
+  // The losses of one position; false where floats were not enough for one of them.
+  bool finish(std::int64_t position, const PositionSums& sums) {
+    const std::int64_t orders = plan_.options.num_orders;
+    double largest_balance = 0.0, largest_shift = 0.0;
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
-      const double log_other = token.log_neighbour(i);
-      for (std::int64_t k = 0; k < options_.num_orders; ++k) {
-        double* out = sums + 2 * (i * options_.num_orders + k);
-        token.add(log_other, options_.orders[k], out[0], out[1]);
+      const std::int64_t at = i * in_.shape.positions + position;
+      // sum p x is mean sum q delta less this model's, over the others; or this model's over all.
+      balance_[at] = plan_.against_public
+                         ? -plan_.slots * sums.model(i).first()
+                         : sums.mean_balance - (plan_.slots - 1.0) * sums.model(i).first();
+      if (!(std::fabs(balance_[at]) < 1e-5)) return false;  // to be named by the exact sums
+      largest_balance = std::fmax(largest_balance, std::fabs(balance_[at]));
+      const double weight = weights_.weight[at];
+      largest_shift = std::fmax(largest_shift,
+                                weight * std::fabs(in_.private_lse[at] - in_.public_lse[position]));
+    }
+    if (!(std::fabs(sums.mean_balance) < 1e-5)) return false;
+    largest_balance = std::fmax(largest_balance, std::fabs(sums.mean_balance));
+    const ErrorBound bound(plan_, sums, largest_shift);
+    for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+      double* out = loss_ + (i * in_.shape.positions + position) * orders;
+      for (std::int64_t k = 0; k < orders; ++k) {
+        if (!bound.loss(i, k, largest_balance, out[k])) return false;
       }
     }
+    return true;
   }
 
-  Vec given_excess(std::int64_t v) const {
-    double lanes[Vec::kLanes];
-    const double* row = options_.mean_excess + position_ * in_.shape.vocab;
-    for (int i = 0; i < Vec::kLanes; ++i) lanes[i] = v + i < in_.shape.vocab ? row[v + i] : 0.0;
-    return Vec::load(lanes);
+  // The position in double, with log-sum-exps to match.
+  void exact(std::int64_t position) {
+    const std::int64_t models = in_.shape.models, positions = in_.shape.positions;
+    const std::int64_t orders = plan_.options.num_orders, vocab = plan_.vocab;
+    cpu::Buffer memory(models * (4 + orders));
+    double *lse = memory.data(), *weight = lse + models, *complement = weight + models;
+    double *balance = complement + models, *loss = balance + models;
+    Logits rows = in_.private_logits, public_row = in_.public_logits;
+    rows.data = row_of(rows, 0, position).data;
+    public_row.data = row_of(public_row, 0, position).data;
+    cpu::parallel_for(models, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t at = i * positions + position;
+        weight[i] = weights_.weight[at];
+        complement[i] = weights_.complement[at];
+        std::int32_t status = kRowOk;
+        with_dtype(rows.dtype, [&](auto tag) {
+          log_sum_exp_row<decltype(tag)::value>(row_of(rows, i, 0).data, vocab, lse + i, &status);
+        });
+        // Far off, the rows are not those of the projection: its own value lets that be seen.
+        if (!(std::fabs(lse[i] - in_.private_lse[at]) < 1e-5)) lse[i] = in_.private_lse[at];
+      }
+    });
+    const Ensemble one{{models, 1, vocab}, rows, public_row, lse, in_.public_lse + position};
+    LeaveOneOutOptions options = plan_.options;
+    if (options.mean_excess != nullptr) options.mean_excess += position * vocab;
+    exact_leave_one_out(one, {weight, complement}, options, loss, balance, threads_);
+    for (std::int64_t i = 0; i < models; ++i) {
+      balance_[i * positions + position] = balance[i];
+      for (std::int64_t k = 0; k < orders; ++k) {
+        loss_[(i * positions + position) * orders + k] = loss[i * orders + k];
+      }
+    }
   }
 
   const Ensemble& in_;
   const Weights& weights_;
-  const LeaveOneOutOptions& options_;
-  std::int64_t position_;
-  double slots_, absent_;
-  bool against_public_;
-  MixtureTile tile_;
-  double* columns_;
-  int integers_[kMaxOrders];  // the orders, 0 where one is no integer
-  bool all_integer_ = true;
+  const LossPlan plan_;
+  std::unique_ptr<const LossFit*[]> fits_;
+  double *loss_, *balance_;
+  int threads_;
 };
-
-// Sums that left the range of double, once more in the log domain: a divergence of 42 nats at order
-// 18 is finite. What really is infinite stays so.
-void resolve_overflow(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
-                      std::int64_t position, double* loss) {
-  const std::int64_t orders = options.num_orders;
-  const auto at = [&](std::int64_t i) { return (i * in.shape.positions + position) * orders; };
-  bool any = false;
-  for (std::int64_t i = 0; i < in.shape.models; ++i) {
-    for (std::int64_t k = 0; k < orders; ++k) any = any || loss[at(i) + k] == HUGE_VAL;
-  }
-  if (!any) return;
-  cpu::Buffer logs(2 * in.shape.models * orders);
-  for (std::int64_t k = 0; k < 2 * in.shape.models * orders; ++k) logs.data()[k] = -HUGE_VAL;
-  for (std::int64_t v = 0; v < in.shape.vocab; ++v) {
-    const RareToken token(in, weights, position, v, options);
-    for (std::int64_t i = 0; i < in.shape.models; ++i) {
-      const double log_other = token.log_neighbour(i);
-      for (std::int64_t k = 0; k < orders; ++k) {
-        double* out = logs.data() + 2 * (i * orders + k);
-        token.add_log(log_other, options.orders[k], out[0], out[1]);
-      }
-    }
-  }
-  for (std::int64_t i = 0; i < in.shape.models; ++i) {
-    for (std::int64_t k = 0; k < orders; ++k) {
-      if (loss[at(i) + k] != HUGE_VAL) continue;
-      const double* out = logs.data() + 2 * (i * orders + k);
-      loss[at(i) + k] = std::fmax(std::fmax(out[0], out[1]), 0.0) / (options.orders[k] - 1.0);
-    }
-  }
-}
 
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, int threads) {
-  const std::int64_t models = in.shape.models, positions = in.shape.positions;
-  const std::int64_t orders = options.num_orders;
-  const std::int64_t per_chunk = models * (2 * orders + 1);  // sums, then balances
-  const std::int64_t length = round_up((in.shape.vocab + kChunks - 1) / kChunks, 8);
-  const std::int64_t chunks = (in.shape.vocab + length - 1) / length;
-  // Positions in groups: the partial sums take at most 32 MB or one position's worth.
-  const std::int64_t fit = (std::int64_t{1} << 22) / (chunks * per_chunk);
-  const std::int64_t group = fit < 1 ? 1 : fit < positions ? fit : positions;
-  cpu::Buffer partial(group * chunks * per_chunk);
-  for (std::int64_t first = 0; first < positions; first += group) {
-    const std::int64_t here = positions - first < group ? positions - first : group;
-    cpu::parallel_for(here * chunks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
-      double* memory = cpu::thread_scratch(Chunk::scratch_size(models));
-      for (std::int64_t task = begin; task < end; ++task) {
-        double* sums = partial.data() + task * per_chunk;
-        for (std::int64_t k = 0; k < per_chunk; ++k) sums[k] = 0.0;
-        const std::int64_t start = task % chunks * length;
-        const std::int64_t stop = start + length < in.shape.vocab ? start + length : in.shape.vocab;
-        Chunk(in, weights, options, first + task / chunks, memory)
-            .add(start, stop, sums, sums + 2 * models * orders);
-      }
-    });
-    for (std::int64_t b = 0; b < here; ++b) {
-      for (std::int64_t i = 0; i < models; ++i) {
-        double gained = 0.0;
-        for (std::int64_t c = 0; c < chunks; ++c) {
-          gained += partial.data()[(b * chunks + c) * per_chunk + 2 * models * orders + i];
-        }
-        balance[i * positions + first + b] = gained;
-        for (std::int64_t k = 0; k < orders; ++k) {
-          double forward = 0.0, reverse = 0.0;
-          for (std::int64_t c = 0; c < chunks; ++c) {
-            const double* sums = partial.data() + (b * chunks + c) * per_chunk;
-            forward += sums[2 * (i * orders + k)];
-            reverse += sums[2 * (i * orders + k) + 1];
-          }
-          loss[(i * positions + first + b) * orders + k] =
-              divergence_from_excess(forward, reverse, options.orders[k]);
-        }
-      }
-    }
-  }
-  cpu::parallel_for(positions, 1, threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t b = begin; b < end; ++b) resolve_overflow(in, weights, options, b, loss);
-  });
+  Call(in, weights, options, loss, balance, threads).run();
 }
 
 }  // namespace

@@ -153,20 +153,20 @@ void parallel_ranges(std::int64_t count, std::int64_t grain, int threads,
 Buffer::Buffer(std::int64_t count) : data_(new double[static_cast<std::size_t>(count)]) {}
 Buffer::~Buffer() { delete[] data_; }
 
-double* thread_scratch(std::size_t doubles) {
+double* thread_scratch(std::size_t doubles, int slot) {
   struct Free {
     void operator()(double* p) const { ::operator delete[](p, std::align_val_t{64}); }
   };
-  thread_local std::unique_ptr<double[], Free> memory;
-  thread_local std::size_t size = 0;
-  if (size < doubles) {
-    memory.reset();
-    size = 0;
-    memory.reset(
+  thread_local std::unique_ptr<double[], Free> memory[kScratchSlots];
+  thread_local std::size_t size[kScratchSlots] = {};
+  if (size[slot] < doubles) {
+    memory[slot].reset();
+    size[slot] = 0;
+    memory[slot].reset(
         static_cast<double*>(::operator new[](doubles * sizeof(double), std::align_val_t{64})));
-    size = doubles;
+    size[slot] = doubles;
   }
-  return memory.get();
+  return memory[slot].get();
 }
 
 }  // namespace adapmixed::cpu

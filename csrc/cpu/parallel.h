@@ -12,9 +12,10 @@ namespace adapmixed::cpu {
 void parallel_ranges(std::int64_t count, std::int64_t grain, int threads,
                      void (*body)(void*, std::int64_t, std::int64_t), void* context);
 
-// Uninitialised 64-byte aligned memory that this thread owns; valid until the next call on the
-// same thread, never shrunk below use, released with the thread.
-double* thread_scratch(std::size_t doubles);
+// Uninitialised 64-byte aligned memory that this thread owns; valid until the next call with the
+// same slot on the same thread, never shrunk below use, released with the thread.
+constexpr int kScratchSlots = 2;
+double* thread_scratch(std::size_t doubles, int slot = 0);
 
 // Uninitialised doubles for the length of a scope.
 class Buffer {

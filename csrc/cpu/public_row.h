@@ -11,13 +11,19 @@ ADAPMIXED_CORE_BEGIN
 // domain. Elsewhere r = p/q <= 1/q stays finite.
 constexpr double kWildLogQ = -680.0;
 
+// 1 / ((T/q)^{1/alpha} - 1): q (1 + lambda d)^alpha <= T where lambda d times this is at most 1.
+inline Vec inverse_reach(Vec log_q, double order, double log_target) {
+  const Vec u = (Vec(log_target) - log_q) * Vec(1.0 / order);
+  return Vec(1.0) / vmax(ratio(u).d, Vec(1e-300));
+}
+
 struct PublicRow {
   double lse;
   std::int64_t vocab, padded;
   double* logits;         // all lanes, -inf past the end
   double* q;              // 0 where masked or wild
   double* log_q;          // -inf there
-  double* inverse_reach;  // 1 / ((T/q)^{1/alpha} - 1): lambda <= 1/(d * this), see set_reach
+  double* inverse_reach;  // see above
   std::int64_t* wild;
   std::int64_t wild_count;
 
@@ -55,8 +61,8 @@ struct PublicRow {
 
   void set_reach(double order, double log_target) {
     for (std::int64_t v = 0; v < vocab; v += Vec::kLanes) {
-      const Vec u = (Vec(log_target) - Vec::load(log_q + v)) * Vec(1.0 / order);
-      (Vec(1.0) / vmax(ratio(u).d, Vec(1e-300))).store(inverse_reach + v);
+      adapmixed::ADAPMIXED_ISA::inverse_reach(Vec::load(log_q + v), order, log_target)
+          .store(inverse_reach + v);
     }
   }
 };

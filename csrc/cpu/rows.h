@@ -5,6 +5,7 @@
 
 #include "core/view.h"
 #include "cpu/simd.h"
+#include "cpu/simd_float.h"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -43,6 +44,32 @@ inline Vec load_logits(const char* data, std::int64_t v, std::int64_t end) {
   for (int i = 0; i < Vec::kLanes; ++i) lanes[i] = v + i < end ? row.at(v + i) : -HUGE_VAL;
   return Vec::load(lanes);
 }
+
+// The same as floats; every dtype is exact in them. All lanes are in the row.
+template <Dtype D>
+inline Flt load_whole(const char* data, std::int64_t v) {
+  if constexpr (D == Dtype::f32) {
+    return load_float_f32(reinterpret_cast<const float*>(data) + v);
+  } else if constexpr (D == Dtype::bf16) {
+    return load_float_bf16(reinterpret_cast<const std::uint16_t*>(data) + v);
+  } else {
+    return load_float_f16(reinterpret_cast<const std::uint16_t*>(data) + v);
+  }
+}
+
+template <Dtype D>
+inline Flt load_floats(const char* data, std::int64_t v, std::int64_t end) {
+  if (v + Flt::kLanes <= end) return load_whole<D>(data, v);
+  float lanes[Flt::kLanes];
+  const Row row{data, D};
+  for (int i = 0; i < Flt::kLanes; ++i) {
+    lanes[i] = v + i < end ? static_cast<float>(row.at(v + i)) : -HUGE_VALF;
+  }
+  return Flt::load(lanes);
+}
+
+template <Dtype D>
+constexpr std::int64_t kElementSize = D == Dtype::f32 ? 4 : 2;
 
 inline std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 

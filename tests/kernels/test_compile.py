@@ -22,7 +22,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
     key = torch.arange(32, dtype=torch.uint8)
     return {
         "log_sum_exp": (private, "private_logits"),
-        "project": (*ensemble, 18.0, 3.6),
+        "project": (private, public, public_lse, 18.0, 3.6),
         "leave_one_out": (*ensemble, weight, 1 - weight, [2.0, 18.0], False, 5, None),
         "mixture": (*ensemble, weight, 1 - weight),
         "log_prob": (*ensemble, weight, 1 - weight, torch.tensor([3, 16])),

@@ -18,7 +18,7 @@ from adapmixed.privacy.events import (
     RenyiBound,
 )
 from adapmixed_ext import RandomSource
-from adapmixed_ext.ops import Inputs, prepare, project_prepared, screen_prepared
+from adapmixed_ext.ops import Inputs, project_inputs, screen_prepared
 
 MAX_ORDERS = 32
 Screen = Literal["noisy", "public"]
@@ -122,7 +122,10 @@ class AdaPMixED(Mechanism):
         rng: RandomSource,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`; lines 1–18 of Algorithm 1 without the draws."""
-        inputs = prepare(private_logits, public_logits)
+        # First, since it also gives the log-sum-exps that the screening needs.
+        inputs, projection = project_inputs(
+            private_logits, public_logits, order=self.order, radius=self.radius
+        )
         models, positions = inputs.private.shape[:2]
         events: list[Event] = []
         passed = torch.ones(positions, dtype=torch.bool, device=inputs.public.device)
@@ -130,7 +133,6 @@ class AdaPMixED(Mechanism):
             passed = self._screened(inputs, rng)
             if self.screen == "noisy":
                 events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))
-        projection = project_prepared(inputs, order=self.order, radius=self.radius)
         if not bool(passed.all()):
             # Line 8: answered from q, so every slot has weight 0 there.
             projection = ops.Projection(

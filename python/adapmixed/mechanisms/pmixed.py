@@ -25,7 +25,7 @@ from adapmixed.privacy.conversions import (
 )
 from adapmixed.privacy.events import RenyiBound
 from adapmixed_ext import Projection, RandomSource
-from adapmixed_ext.ops import Inputs, prepare, project_prepared
+from adapmixed_ext.ops import ensemble_logits
 
 _warned = False
 
@@ -132,45 +132,45 @@ class PMixED(Mechanism):
         rng: RandomSource,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`; Algorithm 2, lines 2–8, without the draw of the token."""
-        inputs = prepare(private_logits, public_logits)
-        models, positions = inputs.private.shape[:2]
+        private, public = ensemble_logits(private_logits, public_logits)
+        models, positions = private.shape[:2]
         if self.analysis == "published":
             spent, published, adjacency = self.per_query, True, "add_remove"
-            law: Law | SplitLaw = self._published(inputs, rng)
+            law: Law | SplitLaw = self._published(private, public, rng)
         else:
             radius = self.radius(models)
             spent = sound_bound(self.order, radius, models, self.sample_rate)
             published, adjacency = False, "zero_out"
-            projection = project_prepared(inputs, order=self.order, radius=radius)
+            projection = ops.project(private, public, order=self.order, radius=radius)
             if self.sample_rate < 1.0:
                 projection = _thinned(projection, self.sample_rate)
-            law = Law(inputs.private, inputs.public, projection)
+            law = Law(private, public, projection)
         event = RenyiBound(
             self.order, spent, models, positions, adjacency, published, budget=self.queries
         )
-        public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
-        return proposal(law, inputs.public, models, public, [event], targets, rng)
+        from_public = torch.zeros(positions, dtype=torch.bool, device=public.device)
+        return proposal(law, public, models, from_public, [event], targets, rng)
 
-    def _published(self, inputs: Inputs, rng: RandomSource) -> Law | SplitLaw:
+    def _published(self, private: Tensor, public: Tensor, rng: RandomSource) -> Law | SplitLaw:
         """Lines 2–8: a Poisson subset S_t per position, β from its size, the mean over S_t."""
-        models, positions = inputs.private.shape[:2]
+        models, positions = private.shape[:2]
         if self.sample_rate == 1.0:
-            projection = project_prepared(inputs, order=self.order, radius=self.radius(models))
-            return Law(inputs.private, inputs.public, projection)
+            radius = self.radius(models)
+            projection = ops.project(private, public, order=self.order, radius=radius)
+            return Law(private, public, projection)
         # One draw a position: the subsets do not depend on how positions are grouped into calls.
         draws = [ops.gaussian(models, sigma=1.0, rng=rng) for _ in range(positions)]
         chosen = [torch.special.ndtr(draw) < self.sample_rate for draw in draws]
         laws = []
         for b in range(positions):
-            rows = chosen[b].nonzero()[:, 0].to(inputs.private.device)
+            rows = chosen[b].nonzero()[:, 0].to(private.device)
             here = slice(b, b + 1)
             if not len(rows):
-                laws.append(public_law(inputs.public[here]))
+                laws.append(public_law(public[here]))
                 continue
-            subset = prepare(inputs.private[rows, here], inputs.public[here])
-            radius = self.radius(len(rows))
-            projection = project_prepared(subset, order=self.order, radius=radius)
-            laws.append(Law(subset.private, subset.public, projection))
+            subset, radius = private[rows, here], self.radius(len(rows))
+            projection = ops.project(subset, public[here], order=self.order, radius=radius)
+            laws.append(Law(subset, public[here], projection))
         return SplitLaw(tuple(laws))
 
 

@@ -1,0 +1,161 @@
+// Small targets at integer orders: both constraints as sums over the whole row in single precision,
+// widened to double every few terms, with a bound on their error.
+#pragma once
+
+#include "cpu/exact_row.h"
+#include "cpu/float_public.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// Four vectors in flight: the loops of chain() run once for them all.
+struct Quad {
+  Flt v[4];
+  Quad() = default;
+  explicit Quad(double x) {
+    for (Flt& f : v) f = Flt(static_cast<float>(x));
+  }
+  static Quad load(const float* p) {
+    Quad q;
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < 4; ++k) q.v[k] = Flt::load(p + k * Flt::kLanes);
+    return q;
+  }
+#define ADAPMIXED_QUAD(op)                               \
+  Quad operator op(const Quad& o) const {                \
+    Quad q;                                              \
+    ADAPMIXED_UNROLL                                     \
+    for (int k = 0; k < 4; ++k) q.v[k] = v[k] op o.v[k]; \
+    return q;                                            \
+  }
+  ADAPMIXED_QUAD(+)
+  ADAPMIXED_QUAD(-)
+  ADAPMIXED_QUAD(*)
+  ADAPMIXED_QUAD(/)
+#undef ADAPMIXED_QUAD
+};
+inline Quad vfma(const Quad& a, const Quad& b, const Quad& c) {
+  Quad q;
+  ADAPMIXED_UNROLL
+  for (int k = 0; k < 4; ++k) q.v[k] = vfma(a.v[k], b.v[k], c.v[k]);
+  return q;
+}
+inline Vec widened(const Quad& a) { return widened((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])); }
+
+class DenseRow {
+ public:
+  static constexpr std::int64_t kGroup = 4 * Flt::kLanes;
+  static std::int64_t scratch_size(std::int64_t vocab) {
+    return round_up(vocab, 64) / 2;
+  }  // doubles
+
+  // Small orders only at an excess T - 1 that what is lost of the log-sum-exp cannot move.
+  static bool serves(const FloatPublic& q, double order, double excess) {
+    return integer_order(order) != 0 && order <= 64.0 && excess > 1e-4 &&
+           q.least_log_q > kFloatLogQ;
+  }
+
+  DenseRow(const FloatPublic& q, double order, double* scratch)
+      : q_(q), order_(order), d_(reinterpret_cast<float*>(scratch)) {}
+
+  // False where floats do not do. Sets lse().
+  template <Dtype D>
+  bool load(const Row& row) {
+    // The log-sum-exps differ by about as much as the logits of the likeliest token; by how much
+    // they really do is seen from sum q r.
+    const double guess = row.at(q_.top) - q_.logits[q_.top];
+    if (!(std::fabs(guess) < 1e3)) return false;
+    const FloatShift shift = make_shift(guess);
+    const std::int64_t vocab = q_.vocab;
+    Vec first(0.0), second(0.0), third(0.0);
+    Flt least(0.0f), most(0.0f);
+    bool tail = q_.masked_count != 0;  // where q may be 0, d is that of no token
+    const auto step = [&](std::int64_t v, const auto& load) ADAPMIXED_INLINE {
+      Quad d, q = Quad::load(q_.q + v);
+      const Quad z0 = Quad::load(q_.logits + v);
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        __builtin_prefetch(row.data + (v + 1024 + k * Flt::kLanes) * kElementSize<D>);
+        d.v[k] = ratio_excess(load(v + k * Flt::kLanes) - z0.v[k], shift);
+        if (tail) d.v[k] = vselect(q.v[k] > Flt(0.0f), d.v[k], Flt(0.0f));
+        least = vmin(d.v[k], least);
+        most = vmax(d.v[k], most);
+        d.v[k].store(d_ + v + k * Flt::kLanes);
+      }
+      const Quad w = q * d, w2 = w * d;
+      first = first + widened(w);
+      second = second + widened(w2);
+      third = third + widened(w2 * d);
+    };
+    std::int64_t v = 0;
+    for (; v + kGroup <= vocab; v += kGroup) {
+      step(v, [&](std::int64_t at) ADAPMIXED_INLINE { return load_whole<D>(row.data, at); });
+    }
+    if (v < vocab) {
+      tail = true;
+      step(v, [&](std::int64_t at) { return load_floats<D>(row.data, at, vocab); });
+    }
+    // r = scale (1 + d_): sum q r = 1 gives the scale; d = scale d_ + offset.
+    const double s1 = sum(first), s2 = sum(second), s3 = sum(third);
+    if (!(s1 > -0.99 && s1 < 100.0)) return false;  // also where there are NaN
+    scale_ = 1.0 / (1.0 + s1);
+    offset_ = -s1 * scale_;
+    lse_ = q_.lse + guess + std::log1p(s1) + std::log1p(shift.residual);
+    second_ = scale_ * scale_ * s2 + 2.0 * scale_ * offset_ * s1 + offset_ * offset_;
+    third_ = scale_ * scale_ * (scale_ * s3 + 3.0 * offset_ * s2) +
+             offset_ * offset_ * (3.0 * scale_ * s1 + offset_);
+    least_ = scale_ * -maximum(Flt(0.0f) - least) + offset_;
+    const double largest_log = std::log1p(std::fmax(scale_ * maximum(most) + offset_, 0.0));
+    // Relative error of d: its own, the logarithm's over d (at most 1 + log r), lambda's rounding
+    // and what the scale's own error, that of s1, does.
+    relative_ = kFloatUnit * (kRatioUnits + kLogUnits * (2.0 + largest_log) + 8.0);
+    // Its absolute error, from the rounding of z - z_0 and from the scale, against the size of d.
+    absolute_ = kFloatUnit * (std::fabs(guess) + 4.0 * std::fabs(offset_));
+    return second_ > 0.0 && relative_ < 3e-6 && absolute_ < 1e-6 * std::sqrt(second_);
+  }
+
+  double lse() const { return lse_; }
+  double second_moment() const { return second_; }
+  double third_moment() const { return third_; }
+
+  // Error of the sums relative to them, for a change of lambda / for the values themselves.
+  double relative() const { return relative_; }
+  double constant() const { return 40.0 * kFloatUnit + 4.0 * absolute_ / std::sqrt(second_); }
+
+  // 1 + lambda d stays away from 0, so that its rounding can be borne.
+  bool holds(double weight) const { return 1.0 + weight * least_ > 0.25; }
+
+  template <bool kForward, bool kReverse>
+  Sums evaluate(double weight) const {
+    const Quad slope(weight * scale_), at_zero(weight * offset_), one(1.0), zero(0.0);
+    const Quad order(order_);
+    const int k = integer_order(order_) - 1;
+    Vec f(0.0), fs(0.0), g(0.0), gs(0.0);
+    for (std::int64_t v = 0; v < q_.vocab; v += kGroup) {
+      const Quad raw = Quad::load(d_ + v), x = vfma(raw, slope, at_zero);
+      const Quad q = Quad::load(q_.q + v), qx = q * x;
+      if constexpr (kForward) {
+        const Chain<Quad> w = chain(x, k);
+        f = f + widened(q * vfma(w.e, x, w.c));
+        fs = fs + widened(qx * w.e);
+      }
+      if constexpr (kReverse) {
+        const Quad X = x + one, y = zero - x / X;
+        const Chain<Quad> w = chain(y, k);
+        const Quad c = vfma(w.e, y, w.c);
+        g = g + widened(q * (X * c));
+        gs = gs + widened(qx * vfma(order, y, c));
+      }
+    }
+    return {sum(f), order_ * sum(fs) / weight, sum(g), (1.0 - order_) * sum(gs) / weight};
+  }
+
+ private:
+  const FloatPublic& q_;
+  double order_;
+  float* d_;
+  double scale_ = 1.0, offset_ = 0.0, lse_ = 0.0;
+  double second_ = 0.0, third_ = 0.0, least_ = 0.0;
+  double relative_ = 0.0, absolute_ = 0.0;
+};
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,259 @@
+// The losses of every model at one position in double: what serves every input.
+//
+// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and p' = p (1 +
+// x_i),
+//   add/remove: 1 + x_i = (S - Y_i) N / (S (N - 1)),   zero-out: 1 + x_i = (S - Y_i + 1) / S.
+// Both directions sum the excess p((1+x)^s - 1 - s x), s = alpha and 1 - alpha, whose linear part
+// vanishes. The vocabulary is cut into a fixed number of chunks whose sums are added in order, so
+// the result does not depend on the number of threads.
+#pragma once
+
+#include "core/leave_one_out.h"
+
+#include "core/elementary.h"
+#include "cpu/mixture_tile.h"
+#include "cpu/parallel.h"
+#include "cpu/rows.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr std::int64_t kChunks = 32;
+
+// One chunk of one position: tile by tile, model by model.
+class ExactChunk {
+ public:
+  ExactChunk(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
+             std::int64_t position, double* memory)
+      : in_(in),
+        weights_(weights),
+        options_(options),
+        position_(position),
+        slots_(static_cast<double>(options.num_models)),
+        absent_(slots_ - static_cast<double>(in.shape.models)),
+        // A neighbour that answers q where the model was, by definition or because none is left.
+        against_public_(options.zero_out || options.num_models == 1),
+        tile_(in, weights, position, memory) {
+    columns_ = memory + MixtureTile::scratch_size(in.shape.models);
+    for (std::int64_t k = 0; k < options.num_orders; ++k) {
+      integers_[k] = integer_order(options.orders[k]);
+      all_integer_ = all_integer_ && integers_[k] != 0;
+    }
+  }
+
+  static std::int64_t scratch_size(std::int64_t models) {
+    return MixtureTile::scratch_size(models) + kColumns * MixtureTile::tile_width(models);
+  }
+
+  // sums: (N, K, 2), added to. balance: (N), sum_v q delta_i, which is 0 for the rows that the
+  // log-sum-exps belong to: anything else, or NaN, gives away a projection of other logits.
+  void add(std::int64_t begin, std::int64_t end, double* sums, double* balance) {
+    for (std::int64_t v = begin; v < end; v += tile_.width()) {
+      const std::int64_t stop = v + tile_.width() < end ? v + tile_.width() : end;
+      tile_.load(v, stop);
+      prepare(v, stop - v);
+      for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+        add_model(i, stop - v, sums + 2 * i * options_.num_orders, balance + i);
+      }
+      for (std::int64_t k = 0; k < tile_.wild_count(); ++k) {
+        add_wild(tile_.wild(k), sums, balance);
+      }
+    }
+  }
+
+ private:
+  // What the models of one tile share, per token.
+  static constexpr std::int64_t kColumns = 5;
+  double* column(int index, std::int64_t lane) { return columns_ + index * tile_.width() + lane; }
+  double* p(std::int64_t lane) { return column(0, lane); }            // the mixture
+  double* total(std::int64_t lane) { return column(1, lane); }        // N p / q
+  double* mean_excess(std::int64_t lane) { return column(2, lane); }  // p / q - 1
+  double* mean_ratio(std::int64_t lane) { return column(3, lane); }   // p / q
+  double* scale(std::int64_t lane) { return column(4, lane); }        // x per unit of difference
+
+  void prepare(std::int64_t v, std::int64_t length) {
+    for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
+      Vec mean = tile_.mean_ratio(lane), excess = tile_.mean_excess(lane);
+      if (options_.mean_excess != nullptr) {
+        excess = given_excess(v + lane);
+        mean = Vec(1.0) + excess;
+      } else if (absent_ > 0.0) {
+        const Vec share(1.0 - absent_ / slots_);
+        excess = excess * share;
+        mean = vfma(mean, share, Vec(absent_ / slots_));
+      }
+      const Vec sum_ratio = mean * Vec(slots_);
+      const Vec q = tile_.q(lane);
+      // A mixture below the range of double still counts if the neighbour is not: log domain.
+      const auto rare = (q > Vec(0.0)) & ((mean < Vec(1e-280)) | (q * mean < Vec(1e-290)));
+      for (int l = 0; rare.any() && l < Vec::kLanes; ++l) {
+        if (rare.bits() >> l & 1u) tile_.add_wild(v + lane + l);
+      }
+      vselect(rare, Vec(0.0), q * mean).store(p(lane));
+      sum_ratio.store(total(lane));
+      excess.store(mean_excess(lane));
+      mean.store(mean_ratio(lane));
+      (against_public_ ? Vec(-1.0) / sum_ratio : Vec(1.0 / (slots_ - 1.0)) / mean)
+          .store(scale(lane));
+    }
+  }
+
+  void add_model(std::int64_t i, std::int64_t length, double* out, double* balance) {
+    Vec gained(0.0);
+    Vec forward[kMaxOrders], reverse[kMaxOrders];
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) forward[k] = reverse[k] = Vec(0.0);
+    for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
+      const Vec weight = Vec::load(p(lane)), sum_ratio = Vec::load(total(lane));
+      const Vec ratio_i = tile_.ratio(i, lane), excess_i = tile_.excess(i, lane);
+      gained = vfma(tile_.q(lane), excess_i, gained);
+      Vec x = excess_i;
+      if (!against_public_) {
+        // Differences of p_bar / q - 1 are exact where p is near q, of p_bar / q where p << q.
+        const Vec mean = Vec::load(mean_ratio(lane));
+        x = vselect(mean >= Vec(0.5), Vec::load(mean_excess(lane)) - excess_i, mean - ratio_i);
+      }
+      x = x * Vec::load(scale(lane));
+      Vec X = x + Vec(1.0);
+      const auto dominated = ratio_i > Vec(0.25) * sum_ratio;
+      if (options_.num_models == 1) {
+        X = Vec(1.0) / sum_ratio;
+      } else if (dominated.any() && options_.mean_excess == nullptr) {
+        X = vselect(dominated, rebuilt(i, lane, sum_ratio), X);
+      }
+      const auto counted = weight > Vec(0.0);
+      x = vselect(counted, x, Vec(0.0));
+      X = vselect(counted, vmax(X, Vec(0.0)), Vec(1.0));
+      const Vec y = Vec(0.0) - x / X;
+      LogParts<Vec> l{};
+      if (!all_integer_) l = log_parts(x, X);
+      for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+        if (const int n = integers_[k]) {
+          // (1+x)^{1-n} - 1 - (1-n) x = (1+x) c_n(y).
+          forward[k] = vfma(weight, chain(x, n).c, forward[k]);
+          reverse[k] = vfma(weight * X, chain(y, n).c, reverse[k]);
+        } else {
+          const Vec order(options_.orders[k]);
+          forward[k] = vfma(weight, power(x, l, order).excess, forward[k]);
+          reverse[k] = vfma(weight, power(x, l, Vec(1.0) - order).excess, reverse[k]);
+        }
+      }
+    }
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+      out[2 * k] += sum(forward[k]);
+      out[2 * k + 1] += sum(reverse[k]);
+    }
+    *balance += sum(gained);
+  }
+
+  // Where one model makes up most of the mixture, S - Y_i cancels: add up the others instead.
+  Vec rebuilt(std::int64_t i, std::int64_t lane, Vec sum_ratio) const {
+    Vec rest(absent_);
+    for (std::int64_t j = 0; j < in_.shape.models; ++j) {
+      if (j != i) rest = rest + tile_.ratio(j, lane);
+    }
+    return against_public_ ? (rest + Vec(1.0)) / sum_ratio
+                           : rest * Vec(slots_ / (slots_ - 1.0)) / sum_ratio;
+  }
+
+  void add_wild(std::int64_t v, double* sums, double* balance) {
+    // Tokens that the lanes do hold, but whose mixture is rare, are balanced there already.
+    const double log_q = row_of(in_.public_logits, 0, position_).at(v) - in_.public_lse[position_];
+    for (std::int64_t i = 0; i < in_.shape.models && log_q < kWildLogQ; ++i) {
+      const std::int64_t at = i * in_.shape.positions + position_;
+      const double z = row_of(in_.private_logits, i, position_).at(v);
+      if (z > -HUGE_VAL) balance[i] += weights_.weight[at] * std::exp(z - in_.private_lse[at]);
+      if (std::isnan(z)) balance[i] = z;
+    }
+    const RareToken token(in_, weights_, position_, v, options_);
+    if (token.negligible()) return;
+    for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+      const double log_other = token.log_neighbour(i);
+      for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+        double* out = sums + 2 * (i * options_.num_orders + k);
+        token.add(log_other, options_.orders[k], out[0], out[1]);
+      }
+    }
+  }
+
+  Vec given_excess(std::int64_t v) const {
+    double lanes[Vec::kLanes];
+    const double* row = options_.mean_excess + position_ * in_.shape.vocab;
+    for (int i = 0; i < Vec::kLanes; ++i) lanes[i] = v + i < in_.shape.vocab ? row[v + i] : 0.0;
+    return Vec::load(lanes);
+  }
+
+  const Ensemble& in_;
+  const Weights& weights_;
+  const LeaveOneOutOptions& options_;
+  std::int64_t position_;
+  double slots_, absent_;
+  bool against_public_;
+  MixtureTile tile_;
+  double* columns_;
+  int integers_[kMaxOrders];  // the orders, 0 where one is no integer
+  bool all_integer_ = true;
+};
+
+// Sums that left the range of double, once more in the log domain: a divergence of 42 nats at order
+// 18 is finite. What really is infinite stays so.
+inline void resolve_overflow(const Ensemble& in, const Weights& weights,
+                             const LeaveOneOutOptions& options, double* loss) {
+  const std::int64_t models = in.shape.models, orders = options.num_orders;
+  bool any = false;
+  for (std::int64_t k = 0; k < models * orders; ++k) any = any || loss[k] == HUGE_VAL;
+  if (!any) return;
+  cpu::Buffer logs(2 * models * orders);
+  for (std::int64_t k = 0; k < 2 * models * orders; ++k) logs.data()[k] = -HUGE_VAL;
+  for (std::int64_t v = 0; v < in.shape.vocab; ++v) {
+    const RareToken token(in, weights, 0, v, options);
+    for (std::int64_t i = 0; i < models; ++i) {
+      const double log_other = token.log_neighbour(i);
+      for (std::int64_t k = 0; k < orders; ++k) {
+        double* out = logs.data() + 2 * (i * orders + k);
+        token.add_log(log_other, options.orders[k], out[0], out[1]);
+      }
+    }
+  }
+  for (std::int64_t k = 0; k < models * orders; ++k) {
+    if (loss[k] != HUGE_VAL) continue;
+    const double* out = logs.data() + 2 * k;
+    loss[k] = std::fmax(std::fmax(out[0], out[1]), 0.0) / (options.orders[k % orders] - 1.0);
+  }
+}
+
+// in: an ensemble of one position. loss: (N, K), balance: (N), as in core/ops.h.
+inline void exact_leave_one_out(const Ensemble& in, const Weights& weights,
+                                const LeaveOneOutOptions& options, double* loss, double* balance,
+                                int threads) {
+  const std::int64_t models = in.shape.models, vocab = in.shape.vocab;
+  const std::int64_t orders = options.num_orders;
+  const std::int64_t per_chunk = models * (2 * orders + 1);  // sums, then balances
+  const std::int64_t length = round_up((vocab + kChunks - 1) / kChunks, 8);
+  const std::int64_t chunks = (vocab + length - 1) / length;
+  cpu::Buffer partial(chunks * per_chunk);
+  cpu::parallel_for(chunks, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    double* memory = cpu::thread_scratch(ExactChunk::scratch_size(models));
+    for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+      double* sums = partial.data() + chunk * per_chunk;
+      for (std::int64_t k = 0; k < per_chunk; ++k) sums[k] = 0.0;
+      const std::int64_t start = chunk * length;
+      const std::int64_t stop = start + length < vocab ? start + length : vocab;
+      ExactChunk(in, weights, options, 0, memory)
+          .add(start, stop, sums, sums + 2 * models * orders);
+    }
+  });
+  for (std::int64_t i = 0; i < models; ++i) {
+    const auto total = [&](std::int64_t at) {
+      double s = 0.0;
+      for (std::int64_t c = 0; c < chunks; ++c) s += partial.data()[c * per_chunk + at];
+      return s;
+    };
+    balance[i] = total(2 * models * orders + i);
+    for (std::int64_t k = 0; k < orders; ++k) {
+      const std::int64_t at = i * orders + k;
+      loss[at] = divergence_from_excess(total(2 * at), total(2 * at + 1), options.orders[k]);
+    }
+  }
+  resolve_overflow(in, weights, options, loss);
+}
+
+ADAPMIXED_CORE_END
