@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/chacha.h"
+#include "core/normal.h"
 #include "core/ops.h"
 
 namespace py = pybind11;
@@ -177,5 +178,24 @@ PYBIND11_MODULE(_C, m) {
     std::string result(64, '\0');
     for (int i = 0; i < 64; ++i) result[i] = static_cast<char>(out[i / 4] >> (8 * (i % 4)));
     return py::bytes(result);
+  });
+
+  // The following blocks of one stream, as the vectorised operators take them.
+  m.def("keystream",
+        [](const py::bytes& key, std::uint64_t counter, std::uint64_t first, std::int64_t count) {
+          const std::string k = key;
+          if (k.size() != 32 || count < 0) {
+            throw std::invalid_argument("key must have 32 bytes, count must be >= 0");
+          }
+          std::string result(static_cast<std::size_t>(64 * count), '\0');
+          cpu::keystream(reinterpret_cast<const std::uint8_t*>(k.data()), counter, first, count,
+                         reinterpret_cast<std::uint8_t*>(result.data()));
+          return py::bytes(result);
+        });
+
+  // The two standard normals of two 64-bit words.
+  m.def("normal_pair", [](std::uint64_t a, std::uint64_t b) {
+    const adapmixed::baseline::NormalPair<double> pair = adapmixed::baseline::normal_pair(a, b);
+    return std::make_tuple(pair.first, pair.second);
   });
 }

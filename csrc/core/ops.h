@@ -104,6 +104,10 @@ void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num
                       double* forward, double* backward, int threads);
 void screen(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
             int threads);
+// `count` ChaCha20 blocks of 64 bytes. Block `first` is block first mod 2^32 of lane first / 2^32.
+void keystream(const std::uint8_t* key, std::uint64_t counter, std::uint64_t first,
+               std::int64_t count, std::uint8_t* result);
+// N(0, sigma^2): eight numbers from each block of the stream, in order from its first.
 void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
               double* result, int threads);
 void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,

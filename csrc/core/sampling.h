@@ -1,4 +1,4 @@
-// Integer weights, uniform integers below a total, and normal variates.
+// Integer weights and uniform integers below a total.
 #pragma once
 
 #include <cmath>
@@ -15,20 +15,18 @@ using uint128 = unsigned __int128;
 // lifted to weight 1 gains less than 2^-100. With V <= 2^26 and a sum <= 2 totals stay below 2^127.
 constexpr int kWeightBits = 100;
 
-// floor(p 2^100), at least 1 where the token is in the public support, 0 elsewhere.
+// p = 2^-100 and all below it have the weight 1.
+constexpr double kUnitProbability = 0x1p-100;
+
+// floor(p 2^100), at least 1 where the token is in the public support, 0 elsewhere. 0 <= p < 2.
 ADAPMIXED_HD uint128 integer_weight(double p, bool supported) {
   if (!supported) return 0;
+  if (!(p > kUnitProbability)) return 1;
   int exponent = 0;
   const double mantissa = std::frexp(p, &exponent);  // p = mantissa 2^exponent, in [1/2, 1)
   const auto bits = static_cast<std::uint64_t>(std::ldexp(mantissa, 53));
-  const int shift = exponent - 53 + kWeightBits;
-  uint128 weight = 0;
-  if (shift >= 0) {
-    weight = static_cast<uint128>(bits) << shift;
-  } else if (shift > -64) {
-    weight = bits >> -shift;
-  }
-  return weight > 0 ? weight : 1;
+  const int shift = exponent - 53 + kWeightBits;  // > -53
+  return shift >= 0 ? static_cast<uint128>(bits) << shift : bits >> -shift;
 }
 
 // Uniform on [0, total), total > 0, by rejection: every draw succeeds with probability > 1/2.
@@ -43,16 +41,6 @@ ADAPMIXED_HD uint128 uniform_below(const Stream& stream, uint128 total) {
       if (draw < total) return draw;
     }
   }
-}
-
-// Two standard normals from two words (Box-Muller); the tail reaches 8.57 sigma.
-ADAPMIXED_HD void normal_pair(std::uint64_t a, std::uint64_t b, double* out) {
-  const double u = (static_cast<double>(a >> 11) + 1.0) * 0x1p-53;  // (0, 1]
-  const double v = static_cast<double>(b >> 11) * 0x1p-53;
-  const double radius = std::sqrt(-2.0 * std::log(u));
-  const double angle = 6.283185307179586 * v;
-  out[0] = radius * std::cos(angle);
-  out[1] = radius * std::sin(angle);
 }
 
 ADAPMIXED_CORE_END

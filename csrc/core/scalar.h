@@ -13,6 +13,7 @@ ADAPMIXED_HD double vfma(double a, double b, double c) { return std::fma(a, b, c
 ADAPMIXED_HD double vmin(double a, double b) { return a < b ? a : b; }
 ADAPMIXED_HD double vmax(double a, double b) { return a > b ? a : b; }
 ADAPMIXED_HD double vabs(double a) { return std::fabs(a); }
+ADAPMIXED_HD double vsqrt(double a) { return std::sqrt(a); }
 ADAPMIXED_HD double vround(double a) { return std::nearbyint(a); }
 ADAPMIXED_HD double vselect(bool m, double a, double b) { return m ? a : b; }
 ADAPMIXED_HD double vldexp(double a, double n) { return std::ldexp(a, static_cast<int>(n)); }
@@ -24,7 +25,7 @@ ADAPMIXED_HD void vsplit(double a, double& e, double& m) {
   const std::int64_t offset = 0x3fe6a09e667f3bcd;
   const std::int64_t k = (bits - offset) >> 52;
   e = static_cast<double>(k);
-  const std::int64_t mantissa = bits - (k << 52);
+  const std::int64_t mantissa = bits - k * (std::int64_t{1} << 52);
   std::memcpy(&m, &mantissa, sizeof m);
 }
 

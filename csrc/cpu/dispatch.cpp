@@ -13,6 +13,9 @@
   void add_leave_one_out(cpu::Table& table);    \
   void add_mixture(cpu::Table& table);          \
   void add_renyi_divergence(cpu::Table& table); \
+  void add_keystream(cpu::Table& table);        \
+  void add_gaussian(cpu::Table& table);         \
+  void add_sample(cpu::Table& table);           \
   namespace {                                   \
   cpu::Table make_table(const char* name) {     \
     cpu::Table table{};                         \
@@ -22,6 +25,9 @@
     add_leave_one_out(table);                   \
     add_mixture(table);                         \
     add_renyi_divergence(table);                \
+    add_keystream(table);                       \
+    add_gaussian(table);                        \
+    add_sample(table);                          \
     return table;                               \
   }                                             \
   }                                             \
@@ -98,6 +104,20 @@ void mixture(const Ensemble& in, const Weights& weights, double* probabilities, 
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads) {
   table().renyi_divergence(in, orders, num_orders, forward, backward, threads);
+}
+void keystream(const std::uint8_t* key, std::uint64_t counter, std::uint64_t first,
+               std::int64_t count, std::uint8_t* result) {
+  table().keystream(key, counter, first, count, result);
+}
+void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
+              double* result, int threads) {
+  table().gaussian(key, counter, sigma, count, result, threads);
+}
+void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
+            std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
+            std::int64_t* tokens, std::int32_t* status, int threads) {
+  table().sample(probabilities, public_logits, positions, vocab, key, counter, tokens, status,
+                 threads);
 }
 
 }  // namespace adapmixed::cpu

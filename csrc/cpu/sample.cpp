@@ -1,88 +1,104 @@
-// Tokens from integer weights, normals, and single log-probabilities: scalar work per position.
+// Tokens from integer weights: one vectorised pass over a row, then a walk through one segment.
 #include "core/sampling.h"
 
-#include <vector>
+#include <algorithm>
 
-#include "core/leave_one_out.h"
 #include "cpu/parallel.h"
+#include "cpu/rows.h"
+#include "cpu/table.h"
 
-namespace adapmixed::cpu {
+ADAPMIXED_CORE_BEGIN
+namespace {
 
-namespace core = adapmixed::ADAPMIXED_ISA;
+// A weight of 100 bits as three integers in doubles, of 34, 33 and 33 bits. A segment of at most
+// 2^20 tokens adds each of them without rounding: exact for V <= 2^27.
+struct Limbs {
+  Vec high{0.0}, middle{0.0}, low{0.0};
 
-void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
-              double* result, int threads) {
-  const std::int64_t blocks = (count + 7) / 8;
-  parallel_for(blocks, 64, threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t k = begin; k < end; ++k) {
-      // 2^32 blocks to a lane.
-      const core::Stream stream{key, counter, static_cast<std::uint32_t>(k >> 32)};
-      std::uint64_t words[8];
-      double normals[8];
-      stream.block(static_cast<std::uint32_t>(k), words);
-      for (int i = 0; i < 8; i += 2) core::normal_pair(words[i], words[i + 1], normals + i);
-      for (std::int64_t i = 0; i < 8 && 8 * k + i < count; ++i) {
-        result[8 * k + i] = sigma * normals[i];
-      }
+  // The same weight as integer_weight, every step exact. The clamp gives what is no probability,
+  // and will be refused, some weight that is a number.
+  void add(Vec p, Mask supported) {
+    const Vec clamped = vmin(vmax(p, Vec(kUnitProbability)), Vec(1.0 + 1e-6));
+    const Vec x = vselect(supported, clamped, Vec(0.0)) * Vec(0x1p34);
+    const Vec h = vtrunc(x);
+    const Vec y = (x - h) * Vec(0x1p33);
+    const Vec m = vtrunc(y);
+    high = high + h;
+    middle = middle + m;
+    low = low + vtrunc((y - m) * Vec(0x1p33));
+  }
+  uint128 total() const {
+    const auto integer = [](Vec x) {
+      return static_cast<uint128>(static_cast<std::uint64_t>(sum(x)));
+    };
+    return (integer(high) << 66) + (integer(middle) << 33) + integer(low);
+  }
+};
+
+constexpr std::int64_t kSegments = 128;
+
+// Lanes at or beyond `end` read as 0.
+inline Vec load_probabilities(const double* p, std::int64_t v, std::int64_t end) {
+  if (v + Vec::kLanes <= end) return Vec::load(p + v);
+  double lanes[Vec::kLanes] = {};
+  for (int i = 0; v + i < end; ++i) lanes[i] = p[v + i];
+  return Vec::load(lanes);
+}
+
+template <Dtype D>
+std::int32_t sample_row(const double* p, const Row& row, std::int64_t vocab, const Stream& stream,
+                        std::int64_t* token) {
+  const std::int64_t length = round_up((vocab + kSegments - 1) / kSegments, 64);
+  uint128 weight[kSegments];
+  uint128 total = 0;
+  Vec p_sum(0.0);
+  *token = -1;
+  for (std::int64_t s = 0; s * length < vocab; ++s) {
+    const std::int64_t end = std::min(vocab, (s + 1) * length);
+    Limbs limbs;
+    Mask valid = Vec(0.0) == Vec(0.0);
+    for (std::int64_t v = s * length; v < end; v += Vec::kLanes) {
+      const Vec x = load_probabilities(p, v, end);
+      valid = valid & (x >= Vec(0.0)) & (Vec(1.0 + 1e-6) >= x);  // false for a NaN
+      p_sum = p_sum + x;
+      limbs.add(x, load_logits<D>(row.data, v, end) > Vec(-HUGE_VAL));
     }
-  });
+    if (valid.bits() != (1u << Vec::kLanes) - 1) return 1;
+    weight[s] = limbs.total();
+    total += weight[s];
+  }
+  if (std::fabs(sum(p_sum) - 1.0) > 1e-6) return 1;
+  if (total == 0) return 2;
+  // The first token whose cumulative weight exceeds the draw; weight 0 is never it.
+  uint128 draw = uniform_below(stream, total);
+  std::int64_t s = 0;
+  for (; draw >= weight[s]; ++s) draw -= weight[s];
+  for (std::int64_t v = s * length;; ++v) {
+    const uint128 w = integer_weight(p[v], row.at(v) > -HUGE_VAL);
+    if (draw < w) {
+      *token = v;
+      return 0;
+    }
+    draw -= w;
+  }
 }
 
 void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
             std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
             std::int64_t* tokens, std::int32_t* status, int threads) {
-  parallel_for(positions, 1, threads, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<core::uint128> cumulative(vocab);
+  cpu::parallel_for(positions, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
-      const core::Row row = core::row_of(public_logits, 0, b);
-      core::uint128 total = 0;
-      double sum = 0.0;
-      bool valid = true;
-      for (std::int64_t v = 0; v < vocab; ++v) {
-        const double p = probabilities[b * vocab + v];
-        valid = valid && p >= 0.0 && p <= 1.0 + 1e-6;  // false for a NaN
-        if (!valid) break;
-        sum += p;
-        total += core::integer_weight(p, row.at(v) > -HUGE_VAL);
-        cumulative[v] = total;
-      }
-      tokens[b] = -1;
-      if (!valid || std::fabs(sum - 1.0) > 1e-6) {
-        status[b] = 1;
-        continue;
-      }
-      status[b] = total == 0 ? 2 : 0;
-      if (total == 0) continue;
-      const core::Stream stream{key, counter, static_cast<std::uint32_t>(b)};
-      const core::uint128 draw = core::uniform_below(stream, total);
-      // The first token whose cumulative weight exceeds the draw; weight 0 is never it.
-      std::int64_t low = 0, high = vocab - 1;
-      while (low < high) {
-        const std::int64_t mid = (low + high) / 2;
-        if (cumulative[mid] > draw) {
-          high = mid;
-        } else {
-          low = mid + 1;
-        }
-      }
-      tokens[b] = low;
+      const Row row = row_of(public_logits, 0, b);
+      const Stream stream{key, counter, static_cast<std::uint32_t>(b)};
+      with_dtype(row.dtype, [&](auto tag) {
+        status[b] = sample_row<decltype(tag)::value>(probabilities + b * vocab, row, vocab, stream,
+                                                     tokens + b);
+      });
     }
   });
 }
 
-void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
-              double* result, int threads) {
-  parallel_for(in.shape.positions, 16, threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t b = begin; b < end; ++b) {
-      // Not needed where every weight is 1, but a public row without it would be no distribution.
-      const double z = core::row_of(in.public_logits, 0, b).at(targets[b]);
-      double total = z < HUGE_VAL ? -HUGE_VAL : NAN;
-      for (std::int64_t i = 0; i < in.shape.models; ++i) {
-        total = core::log_add(total, core::log_projected(in, weights, i, b, targets[b]));
-      }
-      result[b] = total - std::log(static_cast<double>(in.shape.models));
-    }
-  });
-}
+}  // namespace
 
-}  // namespace adapmixed::cpu
+void add_sample(cpu::Table& table) { table.sample = sample; }
+ADAPMIXED_CORE_END

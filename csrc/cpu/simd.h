@@ -48,6 +48,9 @@ inline Vec vfma(Vec a, Vec b, Vec c) { return _mm512_fmadd_pd(a.v, b.v, c.v); }
 inline Vec vmin(Vec a, Vec b) { return _mm512_min_pd(a.v, b.v); }
 inline Vec vmax(Vec a, Vec b) { return _mm512_max_pd(a.v, b.v); }
 inline Vec vabs(Vec a) { return _mm512_abs_pd(a.v); }
+inline Vec vsqrt(Vec a) { return _mm512_sqrt_pd(a.v); }
+// Towards zero, for |a| < 2^63.
+inline Vec vtrunc(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_ZERO); }
 inline Vec vround(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT); }
 inline Vec vselect(Mask m, Vec a, Vec b) { return _mm512_mask_blend_pd(m.m, b.v, a.v); }
 inline Vec vldexp(Vec a, Vec n) { return _mm512_scalef_pd(a.v, n.v); }
@@ -57,6 +60,9 @@ inline void vsplit(Vec a, Vec& e, Vec& m) {
       _mm512_srai_epi64(_mm512_sub_epi64(bits, _mm512_set1_epi64(0x3fe6a09e667f3bcd)), 52);
   e = _mm512_cvtepi64_pd(k);
   m = _mm512_castsi512_pd(_mm512_sub_epi64(bits, _mm512_slli_epi64(k, 52)));
+}
+inline Vec load_u32(const std::uint32_t* p) {
+  return _mm512_cvtepu32_pd(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 inline Vec load_f32(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 inline Vec load_bf16(const std::uint16_t* p) {
@@ -100,6 +106,8 @@ inline Vec vfma(Vec a, Vec b, Vec c) { return _mm256_fmadd_pd(a.v, b.v, c.v); }
 inline Vec vmin(Vec a, Vec b) { return _mm256_min_pd(a.v, b.v); }
 inline Vec vmax(Vec a, Vec b) { return _mm256_max_pd(a.v, b.v); }
 inline Vec vabs(Vec a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a.v); }
+inline Vec vsqrt(Vec a) { return _mm256_sqrt_pd(a.v); }
+inline Vec vtrunc(Vec a) { return _mm256_round_pd(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC); }
 inline Vec vround(Vec a) {
   return _mm256_round_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -129,6 +137,12 @@ inline void vsplit(Vec a, Vec& e, Vec& m) {
                     _mm256_set1_pd(4503599627370496.0 + 1024.0));
   const __m256i exponent = _mm256_sub_epi64(k, _mm256_set1_epi64x(1024));
   m = _mm256_castsi256_pd(_mm256_sub_epi64(bits, _mm256_slli_epi64(exponent, 52)));
+}
+inline Vec load_u32(const std::uint32_t* p) {
+  // AVX2 converts signed integers only: shifted by 2^31 there and back, exactly.
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256d shifted = _mm256_cvtepi32_pd(_mm_xor_si128(x, _mm_set1_epi32(INT32_MIN)));
+  return _mm256_add_pd(shifted, _mm256_set1_pd(2147483648.0));
 }
 inline Vec load_f32(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
 inline Vec load_bf16(const std::uint16_t* p) {
@@ -171,10 +185,13 @@ inline Vec vfma(Vec a, Vec b, Vec c) { return Vec(vfma(a.v, b.v, c.v)); }
 inline Vec vmin(Vec a, Vec b) { return Vec(vmin(a.v, b.v)); }
 inline Vec vmax(Vec a, Vec b) { return Vec(vmax(a.v, b.v)); }
 inline Vec vabs(Vec a) { return Vec(vabs(a.v)); }
+inline Vec vsqrt(Vec a) { return Vec(vsqrt(a.v)); }
+inline Vec vtrunc(Vec a) { return Vec(static_cast<double>(static_cast<std::int64_t>(a.v))); }
 inline Vec vround(Vec a) { return Vec(vround(a.v)); }
 inline Vec vselect(Mask m, Vec a, Vec b) { return m.m ? a : b; }
 inline Vec vldexp(Vec a, Vec n) { return Vec(vldexp(a.v, n.v)); }
 inline void vsplit(Vec a, Vec& e, Vec& m) { vsplit(a.v, e.v, m.v); }
+inline Vec load_u32(const std::uint32_t* p) { return Vec(static_cast<double>(*p)); }
 inline Vec load_f32(const float* p) { return Vec(*p); }
 inline Vec load_bf16(const std::uint16_t* p) { return Vec(bf16_to_double(*p)); }
 inline Vec load_f16(const std::uint16_t* p) { return Vec(f16_to_double(*p)); }

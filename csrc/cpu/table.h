@@ -13,6 +13,9 @@ struct Table {
   decltype(&cpu::leave_one_out) leave_one_out;
   decltype(&cpu::mixture) mixture;
   decltype(&cpu::renyi_divergence) renyi_divergence;
+  decltype(&cpu::keystream) keystream;
+  decltype(&cpu::gaussian) gaussian;
+  decltype(&cpu::sample) sample;
 };
 
 }  // namespace adapmixed::cpu
@@ -23,4 +26,7 @@ void add_project(cpu::Table& table);
 void add_leave_one_out(cpu::Table& table);
 void add_mixture(cpu::Table& table);
 void add_renyi_divergence(cpu::Table& table);
+void add_keystream(cpu::Table& table);
+void add_gaussian(cpu::Table& table);
+void add_sample(cpu::Table& table);
 ADAPMIXED_CORE_END

@@ -1,10 +1,12 @@
-"""gaussian, sample and the generator beneath them, at fixed seeds."""
+"""gaussian and sample, at fixed seeds; the generator beneath them is test_chacha.py's."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
@@ -32,28 +34,27 @@ def block(key: bytes, counter: int, nonce: bytes) -> bytes:
     return _C.chacha20_block(key, counter, nonce)
 
 
-def test_rfc_8439_block_function() -> None:
-    """Section 2.3.2."""
-    out = block(bytes(range(32)), 1, bytes.fromhex("000000090000004a00000000"))
-    assert out.hex() == (
-        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
-        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
-    )
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    threads, isa = torch.get_num_threads(), _C.instruction_set()
+    yield
+    torch.set_num_threads(threads)
+    _C.use_instruction_set(isa)
 
 
-@pytest.mark.parametrize(
-    "key_end,counter,nonce_end,start",
-    [
-        (0, 0, 0, "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"),
-        (0, 1, 0, "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"),
-        (1, 1, 0, "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"),
-        (0, 0, 2, "c2c64d378cd536374ae204b9ef933fcd1a8b2288b3dfa49672ab765b54ee27c7"),
-    ],
-)
-def test_rfc_8439_appendix(key_end: int, counter: int, nonce_end: int, start: str) -> None:
-    """Appendix A.1, test vectors 1, 2, 3 and 5."""
-    key, nonce = bytes(31) + bytes([key_end]), bytes(11) + bytes([nonce_end])
-    assert block(key, counter, nonce).hex().startswith(start)
+def instruction_sets() -> Iterator[str]:
+    """Every one that this machine has, in use while the caller's loop runs."""
+    for isa in ("scalar", "avx2", "avx512"):
+        if _C.use_instruction_set(isa):
+            yield isa
+
+
+def kolmogorov(x: Tensor) -> float:
+    """sqrt(n) times the distance from the uniform law on [0, 1]."""
+    n, cdf = x.numel(), x.sort().values
+    grid = torch.arange(1, n + 1, dtype=torch.float64) / n
+    distance = torch.maximum((cdf - grid).abs().max(), (cdf - grid + 1 / n).abs().max())
+    return distance.item() * math.sqrt(n)
 
 
 def test_gaussian_is_normal(device: torch.device) -> None:
@@ -61,10 +62,7 @@ def test_gaussian_is_normal(device: torch.device) -> None:
     count = 400_000
     x = adapmixed_ext.gaussian((count,), sigma=1.0, rng=FixedRng(1)).to(device).cpu()
     assert x.dtype == torch.float64 and x.shape == (count,) and torch.isfinite(x).all()
-    cdf = torch.special.ndtr(x.sort().values)
-    grid = torch.arange(1, count + 1, dtype=torch.float64) / count
-    distance = torch.maximum((cdf - grid).abs().max(), (cdf - grid + 1 / count).abs().max())
-    assert distance.item() < 1.95 / math.sqrt(count)  # p = 0.001
+    assert kolmogorov(torch.special.ndtr(x)) < 1.95  # p = 0.001
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         error = (x**power).mean().item() - moment
         assert abs(error) < 5 * math.sqrt(variance / count), power
@@ -75,6 +73,53 @@ def test_gaussian_is_normal(device: torch.device) -> None:
         for y in (x, x**2 - 1):
             correlation = (y[lag:] * y[:-lag]).mean().item() / y.var().item()
             assert abs(correlation) < 5 / math.sqrt(count), lag
+    # A pair is a point of the plane: exp(-radius^2 / 2) and angle are uniform and independent.
+    u = torch.exp(-(x[::2] ** 2 + x[1::2] ** 2) / 2)
+    turn = torch.atan2(x[1::2], x[::2]) / (2 * math.pi) + 0.5
+    assert kolmogorov(u) < 1.95 and kolmogorov(turn) < 1.95
+    cells = Counter((64 * (64 * u).long() + (64 * turn).long() % 64).tolist())
+    statistic, freedom = chi_square(cells, [1 / 4096] * 4096, count // 2)
+    assert freedom == 4095 and statistic < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def words_of(rng: FixedRng, count: int) -> list[int]:
+    """The first 64-bit words of the next call's stream, one block at a time."""
+    nonce = rng.counter.to_bytes(8, "little") + bytes(4)
+    stream = b"".join(block(bytes(rng.key.tolist()), k, nonce) for k in range(-(-count // 8)))
+    return [int.from_bytes(stream[8 * k : 8 * k + 8], "little") for k in range(count)]
+
+
+def test_gaussian_is_the_same_on_every_path() -> None:
+    """Bit for bit: the scalar pair of two words, every instruction set, every thread count."""
+    rng = FixedRng(6, counter=2**40 + 3)
+    words = words_of(rng, 20_002)
+    pairs = [_C.normal_pair(*words[k : k + 2]) for k in range(0, len(words), 2)]
+    expected = torch.tensor(pairs, dtype=torch.float64).flatten()
+    for isa in instruction_sets():
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for count in (1, 7, 8, 9, 31, 33, 60, 64, 65, 127, 128, 129, 8191, 8193, 20_001):
+                again = FixedRng(6, counter=2**40 + 3)
+                got = adapmixed_ext.gaussian((count,), sigma=1.0, rng=again)
+                assert torch.equal(got, expected[:count]), (isa, threads, count)
+
+
+def test_normal_pairs_are_accurate() -> None:
+    """Box-Muller of the upper 53 bits against mpmath, at the ends and the quarter turns too."""
+    edges = [n << 61 for n in range(8)]
+    edges = [w for e in edges for w in (e, e + 2**11, (e - 2**11) % 2**64)]
+    generator = torch.Generator().manual_seed(7)
+    drawn = torch.randint(-(2**63), 2**63 - 1, (600,), generator=generator).tolist()
+    words = [w % 2**64 for w in drawn]
+    pairs = [(a, b) for a in edges for b in edges] + list(zip(words[::2], words[1::2], strict=True))
+    with mpmath.workdps(40):
+        for a, b in pairs:
+            u, v = mpmath.mpf((a >> 11) + 1) / 2**53, mpmath.mpf(b >> 11) / 2**53
+            radius = mpmath.sqrt(-2 * mpmath.log(u))
+            exact = radius * mpmath.cospi(2 * v), radius * mpmath.sinpi(2 * v)
+            for got, value in zip(_C.normal_pair(a, b), exact, strict=True):
+                assert abs(got - value) <= 1e-15 * abs(value), (a, b)
+    assert _C.normal_pair(0, 0) == (pytest.approx(8.5717, abs=1e-4), 0.0)
 
 
 def test_gaussian_scales_and_shapes() -> None:
@@ -160,28 +205,58 @@ def test_rare_tokens_keep_a_weight() -> None:
         assert all(w >= 1 for w in weights[:3]) and weights[3] == 0
 
 
-def test_sample_draws_exactly_the_integer_law() -> None:
+def drawn_by_hand(p: Tensor, public: Tensor, key: bytes, counter: int) -> list[int]:
     """Rebuilt from the stream: 128-bit words, masked to the total's width, rejected beyond it, then
     the first token whose cumulative weight exceeds the draw."""
-    generator = torch.Generator().manual_seed(13)
-    positions, vocab = 200, 23
-    p = torch.softmax(8 * torch.randn(positions, vocab, generator=generator).double(), -1)
-    public = torch.randn(positions, vocab, generator=generator)
-    public[:, 5] = -math.inf
-    p[:, 5] = 0.0
-    p /= p.sum(-1, keepdim=True)
-    rng = FixedRng(14, counter=2**32 + 7)
-    tokens = adapmixed_ext.sample(p, public, rng=rng)
-    key = bytes(rng.key.tolist())
-    weights = reference.sampling_weights(p, public)
-    for b in range(positions):
-        total = sum(weights[b])
-        draw = uniform_below(key, 2**32 + 7, b, total)
-        token = 0
-        while draw >= weights[b][token]:
-            draw -= weights[b][token]
+    tokens = []
+    for b, weights in enumerate(reference.sampling_weights(p, public)):
+        draw, token = uniform_below(key, counter, b, sum(weights)), 0
+        while draw >= weights[token]:
+            draw -= weights[token]
             token += 1
-        assert tokens[b].item() == token, b
+        tokens.append(token)
+    return tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "positions,vocab", [(400, 1), (400, 23), (60, 64), (60, 65), (60, 129), (8, 8200), (3, 50_257)]
+)
+def test_sample_draws_exactly_the_integer_law(
+    positions: int, vocab: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(13)
+    p = torch.softmax(6 * torch.randn(positions, vocab, generator=generator).double(), -1)
+    public = torch.randn(positions, vocab, generator=generator).to(dtype)
+    public[:, 5::11] = -math.inf
+    p[:, 5::22] = 0.0  # the other masked tokens keep a probability that must not count
+    p[:, 7::16] *= 2.0**-99
+    p /= p.sum(-1, keepdim=True)
+    counter = 2**32 + 7
+    expected = drawn_by_hand(p, public, bytes(FixedRng(14).key.tolist()), counter)
+    for isa in instruction_sets():
+        tokens = adapmixed_ext.sample(p, public, rng=FixedRng(14, counter=counter))
+        assert tokens.tolist() == expected, isa
+
+
+def test_no_token_with_q_above_0_is_lost(device: torch.device) -> None:
+    """With all the mass where q = 0, what is left are weights of a few units: 1 for each that
+    rounds to 0, floor(p 2^100) for the others."""
+    units = [0.0, 5e-324, 1e-40, 2.0**-101, 2.0**-100, 1.75 * 2.0**-100, 2.0**-99, 3.5 * 2.0**-100]
+    weights = [1, 1, 1, 1, 1, 1, 2, 3]
+    draws = 20_000
+    for vocab in (9, 900):
+        at = [(k + 1) * (vocab // 9) for k in range(8)]
+        p = torch.zeros(vocab, dtype=torch.float64)
+        p[0], p[at] = 1.0, torch.tensor(units, dtype=torch.float64)
+        public = torch.full((vocab,), -math.inf)
+        public[at] = -80.0
+        for isa in instruction_sets():
+            rows = (t.expand(draws, vocab).to(device) for t in (p, public))
+            tokens = adapmixed_ext.sample(*rows, rng=FixedRng(17))
+            seen = Counter(at.index(token) for token in tokens.tolist())
+            statistic, freedom = chi_square(seen, [w / 11 for w in weights], draws)
+            assert freedom == 7 and statistic < 24.3, (vocab, isa)  # p = 0.001
 
 
 def uniform_below(key: bytes, counter: int, lane: int, total: int) -> int:
@@ -206,10 +281,19 @@ def test_sample_of_one_token_and_of_nothing(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [[0.5, math.nan], [0.5, 0.4], [1.5, -0.5], [0.0, 0.0], [math.inf, 0.0]]
+    "row",
+    [[0.5, math.nan], [0.5, 0.4], [1.5, -0.5], [0, 0], [math.inf, 0], [1, 2e-6], [1, -5e-324]],
 )
-def test_what_is_no_distribution_is_refused(row: list[float], device: torch.device) -> None:
-    good = [0.5, 0.5]
-    p = torch.tensor([good, row], dtype=torch.float64, device=device)
-    with pytest.raises(ValueError, match=r"probabilities.*1"):
-        adapmixed_ext.sample(p, torch.zeros(2, 2, device=device), rng=FixedRng(16))
+@pytest.mark.parametrize("vocab", [2, 777])
+def test_what_is_no_distribution_is_refused(
+    row: list[float], vocab: int, device: torch.device
+) -> None:
+    """In any lane, the last and incomplete ones included."""
+    p = torch.zeros(2, vocab, dtype=torch.float64)
+    p[0, :2] = 0.5
+    p[1, -2:] = torch.tensor(row, dtype=torch.float64)
+    public = torch.zeros(2, vocab, device=device)
+    for _ in instruction_sets():
+        for rows in (p, p.flip(-1)):
+            with pytest.raises(ValueError, match=r"probabilities.*1"):
+                adapmixed_ext.sample(rows.to(device), public, rng=FixedRng(16))

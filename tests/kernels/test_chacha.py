@@ -1,0 +1,134 @@
+"""ChaCha20 beneath gaussian and sample: the vectors of RFC 8439, one block and many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from adapmixed_ext import _C
+
+ISAS = ("scalar", "avx2", "avx512")
+KEY = bytes(range(32))
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _C.instruction_set()
+    if not _C.use_instruction_set(request.param):
+        pytest.skip(f"this machine or build has no {request.param} path")
+    yield request.param
+    _C.use_instruction_set(before)
+
+
+def keystream(key: bytes, nonce: bytes, block: int, size: int) -> bytes:
+    """`size` bytes in the RFC's terms: our nonce is a 64-bit counter, then a 32-bit lane."""
+    counter, lane = int.from_bytes(nonce[:8], "little"), int.from_bytes(nonce[8:], "little")
+    return _C.keystream(key, counter, lane << 32 | block, -(-size // 64))[:size]
+
+
+# (key, nonce, block counter, keystream): section 2.3.2, then appendix A.1, vectors 1 to 5.
+BLOCKS = [
+    (
+        KEY.hex(), "000000090000004a00000000", 1,
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e",
+    ),
+    (
+        "00" * 32, "00" * 12, 0,
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586",
+    ),
+    (
+        "00" * 32, "00" * 12, 1,
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
+    ),
+    (
+        "00" * 31 + "01", "00" * 12, 1,
+        "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
+        "8eca00bbb4a73bdad192b5c42f73f2fd4e273644c8b36125a64addeb006c13a0",
+    ),
+    (
+        "00ff" + "00" * 30, "00" * 12, 2,
+        "72d54dfbf12ec44b362692df94137f328fea8da73990265ec1bbbea1ae9af0ca"
+        "13b25aa26cb4a648cb9b9d1be65b2c0924a66c54d545ec1b7374f4872e99f096",
+    ),
+    (
+        "00" * 32, "00" * 11 + "02", 0,
+        "c2c64d378cd536374ae204b9ef933fcd1a8b2288b3dfa49672ab765b54ee27c7"
+        "8a970e0e955c14f3a88e741b97c286f75f8fc299e8148362fa198a39531bed6d",
+    ),
+]  # fmt: skip
+
+# (key, nonce, first block counter, plain, cipher): section 2.4.2 and appendix A.2, vector 3.
+MESSAGES = [
+    (
+        KEY.hex(), "000000000000004a00000000", 1,
+        "Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the "
+        "future, sunscreen would be it.",
+        "6e2e359a2568f98041ba0728dd0d6981e97e7aec1d4360c20a27afccfd9fae0bf91b65c5524733ab8f593dabcd"
+        "62b3571639d624e65152ab8f530c359f0861d807ca0dbf500d6a6156a38e088a22b65e52bc514d16ccf806818c"
+        "e91ab77937365af90bbf74a35be6b40b8eedf2785e42874d",
+    ),
+    (
+        "1c9240a5eb55d38af333888604f6b5f0473917c1402b80099dca5cbc207075c0", "00" * 11 + "02", 42,
+        "'Twas brillig, and the slithy toves\nDid gyre and gimble in the wabe:\n"
+        "All mimsy were the borogoves,\nAnd the mome raths outgrabe.",
+        "62e6347f95ed87a45ffae7426f27a1df5fb69110044c0d73118effa95b01e5cf166d3df2d721caf9b21e5fb14c"
+        "616871fd84c54f9d65b283196c7fe4f60553ebf39c6402c42234e32a356b3e764312a61a5532055716ead69625"
+        "68f87d3f3f7704c6a8d1bcd1bf4d50d6154b6da731b187b58dfd728afa36757a797ac188d1",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key,nonce,block,expected", BLOCKS)
+def test_rfc_8439_blocks(key: str, nonce: str, block: int, expected: str, isa: str) -> None:
+    one = _C.chacha20_block(bytes.fromhex(key), block, bytes.fromhex(nonce))
+    assert one.hex() == expected
+    assert keystream(bytes.fromhex(key), bytes.fromhex(nonce), block, 64).hex() == expected
+
+
+@pytest.mark.parametrize("key,nonce,block,text,expected", MESSAGES)
+def test_rfc_8439_messages(
+    key: str, nonce: str, block: int, text: str, expected: str, isa: str
+) -> None:
+    """Consecutive blocks: the message is encrypted by adding the keystream."""
+    stream = keystream(bytes.fromhex(key), bytes.fromhex(nonce), block, len(text))
+    got = bytes(a ^ b for a, b in zip(text.encode(), stream, strict=True))
+    assert got.hex() == expected
+
+
+def expected_blocks(counter: int, first: int, count: int) -> bytes:
+    """One at a time: block k of a call is block k mod 2^32 of lane k / 2^32."""
+    blocks = []
+    for k in range(first, first + count):
+        nonce = counter.to_bytes(8, "little") + (k >> 32).to_bytes(4, "little")
+        blocks.append(_C.chacha20_block(KEY, k % 2**32, nonce))
+    return b"".join(blocks)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 100])
+def test_many_blocks_are_single_blocks(count: int, isa: str) -> None:
+    counter = 0x0123456789ABCDEF
+    for first in (0, 5, 2**31 - 3):
+        got = _C.keystream(KEY, counter, first, count)
+        assert got == expected_blocks(counter, first, count), first
+
+
+@pytest.mark.parametrize("before", [1, 4, 8, 15, 16, 20])
+def test_the_lane_follows_the_block_counter(before: int, isa: str) -> None:
+    """A group of blocks may lie across the end of a lane, and neither part may wrap into it."""
+    for lane in (1, 2**31, 2**32 - 1):
+        first = (lane << 32) - before
+        got = _C.keystream(KEY, 2**64 - 1, first, 40)
+        assert got == expected_blocks(2**64 - 1, first, 40), lane
+        assert len({got[i : i + 64] for i in range(0, len(got), 64)}) == 40
+
+
+def test_what_is_no_key_or_count_is_refused() -> None:
+    for key, count in ((bytes(31), 1), (bytes(33), 1), (bytes(32), -1)):
+        with pytest.raises(ValueError):
+            _C.keystream(key, 0, 0, count)
+    with pytest.raises(ValueError):
+        _C.chacha20_block(bytes(32), 0, bytes(11))
