@@ -24,7 +24,9 @@ ADAPMIXED_HD void vsplit(double a, double& e, double& m) {
   const std::int64_t offset = 0x3fe6a09e667f3bcd;
   const std::int64_t k = (bits - offset) >> 52;
   e = static_cast<double>(k);
-  const std::int64_t mantissa = bits - (k << 52);
+  // Unsigned: shifting a negative k to the left is not defined.
+  const std::uint64_t mantissa =
+      static_cast<std::uint64_t>(bits) - (static_cast<std::uint64_t>(k) << 52);
   std::memcpy(&m, &mantissa, sizeof m);
 }
 
