@@ -37,7 +37,7 @@ require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test bench lint clean rebuild
+.PHONY: demo test bench lint sanitize clean rebuild
 
 demo: $(INSTALLED)
 	$(BIN)/adapmixed demo --out report
@@ -50,6 +50,32 @@ bench: $(INSTALLED)
 
 lint: $(VENV)/.dev
 	$(BIN)/pre-commit run --all-files
+
+# The C++ entry points over cases of the Python tests, in a process without Python: see
+# tests/sanitize/. One line for each sanitizer, unless there is something to report.
+CASES := build/sanitize-cases.bin
+HAS_CMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" cmake --version
+NO_CMAKE := make sanitize needs cmake: install it, or run $(PIP) install cmake
+# Older ThreadSanitizers do not start where addresses are randomised far.
+FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+sanitize: build/sanitize-address/sanitized build/sanitize-thread/sanitized $(CASES)
+	@ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  build/sanitize-address/sanitized $(CASES)
+	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/sanitize-thread/sanitized $(CASES)
+
+$(CASES): $(INSTALLED) tests/sanitize/dump_cases.py tests/kernels/cases.py
+	@mkdir -p $(@D)
+	$(BIN)/python tests/sanitize/dump_cases.py $@
+
+build/sanitize-%/sanitized: $(COMPILED) $(wildcard tests/sanitize/*.cpp tests/sanitize/*.h)
+	$(call require,$(HAS_COMPILER),$(NO_COMPILER))
+	$(call require,$(HAS_CMAKE),$(NO_CMAKE))
+	@mkdir -p $(@D)
+	@echo "building $@"
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(@D) -DADAPMIXED_SANITIZE=$* && \
+	  cmake --build $(@D) --parallel 2; } >$(@D).log 2>&1 || { cat $(@D).log; exit 1; }
+	@touch $@
 
 clean:
 	rm -rf build dist *.egg-info adapmixed_ext/_C*.so $(VENV)/.installed-*

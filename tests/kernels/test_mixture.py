@@ -37,7 +37,7 @@ def test_against_the_oracle(case: Case, device: torch.device) -> None:
         ]  # fmt: skip
         for b in range(positions):
             truth = oracle.mean(bars[b])
-            assert abs(mixture[b].sum().item() - 1) < 1e-9
+            assert abs(mixture[b].sum().item() - 1) < TOLERANCE
             for v in range(vocab):
                 got = mixture[b, v].item()
                 assert abs(mpf(got) - truth[v]) <= TOLERANCE * truth[v] + mpf(1e-300), (b, v, got)

@@ -1,0 +1,253 @@
+"""Writes the cases of the sanitized driver: inputs, and what the Python operators answered.
+
+The file is the 8 bytes of MAGIC, the number of cases, then cases; everything after MAGIC is an
+array: an int64 count, an element size in one int64, the elements, all little-endian. `Dump.case`
+is the order of a case's arrays; case.h reads the same order.
+
+    python tests/sanitize/dump_cases.py build/sanitize-cases.bin
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+
+import cases  # noqa: E402
+from cases import INF, Case  # noqa: E402
+
+import adapmixed_ext  # noqa: E402
+
+MAGIC = b"ADPMXC01"
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+BALLS = ((18.0, 3.6), (3.0, 0.03), (1.5, 50.0), (1.01, 1e-6), (64.0, 0.5), (256.0, 50.0))
+ORDER_LISTS = (
+    (18.0,),
+    (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0),
+    (1.01, 2.5, 18.0),
+    tuple(1.0 + 0.5 * k for k in range(1, 33)),  # as many as are allowed
+)
+DIVERGENCE_ORDERS = (1.0, 1.5, 2.0, 18.0, 256.0, INF)
+
+
+class Rng:
+    """A key and one counter."""
+
+    def __init__(self, counter: int) -> None:
+        self.key = (torch.arange(32) * 37 % 256).to(torch.uint8)
+        self.counter = counter
+
+    def reserve(self) -> tuple[Tensor, int]:
+        return self.key, self.counter
+
+
+def gapped(case: Case) -> Case:
+    """The same rows with NaN between them: what is read past the end of a row shows."""
+
+    def spread(rows: Tensor, gap: int) -> Tensor:
+        wide = rows.new_full((*rows.shape[:-1], rows.shape[-1] + gap), math.nan)
+        wide[..., : rows.shape[-1]] = rows
+        return wide[..., : rows.shape[-1]]
+
+    return Case(f"{case.name}-gaps", spread(case.private, 3), spread(case.public, 9))
+
+
+def big() -> list[Case]:
+    """Several tiles and chunks, vector tails, many models, many positions."""
+    plans = [
+        # V, N, B, dtype
+        (5003, 20, 1, torch.float32),
+        (4999, 20, 1, torch.bfloat16),
+        (5001, 7, 2, torch.float16),
+        (2049, 3, 1, torch.float32),
+        (43, 250, 1, torch.float32),
+        (33, 2, 40, torch.float32),
+        (37, 3, 35, torch.bfloat16),
+    ]
+    result = []
+    for seed, (vocab, n, b, dtype) in enumerate(plans):
+        private, public = cases.logits(700 + seed, n, b, vocab, 3.0, 0.7)
+        public[:, 20:24] = private[:, :, 20:24] = -800.0  # beyond the range of double
+        private[0, :, 21] += 40.0
+        public[:, -5:] = private[:, :, -5:] = -INF  # a vocabulary padded with masked tokens
+        private[n // 2, :, 11] = -INF
+        private[-1, -1, 7] += 9.0
+        name = f"big-V{vocab}-N{n}-B{b}-{str(dtype)[6:]}"
+        case = Case(name, private.to(dtype), public.to(dtype))
+        result.append(gapped(case) if seed % 2 else case)
+    return result
+
+
+def refused() -> list[Case]:
+    """Rows that have no distribution: only their status is defined."""
+    result = [*cases.huge()]
+    for dtype in DTYPES:
+        private, public = cases.logits(800, 5, 2, 19, 2.0, 0.5)
+        private[0, 0, 18], private[1, 1, 3], private[2, 0, 0] = math.nan, INF, -math.nan
+        private[3] = -INF
+        if dtype != torch.float16:
+            private[4, 0] += 2e6
+        result.append(Case(f"refused-{str(dtype)[6:]}", private.to(dtype), public.to(dtype)))
+    return result
+
+
+def status_of(rows: Tensor) -> Tensor:
+    """RowStatus of core/ops.h."""
+    largest = rows.double().amax(-1)
+    status = torch.zeros(rows.shape[:-1], dtype=torch.int32)
+    status[largest.abs() > 1e6] = 4
+    status[largest == -INF] = 3
+    status[largest == INF] = 2
+    status[rows.isnan().any(-1)] = 1
+    return status
+
+
+def targets_of(case: Case) -> Tensor:
+    positions, vocab = case.public.shape
+    return (torch.arange(positions) * 7 + vocab - 1) % vocab
+
+
+class Dump:
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def raw(self, data: bytes, size: int) -> None:
+        self.file.write(struct.pack("<qq", len(data) // size, size) + data)
+
+    def ints(self, *values: int) -> None:
+        self.raw(struct.pack(f"<{len(values)}q", *values), 8)
+
+    def numbers(self, *values: float) -> None:
+        self.raw(struct.pack(f"<{len(values)}d", *values), 8)
+
+    def tensor(self, values: Tensor) -> None:
+        self.raw(values.contiguous().numpy().tobytes(), values.element_size())
+
+    def logits(self, rows: Tensor) -> None:
+        """Strides, and the memory from the first element to the last that a row holds."""
+        strides = rows.stride()
+        span = 1 + sum((n - 1) * s for n, s in zip(rows.shape, strides, strict=True))
+        held = torch.as_strided(rows, (span if rows.numel() else 0,), (1,))
+        self.ints(strides[0] if rows.dim() == 3 else 0, strides[-2], DTYPES[rows.dtype])
+        self.tensor(held.view(torch.int32 if held.element_size() == 4 else torch.int16))
+
+    def case(self, case: Case, balls: Sequence[tuple[float, float]], good: bool = True) -> None:
+        private, public = case.private, case.public
+        self.raw(case.name.encode(), 1)
+        self.ints(*private.shape)
+        for rows in (private, public):
+            self.logits(rows)
+            self.tensor(torch.logsumexp(rows.double(), -1))
+            self.tensor(status_of(rows))
+        self.tensor(targets_of(case))
+        self.ints(int(good))
+        if not good:
+            return
+        self.ints(len(balls) + 1)
+        for index, (order, radius) in enumerate(balls):
+            found = adapmixed_ext.project(private, public, order=order, radius=radius)
+            self.numbers(order, radius)
+            self.weighted(case, found.weight, found.complement, index)
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.rand(private.shape[:2], generator=generator, dtype=torch.float64)
+        weight[0], weight[-1] = 0.0, 1.0
+        self.numbers()
+        self.weighted(case, weight, 1.0 - weight, len(balls))
+        self.divergences(case)
+        self.screens(case)
+        self.draws(case, adapmixed_ext.mixture(private, public, weight))
+
+    def weighted(self, case: Case, weight: Tensor, complement: Tensor, index: int) -> None:
+        """What the operators answer for these weights; `index` varies the options of the losses."""
+        private, public = case.private, case.public
+        models = private.shape[0]
+        inputs = adapmixed_ext.ops.prepare(private, public)
+        projection = adapmixed_ext.Projection(weight, complement, *inputs[2:])
+        mixture = adapmixed_ext.mixture(private, public, projection)
+        self.tensor(weight)
+        self.tensor(complement)
+        self.tensor(mixture)
+        self.tensor(adapmixed_ext.log_prob(private, public, projection, targets_of(case)))
+        q, p = torch.softmax(public.double(), -1), torch.softmax(private.double(), -1)
+        # Given the mean alone, the rest of a mixture that is nearly all one model's cancels.
+        largest = (weight.unsqueeze(-1) * p + complement.unsqueeze(-1) * q).amax(0)
+        plain = not ((q == 0) | (mixture < 1e-300) | (largest > 0.999 * models * mixture)).any()
+        self.ints(2)
+        for k in range(2):
+            orders = ORDER_LISTS[(2 * index + k) % len(ORDER_LISTS)]
+            slots = models + 3 * (index % 2)
+            given = slots == models and plain and index % 4 == 2
+            mean = mixture / q - 1.0 if given else None
+            loss = adapmixed_ext.leave_one_out(
+                private, public, projection, orders=orders, num_models=slots, mean_excess=mean,
+                adjacency="zero_out" if k else "add_remove",
+            )  # fmt: skip
+            self.numbers(*orders)
+            self.ints(k, slots)
+            self.tensor(torch.zeros(0, dtype=torch.float64) if mean is None else mean)
+            self.tensor(loss)
+
+    def divergences(self, case: Case) -> None:
+        self.numbers(*DIVERGENCE_ORDERS)
+        q = case.public.expand_as(case.private)
+        for side in adapmixed_ext.renyi_divergence(case.private, q, DIVERGENCE_ORDERS):
+            self.tensor(side)
+
+    def screens(self, case: Case) -> None:
+        models, positions, vocab = case.private.shape
+        plans = [(0.3, 2.0, 1, False), (1e-2, 18.0, vocab + 3, True), (1.0, 1.5, 60, False)]
+        self.ints(len(plans))
+        for weight, order, top_k, some in plans:
+            generator = torch.Generator().manual_seed(top_k)
+            noise = torch.randn(positions, top_k, generator=generator, dtype=torch.float64) / 100
+            active = torch.arange(models * positions).reshape(models, positions) % 3 > 0
+            result = adapmixed_ext.screen(
+                case.private, case.public, noise, weight=weight, order=order, threshold=0.2,
+                top_k=top_k, num_models=models + some, active=active if some else None,
+            )  # fmt: skip
+            self.numbers(weight, order, 0.2)
+            self.ints(top_k, models + some)
+            self.tensor(noise)
+            self.tensor(active if some else active.new_empty(0))
+            self.tensor(result.divergence)
+
+    def draws(self, case: Case, probabilities: Tensor) -> None:
+        rng = Rng(2**33 + 5)
+        sizes = (1, 5, 64, 1023)
+        self.tensor(rng.key)
+        self.ints(rng.counter)
+        self.tensor(probabilities)
+        self.tensor(adapmixed_ext.sample(probabilities, case.public, rng=rng))
+        self.ints(len(sizes))
+        for size in sizes:
+            self.tensor(adapmixed_ext.gaussian(size, sigma=0.7, rng=rng))
+
+
+def main(path: Path) -> None:
+    small = cases.small() + cases.corners()
+    large = cases.wide() + big()
+    empty = Case("no-positions", torch.zeros(3, 0, 5), torch.zeros(0, 5))
+    torch.set_num_threads(1)
+    with path.open("wb") as file:
+        file.write(MAGIC)
+        dump = Dump(file)
+        dump.ints(len(small) + len(large) + 1 + len(refused()))
+        for case in small:
+            dump.case(case, BALLS)
+        for case in large:
+            dump.case(case, BALLS[:3])
+        dump.case(empty, BALLS[:1])
+        for case in refused():
+            dump.case(case, (), good=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
