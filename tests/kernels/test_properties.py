@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import cases
 import checks
@@ -21,6 +22,7 @@ from adapmixed_ext import Projection
 ORDERS = (1.01, 1.5, 2.0, 3.0, 8.0, 18.0, 64.0, 256.0)
 RADII = (1e-6, 1e-3, 0.03, 0.5, 3.6, 50.0)
 INF = math.inf
+Pair = tuple[Tensor, Tensor]
 
 orders = st.sampled_from(ORDERS)
 radii = st.sampled_from(RADII)
@@ -84,7 +86,13 @@ def moved(projection: Projection, private: Tensor, public: Tensor, index: Tensor
 
 @few(240)
 @given(ensembles(), orders, radii, adjacencies, st.randoms(use_true_random=False))
-def test_models_and_tokens_may_come_in_any_order(pair, order, radius, way, shuffle) -> None:
+def test_models_and_tokens_may_come_in_any_order(
+    pair: Pair,
+    order: float,
+    radius: float,
+    way: str,
+    shuffle: random.Random,
+) -> None:
     private, public = pair
     models, tokens = list(range(private.shape[0])), list(range(private.shape[2]))
     shuffle.shuffle(models)
@@ -109,7 +117,13 @@ def test_models_and_tokens_may_come_in_any_order(pair, order, radius, way, shuff
 @given(
     ensembles(), orders, radii, adjacencies, st.lists(st.integers(-64, 64), min_size=6, max_size=6)
 )
-def test_a_constant_added_to_a_row_changes_nothing(pair, order, radius, way, shifts) -> None:
+def test_a_constant_added_to_a_row_changes_nothing(
+    pair: Pair,
+    order: float,
+    radius: float,
+    way: str,
+    shifts: list[int],
+) -> None:
     """Constants that the dtype adds without rounding."""
     private, public = pair
     private, public = private.float().bfloat16().float(), public.float().bfloat16().float()
@@ -132,7 +146,13 @@ def test_a_constant_added_to_a_row_changes_nothing(pair, order, radius, way, shi
 
 @few(200)
 @given(ensembles(1), st.integers(2, 9), orders, radii, st.floats(0, 1))
-def test_identical_models_lose_nothing(pair, count, order, radius, weight) -> None:
+def test_identical_models_lose_nothing(
+    pair: Pair,
+    count: int,
+    order: float,
+    radius: float,
+    weight: float,
+) -> None:
     private, public = pair
     many = private.expand(count, *public.shape)
     weights = torch.full(many.shape[:2], weight, dtype=torch.float64)
@@ -146,7 +166,12 @@ def test_identical_models_lose_nothing(pair, count, order, radius, weight) -> No
 
 @few(200)
 @given(ensembles(3), st.integers(2, 9), orders, radii)
-def test_emptying_one_of_identical_models_is_a_loss(pair, count, order, radius) -> None:
+def test_emptying_one_of_identical_models_is_a_loss(
+    pair: Pair,
+    count: int,
+    order: float,
+    radius: float,
+) -> None:
     """Zero-out is 0 only where the model is the public one."""
     private, public = pair
     many = private[:1].expand(count, *public.shape)
@@ -163,7 +188,12 @@ def test_emptying_one_of_identical_models_is_a_loss(pair, count, order, radius) 
 
 @few(320)
 @given(ensembles(), orders, radii, st.floats(1.0, 3.0))
-def test_a_larger_ball_admits_no_smaller_weight(pair, order, radius, factor) -> None:
+def test_a_larger_ball_admits_no_smaller_weight(
+    pair: Pair,
+    order: float,
+    radius: float,
+    factor: float,
+) -> None:
     small, large = project(*pair, order, radius), project(*pair, order, radius * factor)
     assert (large.weight >= small.weight * (1 - checks.TOLERANCE) - checks.LEAST).all()
     whole = project(*pair, order, 1e5)
@@ -174,7 +204,13 @@ def test_a_larger_ball_admits_no_smaller_weight(pair, order, radius, factor) -> 
 @given(
     ensembles(), orders, radii, adjacencies, st.lists(st.floats(1.01, 256), min_size=2, max_size=6)
 )
-def test_a_higher_order_sees_no_smaller_loss(pair, order, radius, way, several) -> None:
+def test_a_higher_order_sees_no_smaller_loss(
+    pair: Pair,
+    order: float,
+    radius: float,
+    way: str,
+    several: list[float],
+) -> None:
     several = sorted(several)
     projection = project(*pair, order, radius)
     loss = adapmixed_ext.leave_one_out(*pair, projection, orders=several, adjacency=way)
@@ -185,7 +221,13 @@ def test_a_higher_order_sees_no_smaller_loss(pair, order, radius, way, several) 
 
 @few(240)
 @given(ensembles(4, wide=False), orders, radii, orders, adjacencies)
-def test_every_neighbour_of_a_tiny_ensemble(pair, order, radius, loss_order, way) -> None:
+def test_every_neighbour_of_a_tiny_ensemble(
+    pair: Pair,
+    order: float,
+    radius: float,
+    loss_order: float,
+    way: str,
+) -> None:
     """Each model taken away for real, at 70 digits: the weights and both directions of the loss."""
     private, public = pair
     result = project(private, public, order, radius)
@@ -208,7 +250,7 @@ def test_every_neighbour_of_a_tiny_ensemble(pair, order, radius, loss_order, way
 
 @few(160)
 @given(ensembles(4, wide=False), st.floats(0, 1), orders, adjacencies)
-def test_every_neighbour_at_any_weights(pair, weight, order, way) -> None:
+def test_every_neighbour_at_any_weights(pair: Pair, weight: float, order: float, way: str) -> None:
     private, public = pair
     weights = torch.linspace(weight, 1.0, private.shape[0], dtype=torch.float64).view(-1, 1)
     loss = losses(private, public, weights, order, way)
