@@ -1,0 +1,233 @@
+"""The documented bounds of project and leave_one_out, decided by oracles.
+
+Extended precision decides what it can. What it cannot, and all that it finds wrong, mpmath decides:
+a failure that is reported here is one at 70 digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mpmath as mp
+import numpy as np
+import oracle
+from extended import Array, Mixtures, Rows, array, exact_pair
+from mpmath import mpf
+from numpy.typing import NDArray
+from torch import Tensor
+
+import adapmixed_ext
+
+TOLERANCE = 1e-5
+FLOOR = 1e-12
+LEAST = 1e-90  # optima below it may be answered by any smaller weight
+LEAST_COMPLEMENT = 1e-307
+RADIUS_TOLERANCE = 1e-6
+ENOUGH = 3  # failures of one call: mpmath is slow
+ADJACENCIES = ("add_remove", "zero_out")
+
+
+@dataclass
+class Report:
+    """Failures in words, what was looked at, and the largest errors seen."""
+
+    failures: list[str] = field(default_factory=list)
+    values: int = 0
+    decided: int = 0  # by mpmath
+    worst: dict[str, float] = field(default_factory=dict)
+
+    def note(self, name: str, errors: Array) -> None:
+        if errors.size:
+            self.worst[name] = max(self.worst.get(name, 0.0), float(errors.max()))
+
+    def add(self, other: Report) -> None:
+        self.failures += other.failures
+        self.values += other.values
+        self.decided += other.decided
+        for name, value in other.worst.items():
+            self.worst[name] = max(self.worst.get(name, 0.0), value)
+
+
+def resolved(order: float, radius: float) -> bool:
+    """Whether the weight is promised to be near the optimum, not only below it."""
+    return (order - 1) * radius >= 1e-8 * (1 - 1e-9)
+
+
+def raised_weight(weight: Array, complement: Array) -> tuple[Array, Array]:
+    """The least weight that one within TOLERANCE of the optimum must not admit, at most 1."""
+    w, c = exact_pair(weight, complement)
+    more = np.maximum(w / (1 - np.longdouble(TOLERANCE)), np.longdouble(LEAST))
+    less = np.maximum((c - TOLERANCE) / (1 - np.longdouble(TOLERANCE)), 0)
+    return np.where(w > 0.5, 1 - less, more), np.where(w > 0.5, less, 1 - more)
+
+
+def lowered_complement(weight: Array, complement: Array) -> tuple[Array, Array]:
+    """The same for the complement of a weight above one half."""
+    c = exact_pair(weight, complement)[1] / (1 + np.longdouble(TOLERANCE))
+    return 1 - c, c
+
+
+def check_weights(
+    private: Tensor,
+    public: Tensor,
+    weight: Tensor,
+    complement: Tensor,
+    order: float,
+    radii: Sequence[float],
+    where: object = "",
+) -> Report:
+    """Weights (R, M) of pairs of rows (M, V) at one order and every radius: feasible, maximal.
+
+    lambda is within TOLERANCE of the optimum. So is 1 - lambda, where lambda > 1/2, of the optimum
+    of a radius that is smaller by RADIUS_TOLERANCE: where p is the bound, next to lambda = 1, the
+    rounding of the constraint alone moves 1 - lambda by any factor.
+    """
+    report = Report(values=weight.numel())
+    rows = Rows(private, public)
+    given = array(weight), array(complement)
+    sound = (given[0] >= 0) & (given[0] <= 1) & (given[1] >= 0) & (given[1] <= 1)
+    sound &= abs(given[0] + given[1] - 1) < 1e-15
+    target = (np.longdouble(order) - 1) * np.array(radii, np.longdouble)[:, None]
+    doubt = rows.uncertainty(order) + 1e-12 * target
+    at = rows.excess(*exact_pair(*given), order)
+    feasible = (given[0] == 0) | (at <= target - doubt) & ~rows.masked
+    free = (given[1] == 0) | rows.masked
+    free |= ~np.array([resolved(order, radius) for radius in radii])[:, None]
+    more = raised_weight(*given)
+    beyond = rows.excess(*more, order)
+    maximal = free | (more[0] >= 1) | (beyond > target + doubt)
+    upper = ~free & (given[1] < given[0]) & (given[1] > 2 * LEAST_COMPLEMENT)
+    if upper.any():
+        beyond = np.where(upper, rows.excess(*lowered_complement(*given), order), beyond)
+        maximal &= ~upper | (beyond > (1 - RADIUS_TOLERANCE) * target + doubt)
+    # Near the optimum the constraint is a straight line through both points.
+    known = sound & ~free & (given[0] > 2 * LEAST) & np.isfinite(beyond) & (beyond > at)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap = TOLERANCE * (target - at) / (beyond - at)
+    report.note("weight", gap[known & (given[0] <= 0.5)])
+    report.note("complement", gap[known & upper])
+    for k, row in zip(*np.nonzero(~(sound & feasible & maximal)), strict=True):
+        if len(report.failures) >= ENOUGH:
+            break
+        w, c = weight[k, row].item(), complement[k, row].item()
+        fault = "no pair" if not sound[k, row] else ""
+        if not fault:
+            report.decided += 1
+            ball = oracle.Ball(private[row], public[row])
+            fault = weight_fault(ball, w, c, order, radii[k])
+        if fault:
+            report.failures.append(
+                f"{where} row {row} order {order} radius {radii[k]}: {fault}: {w!r}, {c!r}"
+            )
+    return report
+
+
+def weight_fault(ball: oracle.Ball, w: float, c: float, order: float, radius: float) -> str:
+    """The bounds of one weight at 70 digits; "" if they hold."""
+    if ball.p == ball.q:  # whose excess is 0 but for the rounding of the 70th digit
+        return "weight too small" if resolved(order, radius) and w < 1 - TOLERANCE else ""
+    if not ball.admits(w, c, order, radius):
+        return "infeasible"
+    if not resolved(order, radius) or ball.masked or c == 0:
+        return ""
+    exact_w, exact_c = oracle.exact_weight(w, c)
+    more = max(exact_w / (1 - mpf(TOLERANCE)), mpf(LEAST))
+    if more < 1 and ball.feasible(more, 1 - more, order, radius):
+        return "weight too small"
+    less = exact_c / (1 + mpf(TOLERANCE))
+    smaller_radius = mpf(radius) * (1 - mpf(RADIUS_TOLERANCE))
+    if c < w and c > 2 * LEAST_COMPLEMENT and ball.feasible(1 - less, less, order, smaller_radius):
+        return "complement too large"
+    return ""
+
+
+def exact_loss(
+    private: Tensor,
+    public: Tensor,
+    weight: Tensor,
+    complement: Tensor,
+    model: int,
+    order: float,
+    adjacency: str,
+    slots: int = 0,
+) -> mpf:
+    """The loss of one model of one position: private (N, V), public (V,), weights (N,)."""
+    bars, q = oracle.projected(private, public, weight, complement)
+    bars += [q] * (slots - len(bars))
+    return oracle.both_ways(oracle.mean(bars), oracle.neighbour(bars, q, model, adjacency), order)
+
+
+def check_losses(
+    private: Tensor,
+    public: Tensor,
+    weight: Tensor,
+    complement: Tensor,
+    loss: Tensor,
+    orders: Sequence[float],
+    adjacency: str,
+    models: Sequence[int],
+    where: object = "",
+    slots: int = 0,
+) -> Report:
+    """Losses (..., N, B, K) of an ensemble at weights (..., N, B): the bounds, for some models."""
+    mixtures = Mixtures(private, public, array(weight), array(complement), slots)
+    return check_mixtures(
+        mixtures, private, public, weight, complement, loss, orders, adjacency, models, where
+    )
+
+
+def check_mixtures(
+    mixtures: Mixtures,
+    private: Tensor,
+    public: Tensor,
+    weight: Tensor,
+    complement: Tensor,
+    loss: Tensor,
+    orders: Sequence[float],
+    adjacency: str,
+    models: Sequence[int],
+    where: object = "",
+) -> Report:
+    """As :func:`check_losses`, for mixtures that serve several adjacencies."""
+    truth = mixtures.losses(models, orders, adjacency)
+    got = array(loss)[..., list(models), :, :]
+    report = Report(values=got.size)
+    good = _within(got, truth) & ~np.isnan(got)
+    if mixtures.deep:
+        good[:] = False
+    if not mixtures.deep:
+        known = np.isfinite(truth) & np.isfinite(got) & (truth > 1e-9)
+        report.note("loss", abs(got[known] / truth[known] - 1))
+    for index in zip(*np.nonzero(~good), strict=True):
+        if len(report.failures) >= ENOUGH:
+            break
+        *lead, m, b, k = index
+        at = (*lead, slice(None), b)
+        report.decided += 1
+        exact = exact_loss(
+            private[:, b], public[b], weight[at], complement[at], models[m], orders[k],
+            adjacency, mixtures.models,
+        )  # fmt: skip
+        value = float(got[index])
+        if not loss_holds(value, exact):
+            report.failures.append(
+                f"{where} {adjacency} {tuple(lead)} model {models[m]} position {b} order "
+                f"{orders[k]}: loss {value!r}, exact {mp.nstr(exact, 17)}"
+            )
+    return report
+
+
+def _within(got: Array, truth: Array) -> NDArray[np.bool_]:
+    upper = got * (1 + np.longdouble(adapmixed_ext.loss_error)) + FLOOR
+    with np.errstate(invalid="ignore"):
+        finite = (got >= 0) & (upper >= truth) & (got <= truth * (1 + TOLERANCE) + FLOOR)
+    return np.where(np.isposinf(truth), np.isposinf(got), finite)
+
+
+def loss_holds(got: float, truth: mpf) -> bool:
+    """Within 1e-5 or 1e-12 of the truth, and an upper bound once loss_error is added."""
+    if mp.isinf(truth) or np.isinf(got):
+        return bool(mp.isinf(truth)) and got == float("inf")
+    upper = mpf(got) * (1 + mpf(adapmixed_ext.loss_error)) + FLOOR
+    return got >= 0 and upper >= truth and mpf(got) <= truth * (1 + TOLERANCE) + FLOOR
