@@ -1,1 +1,1 @@
-"""Benchmarks: one program per question, run as ``python -m benchmarks.NAME``."""
+"""What is how fast, run as ``python -m benchmarks.operators``."""

@@ -1,17 +1,29 @@
-"""Times contestants on the same inputs, interleaved in one run, and reports ratios of medians."""
+"""Times contestants on the same inputs, interleaved in one run, against a measured floor."""
 
+import json
+import os
 import platform
+import re
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import adapmixed
 import adapmixed_ext
+
+Query = tuple[Tensor, Tensor]  # private logits (N, B, V), public logits (B, V)
+Call = Callable[[int], object]
+
+REST = 0.01  # seconds
+READ_ONCE = "floor: reading the logits once"
+READ_TWICE = "floor: reading the logits twice"
 
 
 @dataclass(frozen=True)
@@ -23,50 +35,229 @@ class Timing:
     slowest: float
     runs: int
 
+    def per(self, queries: int) -> "Timing":
+        """The time for each of ``queries`` that one call answers."""
+        times = (s / queries for s in (self.median, self.fastest, self.slowest))
+        return Timing(*times, self.runs)
+
+
+def _rest() -> None:
+    time.sleep(REST)
+
 
 def interleave(
-    contestants: Mapping[str, Callable[[int], object]], runs: Mapping[str, int]
+    contestants: Mapping[str, Call],
+    runs: Mapping[str, int],
+    before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, Timing]:
     """Calls every contestant ``runs[name]`` times, in turn, so that noise falls on all alike.
 
+    Contestants with fewer runs are spread over the whole time. Each call starts after a short
+    rest: torch's threads spin for some milliseconds after an operation, and whoever came next
+    would pay for that.
+
     Args:
-        contestants: by name; called with the number of the round, from which they choose inputs.
-        runs: rounds per contestant, after one call that is not counted.
+        contestants: by name; called with the number of their run, from which they choose inputs.
+        runs: per contestant, after one call that is not counted.
+        before: what some contestants have done before each call, untimed, instead of the rest.
     """
     for call in contestants.values():
         call(0)
+    prepare = dict.fromkeys(contestants, _rest) | dict(before or {})
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(max(runs.values())):
+    rounds = max(runs.values())
+    for turn in range(rounds):
         for name, call in contestants.items():
-            if turn < runs[name]:
+            done = len(seconds[name])
+            if done * rounds <= turn * runs[name] and done < runs[name]:
+                prepare[name]()
                 start = time.perf_counter()
-                call(turn)
+                call(done + 1)
                 seconds[name].append(time.perf_counter() - start)
     return {
         name: Timing(statistics.median(s), min(s), max(s), len(s)) for name, s in seconds.items()
     }
 
 
-def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
+def size(query: Query) -> int:
+    """Bytes of one query's logits."""
+    return sum(t.numel() * t.element_size() for t in query)
+
+
+def _as_floats(tensor: Tensor) -> Tensor:
+    """The same bytes as fp32, whatever they mean: the sum shall read, not convert."""
+    flat = tensor.reshape(-1)
+    even = flat.numel() * flat.element_size() // 4 * (4 // flat.element_size())
+    return flat[:even].view(torch.float32)
+
+
+def floors(inputs: list[Query]) -> dict[str, Call]:
+    """The floor as contestants: tight vectorised sums over the rotated inputs, once and twice.
+
+    Leave-one-out losses need the weights of all models and these the whole rows, so two passes are
+    the least. Inputs that fit the cache make the second one cheap here as well as in the operators.
+    """
+
+    flat = [[_as_floats(tensor) for tensor in query] for query in inputs]
+
+    def read(turn: int) -> None:
+        for tensor in flat[turn % len(flat)]:
+            tensor.sum()
+
+    def read_twice(turn: int) -> None:
+        read(turn)
+        read(turn)
+
+    return {READ_ONCE: read, READ_TWICE: read_twice}
+
+
+def _milliseconds(seconds: float) -> str:
+    """Four digits, as far as they are there."""
+    value = 1e3 * seconds
+    return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
+
+
+@dataclass
+class Report:
+    """Lines of tables and rows of JSON, collected side by side."""
+
+    lines: list[str] = field(default_factory=list)
+    tables: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+
+    def say(self, line: str = "") -> None:
+        """Prints and keeps one line."""
+        print(line, flush=True)
+        self.lines.append(line)
+
+    def head(self, ratio: str = "ratio") -> None:
+        """Prints the heading of a table."""
+        heading = f"  {'':41}{'median':>10}  {'[fastest, slowest]':>20}{ratio:>9}{'GB/s':>8}  floor"
+        self.say(heading)
+
+    def row(
+        self, table: str, name: str, timing: Timing, *, base: Timing, floor: Timing,
+        bytes_read: int, queries: int = 1, **fields: object,
+    ) -> None:  # fmt: skip
+        """Prints one contestant and keeps it.
+
+        Args:
+            table: key of the JSON.
+            base: what "ratio" relates to.
+            floor: what "share_of_floor" relates to.
+            bytes_read: of one query's logits, counted once.
+            queries: that one call of ``timing`` answers; all figures are per query.
+            fields: further fields of the JSON; "note" is printed.
+        """
+        t = timing.per(queries)
+        ratio, rate = t.median / base.median, bytes_read / t.median / 1e9
+        share = floor.median / t.median
+        spread = f"[{_milliseconds(t.fastest)}, {_milliseconds(t.slowest)}]"
+        self.say(
+            f"  {name:41}{_milliseconds(t.median):>7} ms  {spread:>20}{ratio:8.2f}x{rate:8.2f} "
+            f"{100 * share:5.1f}%  {fields.get('note', '')}".rstrip()
+        )
+        row = {"name": name, **asdict(t), "ratio": ratio, "gb_per_s": rate}
+        self.tables.setdefault(table, []).append(row | {"share_of_floor": share, **fields})
+
+    def add(
+        self, table: str, timings: Mapping[str, Timing], *, base: str, floor: str,
+        bytes_read: int, extra: Mapping[str, Mapping[str, object]] | None = None,
+        **setting: object,
+    ) -> None:  # fmt: skip
+        """A table of one interleaved run; ``extra`` holds further fields by contestant."""
+        self.head()
+        for name, timing in timings.items():
+            fields = {**setting, **(extra or {}).get(name, {})}
+            self.row(
+                table, name, timing, base=timings[base], floor=timings[floor],
+                bytes_read=bytes_read, **fields,
+            )  # fmt: skip
+        self.say()
+
+    def write(self, prefix: Path, **head: object) -> None:
+        """Writes PREFIX.json and PREFIX.txt."""
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        content = {"format_version": 1, **head, "tables": self.tables}
+        text = json.dumps(content, indent=1, allow_nan=False)
+        prefix.with_name(prefix.name + ".json").write_text(text + "\n", encoding="utf-8")
+        lines = "\n".join(self.lines).rstrip()
+        prefix.with_name(prefix.name + ".txt").write_text(lines + "\n", encoding="utf-8")
+
+
+def _git(*command: str) -> str:
     root = Path(__file__).resolve().parents[1]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
-    )
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
+    try:
+        result = subprocess.run(["git", *command], cwd=root, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return result.stdout.strip()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def caches() -> dict[str, int]:
+    """Bytes of each data or unified cache that the first core sees, by level."""
+    sizes = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        if _read(f"{folder}/type").strip() in ("Data", "Unified"):
+            text = _read(f"{folder}/size").strip()
+            unit = {"K": 2**10, "M": 2**20}.get(text[-1:], 1)
+            sizes[f"L{_read(f'{folder}/level').strip()}"] = int(text.rstrip("KM") or 0) * unit
+    return sizes
+
+
+class Neighbours:
+    """How much of the machine other processes used: the figures stand only where that is little.
+
+    A busy core stalls every parallel region, and the programs differ a hundredfold in how many
+    they have: on a loaded machine ratios lose their meaning, not only their precision.
+    """
+
+    def __init__(self) -> None:
+        self._begin = self._now()
+
+    def share(self) -> float | None:
+        """Share of all cores' time since the start; None where the system does not tell."""
+        (wall, busy, own), now = self._begin, self._now()
+        if not now[1] or now[0] <= wall:
+            return None
+        cores = os.cpu_count() or 1
+        return max(0.0, (now[1] - busy) - (now[2] - own)) / (now[0] - wall) / cores
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Seconds: wall time, all cores busy, this process and its children busy."""
+        ticks = [int(n) for n in _read("/proc/stat").partition("\n")[0].split()[1:]]
+        # user, nice, system, then idle and waiting, then interrupts and what other guests took.
+        busy = (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+        return time.perf_counter(), busy, sum(os.times()[:4])
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on and with."""
+    model = re.search(r"model name\s*:\s*(.*)", _read("/proc/cpuinfo"))
+    memory = re.search(r"MemTotal:\s*(\d+) kB", _read("/proc/meminfo"))
+    build = adapmixed_ext.build_info()
     return {
-        "cpu": model,
+        "cpu": model[1] if model else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "threads": torch.get_num_threads(),
-        "instruction_set": adapmixed_ext.build_info()["instruction_set"],
+        "caches": caches(),
+        "memory": int(memory[1]) * 1024 if memory else None,
+        "system": f"{platform.system()} {platform.release()}",
+        "instruction_set": build["instruction_set"],
+        "compiler": build["compiler"],
         "torch": torch.__version__,
         "python": platform.python_version(),
         "adapmixed": adapmixed.__version__,
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": _git("rev-parse", "HEAD") or "unknown",
+        # Without git nothing is known about changes.
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))
+        if _git("rev-parse", "HEAD")
+        else None,
     }

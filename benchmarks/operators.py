@@ -1,178 +1,183 @@
-"""How much faster are the operators than the published algorithm on the same inputs?
+"""How fast are the operators, against torch programs and against reading the logits?
 
-    python -m benchmarks.operators --models 100 --vocab 50257
+    python -m benchmarks.operators                    # all tables, about 5 minutes on 2 cores
+    python -m benchmarks.operators --only speed       # one or several of them
+    python -m benchmarks.operators --out PREFIX       # also PREFIX.txt and PREFIX.json
+    python -m benchmarks.operators --quick            # tiny sizes: does everything run?
 
-One query: the weights of all models and every model's leave-one-out loss. Contestants: the
-published algorithm (a Python loop over models, 20 bisection steps, float32), the same mathematics
-vectorised over models in eager torch, and `project` + `leave_one_out` as a user calls them. The
-losses of the first four models alone are compared first with the float64 reference (which would
-take minutes on all); float32 fails that where its sums overflow.
+What is timed is checked first against the float64 reference; the contestants of a table take turns
+in one run, on inputs in rotation that are larger than the cache; figures are medians with the
+fastest and slowest call, and ratios are those of medians. GB/s counts the bytes of the logits
+once; "floor" is the share of the measured time for reading them twice with the same threads (once
+in the table of single operators).
 """
 
 import argparse
-import json
-import math
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-import adapmixed_ext
-from adapmixed_ext import reference as oracle
-from benchmarks.harness import interleave, machine
+from benchmarks import scaling
+from benchmarks.calls import (
+    AFTER_TORCH,
+    EIGHT_ORDERS,
+    HAS_STEP,
+    OURS,
+    OURS_8,
+    STEP,
+    STEP_8,
+    fused,
+    keep_torch_busy,
+    our_calls,
+    rotate,
+    two_calls,
+)
+from benchmarks.contestants import LOOP, RUN_TIME, SLOW, Program, torch_programs
+from benchmarks.harness import (
+    READ_TWICE,
+    Neighbours,
+    Query,
+    Report,
+    Timing,
+    floors,
+    interleave,
+    machine,
+    size,
+)
+from benchmarks.inputs import (
+    KINDS,
+    check_call,
+    check_losses,
+    check_weights,
+    few,
+    judge,
+    make_queries,
+    true_losses,
+)
+from benchmarks.scaling import Sizes
 
-STEPS = 20
-Program = Callable[[Tensor, Tensor, float, float], float]
-
-
-def divergence(p: Tensor, q: Tensor, order: float) -> Tensor:
-    """D↔ over the last axis, as the published program sums it."""
-    forward = (p**order / q ** (order - 1)).sum(-1).log() / (order - 1)
-    backward = (q**order / p ** (order - 1)).sum(-1).log() / (order - 1)
-    return torch.maximum(forward, backward)
-
-
-def bisect_weight(p: Tensor, q: Tensor, order: float, radius: float) -> float:
-    """One model's λ by bisection."""
-    if float(divergence(p, q, order)) <= radius:
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        if float(divergence(middle * p + (1 - middle) * q, q, order)) <= radius:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def published(private: Tensor, public: Tensor, order: float, radius: float) -> float:
-    """Algorithm 1, lines 11–17: one model after the other. Returns the largest loss."""
-    q = public[0].softmax(-1)
-    mixed = []
-    for row in private[:, 0]:
-        p = row.softmax(-1)
-        weight = bisect_weight(p, q, order, radius)
-        mixed.append(weight * p + (1 - weight) * q)
-    stacked = torch.stack(mixed)
-    mean = stacked.mean(0)
-    worst = 0.0
-    for i in range(len(stacked)):
-        others = torch.cat((stacked[:i], stacked[i + 1 :])).mean(0)
-        worst = max(worst, float(divergence(mean, others, order)))
-    return worst
-
-
-def vectorised(private: Tensor, public: Tensor, order: float, radius: float) -> float:
-    """The same over all models at once."""
-    q, p = public[0].softmax(-1), private[:, 0].softmax(-1)
-    low, high = torch.zeros(len(p), 1), torch.ones(len(p), 1)
-    full = divergence(p, q, order)[:, None] <= radius
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        inside = divergence(middle * p + (1 - middle) * q, q, order)[:, None] <= radius
-        low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
-    weight = torch.where(full, 1.0, low)
-    mixed = weight * p + (1 - weight) * q
-    mean = mixed.mean(0)
-    others = (len(p) * mean - mixed) / (len(p) - 1)
-    return float(divergence(mean, others, order).max())
+SETTINGS = ((18.0, 3.6), (3.0, 0.03), (17.5, 3.6))
+QUIET = 0.05  # share of the cores that other processes may take
+TABLES = {
+    "operators": scaling.operators,
+    "evaluation": scaling.evaluation,
+    "dtypes": scaling.dtypes,
+    "batches": scaling.batches,
+    "sizes": scaling.sizes,
+}
 
 
-def ours(private: Tensor, public: Tensor, order: float, radius: float) -> float:
-    """`project`, then `leave_one_out`."""
-    projection = adapmixed_ext.project(private, public, order=order, radius=radius)
-    loss = adapmixed_ext.leave_one_out(private, public, projection, orders=order)
-    return float(loss.max())
+def speed(report: Report, sizes: Sizes) -> None:
+    """All contestants on one query: three settings, and three kinds of input at two of them."""
+    inputs = {kind: make_queries(sizes.models, sizes.vocab, kind=kind) for kind in KINDS}
+    for order, radius in SETTINGS[:1] if sizes.quick else SETTINGS:
+        programs, seconds = torch_programs(
+            order, radius, inputs["near"][0], backend="eager" if sizes.quick else "inductor"
+        )
+        for kind, queries in inputs.items():
+            if kind == "near":
+                _compare(report, sizes, kind, queries, order, radius, programs)
+            elif order != SETTINGS[2][0]:
+                # The two slowest say nothing new here and would take most of the time.
+                some = {n: p for n, p in programs.items() if n not in (LOOP, RUN_TIME)}
+                _compare(report, sizes, kind, queries, order, radius, some)
+        for name, taken in seconds.items():
+            report.say(f"  first call of '{name}', which compiles it: {taken:.1f} s")
+            row = {"name": name, "order": order, "radius": radius, "seconds": taken}
+            report.tables.setdefault("compilation", []).append(row)
+        report.say("  (less where torch finds an earlier run's result in its cache)\n")
 
 
-def reference(private: Tensor, public: Tensor, order: float, radius: float) -> float:
-    """The float64 reference operators."""
-    weight, _ = oracle.project(private, public, order=order, radius=radius)
-    return float(oracle.leave_one_out(private, public, weight, orders=[order]).max())
-
-
-def make_inputs(models: int, vocab: int) -> list[tuple[Tensor, Tensor]]:
-    """Four queries in rotation: together they are larger than any cache."""
-    inputs = []
-    for seed in range(4):
-        generator = torch.Generator().manual_seed(seed)
-        public = 3.0 * torch.randn(1, vocab, generator=generator)
-        noise = torch.randn(models, 1, vocab, generator=generator)
-        inputs.append((public + 0.7 * noise, public))
-    return inputs
-
-
-def measure(
-    inputs: list[tuple[Tensor, Tensor]], order: float, radius: float, runs: int
-) -> list[dict[str, object]]:
-    """Checks, times and prints one setting."""
-    programs = {"published loop": published, "vectorised eager": vectorised, "adapmixed_ext": ours}
-    few = inputs[0][0][:4], inputs[0][1]
-    truth = reference(*few, order, radius)
-    errors = {
-        name: abs(program(*few, order, radius) - truth) / truth
+def _compare(
+    report: Report, sizes: Sizes, kind: str, queries: list[Query], order: float, radius: float,
+    programs: dict[str, Program],
+) -> None:  # fmt: skip
+    first = queries[0]
+    projection, loss = two_calls(first, order, radius, order)
+    truth = true_losses(first, projection, [order])
+    check_losses(loss, truth)
+    check_weights((few(first[0]), first[1]), few(projection.weight), order, radius)
+    for call in (two_calls, fused) if HAS_STEP else (two_calls,):
+        check_call(call, first, order, radius, [order])
+        check_call(call, first, order, radius, EIGHT_ORDERS)
+    weight = projection.weight[:, 0]
+    extra = {name: judge(p(*first), weight, truth[:, 0, 0]) for name, p in programs.items()}
+    calls = {
+        name: rotate(queries, lambda query, program: program(*query), program)
         for name, program in programs.items()
     }
-    if not errors["adapmixed_ext"] < 1e-4:
-        raise SystemExit(f"adapmixed_ext is off by {errors['adapmixed_ext']:.1e}: no timing")
-    contestants = {
-        name: partial(_call, program, inputs, order, radius) for name, program in programs.items()
-    }
+    calls |= our_calls(queries, order, radius) | floors(queries)
+    runs = {n: 3 if n in SLOW else 7 if n in programs else 40 for n in calls}
     timings = interleave(
-        contestants, {"published loop": 3, "vectorised eager": 5, "adapmixed_ext": runs}
+        calls, dict.fromkeys(runs, 2) if sizes.quick else runs, {AFTER_TORCH: keep_torch_busy}
     )
-    base = timings["adapmixed_ext"].median
-    print(f"order {order:g}, radius {radius:g}")
-    rows: list[dict[str, object]] = []
-    for name, t in timings.items():
-        error = errors[name]
-        print(
-            f"  {name:18} {1e3 * t.median:9.2f} ms  [{1e3 * t.fastest:.2f}, "
-            f"{1e3 * t.slowest:.2f}]  {t.median / base:7.1f}x  loss off by {error:.0e}"
-        )
-        rows.append(
-            {"order": order, "radius": radius, "name": name, "seconds": t.median,
-             "fastest": t.fastest, "slowest": t.slowest, "runs": t.runs,
-             "ratio": t.median / base,
-             "relative_error": error if math.isfinite(error) else None}
-        )  # fmt: skip
-    return rows
+    report.say(
+        f"speed: order {order:g}, radius {radius:g}, {kind} inputs (weights "
+        f"{float(weight.min()):.3g} to {float(weight.max()):.3g}), {sizes.models} models, "
+        f"{sizes.vocab} tokens, fp32, one query"
+    )
+    report.add(
+        "speed", timings, base=OURS, floor=READ_TWICE, bytes_read=size(first), extra=extra,
+        kind=kind, order=order, radius=radius, models=sizes.models, vocab=sizes.vocab,
+    )  # fmt: skip
+    _advantages(report, timings, list(programs), kind=kind, order=order, radius=radius)
 
 
-def _call(
-    program: Program, inputs: list[tuple[Tensor, Tensor]], order: float, radius: float, turn: int
-) -> float:
-    return program(*inputs[turn % len(inputs)], order, radius)
+def _advantages(
+    report: Report, timings: dict[str, Timing], programs: list[str], **setting: object
+) -> None:
+    """How many times as fast ours are as each torch program, which has one order only."""
+    ours = [name for name in (OURS, OURS_8, STEP, STEP_8) if name in timings]
+    short = [
+        name.removeprefix("ours: ").replace("project + leave_one_out", "ours") for name in ours
+    ]
+    report.say(f"  {'how many times as fast':41}" + "".join(f"{name:>20}" for name in short))
+    for program in programs:
+        ratios = [timings[program].median / timings[name].median for name in ours]
+        report.say(f"  {program:41}" + "".join(f"{ratio:19.1f}x" for ratio in ratios))
+        row = {**setting, "program": program, **dict(zip(ours, ratios, strict=True))}
+        report.tables.setdefault("advantages", []).append(row)
+    report.say()
 
 
 def main() -> None:
-    """Measures, prints a table, optionally writes JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=int, default=100)
-    parser.add_argument("--vocab", type=int, default=50257)
+    """Measures, prints the tables, optionally writes them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ["speed", *TABLES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="TABLE",
+                        help=f"of {', '.join(names)}")  # fmt: skip
+    parser.add_argument("--models", type=int)
+    parser.add_argument("--vocab", type=int)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, few runs, no meaning")
+    parser.add_argument("--out", type=Path, metavar="PREFIX")
     arguments = parser.parse_args()
+    default = (6, 512) if arguments.quick else (100, 50257)
+    sizes = Sizes(arguments.models or default[0], arguments.vocab or default[1], arguments.quick)
+    if sizes.models < 4 or sizes.vocab < 256:
+        parser.error("the checks need at least 4 models and 256 tokens")
     torch.set_num_threads(arguments.threads)
-    inputs = make_inputs(arguments.models, arguments.vocab)
-    print(f"N = {arguments.models}, V = {arguments.vocab}, {arguments.threads} threads")
-    results = [
-        row
-        for order, radius in ((18.0, 3.6), (3.0, 0.03))
-        for row in measure(inputs, order, radius, arguments.runs)
-    ]
-    if arguments.json is not None:
-        content = {
-            "machine": machine(),
-            "models": arguments.models,
-            "vocab": arguments.vocab,
-            "results": results,
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    report = Report()
+    about = machine()
+    caches = ", ".join(f"{k} {v >> 10} KiB" for k, v in about["caches"].items())
+    report.say(
+        f"{about['cpu']}, {about['cores']} cores ({caches}), {about['threads']} threads, "
+        f"{about['instruction_set']}\nadapmixed {about['adapmixed']}, torch {about['torch']}, "
+        f"Python {about['python']}, commit {about['commit'][:12]}"
+        f"{' with changes' if about['dirty'] else ''}\n"
+    )
+    neighbours = Neighbours()
+    for name in names:
+        if name in arguments.only:
+            (speed if name == "speed" else TABLES[name])(report, sizes)
+    others = neighbours.share()
+    if others is not None:
+        verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"
+        report.say(f"Other processes used {others:.1%} of the cores{verdict}.")
+    if arguments.out is not None:
+        report.write(arguments.out, machine=about, quick=sizes.quick, others=others)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""Our contestants: the operators as a user calls them."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext
+from adapmixed.rng import SeededRandom
+from adapmixed_ext import Projection, ops
+from benchmarks.harness import Call, Query
+
+EIGHT_ORDERS = (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0)
+OURS = "ours: project + leave_one_out"
+OURS_8 = "ours: project + leave_one_out, K = 8"
+STEP = "ours: fused step"
+STEP_8 = "ours: fused step, K = 8"
+# What a program meets whose models run in torch: torch's threads still spin when ours start.
+AFTER_TORCH = "ours: the two calls right after torch"
+HAS_STEP = hasattr(ops, "step")
+
+Orders = float | Sequence[float]
+
+
+def two_calls(
+    query: Query, order: float, radius: float, orders: Orders
+) -> tuple[Projection, Tensor]:
+    """`project`, then `leave_one_out`."""
+    projection = adapmixed_ext.project(*query, order=order, radius=radius)
+    return projection, adapmixed_ext.leave_one_out(*query, projection, orders=orders)
+
+
+def fused(query: Query, order: float, radius: float, orders: Orders) -> tuple[Projection, Tensor]:
+    """The same in one call; only where ``HAS_STEP``."""
+    result: tuple[Projection, Tensor] = ops.step(*query, order=order, radius=radius, orders=orders)
+    return result
+
+
+def evaluate(query: Query, order: float, radius: float, targets: Tensor) -> Tensor:
+    """What a perplexity needs of one query."""
+    projection = adapmixed_ext.project(*query, order=order, radius=radius)
+    return adapmixed_ext.log_prob(*query, projection, targets)
+
+
+def draw(query: Query, order: float, radius: float, rng: SeededRandom) -> Tensor:
+    """What a token needs of one query."""
+    projection = adapmixed_ext.project(*query, order=order, radius=radius)
+    p = adapmixed_ext.mixture(*query, projection)
+    return adapmixed_ext.sample(p, query[1], rng=rng)
+
+
+def rotate(queries: Sequence[Query], call: Callable[..., object], *arguments: object) -> Call:
+    """``call`` on the query of the turn."""
+    return lambda turn: call(queries[turn % len(queries)], *arguments)
+
+
+def our_calls(queries: Sequence[Query], order: float, radius: float) -> dict[str, Call]:
+    """The two calls and the fused step, for one order and for eight."""
+    calls = {
+        OURS: rotate(queries, two_calls, order, radius, order),
+        OURS_8: rotate(queries, two_calls, order, radius, EIGHT_ORDERS),
+        AFTER_TORCH: rotate(queries, two_calls, order, radius, order),
+    }
+    if HAS_STEP:
+        calls[STEP] = rotate(queries, fused, order, radius, order)
+        calls[STEP_8] = rotate(queries, fused, order, radius, EIGHT_ORDERS)
+    return calls
+
+
+def keep_torch_busy() -> None:
+    """An operation that wakes torch's threads."""
+    _ONES.sum()
+
+
+_ONES = torch.ones(2**20)

@@ -1,0 +1,193 @@
+"""The torch programs that the operators are compared with, for one query.
+
+Every program takes float32 logits (N, 1, V) and (1, V), an order and a radius, and returns the
+weights (N,) and the losses (N,) of all models.
+
+* ``published``: the published algorithm as written: a Python loop over models, each weight by 20
+  bisection steps on the plain Rényi sums. (The mean of the others is taken from the running sum,
+  which is cheaper than summing N - 1 rows N times.)
+* ``vectorised``: the same mathematics over all models at once. One tensor function without a
+  synchronisation, so that torch.compile takes it whole.
+* ``smart``: what a careful user of torch would write: sums scaled so that float32 holds them,
+  Newton's method from above, and losses without cancellation. The fair peer.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Result = tuple[Tensor, Tensor]
+Program = Callable[[Tensor, Tensor], Result]
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+BISECTIONS = 20
+NEWTON_STEPS = 5
+
+LOOP = "published algorithm, loop over models"
+EAGER = "the same vectorised, eager"
+RUN_TIME = "the same compiled, order at run time"
+CONSTANT = "the same compiled, order constant"
+SMART = "smart (Newton), eager"
+SMART_CONSTANT = "smart (Newton), compiled, order constant"
+SLOW = (LOOP, EAGER, RUN_TIME)  # a second each: timed a few times only
+
+
+def divergence(p: Tensor, q: Tensor, order: float | Tensor) -> Tensor:
+    """D↔ over the last axis, as the published program sums it."""
+    forward = (p**order / q ** (order - 1)).sum(-1).log() / (order - 1)
+    backward = (q**order / p ** (order - 1)).sum(-1).log() / (order - 1)
+    return torch.maximum(forward, backward)
+
+
+def _bisect(p: Tensor, q: Tensor, order: float, radius: float) -> float:
+    if float(divergence(p, q, order)) <= radius:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if float(divergence(middle * p + (1 - middle) * q, q, order)) <= radius:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def published(private: Tensor, public: Tensor, order: float, radius: float) -> Result:
+    """Algorithm 1, lines 11-17, one model after the other."""
+    q = public[0].softmax(-1)
+    weights, mixed = [], []
+    for row in private[:, 0]:
+        p = row.softmax(-1)
+        weight = _bisect(p, q, order, radius)
+        weights.append(weight)
+        mixed.append(weight * p + (1 - weight) * q)
+    total = torch.stack(mixed).sum(0)
+    mean = total / len(mixed)
+    losses = [divergence(mean, (total - row) / (len(mixed) - 1), order) for row in mixed]
+    return torch.tensor(weights), torch.stack(losses)
+
+
+def vectorised(
+    private: Tensor, public: Tensor, order: float | Tensor, radius: float | Tensor
+) -> Result:
+    """The same over all models at once."""
+    q, p = public[0].softmax(-1), private[:, 0].softmax(-1)
+    models = p.shape[0]
+    low, high = torch.zeros(models, 1), torch.ones(models, 1)
+    whole = divergence(p, q, order)[:, None] <= radius
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        inside = divergence(middle * p + (1 - middle) * q, q, order)[:, None] <= radius
+        low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
+    weight = torch.where(whole, 1.0, low)
+    mixed = weight * p + (1 - weight) * q
+    mean = mixed.mean(0)
+    others = (models * mean - mixed) / (models - 1)
+    return weight[:, 0], divergence(mean, others, order)
+
+
+def _forward_weights(
+    private: Tensor, public: Tensor, order: float, radius: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, d = p/q - 1, and the largest weight with F = Σ q (1 + w d)^α <= T = e^((α-1)R).
+
+    Scaled by s = (q/T)^(1/α) each term of F/T is (s (1 + w d))^α. No single term may pass 1, which
+    bounds w from above; there every term is at most 1, and as F^(1/α) is convex Newton's method
+    descends from that bound without overshooting.
+    """
+    log_q = public[0].log_softmax(-1)
+    d = torch.expm1(private[:, 0].log_softmax(-1) - log_q)
+    scale = torch.exp((log_q - (order - 1) * radius) / order)
+    slope = scale * d
+    room = torch.where(slope > 0, (1 - scale) / slope, math.inf)
+    weight = room.amin(-1, keepdim=True).clamp(max=1.0)
+    for _ in range(NEWTON_STEPS):
+        u = scale + weight * slope
+        power = u ** (order - 1)
+        total, rise = (power * u).sum(-1, keepdim=True), (power * slope).sum(-1, keepdim=True)
+        norm = total ** (1 / order)
+        step = (norm - 1) / (norm ** (1 - order) * rise)
+        weight = (weight - step.clamp(min=0.0)).clamp(min=0.0)
+    return log_q.exp(), d, weight
+
+
+def _backward_weights(q: Tensor, d: Tensor, weight: Tensor, order: float, radius: float) -> Tensor:
+    """Lowers the weights until G = Σ q (1 + w d)^(1-α) <= T too; G^(-1/(α-1)) is concave."""
+    scale = (q * math.exp(-(order - 1) * radius)) ** (-1 / (order - 1))
+    slope = scale * d
+    room = torch.where(slope < 0, (1 - scale) / slope, math.inf)
+    weight = torch.minimum(weight, room.amin(-1, keepdim=True))
+    for _ in range(NEWTON_STEPS):
+        v = scale + weight * slope
+        power = v**-order
+        total, fall = (power * v).sum(-1, keepdim=True), (power * slope).sum(-1, keepdim=True)
+        norm = total ** (-1 / (order - 1))
+        step = (1 - norm) / (norm * -fall / total)
+        weight = weight - torch.where(fall < 0, step, 0.0).clamp(min=0.0)
+    return weight
+
+
+def _excess_losses(q: Tensor, d: Tensor, weight: Tensor, order: float) -> Tensor:
+    """log1p Σ p ((1 + x)^s - 1 - s x) / (α-1), for s = α and 1 - α: nothing cancels in the sums."""
+    models = d.shape[0]
+    y = weight * d
+    mean = y.mean(0)
+    x = (mean - y) / ((1 + mean) * (models - 1))
+    log_ratio, p = torch.log1p(x), q * (1 + mean)
+    forward = (p * (torch.expm1(order * log_ratio) - order * x)).sum(-1)
+    backward = (p * (torch.expm1((1 - order) * log_ratio) - (1 - order) * x)).sum(-1)
+    return torch.log1p(torch.maximum(forward, backward)) / (order - 1)
+
+
+class Smart:
+    """The smart program; each of its parts goes through the compiler, where there is one."""
+
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        parts = (_forward_weights, _backward_weights, _excess_losses)
+        if compiler is not None:
+            parts = tuple(compiler(part) for part in parts)
+        self._forward, self._backward, self._losses = parts
+
+    def __call__(self, private: Tensor, public: Tensor, order: float, radius: float) -> Result:
+        q, d, weight = self._forward(private, public, order, radius)
+        # Below this weight G never binds, as 1 + w d >= 1 - w.
+        if float(weight.max()) > -math.expm1(-radius):
+            weight = self._backward(q, d, weight, order, radius)
+        return weight[:, 0], self._losses(q, d, weight, order)
+
+
+def torch_programs(
+    order: float, radius: float, inputs: tuple[Tensor, Tensor], *, backend: str = "inductor"
+) -> tuple[dict[str, Program], dict[str, float]]:
+    """The contestants by name, compiled for the shape of ``inputs``, and the seconds that took.
+
+    The compiler is given the order in two ways, which differ tenfold: as a constant, where it
+    turns an integer power into multiplications, and as a tensor at run time, as one program for
+    all orders needs it.
+    """
+    torch._dynamo.reset()
+    # fullgraph: an error instead of a program that is compiled in pieces.
+    compiler = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend)
+    constant = compiler(lambda z, z0: vectorised(z, z0, order, radius))
+    generic = compiler(vectorised)
+    smart, smart_compiled = Smart(), Smart(compiler)
+    given = torch.tensor(order), torch.tensor(radius)
+    programs: dict[str, Program] = {
+        LOOP: lambda z, z0: published(z, z0, order, radius),
+        EAGER: lambda z, z0: vectorised(z, z0, order, radius),
+        RUN_TIME: lambda z, z0: generic(z, z0, *given),
+        CONSTANT: constant,
+        SMART: lambda z, z0: smart(z, z0, order, radius),
+        SMART_CONSTANT: lambda z, z0: smart_compiled(z, z0, order, radius),
+    }
+    seconds = {}
+    for name in (RUN_TIME, CONSTANT, SMART_CONSTANT):
+        start = time.perf_counter()
+        programs[name](*inputs)
+        seconds[name] = time.perf_counter() - start
+    return programs, seconds

@@ -1,0 +1,243 @@
+"""The operators alone: each of them, and how time depends on dtype, batch and size."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+import adapmixed_ext
+from adapmixed.rng import SeededRandom
+from adapmixed_ext import Projection
+from adapmixed_ext import reference as oracle
+from benchmarks.calls import (
+    EIGHT_ORDERS,
+    HAS_STEP,
+    OURS,
+    STEP,
+    draw,
+    evaluate,
+    fused,
+    our_calls,
+    rotate,
+    two_calls,
+)
+from benchmarks.harness import (
+    READ_ONCE,
+    READ_TWICE,
+    Call,
+    Query,
+    Report,
+    Timing,
+    floors,
+    interleave,
+    size,
+)
+from benchmarks.inputs import (
+    check_call,
+    few,
+    make_queries,
+    make_query,
+)
+
+ORDER, RADIUS = 18.0, 3.6
+SCREEN = {"weight": 1e-4, "order": ORDER, "threshold": 1.0, "top_k": 60}
+PAIRS = {"two calls": OURS, "fused step": STEP}
+
+
+class Sizes(NamedTuple):
+    """Of the tables that are about one size; ``quick`` shrinks the others too."""
+
+    models: int
+    vocab: int
+    quick: bool
+
+    def runs(self, count: int) -> int:
+        """The number of runs, or 2."""
+        return 2 if self.quick else count
+
+
+def _check(query: Query) -> None:
+    """The two calls and the fused step on some models against the reference."""
+    for call in (two_calls, fused) if HAS_STEP else (two_calls,):
+        check_call(call, query, ORDER, RADIUS, [ORDER])
+
+
+def _check_single(query: Query, noise: torch.Tensor) -> None:
+    """The operators that the other checks do not reach."""
+    part = few(query[0]), query[1]
+    projection = adapmixed_ext.project(*part, order=ORDER, radius=RADIUS)
+    p = oracle.mixture(*part, projection)
+    screening = adapmixed_ext.screen(*part, noise, **SCREEN)
+    target = part[1].argmax(-1)
+    forward, backward = adapmixed_ext.renyi_divergence(*part, ORDER)
+    true_forward, true_backward = oracle.renyi_divergence(*part, ORDER)
+    pairs = (
+        ("mixture", adapmixed_ext.mixture(*part, projection), p),
+        ("log_prob", adapmixed_ext.log_prob(*part, projection, target), p[0, target].log()),
+        ("screen", screening.divergence, oracle.screen(*part, noise, **SCREEN)[0]),
+        ("renyi_divergence", forward, true_forward),
+        ("renyi_divergence", backward, true_backward),
+    )
+    for name, ours, truth in pairs:
+        if not torch.allclose(ours, truth, rtol=adapmixed_ext.loss_error, atol=1e-12):
+            raise SystemExit(f"{name} differs from the reference; nothing is timed")
+
+
+def operators(report: Report, sizes: Sizes) -> None:
+    """Every operator by itself; one query."""
+    queries = make_queries(sizes.models, sizes.vocab)
+    rng = SeededRandom(0)
+    noise = adapmixed_ext.gaussian((1, SCREEN["top_k"]), sigma=0.01, rng=rng)
+    _check(queries[0])
+    _check_single(queries[0], noise)
+    known = [
+        (query, projection, adapmixed_ext.mixture(*query, projection))
+        for query in queries
+        for projection in [adapmixed_ext.project(*query, order=ORDER, radius=RADIUS)]
+    ]
+
+    def each(call: Callable[[Query, Projection, torch.Tensor], object]) -> Call:
+        return lambda turn: call(*known[turn % len(known)])
+
+    calls: dict[str, Call] = {
+        "log_sum_exp": each(lambda q, *_: torch.ops.adapmixed.log_sum_exp(q[0], "private_logits")),
+        "project": each(lambda q, *_: adapmixed_ext.project(*q, order=ORDER, radius=RADIUS)),
+        "leave_one_out": each(
+            lambda q, projection, _: adapmixed_ext.leave_one_out(*q, projection, orders=ORDER)
+        ),
+        "leave_one_out, K = 8": each(
+            lambda q, projection, _: adapmixed_ext.leave_one_out(
+                *q, projection, orders=EIGHT_ORDERS
+            )
+        ),
+        "leave_one_out, zero-out": each(
+            lambda q, projection, _: adapmixed_ext.leave_one_out(
+                *q, projection, orders=ORDER, adjacency="zero_out"
+            )
+        ),
+        "mixture": each(lambda q, projection, _: adapmixed_ext.mixture(*q, projection)),
+        "log_prob": each(
+            lambda q, projection, _: adapmixed_ext.log_prob(*q, projection, q[1].argmax(-1))
+        ),
+        "screen": each(lambda q, *_: adapmixed_ext.screen(*q, noise, **SCREEN)),
+        "sample": each(lambda q, _, p: adapmixed_ext.sample(p, q[1], rng=rng)),
+        "renyi_divergence (N rows)": each(lambda q, *_: adapmixed_ext.renyi_divergence(*q, ORDER)),
+    } | floors(queries)
+    timings = interleave(calls, dict.fromkeys(calls, sizes.runs(30)))
+    report.say(
+        f"operators: order {ORDER:g}, radius {RADIUS:g}, {sizes.models} models, {sizes.vocab} "
+        "tokens, fp32, one query; log_prob and sample hardly read logits"
+    )
+    report.add(
+        "operators", timings, base=READ_ONCE, floor=READ_ONCE, bytes_read=size(queries[0]),
+        order=ORDER, radius=RADIUS, models=sizes.models, vocab=sizes.vocab,
+    )  # fmt: skip
+
+
+def evaluation(report: Report, sizes: Sizes) -> None:
+    """The path to log p(target), which never forms (B, V), against the path to a token."""
+    queries = make_queries(sizes.models, sizes.vocab)
+    _check(queries[0])
+    target, rng = torch.tensor([7]), SeededRandom(0)
+    sampling = "sampling: project + mixture + sample"
+    calls: dict[str, Call] = {
+        sampling: rotate(queries, draw, ORDER, RADIUS, rng),
+        "evaluation: project + log_prob": rotate(queries, evaluate, ORDER, RADIUS, target),
+    } | floors(queries)
+    timings = interleave(calls, dict.fromkeys(calls, sizes.runs(40)))
+    report.say("evaluation: what a perplexity needs and what a token needs, one query")
+    report.add(
+        "evaluation", timings, base=sampling, floor=READ_TWICE, bytes_read=size(queries[0]),
+        order=ORDER, radius=RADIUS, models=sizes.models, vocab=sizes.vocab,
+    )  # fmt: skip
+
+
+def _grid(
+    report: Report, table: str, inputs: dict[str, tuple[list[Query], int, dict[str, object]]],
+    base: str,
+) -> None:  # fmt: skip
+    """Times all inputs (queries, runs, fields) in one run; "ratio" is to the input ``base``."""
+    calls: dict[str, Call] = {}
+    runs: dict[str, int] = {}
+    for label, (queries, count, _) in inputs.items():
+        ours = our_calls(queries, ORDER, RADIUS)
+        for short, name in PAIRS.items():
+            if name in ours:
+                calls[f"{label}, {short}"] = ours[name]
+        calls[f"{label}, floor"] = floors(queries)[READ_TWICE]
+        runs |= {name: count for name in calls if name not in runs}
+    timings = interleave(calls, runs)
+    report.head()
+    for label, (queries, _, fields) in inputs.items():
+        _, positions, _ = queries[0][0].shape
+        floor = timings[f"{label}, floor"].per(positions)
+        for short in (*PAIRS, "floor"):
+            name = f"{label}, {short}"
+            if name in timings:
+                reference = timings[f"{base}, {short}"].per(inputs[base][0][0][0].shape[1])
+                extra = dict(fields)
+                if "models" in fields:
+                    extra |= _linear(timings[name], reference, queries[0], inputs[base][0][0])
+                report.row(
+                    table, name, timings[name], base=reference, floor=floor,
+                    bytes_read=size(queries[0]) // positions, queries=positions, **extra,
+                )  # fmt: skip
+    report.say()
+
+
+def _linear(timing: Timing, base: Timing, query: Query, base_query: Query) -> dict[str, object]:
+    """Time per element, and how it compares with that of the base."""
+    elements, base_elements = query[0].numel(), base_query[0].numel()
+    each, base_each = timing.median / elements, base.median / base_elements
+    note = f"{1e9 * each:.3f} ns per element, {each / base_each:.2f} of the base's"
+    return {"ns_per_element": 1e9 * each, "linear": each / base_each, "note": note}
+
+
+def dtypes(report: Report, sizes: Sizes) -> None:
+    """fp32, bf16 and fp16 logits; the same numbers, rounded."""
+    inputs = {}
+    for label, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)):
+        queries = make_queries(sizes.models, sizes.vocab, dtype=dtype)
+        _check(queries[0])
+        inputs[label] = (queries, sizes.runs(40), {"dtype": label})
+    report.say(
+        f"dtypes: order {ORDER:g}, radius {RADIUS:g}, {sizes.models} models, {sizes.vocab} tokens, "
+        "one query; ratios to fp32"
+    )
+    _grid(report, "dtypes", inputs, "fp32")
+
+
+def batches(report: Report, sizes: Sizes) -> None:
+    """One, 8 and 64 queries in one call; all figures per query."""
+    inputs = {}
+    for positions, runs in ((1, 40), (8, 12), (64, 4)):
+        # The 64 queries of the last are larger than any cache by themselves.
+        if positions < 64:
+            queries = make_queries(sizes.models, sizes.vocab, positions=positions)
+        else:
+            queries = [make_query(sizes.models, sizes.vocab, positions=positions)]
+        _check((queries[0][0][:, :2], queries[0][1][:2]))
+        inputs[f"batch of {positions}"] = (queries, sizes.runs(runs), {"batch": positions})
+    report.say(
+        f"batches: order {ORDER:g}, radius {RADIUS:g}, {sizes.models} models, {sizes.vocab} "
+        "tokens, fp32; all figures per query"
+    )
+    _grid(report, "batches", inputs, "batch of 1")
+
+
+def sizes(report: Report, sizes: Sizes) -> None:
+    """Time against N and V: linear in N V?"""
+    numbers, vocabs = ((8, 12, 40), (256, 512)) if sizes.quick else (
+        (8, 100, 1000), (32_000, 50_257, 128_256)
+    )  # fmt: skip
+    inputs = {}
+    for models in numbers:
+        for vocab in vocabs:
+            queries = make_queries(models, vocab)
+            _check((queries[0][0][:20], queries[0][1]))
+            runs = sizes.runs(min(30, max(6, int(2e8 / (models * vocab)))))
+            fields = {"models": models, "vocab": vocab}
+            inputs[f"N = {models}, V = {vocab}"] = (queries, runs, fields)
+    base = f"N = {numbers[1]}, V = {vocabs[1]}"
+    report.say(f"sizes: order {ORDER:g}, radius {RADIUS:g}, fp32, one query; ratios to {base}")
+    _grid(report, "sizes", inputs, base)

@@ -1,0 +1,116 @@
+"""The benchmarks run, write what they promise, and refuse to time a wrong result."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import adapmixed_ext
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # they are not installed, and pytest may be started anywhere
+
+from benchmarks import contestants, harness, inputs  # noqa: E402
+
+TABLES = {
+    "speed",
+    "advantages",
+    "compilation",
+    "operators",
+    "evaluation",
+    "dtypes",
+    "batches",
+    "sizes",
+}
+MACHINE = {"cpu", "cores", "threads", "caches", "memory", "instruction_set", "torch", "python"}
+TIMING = {"name", "median", "fastest", "slowest", "runs", "ratio", "gb_per_s", "share_of_floor"}
+
+
+@pytest.fixture
+def query() -> harness.Query:
+    return inputs.make_query(8, 700, kind="far", seed=3)
+
+
+def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.operators", "--quick", "--out", tmp_path / "cpu"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "cpu.txt").read_text().strip() == run.stdout.strip()
+    content = json.loads((tmp_path / "cpu.json").read_text())
+    assert content["quick"] is True
+    assert content["others"] is None or content["others"] >= 0
+    assert set(content["machine"]) >= MACHINE | {"adapmixed", "commit", "dirty"}
+    assert set(content["tables"]) == TABLES
+    for table in TABLES - {"advantages", "compilation"}:
+        for row in content["tables"][table]:
+            assert set(row) >= TIMING, (table, row)
+            assert 0 < row["fastest"] <= row["median"] <= row["slowest"]
+    speed = content["tables"]["speed"]
+    assert {row["kind"] for row in speed} == set(inputs.KINDS)
+    judged = [row for row in speed if "correct" in row]
+    names = {row["name"] for row in judged}
+    assert names == {v for k, v in vars(contestants).items() if k in (
+        "LOOP", "EAGER", "RUN_TIME", "CONSTANT", "SMART", "SMART_CONSTANT")}  # fmt: skip
+    # Plain float32 sums do not hold order 18; the scaled ones do.
+    for row in judged:
+        if row["order"] == 18 and row["kind"] == "near":
+            assert row["correct"] is (row["name"].startswith("smart")), row
+
+
+@pytest.mark.parametrize(("order", "radius"), [(18.0, 3.6), (3.0, 0.03), (17.5, 3.6), (3.0, 2.0)])
+@pytest.mark.parametrize("kind", ["near", "far", "shared"])
+def test_the_smart_program_is_a_fair_peer(kind: str, order: float, radius: float) -> None:
+    query = inputs.make_query(8, 700, kind=kind, seed=1)
+    projection = adapmixed_ext.project(*query, order=order, radius=radius)
+    weight, _ = contestants.Smart()(*query, order, radius)
+    assert ((weight - projection.weight[:, 0]) / projection.weight[:, 0]).abs().max() < 1e-3
+
+
+def test_torch_programs_agree_where_float32_holds_them(query: harness.Query) -> None:
+    results = [
+        program(*query, 3.0, 0.03)
+        for program in (contestants.published, contestants.vectorised, contestants.Smart())
+    ]
+    for weight, loss in results[1:]:
+        torch.testing.assert_close(weight, results[0][0], rtol=1e-3, atol=0)
+        torch.testing.assert_close(loss, results[0][1], rtol=5e-2, atol=0)
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-4, 1 - 1e-4])
+def test_a_wrong_weight_is_refused(query: harness.Query, factor: float) -> None:
+    right = adapmixed_ext.project(*query, order=3.0, radius=0.03)
+    inputs.check_weights(query, right.weight, 3.0, 0.03)
+    with pytest.raises(SystemExit, match="infeasible" if factor > 1 else "below the optimum"):
+        inputs.check_weights(query, right.weight * factor, 3.0, 0.03)
+
+
+def test_a_wrong_loss_is_refused(query: harness.Query) -> None:
+    projection = adapmixed_ext.project(*query, order=3.0, radius=0.03)
+    truth = inputs.true_losses(query, projection, [3.0])
+    inputs.check_losses(adapmixed_ext.leave_one_out(*query, projection, orders=3), truth)
+    for wrong in (truth * (1 - 2 * adapmixed_ext.loss_error), truth * float("nan")):
+        with pytest.raises(SystemExit, match="loss"):
+            inputs.check_losses(wrong, truth)
+
+
+def test_interleaving_counts_and_spreads_the_runs() -> None:
+    order: list[str] = []
+    calls = {name: (lambda turn, name=name: order.append(name)) for name in ("slow", "fast")}
+    timings = harness.interleave(calls, {"slow": 2, "fast": 6})
+    assert {name: t.runs for name, t in timings.items()} == {"slow": 2, "fast": 6}
+    counted = order[2:]  # the first call of each is not counted
+    assert [i for i, name in enumerate(counted) if name == "slow"] == [0, 4]
+
+
+def test_queries_in_rotation_exceed_the_cache() -> None:
+    last = max(harness.caches().values(), default=0)
+    each = 20 * 2**20
+    assert inputs.rotation(each) * each > 2 * last
+    assert inputs.rotation(2**40) == 2
