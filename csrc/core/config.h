@@ -13,6 +13,9 @@
 #define ADAPMIXED_HD inline
 #endif
 
+// For the innermost functions: as calls, vectors would go through memory.
+#define ADAPMIXED_HD_INLINE ADAPMIXED_HD __attribute__((always_inline))
+
 #ifndef ADAPMIXED_ISA
 #define ADAPMIXED_ISA baseline
 #endif

@@ -35,7 +35,7 @@ ADAPMIXED_HD float exp2_integer(float, float shifted) {
 
 // 2^f - 1 for |f| <= 0.51, relative error below 2.2 units (kFloatUnit) before its own roundings.
 template <class F>
-ADAPMIXED_HD F exp2_minus_one(F f) {
+ADAPMIXED_HD_INLINE F exp2_minus_one(F f) {
   F p = F(0.000154035126f);
   p = vfma(p, f, F(0.00133907355f));
   p = vfma(p, f, F(0.00961823749f));
@@ -69,7 +69,7 @@ constexpr double kLogUnits = 2.3;
 
 // r' - 1 with r = r' (1 + residual), from z - z0. NaN stays NaN, and so becomes +inf.
 template <class F>
-ADAPMIXED_HD F ratio_excess(F difference, const FloatShift& shift) {
+ADAPMIXED_HD_INLINE F ratio_excess(F difference, const FloatShift& shift) {
   // The second operand of vmax passes when it is NaN.
   const F t = vfms(vmax(F(shift.lowest), difference), F(kFloatLog2e), F(shift.c));
   const F shifted = t + F(kFloatShifter);

@@ -30,7 +30,6 @@ struct Quad {
   ADAPMIXED_QUAD(+)
   ADAPMIXED_QUAD(-)
   ADAPMIXED_QUAD(*)
-  ADAPMIXED_QUAD(/)
 #undef ADAPMIXED_QUAD
 };
 inline Quad vfma(const Quad& a, const Quad& b, const Quad& c) {
@@ -39,11 +38,30 @@ inline Quad vfma(const Quad& a, const Quad& b, const Quad& c) {
   for (int k = 0; k < 4; ++k) q.v[k] = vfma(a.v[k], b.v[k], c.v[k]);
   return q;
 }
-inline Vec widened(const Quad& a) { return widened((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])); }
+inline Quad reciprocal(const Quad& a) {
+  Quad q;
+  ADAPMIXED_UNROLL
+  for (int k = 0; k < 4; ++k) q.v[k] = reciprocal(a.v[k]);
+  return q;
+}
+inline Flt folded(const Quad& a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
+
+// A sum in floats over a few terms at a time, beyond that in double.
+struct BlockSum {
+  Vec total{0.0};
+  Flt block{0.0f};
+  void add(const Quad& a) { block = block + folded(a); }
+  void widen() {
+    total = total + widened(block);
+    block = Flt(0.0f);
+  }
+  double value() const { return sum(total); }
+};
 
 class DenseRow {
  public:
   static constexpr std::int64_t kGroup = 4 * Flt::kLanes;
+  static constexpr std::int64_t kBlock = 8 * kGroup;
   static std::int64_t scratch_size(std::int64_t vocab) {
     return round_up(vocab, 64) / 2;
   }  // doubles
@@ -66,7 +84,7 @@ class DenseRow {
     if (!(std::fabs(guess) < 1e3)) return false;
     const FloatShift shift = make_shift(guess);
     const std::int64_t vocab = q_.vocab;
-    Vec first(0.0), second(0.0), third(0.0);
+    BlockSum first, second, third;
     Flt least(0.0f), most(0.0f);
     bool tail = q_.masked_count != 0;  // where q may be 0, d is that of no token
     const auto step = [&](std::int64_t v, const auto& load) ADAPMIXED_INLINE {
@@ -82,20 +100,25 @@ class DenseRow {
         d.v[k].store(d_ + v + k * Flt::kLanes);
       }
       const Quad w = q * d, w2 = w * d;
-      first = first + widened(w);
-      second = second + widened(w2);
-      third = third + widened(w2 * d);
+      first.add(w);
+      second.add(w2);
+      third.add(w2 * d);
     };
     std::int64_t v = 0;
-    for (; v + kGroup <= vocab; v += kGroup) {
-      step(v, [&](std::int64_t at) ADAPMIXED_INLINE { return load_whole<D>(row.data, at); });
+    while (v + kGroup <= vocab) {
+      const std::int64_t stop = v + kBlock;
+      for (; v < stop && v + kGroup <= vocab; v += kGroup) {
+        step(v, [&](std::int64_t at) ADAPMIXED_INLINE { return load_whole<D>(row.data, at); });
+      }
+      first.widen(), second.widen(), third.widen();
     }
     if (v < vocab) {
       tail = true;
       step(v, [&](std::int64_t at) { return load_floats<D>(row.data, at, vocab); });
+      first.widen(), second.widen(), third.widen();
     }
     // r = scale (1 + d_): sum q r = 1 gives the scale; d = scale d_ + offset.
-    const double s1 = sum(first), s2 = sum(second), s3 = sum(third);
+    const double s1 = first.value(), s2 = second.value(), s3 = third.value();
     if (!(s1 > -0.99 && s1 < 100.0)) return false;  // also where there are NaN
     scale_ = 1.0 / (1.0 + s1);
     offset_ = -s1 * scale_;
@@ -129,24 +152,27 @@ class DenseRow {
     const Quad slope(weight * scale_), at_zero(weight * offset_), one(1.0), zero(0.0);
     const Quad order(order_);
     const int k = integer_order(order_) - 1;
-    Vec f(0.0), fs(0.0), g(0.0), gs(0.0);
+    BlockSum f, fs, g, gs;
     for (std::int64_t v = 0; v < q_.vocab; v += kGroup) {
+      if (v % kBlock == 0) f.widen(), fs.widen(), g.widen(), gs.widen();
       const Quad raw = Quad::load(d_ + v), x = vfma(raw, slope, at_zero);
       const Quad q = Quad::load(q_.q + v), qx = q * x;
       if constexpr (kForward) {
         const Chain<Quad> w = chain(x, k);
-        f = f + widened(q * vfma(w.e, x, w.c));
-        fs = fs + widened(qx * w.e);
+        f.add(q * vfma(w.e, x, w.c));
+        fs.add(qx * w.e);
       }
       if constexpr (kReverse) {
-        const Quad X = x + one, y = zero - x / X;
+        const Quad X = x + one, y = zero - x * reciprocal(X);
         const Chain<Quad> w = chain(y, k);
         const Quad c = vfma(w.e, y, w.c);
-        g = g + widened(q * (X * c));
-        gs = gs + widened(qx * vfma(order, y, c));
+        g.add(q * (X * c));
+        gs.add(qx * vfma(order, y, c));
       }
     }
-    return {sum(f), order_ * sum(fs) / weight, sum(g), (1.0 - order_) * sum(gs) / weight};
+    f.widen(), fs.widen(), g.widen(), gs.widen();
+    return {f.value(), order_ * fs.value() / weight, g.value(),
+            (1.0 - order_) * gs.value() / weight};
   }
 
  private:

@@ -19,7 +19,7 @@ class FloatChunk {
  public:
   static std::int64_t scratch_size(const LossPlan& plan, int degree) {  // doubles
     const std::int64_t tile = plan.tile(), models = plan.models;
-    return (models * tile + kColumns * tile + 3 * (tile + 16)) / 2 + 64 + tile +
+    return (models * tile + kColumns * tile) / 2 + 64 + tile + 4 * (tile + 16) + models + 8 +
            models * (1 + degree) * Vec::kLanes +
            models * static_cast<std::int64_t>(sizeof(Constants) / 8 + 1) + 2 * kMostRare;
   }
@@ -40,14 +40,19 @@ class FloatChunk {
     memory += plan.models * static_cast<std::int64_t>(sizeof(Constants) / 8 + 1);
     rare_ = reinterpret_cast<std::int64_t*>(memory);
     memory += 2 * kMostRare;
+    for (List* list : {&listed_, &recomputed_}) {
+      list->x = memory;
+      list->p = memory + tile_ + 16;
+      memory += 2 * (tile_ + 16);
+    }
+    ratios_ = memory;
+    memory += round_up(plan.models, 8);
     float* floats = reinterpret_cast<float*>(memory);
     for (float** column : {&base_, &z0_, &q_, &p_, &middle_, &factor_, &partial_}) {
       *column = floats;
       floats += tile_;
     }
-    list_x_ = floats;
-    list_p_ = list_x_ + tile_ + 16;
-    deviations_ = list_p_ + tile_ + 16;
+    deviations_ = floats;
     const double public_lse = in.public_lse[position];
     for (std::int64_t i = 0; i < plan.models; ++i) {
       const std::int64_t at = i * in.shape.positions + position;
@@ -86,9 +91,20 @@ class FloatChunk {
 
  private:
   static constexpr std::int64_t kColumns = 7, kMostRare = 64;
-  static constexpr int kGroup = 4;     // models whose rows are read side by side
-  static constexpr int kPartial = 32;  // models summed in floats before the sum is widened
-  static constexpr int kBurst = 32;    // vectors summed in floats before the sums are widened
+  static constexpr double kSteep = 8.0;  // of order |x|
+  static constexpr int kGroup = 4;       // models whose rows are read side by side
+  static constexpr int kPartial = 32;    // models summed in floats before the sum is widened
+  static constexpr int kBurst = 32;      // vectors summed in floats before the sums are widened
+
+  // Tokens of one model that are summed by themselves.
+  struct List {
+    double *x, *p;
+    std::int64_t count = 0;
+    void add(double token_x, double token_p) {
+      x[count] = token_x;
+      p[count++] = token_p;
+    }
+  };
 
   struct Constants {
     FloatShift shift;
@@ -108,29 +124,37 @@ class FloatChunk {
     load_models<D>(begin, length);
     prepare(begin, padded);
     if (!serves_) return;
-    for (std::int64_t i = 0; i < plan_.models; ++i) {
-      double* own = accumulators_ + i * (1 + fit_.degree) * Vec::kLanes;
-      listed_ = 0;
-      const ModelSums to = model_sums(sums, i);
-      switch (fit_.degree) {
-        case 4:
-          add_model<4>(i, begin, padded, own, to);
-          break;
-        case 6:
-          add_model<6>(i, begin, padded, own, to);
-          break;
-        case 10:
-          add_model<10>(i, begin, padded, own, to);
-          break;
-        default:
-          add_model<kMaxMoments>(i, begin, padded, own, to);
-      }
-      if (listed_ != 0) add_list(to);
-    }
+    add_models<D>(begin, padded, sums);
     for (std::int64_t k = 0; k < rare_count_; ++k) {
       const RareToken token(in_, weights_, position_, rare_[k], plan_.options);
       if (k < unbalanced) mean_balance_ += std::exp(token.log_mixture()) - std::exp(token.log_q());
       for (std::int64_t i = 0; i < plan_.models; ++i) add_rare(token, i, model_sums(sums, i));
+    }
+  }
+
+  template <Dtype D>
+  void add_models(std::int64_t begin, std::int64_t padded, double* sums) {
+    // High powers of small t leave the range of floats: together less than 1e-30 of a loss.
+    const FlushDenormals flush;
+    for (std::int64_t i = 0; i < plan_.models; ++i) {
+      double* own = accumulators_ + i * (1 + fit_.degree) * Vec::kLanes;
+      listed_.count = recomputed_.count = 0;
+      const ModelSums to = model_sums(sums, i);
+      switch (fit_.degree) {
+        case 4:
+          add_model<D, 4>(i, begin, padded, own);
+          break;
+        case 6:
+          add_model<D, 6>(i, begin, padded, own);
+          break;
+        case 10:
+          add_model<D, 10>(i, begin, padded, own);
+          break;
+        default:
+          add_model<D, kMaxMoments>(i, begin, padded, own);
+      }
+      if (listed_.count != 0) add_list(listed_, true, to);
+      if (recomputed_.count != 0) add_list(recomputed_, false, to);
     }
   }
 
@@ -143,7 +167,7 @@ class FloatChunk {
       const Vec low = low_half(z) - lse, high = high_half(z) - lse;
       const Flt log_q = narrow(low, high);
       const auto absent = Flt(static_cast<float>(kFloatLogQ)) > log_q;  // not NaN
-      vselect(absent, Flt(0.0f), narrow(exp_(low), exp_(high))).store(q_ + lane);
+      vselect(absent, Flt(0.0f), float_exp(low, high)).store(q_ + lane);
       // Absent tokens read as r = e^-80, whatever the private row has there.
       vselect(absent, Flt(3e38f), z).store(z0_ + lane);
       for (unsigned bits = absent.bits(); bits != 0; bits &= bits - 1) {
@@ -284,15 +308,15 @@ class FloatChunk {
     common_ += sum(common);
   }
 
-  template <int kDegree>
-  void add_model(std::int64_t i, std::int64_t begin, std::int64_t padded, double* own,
-                 const ModelSums& sums) {
+  template <Dtype D, int kDegree>
+  void add_model(std::int64_t i, std::int64_t begin, std::int64_t padded, double* own) {
     const float* deviations = deviations_ + i * tile_;
     for (std::int64_t start = 0; start < padded; start += kBurst * Flt::kLanes) {
       const std::int64_t stop =
           start + kBurst * Flt::kLanes < padded ? start + kBurst * Flt::kLanes : padded;
       Flt s[kDegree + 1];
-      for (Flt& x : s) x = Flt(0.0f);
+      ADAPMIXED_UNROLL
+      for (int k = 0; k <= kDegree; ++k) s[k] = Flt(0.0f);
       for (std::int64_t lane = start; lane < stop; lane += Flt::kLanes) {
         Flt t =
             (Flt::load(middle_ + lane) - Flt::load(deviations + lane)) * Flt::load(factor_ + lane);
@@ -300,7 +324,7 @@ class FloatChunk {
         const Flt square = t * t;
         const auto large = square > Flt(1.0f);
         if (__builtin_expect(large.bits() != 0, 0)) {
-          take(i, begin, lane, large.bits(), t, p, sums);
+          take<D>(i, begin, lane, large.bits(), t, p);
           p = vselect(large, Flt(0.0f), p);
           t = vselect(large, Flt(0.0f), t);
           accumulate<kDegree>(s, p, t, t * t);
@@ -308,6 +332,7 @@ class FloatChunk {
           accumulate<kDegree>(s, p, t, square);
         }
       }
+      ADAPMIXED_UNROLL
       for (int k = 0; k <= kDegree; ++k) {
         double* at = own + k * Vec::kLanes;
         (Vec::load(at) + widened(s[k])).store(at);
@@ -317,9 +342,10 @@ class FloatChunk {
 
   // s[k] += p t^{1+k}: even powers are added, odd ones made of them in the same step.
   template <int kDegree>
-  static void accumulate(Flt* s, Flt p, Flt t, Flt square) {
+  ADAPMIXED_INLINE static void accumulate(Flt* s, Flt p, Flt t, Flt square) {
     s[0] = vfma(p, t, s[0]);
     Flt power = p * square;
+    ADAPMIXED_UNROLL
     for (int k = 1; k <= kDegree; k += 2) {
       s[k] = s[k] + power;
       if (k + 1 <= kDegree) s[k + 1] = vfma(power, t, s[k + 1]);
@@ -327,8 +353,8 @@ class FloatChunk {
     }
   }
 
-  void take(std::int64_t i, std::int64_t begin, std::int64_t lane, unsigned bits, Flt t, Flt p,
-            const ModelSums& sums) {
+  template <Dtype D>
+  void take(std::int64_t i, std::int64_t begin, std::int64_t lane, unsigned bits, Flt t, Flt p) {
     float ts[Flt::kLanes], ps[Flt::kLanes];
     t.store(ts);
     p.store(ps);
@@ -336,17 +362,40 @@ class FloatChunk {
       const int k = __builtin_ctz(bits);
       const double x = ts[k] * fit_.reach;
       if (ps[k] == 0.0f) continue;
-      if (x < -0.5) {
-        // One model makes up half of the mixture or more.
-        serves_ = serves_ && pairs_++ < kMostRare;
-        if (!serves_) return;
-        const RareToken token(in_, weights_, position_, begin + lane + k, plan_.options);
-        add_rare(token, i, sums);
+      // What the excess makes of an error of x grows with order |x|, and where 1 + x cancels.
+      if (x < -0.5 || std::fabs(x) * plan_.largest_order > kSteep) {
+        recomputed_.add(token_excess<D>(i, begin + lane + k), ps[k]);
       } else {
-        list_x_[listed_] = static_cast<float>(x);
-        list_p_[listed_++] = ps[k];
+        listed_.add(x, ps[k]);
       }
     }
+  }
+
+  // x of one model at one token in double, from all models' logits.
+  template <Dtype D>
+  double token_excess(std::int64_t i, std::int64_t v) const {
+    const std::int64_t models = plan_.models, positions = in_.shape.positions;
+    const double z0 = row_of(in_.public_logits, 0, position_).at(v);
+    const double public_lse = in_.public_lse[position_];
+    const char* data = row_of(in_.private_logits, 0, position_).data;
+    const std::int64_t stride = in_.private_logits.stride_model * kElementSize<D>;
+    for (std::int64_t j = 0; j < models; ++j) {
+      const double z = Row{data + j * stride, D}.at(v);
+      ratios_[j] = z - z0 - (in_.private_lse[j * positions + position_] - public_lse);
+    }
+    for (std::int64_t j = models; j < round_up(models, 8); ++j) ratios_[j] = 0.0;
+    for (std::int64_t j = 0; j < models; j += Vec::kLanes) {
+      exp_(Vec::load(ratios_ + j)).store(ratios_ + j);
+    }
+    double total = plan_.absent, rest = plan_.absent;
+    for (std::int64_t j = 0; j < models; ++j) {
+      const std::int64_t at = j * positions + position_;
+      const double ratio = std::fma(weights_.weight[at], ratios_[j], weights_.complement[at]);
+      total += ratio;
+      if (j != i) rest += ratio;
+    }
+    if (plan_.against_public) return (rest + 1.0) / total - 1.0;
+    return rest * plan_.slots / ((plan_.slots - 1.0) * total) - 1.0;
   }
 
   void add_rare(const RareToken& token, std::int64_t i, const ModelSums& sums) const {
@@ -362,63 +411,60 @@ class FloatChunk {
     }
   }
 
-  void add_list(const ModelSums& sums) const {
-    for (int k = 0; k < Flt::kLanes; ++k) list_x_[listed_ + k] = list_p_[listed_ + k] = 0.0f;
+  // rough: their x are floats'.
+  void add_list(const List& list, bool rough, const ModelSums& sums) const {
+    for (int k = 0; k < Vec::kLanes; ++k) list.x[list.count + k] = list.p[list.count + k] = 0.0;
     Vec first(0.0), second(0.0);
-    for (std::int64_t j = 0; j < listed_; j += Flt::kLanes) {
-      const Flt x = Flt::load(list_x_ + j), px = Flt::load(list_p_ + j) * x;
-      first = first + widened(px);
-      second = second + widened(px * x);
+    for (std::int64_t j = 0; j < list.count; j += Vec::kLanes) {
+      const Vec x = Vec::load(list.x + j), px = Vec::load(list.p + j) * x;
+      first = first + px;
+      second = vfma(px, x, second);
     }
     sums.first() += sum(first);
     sums.listed_second() += sum(second);
     for (std::int64_t k = 0; k < plan_.options.num_orders; ++k) {
-      if (plan_.integers[k] != 0) {
-        add_integer(plan_.integers[k], sums.listed(k));
-      } else {
-        add_real(plan_.options.orders[k], sums.listed(k));
-      }
+      ListedSums& to = sums.listed(k);
+      double& slope = rough ? to.rough_slope : to.slope;
+      slope += plan_.integers[k] != 0 ? add_integer(list, plan_.integers[k], to)
+                                      : add_real(list, plan_.options.orders[k], to);
     }
   }
 
-  // Excess and slope (x times the derivative) of (1+x)^n and (1+x)^{1-n}.
-  void add_integer(int n, ListedSums& to) const {
-    const Flt one(1.0f), order(static_cast<float>(n)), less(static_cast<float>(n - 1));
+  // Adds the excesses of (1+x)^n and (1+x)^{1-n}; returns the larger slopes, x times the
+  // derivative.
+  static double add_integer(const List& list, int n, ListedSums& to) {
+    const Vec one(1.0), order(n), less(n - 1.0);
     Vec f(0.0), g(0.0), slope(0.0);
-    for (std::int64_t j = 0; j < listed_; j += Flt::kLanes) {
-      const Flt x = Flt::load(list_x_ + j), p = Flt::load(list_p_ + j), X = x + one;
+    for (std::int64_t j = 0; j < list.count; j += Vec::kLanes) {
+      const Vec x = Vec::load(list.x + j), p = Vec::load(list.p + j), X = x + one;
       // (1+x)^{1-n} - 1 - (1-n) x = (1+x) c_n(y), y = -x/(1+x).
-      const Flt inverse = one / X, px = p * x;
-      const Chain<Flt> up = chain(x, n), down = chain(Flt(0.0f) - x * inverse, n);
-      f = f + widened(p * up.c);
-      g = g + widened((p * X) * down.c);
-      slope = slope +
-              widened(vmax(px * order * ((up.e - x) * inverse), Flt(0.0f) - px * less * down.e));
+      const Vec inverse = one / X, px = p * x;
+      const Chain<Vec> up = chain(x, n), down = chain(Vec(0.0) - x * inverse, n);
+      f = vfma(p, up.c, f);
+      g = vfma(p * X, down.c, g);
+      slope = slope + vmax(px * order * ((up.e - x) * inverse), Vec(0.0) - px * less * down.e);
     }
     to.forward += sum(f);
     to.reverse += sum(g);
-    to.slope += sum(slope);
+    return sum(slope);
   }
 
-  void add_real(double order, ListedSums& to) const {
+  static double add_real(const List& list, double order, ListedSums& to) {
+    const Vec one(1.0);
     Vec f(0.0), g(0.0), slope(0.0);
-    const Vec one(1.0), zero(0.0);
-    for (std::int64_t j = 0; j < listed_; j += Flt::kLanes) {
-      const Flt xs = Flt::load(list_x_ + j), ps = Flt::load(list_p_ + j);
-      for (int half = 0; half < 2; ++half) {
-        const Vec x = half ? high_half(xs) : low_half(xs), p = half ? high_half(ps) : low_half(ps);
-        const LogParts<Vec> l = log_parts(x, x + one);
-        const Power<Vec> up = power(x, l, Vec(order)), down = power(x, l, Vec(1.0 - order));
-        f = vfma(p, up.excess, f);
-        g = vfma(p, down.excess, g);
-        const Vec px = p * x, inverse = one / (x + one);
-        slope = slope + vmax(px * Vec(order) * (up.value * inverse - one),
-                             px * Vec(1.0 - order) * (down.value * inverse - one));
-      }
+    for (std::int64_t j = 0; j < list.count; j += Vec::kLanes) {
+      const Vec x = Vec::load(list.x + j), p = Vec::load(list.p + j), X = x + one;
+      const LogParts<Vec> l = log_parts(x, X);
+      const Power<Vec> up = power(x, l, Vec(order)), down = power(x, l, Vec(1.0 - order));
+      f = vfma(p, up.excess, f);
+      g = vfma(p, down.excess, g);
+      const Vec px = p * x, inverse = one / X;
+      slope = slope + vmax(px * Vec(order) * (up.value * inverse - one),
+                           px * Vec(1.0 - order) * (down.value * inverse - one));
     }
     to.forward += sum(f);
     to.reverse += sum(g);
-    to.slope += sum(slope);
+    return sum(slope);
   }
 
   const Ensemble& in_;
@@ -430,8 +476,10 @@ class FloatChunk {
   Constants* constants_;
   std::int64_t* rare_;
   float *base_, *z0_, *q_, *p_, *middle_, *factor_, *partial_;
-  float *list_x_, *list_p_, *deviations_;
-  std::int64_t rare_count_ = 0, pairs_ = 0, listed_ = 0;
+  float* deviations_;
+  double* ratios_;
+  List listed_{}, recomputed_{};
+  std::int64_t rare_count_ = 0;
   double mean_balance_ = 0.0, common_ = 0.0;
   bool serves_ = true;
 };

@@ -80,9 +80,11 @@ class ErrorBound {
     const double interpolation =
         std::fmax(fit.forward[k].error, fit.reverse[k].error) * m.moments()[0];
     // A listed x is at least the reach, and its delta at least reach / others_ times the mixture.
-    const double listed = large.slope * ((24.0 * u + balance) * (1.0 + 2.0 * others_ / fit.reach) +
-                                         2.0 * u * shift_) +
-                          20.0 * u * std::fmax(std::fabs(large.forward), std::fabs(large.reverse));
+    const double listed =
+        large.rough_slope *
+            ((24.0 * u + balance) * (1.0 + 2.0 * others_ / fit.reach) + 2.0 * u * shift_) +
+        large.slope * balance +
+        20.0 * u * std::fmax(std::fabs(large.forward), std::fabs(large.reverse));
     const double total = moved + 20.0 * u * bulk + interpolation + listed;
     const double allowed = kLossError * (1.0 + excess) * std::log1p(excess);
     return total <= allowed || total <= 1e-12 * (order - 1.0);

@@ -67,14 +67,15 @@ struct LossPlan {
   }
 };
 
-// Excess sums over single tokens, and the larger of their slopes by log x.
+// Excess sums over single tokens, and the larger of their slopes by log x: of those whose x was
+// computed in floats, and of the others.
 struct ListedSums {
-  double forward, reverse, slope;
+  double forward, reverse, rough_slope, slope;
 };
 
 // Sums of one model over a chunk, later over a position; a view.
 struct ModelSums {
-  static std::int64_t size(int degree, std::int64_t orders) { return 2 + degree + 3 * orders; }
+  static std::int64_t size(int degree, std::int64_t orders) { return 2 + degree + 4 * orders; }
 
   double* data;
   int degree;

@@ -270,9 +270,9 @@ void project(const ProjectInputs& in, double order, double radius, const Project
              int threads) {
   const Solver solver(order, radius);
   const std::int64_t models = in.shape.models;
-  // Ranges share the public row's tables; two a thread even out the work of a single position.
-  const std::int64_t ranges = 2 * (threads < 1 ? 1 : threads);
-  const std::int64_t grain = (models + ranges - 1) / ranges;
+  // A range shares the public row's tables, and all its rows take about the same time.
+  const std::int64_t parts = threads < 1 ? 1 : threads;
+  const std::int64_t grain = (models + parts - 1) / parts;
   cpu::parallel_for(models * in.shape.positions, grain, threads,
                     [&](std::int64_t begin, std::int64_t end) {
                       Rows rows(solver, in, order, out);

@@ -7,11 +7,15 @@
 #include "core/float_ratio.h"
 #include "cpu/simd.h"
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 // Loops over independent vectors, whose latencies overlap only side by side.
 #if defined(__clang__)
 #define ADAPMIXED_UNROLL _Pragma("unroll")
 #else
-#define ADAPMIXED_UNROLL _Pragma("GCC unroll 8")
+#define ADAPMIXED_UNROLL _Pragma("GCC unroll 32")
 #endif
 // A lambda that is a loop's body, in more than one place: as a call its vectors would go through
 // memory.
@@ -48,8 +52,17 @@ inline Flt vmin(Flt a, Flt b) { return _mm512_min_ps(a.v, b.v); }
 inline Flt vmax(Flt a, Flt b) { return _mm512_max_ps(a.v, b.v); }
 inline Flt vabs(Flt a) { return _mm512_abs_ps(a.v); }
 inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm512_mask_blend_ps(m.m, b.v, a.v); }
-// core/float_ratio.h; here any n is right, 0 and inf included.
-inline Flt exp2_integer(Flt n, Flt) { return _mm512_scalef_ps(_mm512_set1_ps(1.0f), n.v); }
+// core/float_ratio.h. Integer operations: vscalefps occupies the adders for several cycles.
+inline Flt exp2_integer(Flt, Flt shifted) {
+  shifted = vmin(Flt(kFloatShifter + 127.0f), shifted);
+  const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f800000)));
+}
+// 1 / a within 2 units, a normal.
+inline Flt reciprocal(Flt a) {
+  const __m512 r = _mm512_rcp14_ps(a.v);
+  return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a.v, r, _mm512_set1_ps(1.0f)), r);
+}
 // The two halves, as doubles.
 inline Vec low_half(Flt a) { return _mm512_cvtps_pd(_mm512_castps512_ps256(a.v)); }
 inline Vec high_half(Flt a) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1)); }
@@ -106,6 +119,7 @@ inline Flt exp2_integer(Flt, Flt shifted) {
   const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(n, _mm256_set1_epi32(0x3f800000)));
 }
+inline Flt reciprocal(Flt a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a.v); }
 inline Vec low_half(Flt a) { return _mm256_cvtps_pd(_mm256_castps256_ps128(a.v)); }
 inline Vec high_half(Flt a) { return _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1)); }
 inline Flt narrow(Vec low, Vec high) {
@@ -155,6 +169,7 @@ inline Flt vselect(FltMask m, Flt a, Flt b) { return {m.m & 1u ? a.a : b.a, m.m 
 inline Flt exp2_integer(Flt n, Flt shifted) {
   return {exp2_integer(n.a, shifted.a), exp2_integer(n.b, shifted.b)};
 }
+inline Flt reciprocal(Flt a) { return {1.0f / a.a, 1.0f / a.b}; }
 inline Vec low_half(Flt a) { return Vec(static_cast<double>(a.a)); }
 inline Vec high_half(Flt a) { return Vec(static_cast<double>(a.b)); }
 inline Flt narrow(Vec low, Vec high) {
@@ -181,6 +196,19 @@ inline int compress(float* p, FltMask m, Flt a) {
   return count;
 }
 #endif
+
+// While it lives, results below the normal range are 0 on this thread: for sums where they cannot
+// matter, since arithmetic with them is many times slower.
+class FlushDenormals {
+ public:
+#if defined(__SSE2__)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
 
 // The lanes added in double.
 inline Vec widened(Flt a) { return low_half(a) + high_half(a); }
