@@ -165,7 +165,7 @@ _register(
 def _mixture_cpu(*tensors: Tensor) -> Tensor:
     result = _mixture_fake(*tensors)
     _C.mixture(*_weighted(*tensors), result.data_ptr(), _threads())
-    _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-5))
+    _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
 
 
@@ -185,7 +185,7 @@ def _log_prob_cpu(*tensors: Tensor) -> Tensor:
         raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}")
     result = _log_prob_fake(*tensors)
     _C.log_prob(*_weighted(*tensors[:6]), targets.data_ptr(), result.data_ptr(), _threads())
-    _refuse_foreign("position ", ~(result <= 1e-5))
+    _refuse_foreign("position ", ~(result <= 1e-6))
     return result
 
 

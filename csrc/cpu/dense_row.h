@@ -75,14 +75,15 @@ class DenseRow {
   DenseRow(const FloatPublic& q, double order, double* scratch)
       : q_(q), order_(order), d_(reinterpret_cast<float*>(scratch)) {}
 
-  // False where floats do not do. Sets lse().
+  // False where floats do not do.
   template <Dtype D>
-  bool load(const Row& row) {
-    // The log-sum-exps differ by about as much as the logits of the likeliest token; by how much
-    // they really do is seen from sum q r.
-    const double guess = row.at(q_.top) - q_.logits[q_.top];
-    if (!(std::fabs(guess) < 1e3)) return false;
-    const FloatShift shift = make_shift(guess);
+  bool load(const Row& row, double lse) {
+    const double difference = lse - q_.lse;
+    if (!(std::fabs(difference) < 1e3)) return false;
+    const FloatShift shift = make_shift(difference);
+    // d = r' (1 + residual) - 1.
+    scale_ = 1.0 + shift.residual;
+    offset_ = shift.residual;
     const std::int64_t vocab = q_.vocab;
     BlockSum first, second, third;
     Flt least(0.0f), most(0.0f);
@@ -117,26 +118,19 @@ class DenseRow {
       step(v, [&](std::int64_t at) { return load_floats<D>(row.data, at, vocab); });
       first.widen(), second.widen(), third.widen();
     }
-    // r = scale (1 + d_): sum q r = 1 gives the scale; d = scale d_ + offset.
     const double s1 = first.value(), s2 = second.value(), s3 = third.value();
-    if (!(s1 > -0.99 && s1 < 100.0)) return false;  // also where there are NaN
-    scale_ = 1.0 / (1.0 + s1);
-    offset_ = -s1 * scale_;
-    lse_ = q_.lse + guess + std::log1p(s1) + std::log1p(shift.residual);
     second_ = scale_ * scale_ * s2 + 2.0 * scale_ * offset_ * s1 + offset_ * offset_;
-    third_ = scale_ * scale_ * (scale_ * s3 + 3.0 * offset_ * s2) +
-             offset_ * offset_ * (3.0 * scale_ * s1 + offset_);
+    third_ = s3;
     least_ = scale_ * -maximum(Flt(0.0f) - least) + offset_;
     const double largest_log = std::log1p(std::fmax(scale_ * maximum(most) + offset_, 0.0));
-    // Relative error of d: its own, the logarithm's over d (at most 1 + log r), lambda's rounding
-    // and what the scale's own error, that of s1, does.
-    relative_ = kFloatUnit * (kRatioUnits + kLogUnits * (2.0 + largest_log) + 8.0);
-    // Its absolute error, from the rounding of z - z_0 and from the scale, against the size of d.
-    absolute_ = kFloatUnit * (std::fabs(guess) + 4.0 * std::fabs(offset_));
+    // Relative error of d: its own, the logarithm's over d (at most 1 + log r), lambda's rounding.
+    relative_ = kFloatUnit * (kRatioUnits + kLogUnits * (2.0 + largest_log) + 3.0);
+    // Its absolute error, from the rounding of z - z_0, against the size of d.
+    absolute_ = kFloatUnit * std::fabs(difference);
+    // False also where there are NaN.
     return second_ > 0.0 && relative_ < 3e-6 && absolute_ < 1e-6 * std::sqrt(second_);
   }
 
-  double lse() const { return lse_; }
   double second_moment() const { return second_; }
   double third_moment() const { return third_; }
 
@@ -179,7 +173,7 @@ class DenseRow {
   const FloatPublic& q_;
   double order_;
   float* d_;
-  double scale_ = 1.0, offset_ = 0.0, lse_ = 0.0;
+  double scale_ = 1.0, offset_ = 0.0;
   double second_ = 0.0, third_ = 0.0, least_ = 0.0;
   double relative_ = 0.0, absolute_ = 0.0;
 };

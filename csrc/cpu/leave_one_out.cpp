@@ -50,7 +50,7 @@ class ErrorBound {
   }
 
   // Whether loss k of model i is within kLossError (or 1e-12 nats) of the truth; sets it.
-  bool loss(std::int64_t i, std::int64_t k, double balance, double& result) const {
+  bool loss(std::int64_t i, std::int64_t k, double& result) const {
     const ModelSums m = sums_.model(i);
     const LossFit& fit = sums_.fit;
     const double order = plan_.options.orders[k];
@@ -64,13 +64,12 @@ class ErrorBound {
     if (!std::isfinite(forward) || !std::isfinite(reverse)) return false;
 
     // The error of x: in proportion to x itself, and, as a norm under p like `size`, what it shares
-    // with the other models: their deltas' rounding, that of sums over models, of z - z_0, of the
-    // log-sum-exps.
+    // with the other models: their deltas' rounding, that of sums over models, of z - z_0.
     const double u = kFloatUnit, size = std::sqrt(second(i));
-    const double own = 14.0 * u + 2.0 * u * shift_ + balance;
+    const double own = 14.0 * u + 2.0 * u * shift_;
     const double shared = u * (20.0 * common_ + (plan_.against_public ? 0.0 : 10.0 * mean_) +
                                9.0 * first_ + 7.0 * mean_ + 2.0 * shift_ * others_) +
-                          balance * mean_ + 1e-11 * others_;
+                          1e-11 * others_;
     // sum p x c'(x), and an upper bound on sum p |c'(x)| y for any y of norm `shared`.
     const double slope = std::fmax(std::fabs(forward_slope), std::fabs(reverse_slope));
     const double curvature = order * (order - 1.0) * (second(i) - m.listed_second());
@@ -81,9 +80,8 @@ class ErrorBound {
         std::fmax(fit.forward[k].error, fit.reverse[k].error) * m.moments()[0];
     // A listed x is at least the reach, and its delta at least reach / others_ times the mixture.
     const double listed =
-        large.rough_slope *
-            ((24.0 * u + balance) * (1.0 + 2.0 * others_ / fit.reach) + 2.0 * u * shift_) +
-        large.slope * balance +
+        large.rough_slope * (24.0 * u * (1.0 + 2.0 * others_ / fit.reach) + 2.0 * u * shift_) +
+        1e-12 * large.slope +
         20.0 * u * std::fmax(std::fabs(large.forward), std::fabs(large.reverse));
     const double total = moved + 20.0 * u * bulk + interpolation + listed;
     const double allowed = kLossError * (1.0 + excess) * std::log1p(excess);
@@ -203,7 +201,7 @@ class Call {
   // The losses of one position; false where floats were not enough for one of them.
   bool finish(std::int64_t position, const PositionSums& sums) {
     const std::int64_t orders = plan_.options.num_orders;
-    double largest_balance = 0.0, largest_shift = 0.0;
+    double largest_shift = 0.0;
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
       const std::int64_t at = i * in_.shape.positions + position;
       // sum p x is mean sum q delta less this model's, over the others; or this model's over all.
@@ -211,18 +209,16 @@ class Call {
                          ? -plan_.slots * sums.model(i).first()
                          : sums.mean_balance - (plan_.slots - 1.0) * sums.model(i).first();
       if (!(std::fabs(balance_[at]) < 1e-5)) return false;  // to be named by the exact sums
-      largest_balance = std::fmax(largest_balance, std::fabs(balance_[at]));
       const double weight = weights_.weight[at];
       largest_shift = std::fmax(largest_shift,
                                 weight * std::fabs(in_.private_lse[at] - in_.public_lse[position]));
     }
     if (!(std::fabs(sums.mean_balance) < 1e-5)) return false;
-    largest_balance = std::fmax(largest_balance, std::fabs(sums.mean_balance));
     const ErrorBound bound(plan_, sums, largest_shift);
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
       double* out = loss_ + (i * in_.shape.positions + position) * orders;
       for (std::int64_t k = 0; k < orders; ++k) {
-        if (!bound.loss(i, k, largest_balance, out[k])) return false;
+        if (!bound.loss(i, k, out[k])) return false;
       }
     }
     return true;
@@ -243,12 +239,7 @@ class Call {
         const std::int64_t at = i * positions + position;
         weight[i] = weights_.weight[at];
         complement[i] = weights_.complement[at];
-        std::int32_t status = kRowOk;
-        with_dtype(rows.dtype, [&](auto tag) {
-          log_sum_exp_row<decltype(tag)::value>(row_of(rows, i, 0).data, vocab, lse + i, &status);
-        });
-        // Far off, the rows are not those of the projection: its own value lets that be seen.
-        if (!(std::fabs(lse[i] - in_.private_lse[at]) < 1e-5)) lse[i] = in_.private_lse[at];
+        lse[i] = in_.private_lse[at];
       }
     });
     const Ensemble one{{models, 1, vocab}, rows, public_row, lse, in_.public_lse + position};

@@ -32,15 +32,14 @@ class ListedRow {
         forward_(order),
         reverse_(order) {}
 
-  // False: too many tokens matter. lse is known within `error`: the sums are those of the end of
-  // that range where they are larger.
+  // False: too many tokens matter.
   template <Dtype D>
-  bool list_forward(const Row& row, double lse, double error) {
-    return list<D>(row, lse - error, order_, forward_, memory_);
+  bool list_forward(const Row& row, double lse) {
+    return list<D>(row, lse, order_, forward_, memory_);
   }
   template <Dtype D>
-  bool list_reverse(const Row& row, double lse, double error) {
-    return list<D>(row, lse + error, 1.0 - order_, reverse_, memory_ + half());
+  bool list_reverse(const Row& row, double lse) {
+    return list<D>(row, lse, 1.0 - order_, reverse_, memory_ + half());
   }
 
   double unlisted() const { return unlisted_; }

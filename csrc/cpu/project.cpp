@@ -3,6 +3,8 @@
 // Three ways, chosen by the target T = e^{(alpha-1) R} and, row by row, by what floats can decide:
 // a short list of tokens (listed_row.h), float sums over the row (dense_row.h), double sums over
 // the row (exact_row.h), which serves everything.
+#include <initializer_list>
+
 #include "cpu/dense_row.h"
 #include "cpu/listed_row.h"
 #include "cpu/parallel.h"
@@ -77,8 +79,8 @@ class Solver {
 
   // The solution from lists of tokens; false where there are too many of them.
   template <Dtype D>
-  bool listed(ListedRow& lists, const Row& row, double lse, double lse_error, Point& found) const {
-    if (!lists.list_forward<D>(row, lse, lse_error)) return false;
+  bool listed(ListedRow& lists, const Row& row, double lse, Point& found) const {
+    if (!lists.list_forward<D>(row, lse)) return false;
     Target target = make_target(order_, radius_, kDoubleRatioError);
     target.log_margin += 2.0 * lists.unlisted();
     bool have_reverse = false, too_many = false;
@@ -86,7 +88,7 @@ class Solver {
       Sums s;
       if (forward) s = evaluate_sums<true, false>(lists.forward(), x, target);
       if (reverse && !have_reverse) {
-        too_many = too_many || !lists.list_reverse<D>(row, lse, lse_error);
+        too_many = too_many || !lists.list_reverse<D>(row, lse);
         have_reverse = true;
       }
       if (reverse && !too_many) {
@@ -213,24 +215,22 @@ class Rows {
   template <Dtype D>
   bool listed(const Row& row, std::int64_t at, Point& found) {
     double& lse = out_.private_lse[at];
-    lse = float_log_sum_exp<D>(row.data, vocab_, row.at(public_.top));
+    lse = log_sum_exp_near<D>(row.data, vocab_, row.at(public_.top));
     if (std::isnan(lse)) return false;
-    ListedRow lists(public_, order_, solver_.log_target(), 1e-6, rest());
-    if (!solver_.listed<D>(lists, row, lse, kFloatLseError, found)) return false;
-    // A ratio (T/q)^{1/alpha} near 1 needs r, and lse, better than that.
-    if (!delicate(found) && solver_.log_target() > 0.33 * order_) return true;
-    log_sum_exp_row<D>(row.data, vocab_, &lse, out_.status + at);
-    ListedRow longer(public_, order_, solver_.log_target(), 1e-11, rest());
-    return out_.status[at] == kRowOk && solver_.listed<D>(longer, row, lse, 0.0, found);
+    for (const double unlisted : {1e-6, 1e-11}) {
+      ListedRow lists(public_, order_, solver_.log_target(), unlisted, rest());
+      if (!solver_.listed<D>(lists, row, lse, found)) return false;
+      if (!delicate(found)) break;
+    }
+    return true;
   }
 
   template <Dtype D>
   bool dense(const Row& row, std::int64_t at, Point& found) {
-    if (public_.uncovers(row)) return false;  // sum q r is not 1
+    double& lse = out_.private_lse[at];
+    lse = log_sum_exp_near<D>(row.data, vocab_, row.at(public_.top));
     DenseRow sums(public_, order_, rest());
-    if (!sums.load<D>(row) || !solver_.dense(sums, found)) return false;
-    out_.private_lse[at] = sums.lse();
-    return true;
+    return !std::isnan(lse) && sums.load<D>(row, lse) && solver_.dense(sums, found);
   }
 
   template <Dtype D>

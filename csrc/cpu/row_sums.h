@@ -1,12 +1,38 @@
-// lse = log sum_v exp(z_v) of one row: in double, or faster within kFloatLseError.
+// lse = log sum_v exp(z_v) of one row, in double.
 #pragma once
 
 #include <cmath>
 
 #include "core/elementary.h"
+#include "cpu/exp_from.h"
 #include "cpu/rows.h"
 
 ADAPMIXED_CORE_BEGIN
+
+// log sum of e^z over a row, by e^{z - m}: within 2e-14 besides the rounding of m itself. Terms
+// with |z - m| > 600 are cut off there; NaN where there is a NaN.
+template <Dtype D>
+double log_sum_from(const char* data, std::int64_t vocab, double m) {
+  const Flt lowest(static_cast<float>(m - 600.0)), highest(static_cast<float>(m + 600.0));
+  const ExpFrom from(m);
+  constexpr std::int64_t kGroup = 4 * Flt::kLanes;
+  Vec low(0.0), high(0.0);
+  const auto add = [&](Flt z) ADAPMIXED_INLINE {
+    z = vmin(highest, vmax(lowest, z));  // NaN, the second operand, passes
+    low = low + from.exp(low_half(z));
+    high = high + from.exp(high_half(z));
+  };
+  std::int64_t v = 0;
+  for (; v + kGroup <= vocab; v += kGroup) {
+    for (std::int64_t line = 0; line < kGroup * kElementSize<D>; line += 64) {
+      __builtin_prefetch(data + (v + 32 * kGroup) * kElementSize<D> + line);
+    }
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < 4; ++k) add(load_whole<D>(data, v + k * Flt::kLanes));
+  }
+  for (; v < vocab; v += Flt::kLanes) add(load_floats<D>(data, v, vocab));
+  return from.origin() + std::log(sum(low + high));
+}
 
 template <Dtype D>
 void log_sum_exp_row(const char* data, std::int64_t vocab, double* lse, std::int32_t* status) {
@@ -28,53 +54,18 @@ void log_sum_exp_row(const char* data, std::int64_t vocab, double* lse, std::int
   } else if (std::fabs(m) > kMaxLogit) {
     *status = kRowTooLarge;
   } else {
-    Vec total(0.0);
-    for (std::int64_t v = 0; v < vocab; v += Vec::kLanes) {
-      total = total + exp_(load_logits<D>(data, v, vocab) - Vec(m));
-    }
-    *lse = m + std::log(sum(total));
+    *lse = log_sum_from<D>(data, vocab, m);
     *status = kRowOk;
   }
 }
 
-// Relative error of the sum: 6 units (kFloatUnit) of each exponential, and 1.3 units of |z - m|, in
-// the mean over p at most 17 nats: below m by the entropy, above by what the total may be.
-constexpr double kFloatLseError = 1.7e-6;
-
-// NaN where the row needs the exact way: NaN, inf or huge logits, or `reference` far from the
-// largest logit. `reference`: a logit of this row that is likely to be among the large ones.
+// The same in one pass, from a logit of this row that is likely to be among the large ones; NaN
+// where it was not, or the row has a status.
 template <Dtype D>
-double float_log_sum_exp(const char* data, std::int64_t vocab, double reference) {
+double log_sum_exp_near(const char* data, std::int64_t vocab, double reference) {
   if (!(std::fabs(reference) < 1e4)) return std::nan("");
-  const auto m = static_cast<float>(reference);
-  const Flt lowest(m - 87.0f), base(m);
-  const auto term = [&](Flt z) {
-    const Flt t = vmax(lowest, z) - base;  // NaN, the second operand, passes
-    const Flt shifted = vfma(t, Flt(kFloatLog2e), Flt(kFloatShifter));
-    const Flt n = shifted - Flt(kFloatShifter);
-    const Flt scale = exp2_integer(n, shifted);
-    return vfma(scale, exp2_minus_one(vfms(t, Flt(kFloatLog2e), n)), scale);
-  };
-  constexpr std::int64_t kGroup = 8 * Flt::kLanes;
-  Vec low(0.0), high(0.0);
-  const auto add = [&](Flt group) {
-    low = low + low_half(group);
-    high = high + high_half(group);
-  };
-  std::int64_t v = 0;
-  for (; v + kGroup <= vocab; v += kGroup) {
-    for (std::int64_t line = 0; line < kGroup * kElementSize<D>; line += 64) {
-      __builtin_prefetch(data + (v + 16 * kGroup) * kElementSize<D> + line);
-    }
-    Flt terms[8];
-    ADAPMIXED_UNROLL
-    for (int k = 0; k < 8; ++k) terms[k] = term(load_whole<D>(data, v + k * Flt::kLanes));
-    add(((terms[0] + terms[1]) + (terms[2] + terms[3])) +
-        ((terms[4] + terms[5]) + (terms[6] + terms[7])));
-  }
-  for (; v < vocab; v += Flt::kLanes) add(term(load_floats<D>(data, v, vocab)));
-  const double total = sum(low + high);
-  return total < 0x1p24 ? m + std::log(total) : std::nan("");  // also where it is NaN
+  const double lse = log_sum_from<D>(data, vocab, reference);
+  return lse - reference < 500.0 ? lse : std::nan("");  // also where it is NaN
 }
 
 ADAPMIXED_CORE_END
