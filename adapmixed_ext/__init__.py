@@ -14,17 +14,9 @@ except ImportError as error:
     ) from error
 
 from ._types import Projection, RandomSource, Screening
-from .ops import (
-    gaussian,
-    leave_one_out,
-    log_prob,
-    loss_error,
-    mixture,
-    project,
-    renyi_divergence,
-    sample,
-    screen,
-)
+from .divergence import renyi_divergence
+from .draws import gaussian, sample
+from .ops import leave_one_out, log_prob, loss_error, mixture, project, screen
 
 __all__ = [
     "Projection",

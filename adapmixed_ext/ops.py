@@ -1,9 +1,11 @@
-"""The public operators: validate, document, allocate, call.
+"""The public operators on ensembles: validate, document, call.
 
 Notation: N models, B positions, V tokens, K Rényi orders; q and p_i the softmax of the public and
 private logits; p̄_i = λ_i p_i + (1−λ_i) q. Logits are float32, bfloat16 or float16 with any row
 stride (one copy is made if the last stride is not 1). Results that carry privacy are float64.
 Bad arguments and bad rows raise ValueError; CPU calls raise at once. There are no gradients.
+Memory is stated in bytes beyond inputs, that copy and results; on the CPU, threads keep theirs for
+their next call. None of it grows with N·V.
 """
 
 import math
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators)
 from . import _validate as check
-from ._types import Projection, RandomSource, Screening
+from ._types import Projection, Screening
 from ._validate import ensemble_logits as ensemble_logits
 
 _ops = torch.ops.adapmixed
@@ -56,56 +58,6 @@ def _weighted(
     return *known, *check.weights(projection, known[0])
 
 
-def _rows(name: str, logits: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(rows (M, V), log-sum-exps (M,)) after broadcasting; errors name rows as they were given."""
-    vocab = shape[-1]
-    # Up to three axes are passed on as they are, so that an error has the caller's indices.
-    given = logits if logits.dim() in (2, 3) else logits.reshape(-1, vocab)
-    given = given if given.stride(-1) == 1 or vocab == 1 else given.contiguous()
-    rows = check.logits(name, logits.expand(shape).reshape(-1, vocab), 2)
-    lse, _ = _ops.log_sum_exp(given, name)
-    return rows, lse.reshape(logits.shape[:-1]).expand(shape[:-1]).reshape(-1).contiguous()
-
-
-def renyi_divergence(
-    p_logits: Tensor, q_logits: Tensor, orders: float | Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """D_α(P‖Q) and D_α(Q‖P) of distributions given by logits (paper, Definition 2.2).
-
-    D_α(P‖Q) = log Σ P^α Q^{1−α} / (α−1); order 1 is the Kullback–Leibler divergence, inf the
-    largest log-ratio. P > 0 = Q gives +inf, P = Q = 0 counts 0.
-
-    Args:
-        p_logits, q_logits: (..., V), broadcast against each other in their leading axes.
-        orders: one order or K orders, each in [1, inf].
-
-    Returns:
-        (forward, backward), each (..., K) float64, in nats.
-
-    Raises:
-        ValueError: shapes, dtypes, devices, an order < 1 or NaN, a row with NaN, +inf or no value.
-    """
-    p, q = check.tensor("p_logits", p_logits), check.tensor("q_logits", q_logits)
-    for name, t in (("p_logits", p), ("q_logits", q)):
-        if t.dim() == 0 or t.shape[-1] == 0:
-            raise ValueError(f"{name} must have shape (..., V >= 1), got {tuple(t.shape)}")
-    if p.shape[-1] != q.shape[-1]:
-        raise ValueError(f"q_logits must have V = {p.shape[-1]} tokens, got {q.shape[-1]}")
-    values = check.orders(orders, limits=True)
-    try:
-        shape = torch.broadcast_shapes(p.shape, q.shape)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        raise ValueError(
-            f"q_logits must broadcast against p_logits {tuple(p.shape)}, got {tuple(q.shape)}"
-        ) from None
-    check.same("q_logits", q, "p_logits", p)
-    p_rows, p_lse = _rows("p_logits", p, shape)
-    q_rows, q_lse = _rows("q_logits", q, shape)
-    forward, backward = _ops.renyi_divergence(p_rows, q_rows, p_lse, q_lse, values)
-    result = (*shape[:-1], len(values))
-    return forward.reshape(result), backward.reshape(result)
-
-
 def project(
     private_logits: Tensor, public_logits: Tensor, *, order: float, radius: float
 ) -> Projection:
@@ -114,6 +66,7 @@ def project(
     Always the feasible side: λ is never above the exact optimum, and within 1e-5 relative of it
     where (α−1)R ≥ 1e-8 (below that rounding takes more of λ, always to the safe side).
     A token masked in the public row but not in the private one gives λ_i = 0.
+    Memory: at most 96·V + 2^14 for each thread.
 
     Args:
         private_logits: (N, B, V).
@@ -212,6 +165,16 @@ def screen_prepared(
     return Screening(divergence, passed, inputs.status)
 
 
+def _loss_options(
+    orders: float | Sequence[float], adjacency: Adjacency
+) -> tuple[list[float], bool]:
+    """Checked orders, and whether the neighbour is zero-out."""
+    values = check.orders(orders, limits=False)
+    if adjacency not in ("add_remove", "zero_out"):
+        raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
+    return values, adjacency == "zero_out"
+
+
 def leave_one_out(
     private_logits: Tensor,
     public_logits: Tensor,
@@ -227,6 +190,8 @@ def leave_one_out(
     p = mean_i p̄_i; p' = (N p − p̄_i)/(N−1) for add/remove (q if N = 1), p − (p̄_i − q)/N for
     zero-out. An estimate with relative error at most ``loss_error`` (absolute 1e-12 below that);
     identical models give exactly 0; a loss that cannot be bounded is +inf, never NaN.
+    Memory: at most 2048·N + 2^19 for each thread, min(B·S, S + 2^25) with S = 1344·N·(K+4) for the
+    sums of the chunks that the vocabulary is cut into, and 64·N·B + 2^16.
 
     Args:
         private_logits, public_logits: (N, B, V) and (B, V).
@@ -241,18 +206,42 @@ def leave_one_out(
     Returns:
         (N, B, K) float64, in nats: private, for the operator only.
     """
-    values = check.orders(orders, limits=False)
-    if adjacency not in ("add_remove", "zero_out"):
-        raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
+    values, zero_out = _loss_options(orders, adjacency)
     ensemble = _weighted(private_logits, public_logits, projection)
     slots = check.slots(num_models, ensemble[0])
     if mean_excess is not None:
         shape = tuple(ensemble[1].shape)
         mean_excess = check.typed("mean_excess", mean_excess, torch.float64, shape, ensemble[0])
         mean_excess = _ops.checked(mean_excess, "mean_excess", -1.0, math.inf)
-    zero_out = adjacency == "zero_out"
     loss: Tensor = _ops.leave_one_out(*ensemble, values, zero_out, slots, mean_excess)
     return loss
+
+
+def step(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    *,
+    order: float,
+    radius: float,
+    orders: float | Sequence[float],
+    adjacency: Adjacency = "add_remove",
+    num_models: int | None = None,
+) -> tuple[Projection, Tensor]:
+    """:func:`project`, then :func:`leave_one_out` of all rows, in one call. Internal.
+
+    The same results bit for bit, and the same errors; arguments as there. For callers that charge
+    every row by its projection: nothing may change a weight in between. Memory: at most 96·V +
+    2048·N + 2^19 for each thread, and what :func:`leave_one_out` states besides.
+    """
+    order = check.order("order", order)
+    radius = check.number("radius", radius, least=0.0)
+    values, zero_out = _loss_options(orders, adjacency)
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    slots = check.slots(num_models, private)
+    weight, complement, private_lse, public_lse, status, loss = _ops.step(
+        private, public, order, radius, values, zero_out, slots
+    )
+    return Projection(weight, complement, private_lse, public_lse, status), loss
 
 
 def mixture(
@@ -294,59 +283,3 @@ def log_prob(
     wanted = check.typed("targets", targets, torch.int64, positions, ensemble[0])
     result: Tensor = _ops.log_prob(*ensemble, wanted)
     return result
-
-
-def _reserve(rng: RandomSource) -> tuple[Tensor, int]:
-    if not callable(getattr(rng, "reserve", None)):
-        raise ValueError(f"rng must be a random source (adapmixed.rng), got {type(rng).__name__}")
-    return rng.reserve()
-
-
-def gaussian(shape: int | Sequence[int], *, sigma: float, rng: RandomSource) -> Tensor:
-    """Independent N(0, σ²) variates from the ChaCha20 stream of ``rng``.
-
-    Args:
-        shape: of the result.
-        sigma: standard deviation ≥ 0.
-        rng: a random source (``adapmixed.rng``).
-
-    Returns:
-        float64 tensor on the CPU.
-    """
-    sigma = check.finite("sigma", sigma, least=0.0)
-    if not isinstance(shape, int | Sequence):
-        raise ValueError(f"shape must be an integer or a sequence of integers, got {shape!r}")
-    sizes = [check.integer("shape", n, 0) for n in ([shape] if isinstance(shape, int) else shape)]
-    if math.prod(sizes) >= 2**40:
-        raise ValueError(f"shape must hold fewer than 2**40 numbers, got {shape!r}")
-    key, counter = _reserve(rng)
-    result: Tensor = _ops.gaussian(key, counter, sizes, sigma)
-    return result
-
-
-def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -> Tensor:
-    """One token per row, exactly proportional to integer weights of the probabilities.
-
-    Weights are ⌊p·2^100⌋, at least 1 wherever q > 0 (no token with q > 0 is ever lost) and 0 where
-    q = 0, whatever the probability there; the draw is uniform below their total, by rejection. For
-    probabilities within q's support the sampled law differs from the normalised ones by less than
-    V·2^-99 in total variation.
-
-    Args:
-        probabilities: (B, V) float64, rows that sum to 1 within 1e-6.
-        public_logits: (B, V): q > 0 where they are > −inf.
-        rng: a random source (``adapmixed.rng``).
-
-    Returns:
-        (B,) int64 tokens.
-
-    Raises:
-        ValueError: shapes, dtypes, devices, rows of probabilities that are no distribution,
-            a row of public logits with NaN, +inf or no finite value.
-    """
-    public = check.logits("public_logits", public_logits, 2)
-    _ops.log_sum_exp(public, "public_logits")
-    p = check.typed("probabilities", probabilities, torch.float64, tuple(public.shape), public)
-    key, counter = _reserve(rng)
-    tokens: Tensor = _ops.sample(p, public, key, counter)
-    return tokens

@@ -100,6 +100,26 @@ PYBIND11_MODULE(_C, m) {
                        pointer<double>(loss), pointer<double>(balance), threads);
   });
 
+  m.def("step", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+                   double order, double radius, std::vector<double> orders, bool zero_out,
+                   std::int64_t num_models, std::uintptr_t weight, std::uintptr_t complement,
+                   std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t status,
+                   std::uintptr_t loss, std::uintptr_t public_status, std::uintptr_t balance,
+                   int threads) {
+    const py::gil_scoped_release nogil;
+    const adapmixed::LeaveOneOutOptions options{
+        orders.data(), static_cast<std::int64_t>(orders.size()), zero_out, num_models, nullptr};
+    cpu::step({shape_of(shape), logits_of(private_logits), logits_of(public_logits)}, order, radius,
+              options,
+              {{pointer<double>(weight), pointer<double>(complement), pointer<double>(private_lse),
+                pointer<std::int32_t>(status)},
+               pointer<double>(public_lse),
+               pointer<std::int32_t>(public_status),
+               pointer<double>(loss),
+               pointer<double>(balance)},
+              threads);
+  });
+
   m.def("mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                       std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t weight,
                       std::uintptr_t complement, std::uintptr_t probabilities, int threads) {

@@ -53,7 +53,10 @@ FOREIGN = {
 }
 
 # Inside adapmixed_ext, bottom up.
-EXT_ORDER = ["_C", "_types", "_validate", "_library", "ops", "__init__"]
+EXT_ORDER = [
+    "_C", "_types", "_validate", "_registry", "_library", "_random_library", "divergence", "draws",
+    "ops", "__init__",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

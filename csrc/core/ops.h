@@ -76,6 +76,20 @@ struct LeaveOneOutOptions {
   const double* mean_excess;  // (B, V) sum_i delta_i / num_models over all ranks, or null
 };
 
+// Both in one call.
+struct StepInputs {
+  Shape shape;
+  Logits private_logits;
+  Logits public_logits;
+};
+struct StepResults {
+  ProjectResults projection;
+  double* public_lse;           // (B)
+  std::int32_t* public_status;  // (B)
+  double* loss;                 // (N, B, K)
+  double* balance;              // (N, B)
+};
+
 struct ScreenOptions {
   double weight;
   double order;
@@ -96,6 +110,10 @@ void project(const ProjectInputs& in, double order, double radius, const Project
 // the log-sum-exps.
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, int threads);
+// log_sum_exp of the public rows, project and leave_one_out, with the results they have one by one.
+// Stops at the first of them that finds a bad row: false, and what comes after it is not written.
+bool step(const StepInputs& in, double order, double radius, const LeaveOneOutOptions& options,
+          const StepResults& out, int threads);
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads);
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
               double* result, int threads);

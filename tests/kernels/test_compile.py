@@ -24,6 +24,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
         "log_sum_exp": (private, "private_logits"),
         "project": (private, public, public_lse, 18.0, 3.6),
         "leave_one_out": (*ensemble, weight, 1 - weight, [2.0, 18.0], False, 5, None),
+        "step": (private, public, 18.0, 3.6, [2.0, 18.0], False, 5),
         "mixture": (*ensemble, weight, 1 - weight),
         "log_prob": (*ensemble, weight, 1 - weight, torch.tensor([3, 16])),
         "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.0, 2.0]),
@@ -69,9 +70,10 @@ def everything(
     )
     forward, backward = adapmixed_ext.renyi_divergence(private, public, [1.0, 3.0])
     bare = adapmixed_ext.mixture(private, public, 0.5 * projection.weight)
+    fused, fused_loss = adapmixed_ext.ops.step(private, public, order=18.0, radius=3.6, orders=2.0)
     return (
         projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
-        screening.divergence, screening.passed, forward, backward, bare,
+        screening.divergence, screening.passed, forward, backward, bare, fused.weight, fused_loss,
     )  # fmt: skip
 
 

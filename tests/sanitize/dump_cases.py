@@ -29,8 +29,11 @@ import adapmixed_ext  # noqa: E402
 MAGIC = b"ADPMXC01"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BALLS = ((18.0, 3.6), (3.0, 0.03), (1.5, 50.0), (1.01, 1e-6), (64.0, 0.5), (256.0, 50.0))
+# Short lists of tokens, float sums over whole rows, weights that are left to doubles, small ones.
+FLOAT_BALLS = ((18.0, 3.6), (3.0, 0.03), (2.0, 0.5), (3.0, 0.001), (18.0, 0.3))
 ORDER_LISTS = (
     (18.0,),
+    (3.0,),
     (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0),
     (1.01, 2.5, 18.0),
     tuple(1.0 + 0.5 * k for k in range(1, 33)),  # as many as are allowed
@@ -79,8 +82,29 @@ def big() -> list[Case]:
         private[0, :, 21] += 40.0
         public[:, -5:] = private[:, :, -5:] = -INF  # a vocabulary padded with masked tokens
         private[n // 2, :, 11] = -INF
+        private[:, :, 26:28] -= 12.0  # a mixture far below q
         private[-1, -1, 7] += 9.0
         name = f"big-V{vocab}-N{n}-B{b}-{str(dtype)[6:]}"
+        case = Case(name, private.to(dtype), public.to(dtype))
+        result.append(gapped(case) if seed % 2 else case)
+    return result
+
+
+def like_models() -> list[Case]:
+    """Rows as language models give them, with a padded vocabulary: single precision serves."""
+    plans = [
+        # V, N, B, dtype
+        (3001, 8, 2, torch.float32),
+        (2993, 40, 1, torch.bfloat16),
+        (3007, 100, 1, torch.float16),
+        (50257, 8, 1, torch.float32),
+        (50251, 5, 1, torch.bfloat16),
+    ]
+    result = []
+    for seed, (vocab, n, b, dtype) in enumerate(plans):
+        private, public = cases.logits(900 + seed, n, b, vocab, 2.0, 0.5)
+        public[:, -47:] = private[:, :, -47:] = -INF
+        name = f"like-models-V{vocab}-N{n}-{str(dtype)[6:]}"
         case = Case(name, private.to(dtype), public.to(dtype))
         result.append(gapped(case) if seed % 2 else case)
     return result
@@ -89,6 +113,13 @@ def big() -> list[Case]:
 def refused() -> list[Case]:
     """Rows that have no distribution: only their status is defined."""
     result = [*cases.huge()]
+    for dtype in DTYPES:
+        # One such row among many that single precision serves.
+        private, public = cases.logits(810, 8, 2, 3001, 2.0, 0.5)
+        private[3, 1, 1500], private[5, 0] = math.nan, math.nan
+        result.append(Case(f"refused-row-{str(dtype)[6:]}", private.to(dtype), public.to(dtype)))
+        public[1, 5] = math.nan
+        result.append(Case(f"refused-public-{str(dtype)[6:]}", private.to(dtype), public.to(dtype)))
     for dtype in DTYPES:
         private, public = cases.logits(800, 5, 2, 19, 2.0, 0.5)
         private[0, 0, 18], private[1, 1, 3], private[2, 0, 0] = math.nan, INF, -math.nan
@@ -234,16 +265,19 @@ class Dump:
 def main(path: Path) -> None:
     small = cases.small() + cases.corners()
     large = cases.wide() + big()
+    plain = like_models()
     empty = Case("no-positions", torch.zeros(3, 0, 5), torch.zeros(0, 5))
     torch.set_num_threads(1)
     with path.open("wb") as file:
         file.write(MAGIC)
         dump = Dump(file)
-        dump.ints(len(small) + len(large) + 1 + len(refused()))
+        dump.ints(len(small) + len(large) + len(plain) + 1 + len(refused()))
         for case in small:
             dump.case(case, BALLS)
         for case in large:
             dump.case(case, BALLS[:3])
+        for case in plain:
+            dump.case(case, FLOAT_BALLS if case.public.shape[-1] < 10_000 else FLOAT_BALLS[:2])
         dump.case(empty, BALLS[:1])
         for case in refused():
             dump.case(case, (), good=False)

@@ -1,0 +1,119 @@
+"""Peak memory of the step beyond inputs and results: what its docstring states, no more.
+
+Measured as resident memory in a fresh process, where no thread has scratch memory yet.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCAB = 50_257
+ORDERS = 8
+# Pages of code and of the interpreter that the measured calls touch first.
+SLACK = 1 << 20
+
+pytestmark = pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="no /proc to reset a peak in"
+)
+
+# Prints the growth of the peak over three balls, each solved another way (lists, float sums, double
+# sums), and over losses with and without single precision; then what the measurement makes of a
+# tensor of as many bytes as there are logits.
+PROGRAM = """
+import ctypes, sys
+import torch
+from adapmixed_ext import ops
+
+models, vocab, threads = map(int, sys.argv[1:4])
+orders = [2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0]
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages: they are resident beyond what was asked
+torch.set_num_threads(threads)
+
+
+def peak():
+    with open("/proc/self/status") as file:
+        status = dict(line.split(":", 1) for line in file)
+    return 1024 * int(status["VmHWM"].split()[0])
+
+
+def growth(call):
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = peak()
+    kept = call()
+    return peak() - before
+
+
+def logits(models, vocab):
+    public = torch.empty(1, vocab).normal_(0.0, 2.0)
+    private = torch.empty(models, 1, vocab).normal_(0.0, 0.5)
+    return private.add_(public), public
+
+
+def step(private, public):
+    for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 0.2)):
+        yield ops.step(private, public, order=order, radius=radius, orders=orders)
+    public[:, :100] = private[:, :, :100] = -300.0  # rare tokens: losses need double precision
+    yield ops.step(private, public, order=18.0, radius=3.6, orders=orders)
+
+
+torch.manual_seed(0)
+list(step(*logits(5, 640)))  # loads the code, starts the threads
+private, public = logits(models, vocab)
+print(growth(lambda: list(step(private, public))))
+print(growth(lambda: torch.zeros(private.numel(), dtype=torch.uint8)))
+"""
+
+
+def bound(models: int, vocab: int, threads: int, orders: int = ORDERS) -> int:
+    """Bytes, as stated in the docstring of ``step``, for one position."""
+    sums = 1344 * models * (orders + 4)
+    return threads * (96 * vocab + 2048 * models + 2**19) + sums + 64 * models + 2**16
+
+
+@cache
+def measured(models: int, vocab: int, threads: int) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(models), str(vocab), str(threads)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        # Memory that is free goes back at once: what is measured is what is in use.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
+    )
+    growth, control = map(int, done.stdout.split())
+    logits = models * vocab
+    assert 0.9 * logits < control < 1.1 * logits + SLACK, "the measurement sees nothing"
+    return growth
+
+
+@pytest.mark.parametrize(
+    "models,vocab,threads",
+    [(64, VOCAB, 1), (128, VOCAB, 1), (256, VOCAB, 1), (256, VOCAB, 2), (64, 4 * VOCAB, 1)],
+)
+def test_the_stated_bound_holds(models: int, vocab: int, threads: int) -> None:
+    got = measured(models, vocab, threads)
+    assert got <= bound(models, vocab, threads) + SLACK
+    # Scratch memory that the bound makes room for was really used.
+    assert got >= 40 * vocab
+
+
+def test_the_bound_is_far_below_the_logits() -> None:
+    """Not even a byte for each of them."""
+    assert bound(256, VOCAB, 1) + SLACK < 256 * VOCAB
+
+
+@pytest.mark.parametrize("models", [64, 128])
+def test_twice_the_models_cost_what_the_bound_says(models: int) -> None:
+    more = measured(2 * models, VOCAB, 1) - measured(models, VOCAB, 1)
+    stated = bound(2 * models, VOCAB, 1) - bound(models, VOCAB, 1)
+    assert more <= stated + SLACK
+    assert stated + SLACK < models * VOCAB

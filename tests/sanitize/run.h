@@ -1,0 +1,276 @@
+// Every C++ entry point on one case, compared with the answers that came with it.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "case.h"
+
+namespace sanitize {
+
+namespace cpu = adapmixed::cpu;
+
+// Absolute, what float sums leave of a projection's log-sum-exps.
+constexpr double kLse = 2e-6;
+constexpr double kBalance = 1e-5;  // beyond it the callers of leave_one_out refuse its losses
+
+inline std::atomic<std::int64_t> errors{0}, compared{0};
+
+// A result buffer of exactly `count` elements that holds no valid answer yet.
+inline std::vector<double> unknown(std::size_t count) {
+  return std::vector<double>(count, std::nan(""));
+}
+
+inline bool close(double got, double expected, double relative, double absolute) {
+  if (std::isinf(expected) || std::isinf(got)) return got == expected;
+  return std::fabs(got - expected) <= relative * std::fabs(expected) + absolute;  // not for NaN
+}
+
+class Run {
+ public:
+  Run(const Case& inputs, int threads) : in_(inputs), threads_(threads) {}
+
+  void everything() const {
+    log_sum_exp("private log_sum_exp", in_.private_rows, in_.shape.models);
+    log_sum_exp("public log_sum_exp", in_.public_rows, 1);
+    if (!in_.good) {
+      undefined_rows(in_.private_rows.lse, in_.public_rows.lse);
+      undefined_rows(std::vector<double>(rows()), std::vector<double>(positions()));
+      return;
+    }
+    for (const Weighted& weighted : in_.weighted) {
+      if (!weighted.ball.empty()) {
+        project(weighted);
+        step(weighted, weighted.losses.at(0));
+      }
+      for (const Loss& loss : weighted.losses) leave_one_out(weighted, loss);
+      mixture(weighted);
+      log_prob(weighted);
+    }
+    for (std::int64_t model = 0; model < in_.shape.models; ++model) renyi_divergence(model);
+    for (const Screen& options : in_.screens) screen(options);
+    for (const std::vector<double>& normals : in_.normals) gaussian(normals);
+    sample();
+  }
+
+ private:
+  std::size_t rows() const { return in_.private_rows.lse.size(); }
+  std::size_t positions() const { return in_.public_rows.lse.size(); }
+
+  adapmixed::Ensemble ensemble() const {
+    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
+            in_.private_rows.lse.data(), in_.public_rows.lse.data()};
+  }
+
+  adapmixed::ProjectInputs inputs() const {
+    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
+            in_.public_rows.lse.data()};
+  }
+
+  void log_sum_exp(const char* what, const Rows& given, std::int64_t models) const {
+    std::vector<double> lse = unknown(given.lse.size());
+    std::vector<std::int32_t> status(given.status.size(), -1);
+    cpu::log_sum_exp(given.logits(), models, in_.shape.positions, in_.shape.vocab, lse.data(),
+                     status.data(), threads_);
+    check_rows(what, given, lse, status);
+  }
+
+  void project(const Weighted& expected) const {
+    std::vector<double> weight = unknown(rows()), complement = unknown(rows());
+    std::vector<double> lse = unknown(rows());
+    std::vector<std::int32_t> status(rows(), -1);
+    cpu::project(inputs(), expected.ball.at(0), expected.ball.at(1),
+                 {weight.data(), complement.data(), lse.data(), status.data()}, threads_);
+    check("weight", weight, expected.weight, 1e-5, 0.0);
+    // 1 - weight keeps digits of its own, but only weight has a bound between instruction sets.
+    check("complement", complement, expected.complement, 1e-12, 1e-5);
+    check("projection's log-sum-exp", lse, in_.private_rows.lse, 0.0, kLse);
+    check_status("projection's status", in_.private_rows, status);
+  }
+
+  void leave_one_out(const Weighted& given, const Loss& expected) const {
+    std::vector<double> loss = unknown(expected.loss.size()), balance = unknown(rows());
+    const double* mean = expected.mean_excess.empty() ? nullptr : expected.mean_excess.data();
+    cpu::leave_one_out(ensemble(), weights(given),
+                       {expected.orders.data(), static_cast<std::int64_t>(expected.orders.size()),
+                        expected.zero_out, expected.num_models, mean},
+                       loss.data(), balance.data(), threads_);
+    check("loss", loss, expected.loss, 1e-5, 1e-12);
+    check("balance", balance, std::vector<double>(rows(), 0.0), 0.0, kBalance);
+  }
+
+  void step(const Weighted& expected, const Loss& options) const {
+    std::vector<double> weight = unknown(rows()), complement = unknown(rows());
+    std::vector<double> lse = unknown(rows()), public_lse = unknown(positions());
+    std::vector<double> loss = unknown(options.loss.size()), balance = unknown(rows());
+    std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
+    const bool good =
+        cpu::step({in_.shape, in_.private_rows.logits(), in_.public_rows.logits()},
+                  expected.ball.at(0), expected.ball.at(1),
+                  {options.orders.data(), static_cast<std::int64_t>(options.orders.size()),
+                   options.zero_out, options.num_models, nullptr},
+                  {{weight.data(), complement.data(), lse.data(), status.data()},
+                   public_lse.data(),
+                   public_status.data(),
+                   loss.data(),
+                   balance.data()},
+                  threads_);
+    expect("whether all rows are good", 0, good, true, good);
+    check_status("step's status", in_.private_rows, status);
+    check_status("step's public status", in_.public_rows, public_status);
+    check("step's weight", weight, expected.weight, 1e-5, 0.0);
+    check("step's balance", balance, std::vector<double>(rows(), 0.0), 0.0, kBalance);
+    // Losses of weights that differ: tests/kernels/test_step.py compares them with the same ones.
+    for (std::size_t k = 0; k < loss.size(); ++k) {
+      expect("step's loss", k, loss[k], options.loss[k], loss[k] >= 0.0);
+    }
+  }
+
+  void mixture(const Weighted& given) const {
+    std::vector<double> probabilities = unknown(given.mixture.size());
+    cpu::mixture(ensemble(), weights(given), probabilities.data(), threads_);
+    check("mixture", probabilities, given.mixture, 3e-6, 1e-300);
+  }
+
+  void log_prob(const Weighted& given) const {
+    std::vector<double> result = unknown(positions());
+    cpu::log_prob(ensemble(), weights(given), in_.targets.data(), result.data(), threads_);
+    check("log_prob", result, given.log_prob, 3e-6, 1e-12);
+  }
+
+  void renyi_divergence(std::int64_t model) const {
+    const std::size_t size = positions() * in_.orders.size();
+    const auto of_model = [&](const std::vector<double>& all) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(size) * model;
+      return std::vector<double>(begin, begin + static_cast<std::ptrdiff_t>(size));
+    };
+    std::vector<double> forward = unknown(size), backward = unknown(size);
+    adapmixed::Ensemble pairs = ensemble();
+    pairs.shape.models = 1;
+    pairs.private_logits = in_.private_rows.of_model(model);
+    pairs.private_lse += model * in_.shape.positions;
+    cpu::renyi_divergence(pairs, in_.orders.data(), static_cast<std::int64_t>(in_.orders.size()),
+                          forward.data(), backward.data(), threads_);
+    check("forward divergence", forward, of_model(in_.forward), 1e-5, 1e-12);
+    check("backward divergence", backward, of_model(in_.backward), 1e-5, 1e-12);
+  }
+
+  void screen(const Screen& options) const {
+    std::vector<double> divergence = unknown(positions());
+    const std::vector<bool>::size_type count = positions();
+    const std::unique_ptr<bool[]> passed(new bool[count]());
+    const auto* active = reinterpret_cast<const bool*>(options.active.data());
+    cpu::screen(
+        ensemble(),
+        {options.weight, options.order, options.threshold, options.top_k, options.num_models,
+         options.active.empty() ? nullptr : active, options.noise.data()},
+        divergence.data(), passed.get(), threads_);
+    check("screening divergence", divergence, options.divergence, 1e-5, 1e-12);
+    for (std::size_t b = 0; b < count; ++b) {
+      const bool below = divergence[b] <= options.threshold;
+      expect("passed", b, passed[b], below, passed[b] == below);
+    }
+  }
+
+  void gaussian(const std::vector<double>& expected) const {
+    std::vector<double> normals = unknown(expected.size());
+    cpu::gaussian(in_.key.data(), in_.counter, 0.7, static_cast<std::int64_t>(normals.size()),
+                  normals.data(), threads_);
+    check("gaussian", normals, expected, 1e-12, 1e-12);
+  }
+
+  void sample() const {
+    sample_from(in_.probabilities, in_.tokens, 0);
+    std::vector<double> halved = in_.probabilities;  // no distribution: refused
+    for (double& p : halved) p /= 2;
+    sample_from(halved, std::vector<std::int64_t>(positions(), -1), 1);
+  }
+
+  void sample_from(const std::vector<double>& probabilities,
+                   const std::vector<std::int64_t>& expected, std::int32_t code) const {
+    std::vector<std::int64_t> tokens(positions(), -2);
+    std::vector<std::int32_t> status(positions(), -1);
+    cpu::sample(probabilities.data(), in_.public_rows.logits(), in_.shape.positions,
+                in_.shape.vocab, in_.key.data(), in_.counter, tokens.data(), status.data(),
+                threads_);
+    for (std::size_t b = 0; b < positions(); ++b) {
+      expect("sample status", b, status[b], code, status[b] == code);
+      expect("token", b, static_cast<double>(tokens[b]), static_cast<double>(expected.at(b)),
+             tokens[b] == expected.at(b));
+    }
+  }
+
+  // Rows that change after their log-sum-exps were taken reach these operators. Whatever they
+  // answer, they stay within their buffers and the language.
+  void undefined_rows(const std::vector<double>& private_lse,
+                      const std::vector<double>& public_lse) const {
+    adapmixed::Ensemble rows_of = ensemble();
+    rows_of.private_lse = private_lse.data(), rows_of.public_lse = public_lse.data();
+    const std::vector<double> half(rows(), 0.5), orders{1.5, 18.0};
+    std::vector<double> one = unknown(rows()), other = unknown(rows()), loss = unknown(2 * rows());
+    std::vector<double> probabilities = unknown(positions() * in_.shape.vocab);
+    adapmixed::ProjectInputs projected = inputs();
+    projected.public_lse = public_lse.data();
+    constexpr double kBalls[][2] = {{18.0, 3.6}, {3.0, 0.03}, {2.0, 0.5}, {18.0, 0.3}};
+    for (const auto& ball : kBalls) {
+      std::vector<double> lse = unknown(rows());
+      std::vector<std::int32_t> status(rows(), -1);
+      cpu::project(projected, ball[0], ball[1],
+                   {one.data(), other.data(), lse.data(), status.data()}, threads_);
+      // What is wrong with a private row does not depend on the public one.
+      check_status("refused row's status", in_.private_rows, status);
+    }
+    for (const bool zero_out : {false, true}) {
+      cpu::leave_one_out(rows_of, {half.data(), half.data()},
+                         {orders.data(), 2, zero_out, in_.shape.models, nullptr}, loss.data(),
+                         one.data(), threads_);
+    }
+    cpu::mixture(rows_of, {half.data(), half.data()}, probabilities.data(), threads_);
+    cpu::log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(), threads_);
+  }
+
+  static adapmixed::Weights weights(const Weighted& given) {
+    return {given.weight.data(), given.complement.data()};
+  }
+
+  void check_rows(const char* what, const Rows& expected, const std::vector<double>& lse,
+                  const std::vector<std::int32_t>& status) const {
+    check_status("row status", expected, status);
+    for (std::size_t k = 0; k < lse.size(); ++k) {
+      if (status[k] == adapmixed::kRowOk) {
+        expect(what, k, lse[k], expected.lse[k], close(lse[k], expected.lse[k], 1e-12, 1e-6));
+      }
+    }
+  }
+
+  void check_status(const char* what, const Rows& expected,
+                    const std::vector<std::int32_t>& status) const {
+    for (std::size_t k = 0; k < status.size(); ++k) {
+      expect(what, k, status[k], expected.status[k], status[k] == expected.status[k]);
+    }
+  }
+
+  void check(const char* what, const std::vector<double>& got, const std::vector<double>& expected,
+             double relative, double absolute) const {
+    if (got.size() != expected.size()) throw std::runtime_error("a result has another size");
+    for (std::size_t k = 0; k < got.size(); ++k) {
+      expect(what, k, got[k], expected[k], close(got[k], expected[k], relative, absolute));
+    }
+  }
+
+  void expect(const char* what, std::size_t at, double got, double expected, bool good) const {
+    compared.fetch_add(1, std::memory_order_relaxed);
+    if (good || errors.fetch_add(1) >= 20) return;
+    std::fprintf(stderr, "%s, %s, %d threads: %s[%zu] is %.17g, expected %.17g\n", in_.name.c_str(),
+                 cpu::instruction_set(), threads_, what, at, got, expected);
+  }
+
+  const Case& in_;
+  int threads_;
+};
+
+}  // namespace sanitize
