@@ -44,13 +44,16 @@ class RareToken {
     const double absent = static_cast<double>(options.num_models - in.shape.models);
     log_q_ = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
     log_absent_ = absent > 0.0 ? std::log(absent) + log_q_ : -HUGE_VAL;
+    const double first = log_projected(in, weights, 0, position, v);
     double high = log_q_, low = log_q_;
     log_total_ = log_absent_;
+    bool agreed = absent == 0.0 || first == log_q_;
     for (std::int64_t j = 0; j < in.shape.models; ++j) {
       const double own = log_projected(in, weights, j, position, v);
       log_total_ = log_add(log_total_, own);
       high = std::fmax(high, own);
       low = std::fmin(low, own);
+      agreed = agreed && own == first;
     }
     const double slots = static_cast<double>(options.num_models);
     if (options.mean_excess != nullptr) {
@@ -59,6 +62,10 @@ class RareToken {
       low = -HUGE_VAL;  // other ranks' models are not seen here
     }
     log_p_ = log_total_ - std::log(slots);
+    // Sums of logarithms would not give back what all slots have in common.
+    agreed = agreed && options.mean_excess == nullptr && options.num_models > 1;
+    if (agreed) log_p_ = first;
+    unmoved_ = agreed && (!options.zero_out || first == log_q_);
     double largest_order = 1.0;
     for (std::int64_t k = 0; k < options.num_orders; ++k) {
       largest_order = std::fmax(largest_order, options.orders[k]);
@@ -76,6 +83,7 @@ class RareToken {
   ADAPMIXED_HD double log_neighbour(std::int64_t i) const {
     const double slots = static_cast<double>(options_.num_models);
     if (options_.num_models == 1) return log_q_;
+    if (unmoved_) return log_p_;
     if (options_.zero_out) return log_add(log_rest(i), log_q_) - std::log(slots);
     return log_rest(i) - std::log(slots - 1.0);
   }
@@ -124,6 +132,7 @@ class RareToken {
   const LeaveOneOutOptions& options_;
   std::int64_t position_, v_;
   double log_q_, log_absent_, log_total_, log_p_;
+  bool unmoved_;  // p' = p whichever model is left out
   bool negligible_;
 };
 
