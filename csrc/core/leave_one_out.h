@@ -35,6 +35,17 @@ ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, st
   return log_add(from_p, from_q);
 }
 
+// With the sum over all ranks given, p'/p of a model that is nearly the whole mixture of a token is
+// what rounding left of a difference. Below this it is not known within 1e-6 / order, and read as
+// 0: a loss of +inf.
+ADAPMIXED_HD double least_known_ratio(const LeaveOneOutOptions& options) {
+  double largest_order = 1.0;
+  for (std::int64_t k = 0; k < options.num_orders; ++k) {
+    largest_order = std::fmax(largest_order, options.orders[k]);
+  }
+  return std::fmin(1e-8 * largest_order, 0.25);
+}
+
 // One token's terms of the leave-one-out sums, without the ratio to q.
 class RareToken {
  public:
@@ -84,8 +95,12 @@ class RareToken {
     const double slots = static_cast<double>(options_.num_models);
     if (options_.num_models == 1) return log_q_;
     if (unmoved_) return log_p_;
-    if (options_.zero_out) return log_add(log_rest(i), log_q_) - std::log(slots);
-    return log_rest(i) - std::log(slots - 1.0);
+    const double other = options_.zero_out ? log_add(log_rest(i), log_q_) - std::log(slots)
+                                           : log_rest(i) - std::log(slots - 1.0);
+    if (options_.mean_excess == nullptr) return other;
+    // Logarithms far from 0 are rounded more.
+    const double least = least_known_ratio(options_) * (1.0 + 0.1 * std::fabs(log_p_));
+    return other - log_p_ < std::log(least) ? -HUGE_VAL : other;
   }
 
   ADAPMIXED_HD void add(double log_other, double order, double& forward, double& reverse) const {
