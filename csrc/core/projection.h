@@ -134,6 +134,7 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
   Point lower{0.0, 1.0};
   Point forward_holds = lower, reverse_holds = lower;  // each known to hold up to here
   bool one_failed = false;
+  int slow = 0;            // tangents drawn where nothing better was known
   Point barren{2.0, 0.0};  // the last infeasible point without a tangent
   // G <= (1-lambda)^{1-alpha} always: the reverse constraint holds wherever 1-lambda >= e^{-R}.
   // (An R that no double's e^{-R} can follow does not make lambda = 1 free.)
@@ -193,9 +194,12 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
         // From the feasible side a tangent that leads elsewhere by far is not to be trusted.
         const double least = reverse_ok ? 4.0 * next.complement : next.complement;
         if (near > least && near < lower.complement) next = at_complement(near);
-        // Infeasible, and the tangents creep.
-        halve = halve ||
-                (near >= lower.complement && upper.complement < 2.0 * x.complement && !reverse_ok);
+        // Infeasible, no proposal, and the tangents creep.
+        if (!reverse_ok && near >= lower.complement &&
+            (upper.complement < 2.0 * x.complement || ++slow == 3)) {
+          halve = true;
+          slow = 0;
+        }
       }
       // Tangents that do not move any more (rounding), or a slow approach: halve the interval.
       x = halve || !below(lower, next) ? middle(lower, upper) : next;
