@@ -200,11 +200,15 @@ def leave_one_out(
         adjacency: "add_remove" or "zero_out".
         num_models: public number of slots ≥ N; absent slots answer q.
         mean_excess: (B, V) float64, Σ_i (p̄_i/q − 1)/num_models over all ranks, for an ensemble that
-            is spread over several; then these N rows are this rank's. Where one model makes up most
-            of a token's mixture the sum over the others is not at hand and precision drops.
+            is spread over several; then these N rows are this rank's. Exact to the rounding of
+            float64, or losses are not: what :func:`mixture` makes of a Projection carries the
+            error of its log-sum-exps, up to 2e-6; of a weight tensor it does not.
 
     Returns:
-        (N, B, K) float64, in nats: private, for the operator only.
+        (N, B, K) float64, in nats: private, for the operator only. +inf where one of the two
+        mixtures lacks a token of the other; with ``mean_excess`` also where p'/p of a token is
+        below about 1e-8 times the largest order, since the sum over the other models is then lost
+        to the rounding of the whole.
     """
     values, zero_out = _loss_options(orders, adjacency)
     ensemble = _weighted(private_logits, public_logits, projection)

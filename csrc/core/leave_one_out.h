@@ -28,11 +28,23 @@ ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, st
   const std::int64_t at = model * in.shape.positions + position;
   const double log_q = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
   const double log_p = row_of(in.private_logits, model, position).at(v) - in.private_lse[at];
+  if (log_p == log_q) return log_q;  // exactly, whatever the weight
   // 0 * anything is 0 here, also where the logit is -inf.
   const double from_p = weights.weight[at] > 0.0 ? std::log(weights.weight[at]) + log_p : -HUGE_VAL;
   const double from_q =
       weights.complement[at] > 0.0 ? std::log(weights.complement[at]) + log_q : -HUGE_VAL;
   return log_add(from_p, from_q);
+}
+
+// With the sum over all ranks given, p'/p of a model that is nearly the whole mixture of a token is
+// what rounding left of a difference. Below this it is not known within 1e-6 / order, and read as
+// 0: a loss of +inf.
+ADAPMIXED_HD double least_known_ratio(const LeaveOneOutOptions& options) {
+  double largest_order = 1.0;
+  for (std::int64_t k = 0; k < options.num_orders; ++k) {
+    largest_order = std::fmax(largest_order, options.orders[k]);
+  }
+  return std::fmin(1e-8 * largest_order, 0.25);
 }
 
 // One token's terms of the leave-one-out sums, without the ratio to q.
@@ -44,13 +56,16 @@ class RareToken {
     const double absent = static_cast<double>(options.num_models - in.shape.models);
     log_q_ = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
     log_absent_ = absent > 0.0 ? std::log(absent) + log_q_ : -HUGE_VAL;
+    const double first = log_projected(in, weights, 0, position, v);
     double high = log_q_, low = log_q_;
     log_total_ = log_absent_;
+    bool agreed = absent == 0.0 || first == log_q_;
     for (std::int64_t j = 0; j < in.shape.models; ++j) {
       const double own = log_projected(in, weights, j, position, v);
       log_total_ = log_add(log_total_, own);
       high = std::fmax(high, own);
       low = std::fmin(low, own);
+      agreed = agreed && own == first;
     }
     const double slots = static_cast<double>(options.num_models);
     if (options.mean_excess != nullptr) {
@@ -59,6 +74,10 @@ class RareToken {
       low = -HUGE_VAL;  // other ranks' models are not seen here
     }
     log_p_ = log_total_ - std::log(slots);
+    // Sums of logarithms would not give back what all slots have in common.
+    agreed = agreed && options.mean_excess == nullptr && options.num_models > 1;
+    if (agreed) log_p_ = first;
+    unmoved_ = agreed && (!options.zero_out || first == log_q_);
     double largest_order = 1.0;
     for (std::int64_t k = 0; k < options.num_orders; ++k) {
       largest_order = std::fmax(largest_order, options.orders[k]);
@@ -76,8 +95,13 @@ class RareToken {
   ADAPMIXED_HD double log_neighbour(std::int64_t i) const {
     const double slots = static_cast<double>(options_.num_models);
     if (options_.num_models == 1) return log_q_;
-    if (options_.zero_out) return log_add(log_rest(i), log_q_) - std::log(slots);
-    return log_rest(i) - std::log(slots - 1.0);
+    if (unmoved_) return log_p_;
+    const double other = options_.zero_out ? log_add(log_rest(i), log_q_) - std::log(slots)
+                                           : log_rest(i) - std::log(slots - 1.0);
+    if (options_.mean_excess == nullptr) return other;
+    // Logarithms far from 0 are rounded more.
+    const double least = least_known_ratio(options_) * (1.0 + 0.1 * std::fabs(log_p_));
+    return other - log_p_ < std::log(least) ? -HUGE_VAL : other;
   }
 
   ADAPMIXED_HD void add(double log_other, double order, double& forward, double& reverse) const {
@@ -124,6 +148,7 @@ class RareToken {
   const LeaveOneOutOptions& options_;
   std::int64_t position_, v_;
   double log_q_, log_absent_, log_total_, log_p_;
+  bool unmoved_;  // p' = p whichever model is left out
   bool negligible_;
 };
 

@@ -49,26 +49,27 @@ ADAPMIXED_HD Point shifted(const Point& p, double computed_step, double error = 
 
 // One constraint at one point: value <= 1 when feasible (margin included), and where its tangent
 // meets the bound, as a step in lambda; not finite when the sums overflowed.
-// Rounding can turn a slope of nearly 0 negative; such a tangent says nothing (step stays
-// infinite). log_step is Newton's in -log(1 - lambda): a proposal, no bound.
+// Rounding can turn a slope of nearly 0 negative, and large ones overflow; such a tangent says
+// nothing (steps stay infinite). log_step is Newton's in -log(1 - lambda): a proposal, no bound.
 struct Bound {
   double value = 0.0;
   double step = HUGE_VAL;
-  double log_step = 0.0;
+  double log_step = HUGE_VAL;
 };
 
 // excess: F = 1 + A is given by A; scaled: F / T is given. Both with the matching derivative.
 ADAPMIXED_HD Bound forward_bound(double log_gap, double f, double slope, double order) {
-  if (!(slope > 0.0)) return {log_gap, HUGE_VAL, 0.0};
-  return {log_gap, std::expm1(-log_gap / order) * order * f / slope, 0.0};
+  if (!(slope > 0.0 && slope < HUGE_VAL)) return {log_gap, HUGE_VAL, HUGE_VAL};
+  return {log_gap, std::expm1(-log_gap / order) * order * f / slope, HUGE_VAL};
 }
-// Tokens that only p lacks make G grow like (1-lambda)^{1-alpha}: next to 1 it is convex in
-// -log(1-lambda), where a tangent in lambda says nothing.
-ADAPMIXED_HD Bound reverse_bound(double log_gap, double g, double slope, double order,
-                                 double complement) {
-  if (!(slope > 0.0)) return {log_gap, HUGE_VAL, 0.0};
+// Tokens that only p lacks make B, the excess (or G itself if scaled), grow like
+// (1-lambda)^{1-alpha}: log B is nearly straight in -log(1-lambda), where a tangent in lambda says
+// little. log_ratio: log of B over its bound.
+ADAPMIXED_HD Bound reverse_bound(double log_gap, double g, double b, double log_ratio, double slope,
+                                 double order, double complement) {
+  if (!(slope > 0.0 && slope < HUGE_VAL)) return {log_gap, HUGE_VAL, HUGE_VAL};
   return {log_gap, -std::expm1(log_gap / (order - 1.0)) * (order - 1.0) * g / slope,
-          std::expm1(-log_gap) * g / (slope * complement)};
+          -log_ratio * b / (slope * complement)};
 }
 
 // What the constraints are compared with. Rounding errors of r = p/q, relative error `ratio_error`,
@@ -115,12 +116,13 @@ ADAPMIXED_HD Point inside(const Point& upper, double towards_one, double toleran
 
 ADAPMIXED_HD Point middle(const Point& lower, const Point& upper) {
   if (upper.weight <= 0.5) {
-    return at_weight(lower.weight > 0.0 ? std::sqrt(lower.weight * upper.weight)
+    return at_weight(lower.weight > 0.0 ? std::sqrt(lower.weight) * std::sqrt(upper.weight)
                                         : 1e-3 * upper.weight);
   }
   if (lower.complement > 0.25) return at_complement(0.5 * (lower.complement + upper.complement));
-  return at_complement(upper.complement > 0.0 ? std::sqrt(lower.complement * upper.complement)
-                                              : 1e-3 * lower.complement);
+  return at_complement(upper.complement > 0.0
+                           ? std::sqrt(lower.complement) * std::sqrt(upper.complement)
+                           : 1e-3 * lower.complement);
 }
 
 // evaluate(point, want_forward, want_reverse, Bound& forward, Bound& reverse).
@@ -132,6 +134,8 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
   Point lower{0.0, 1.0};
   Point forward_holds = lower, reverse_holds = lower;  // each known to hold up to here
   bool one_failed = false;
+  int slow = 0;            // tangents drawn where nothing better was known
+  Point barren{2.0, 0.0};  // the last infeasible point without a tangent
   // G <= (1-lambda)^{1-alpha} always: the reverse constraint holds wherever 1-lambda >= e^{-R}.
   // (An R that no double's e^{-R} can follow does not make lambda = 1 free.)
   const double reverse_free = std::fmax(std::exp(-radius) * (1.0 + 1e-7), 2.3e-308);
@@ -146,7 +150,8 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
     const bool reverse_ok = !want_reverse || reverse.value <= 0.0;
     if (want_forward && forward_ok) forward_holds = x;
     if (want_reverse && reverse_ok) reverse_holds = x;
-    if (forward_ok && reverse_ok) {
+    const bool feasible = forward_ok && reverse_ok;
+    if (feasible) {
       if (x.complement == 0.0) return x;
       if (below(lower, x)) lower = x;
     } else {
@@ -168,15 +173,36 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
     if (upper.complement == 0.0 && !one_failed) {
       x = upper;
     } else {
-      if (want_reverse && reverse_ok && std::isfinite(reverse.log_step)) {
+      const bool proposed = want_reverse && std::isfinite(reverse.log_step);
+      if (proposed && reverse_ok) {
         towards_one = x.complement * std::exp(-std::fmin(std::fmax(reverse.log_step, 0.1), 200.0));
       } else {
-        towards_one = std::fmin(towards_one, 0.25 * lower.complement);
+        const double nearest = lower.complement;
+        towards_one = std::fmin(towards_one, nearest * std::fmin(nearest, 0.25));
       }
       towards_one = std::fmax(towards_one, 2.3e-308);  // the least normal number
-      x = inside(upper, towards_one, tolerance);
+      // No tangent at an infeasible x: nothing is known but that the answer is below.
+      if (!feasible && !(want_forward && std::isfinite(forward.step)) &&
+          !(want_reverse && std::isfinite(reverse.step))) {
+        barren = x;
+      }
+      bool halve = trial % 12 == 11 || (upper.complement > 0.0 && !below(upper, barren));
+      Point next = inside(upper, towards_one, tolerance);
+      if (proposed && x.complement < 0.1) {
+        const double near =
+            x.complement * std::exp(-std::fmax(reverse.log_step, -700.0)) * (1.0 + 0.5 * tolerance);
+        // From the feasible side a tangent that leads elsewhere by far is not to be trusted.
+        const double least = reverse_ok ? 4.0 * next.complement : next.complement;
+        if (near > least && near < lower.complement) next = at_complement(near);
+        // Infeasible, no proposal, and the tangents creep.
+        if (!reverse_ok && near >= lower.complement &&
+            (upper.complement < 2.0 * x.complement || ++slow == 3)) {
+          halve = true;
+          slow = 0;
+        }
+      }
       // Tangents that do not move any more (rounding), or a slow approach: halve the interval.
-      if (!below(lower, x) || trial % 12 == 11) x = middle(lower, upper);
+      x = halve || !below(lower, next) ? middle(lower, upper) : next;
       if (!below(lower, x)) return lower;
     }
   }

@@ -6,9 +6,22 @@
 #include <cmath>
 
 #include "core/config.h"
-#include "core/view.h"
+#include "core/elementary.h"
+#include "core/renyi.h"
 
 ADAPMIXED_CORE_BEGIN
+
+// (1+x)^alpha - 1 - alpha x times q; s = q (1 + x) and log_ratio = log(1 + x).
+ADAPMIXED_HD double screening_excess(double s, double q, double log_q, double log_ratio,
+                                     double order) {
+  if (s == 0.0) return (order - 1.0) * q;
+  if (std::fabs(log_ratio) < 0.2) {
+    if (q < 1e-290) return 0.0;  // x is not at hand, and does not matter
+    const double x = (s - q) / q;
+    return q * power(x, log_parts(x, 1.0 + x), order).excess;
+  }
+  return std::exp(order * log_ratio + log_q) - q - order * (s - q);
+}
 
 // s[j] on entry: the noised mean lambda_s p_i + (1 - lambda_s) q of token j; log_q[j] of the public
 // one, which may be far below what a double's exponential can hold.
@@ -23,19 +36,27 @@ ADAPMIXED_HD double screening_divergence(double* s, const double* log_q, std::in
   }
   if (!(s_total > 0.0) || std::isinf(s_total)) return HUGE_VAL;
   const double log_q_total = std::log(q_total);
+  const auto log_ratio = [&](std::int64_t j) {
+    return std::log(s[j] / s_total) - (log_q[j] - log_q_total);
+  };
   double top = -HUGE_VAL;
   for (std::int64_t j = 0; j < count; ++j) {
-    if (s[j] == 0.0) continue;
-    const double lq = log_q[j] - log_q_total;
-    top = std::fmax(top, order * (std::log(s[j] / s_total) - lq) + lq);
+    if (s[j] > 0.0) top = std::fmax(top, order * log_ratio(j) + log_q[j] - log_q_total);
   }
   double total = 0.0;
-  for (std::int64_t j = 0; j < count; ++j) {
-    if (s[j] == 0.0) continue;
-    const double lq = log_q[j] - log_q_total;
-    total += std::exp(order * (std::log(s[j] / s_total) - lq) + lq - top);
+  if (top > kLogDomainFrom) {
+    for (std::int64_t j = 0; j < count; ++j) {
+      if (s[j] > 0.0) total += std::exp(order * log_ratio(j) + log_q[j] - log_q_total - top);
+    }
+    return divergence_of_log(top + std::log(total), order);
   }
-  return std::fmax((top + std::log(total)) / (order - 1.0), 0.0);
+  // Near alpha = 1 the plain sum loses more to rounding than it is above 1: both rows sum to 1, so
+  // the linear part of every term can be left out.
+  for (std::int64_t j = 0; j < count; ++j) {
+    total += screening_excess(s[j] / s_total, std::exp(log_q[j]) / q_total, log_q[j] - log_q_total,
+                              log_ratio(j), order);
+  }
+  return divergence_of_excess(total, order);
 }
 
 ADAPMIXED_CORE_END

@@ -32,6 +32,7 @@ class ExactChunk {
         absent_(slots_ - static_cast<double>(in.shape.models)),
         // A neighbour that answers q where the model was, by definition or because none is left.
         against_public_(options.zero_out || options.num_models == 1),
+        least_known_(least_known_ratio(options)),
         tile_(in, weights, position, memory) {
     columns_ = memory + MixtureTile::scratch_size(in.shape.models);
     for (std::int64_t k = 0; k < options.num_orders; ++k) {
@@ -118,6 +119,8 @@ class ExactChunk {
         X = Vec(1.0) / sum_ratio;
       } else if (dominated.any() && options_.mean_excess == nullptr) {
         X = vselect(dominated, rebuilt(i, lane, sum_ratio), X);
+      } else if (dominated.any()) {
+        X = vselect(X < Vec(least_known_), Vec(0.0), X);
       }
       const auto counted = weight > Vec(0.0);
       x = vselect(counted, x, Vec(0.0));
@@ -187,6 +190,7 @@ class ExactChunk {
   std::int64_t position_;
   double slots_, absent_;
   bool against_public_;
+  double least_known_;
   MixtureTile tile_;
   double* columns_;
   int integers_[kMaxOrders];  // the orders, 0 where one is no integer

@@ -90,6 +90,11 @@ class ExactRow {
   Sums evaluate(const Point& x, double log_target) const {
     Sums s = integer_ != 0 ? by_multiplication<kForward, kReverse, kScaled>(x, log_target)
                            : by_logarithm<kForward, kReverse, kScaled>(x, log_target);
+    // X c_alpha(y) may overflow in c_alpha where X^{1-alpha} does not: only for such an X.
+    if (kReverse && !kScaled && integer_ != 0 && x.complement > 0.0 && x.complement < 1e-30 &&
+        !std::isfinite(s.reverse + s.reverse_slope)) {
+      s = by_logarithm<kForward, kReverse, kScaled>(x, log_target);
+    }
     s.forward_slope *= order_;
     s.reverse_slope *= 1.0 - order_;
     add_wild<kScaled>(x, log_target, s);
@@ -140,7 +145,7 @@ class ExactRow {
         if constexpr (kReverse) {
           const Power<Vec> w = power(excess_x, l, reverse_power);
           g = vfma(q, w.excess, g);
-          gs = vfma(q, vfma(w.value, d_over_X, Vec(0.0) - d), gs);
+          gs = gs + vfma(q * w.value, d_over_X, Vec(0.0) - q * d);  // q first: d / X is large
         }
       }
     }

@@ -155,7 +155,9 @@ class Solver {
             forward_bound(log_gap(s.forward, target), base + s.forward, s.forward_slope, order_);
       }
       if (want_reverse) {
-        reverse = reverse_bound(log_gap(s.reverse, target), base + s.reverse, s.reverse_slope,
+        const double gap = log_gap(s.reverse, target);
+        const double log_ratio = target.scaled ? gap : std::log(s.reverse / target.excess);
+        reverse = reverse_bound(gap, base + s.reverse, s.reverse, log_ratio, s.reverse_slope,
                                 order_, x.complement);
       }
     };

@@ -13,7 +13,7 @@ from cases import Case
 class Regression:
     """An ensemble with the order and radius of its projection and the orders of its losses.
 
-    Where all models are one, removing one loses exactly 0.
+    Where all models are one, removing one loses exactly 0; so does emptying one that is public.
     """
 
     case: Case
@@ -29,6 +29,11 @@ def _one_row(
     return Case(
         name, torch.tensor(private, dtype=dtype).view(1, 1, -1), torch.tensor([public], dtype=dtype)
     )
+
+
+def _public_models(name: str, seed: int, models: int, vocab: int) -> Case:
+    public = 30 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(seed))
+    return Case(name, public.expand(models, 1, vocab), public)
 
 
 REGRESSIONS: list[Regression] = [
@@ -53,5 +58,20 @@ REGRESSIONS: list[Regression] = [
     Regression(
         Case("identical-outside", torch.zeros(3, 1, 2), torch.tensor([[0.0, -math.inf]])),
         order=1.01, radius=1e-6, loss_orders=(1.01, 18.0), weight=1.0,
+    ),
+    # Models that are the public one: emptying one lost 7e-42, by tokens with q < e^-62.
+    Regression(
+        _public_models("public-models", 297, 4, 50),
+        order=1.01, radius=1e-6, loss_orders=(1.01,), weight=0.3,
+    ),
+    # The optimum is 1 - 8.0e-5, far from where the tangents that are drawn near 1 begin.
+    Regression(
+        _one_row(
+            "long-way-down",
+            [-24.75, 148.0, -41.0, 17.75, 208.0, 126.5, -93.5, -2.78125, -102.0],
+            [-41.75, 65.5, 14.6875, 123.0, 139.0, -25.875, 92.0, 31.5, 21.75],
+            torch.bfloat16,
+        ),
+        order=1.01, radius=1e-6,
     ),
 ]  # fmt: skip

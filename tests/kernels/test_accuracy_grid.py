@@ -268,7 +268,7 @@ def test_what_once_failed(found: Regression, device: torch.device) -> None:
         loss = adapmixed_ext.leave_one_out(
             case.private, case.public, projection, orders=found.loss_orders, adjacency=adjacency
         )
-        if equal and adjacency == "add_remove":
+        if equal and (adjacency == "add_remove" or torch.equal(case.private[0], case.public)):
             assert (loss == 0).all(), loss
         for i, b in case.rows:
             for k, order in enumerate(found.loss_orders):

@@ -248,24 +248,6 @@ def test_orders_may_be_one_number(device: torch.device) -> None:
     torch.testing.assert_close(one[..., 0], many[..., 1], rtol=1e-6, atol=1e-12)
 
 
-def test_a_spread_ensemble_equals_the_whole(device: torch.device) -> None:
-    """Each rank knows its own models and the sum of all excesses."""
-    case = cases.ordinary()[2].to(device)
-    projection = adapmixed_ext.project(case.private, case.public, order=3.0, radius=0.5)
-    p, q = torch.softmax(case.private.double(), -1), torch.softmax(case.public.double(), -1)
-    mean = (projection.weight.unsqueeze(-1) * (p / q - 1)).mean(0)
-    for adjacency in ADJACENCIES:
-        whole = adapmixed_ext.leave_one_out(
-            case.private, case.public, projection, orders=ORDERS, adjacency=adjacency
-        )
-        for part in (slice(0, 3), slice(3, 7), slice(6, 7)):
-            local = adapmixed_ext.leave_one_out(
-                case.private[part], case.public, projection.weight[part], orders=ORDERS,
-                adjacency=adjacency, num_models=7, mean_excess=mean,
-            )  # fmt: skip
-            torch.testing.assert_close(local, whole[part], rtol=1e-5, atol=1e-12)
-
-
 def test_absent_slots_answer_the_public_distribution(device: torch.device) -> None:
     case = cases.ordinary()[3].to(device)
     padded = torch.cat([case.private, case.public.expand(3, *case.public.shape)])
