@@ -44,7 +44,7 @@ class ExpFrom {
   Vec exp(Vec z) const {
     const Vec t = _mm512_fmsub_pd(z.v, _mm512_set1_pd(kScale), offset_.v);
     const Vec shifted = t + Vec(6755399441055744.0);  // 1.5 * 2^52: the integer is in the low bits
-    const Vec f = t - (shifted - Vec(6755399441055744.0));
+    const Vec f = _mm512_reduce_pd(t.v, _MM_FROUND_TO_NEAREST_INT);
     const __m512i n = _mm512_castpd_si512(shifted.v);
     const __m512i root =
         _mm512_add_epi64(_mm512_permutex2var_epi64(low_, n, high_), _mm512_slli_epi64(n, 48));

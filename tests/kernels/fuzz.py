@@ -35,7 +35,7 @@ import adapmixed_ext
 from adapmixed_ext import _C, Projection, reference
 
 INF = math.inf
-PROBABILITY_ERROR = 2e-6  # that of a Projection's log-sum-exps
+PROBABILITY_ERROR = 1e-6
 
 
 class Source:

@@ -15,7 +15,7 @@ namespace sanitize {
 namespace cpu = adapmixed::cpu;
 
 // Absolute, what float sums leave of a projection's log-sum-exps.
-constexpr double kLse = 2e-6;
+constexpr double kLse = 1e-9;
 constexpr double kBalance = 1e-5;  // beyond it the callers of leave_one_out refuse its losses
 
 inline std::atomic<std::int64_t> errors{0}, compared{0};
