@@ -62,11 +62,11 @@ class DenseRow {
  public:
   static constexpr std::int64_t kGroup = 4 * Flt::kLanes;
   static constexpr std::int64_t kBlock = 8 * kGroup;
-  static std::int64_t scratch_size(std::int64_t vocab) {
+  static std::int64_t scratch_size(std::int64_t vocab) {  // doubles
     return round_up(vocab, 64) / 2;
-  }  // doubles
+  }
 
-  // Small orders only at an excess T - 1 that what is lost of the log-sum-exp cannot move.
+  // At orders above, or an excess T - 1 below, the rounding of a float is too large a part of it.
   static bool serves(const FloatPublic& q, double order, double excess) {
     return integer_order(order) != 0 && order <= 64.0 && excess > 1e-4 &&
            q.least_log_q > kFloatLogQ;
@@ -85,7 +85,7 @@ class DenseRow {
     scale_ = 1.0 + shift.residual;
     offset_ = shift.residual;
     const std::int64_t vocab = q_.vocab;
-    BlockSum first, second, third;
+    BlockSum second, third;
     Flt least(0.0f), most(0.0f);
     bool tail = q_.masked_count != 0;  // where q may be 0, d is that of no token
     const auto step = [&](std::int64_t v, const auto& load) ADAPMIXED_INLINE {
@@ -100,10 +100,9 @@ class DenseRow {
         most = vmax(d.v[k], most);
         d.v[k].store(d_ + v + k * Flt::kLanes);
       }
-      const Quad w = q * d, w2 = w * d;
-      first.add(w);
-      second.add(w2);
-      third.add(w2 * d);
+      const Quad w = (q * d) * d;
+      second.add(w);
+      third.add(w * d);
     };
     std::int64_t v = 0;
     while (v + kGroup <= vocab) {
@@ -111,16 +110,15 @@ class DenseRow {
       for (; v < stop && v + kGroup <= vocab; v += kGroup) {
         step(v, [&](std::int64_t at) ADAPMIXED_INLINE { return load_whole<D>(row.data, at); });
       }
-      first.widen(), second.widen(), third.widen();
+      second.widen(), third.widen();
     }
     if (v < vocab) {
       tail = true;
       step(v, [&](std::int64_t at) { return load_floats<D>(row.data, at, vocab); });
-      first.widen(), second.widen(), third.widen();
+      second.widen(), third.widen();
     }
-    const double s1 = first.value(), s2 = second.value(), s3 = third.value();
-    second_ = scale_ * scale_ * s2 + 2.0 * scale_ * offset_ * s1 + offset_ * offset_;
-    third_ = s3;
+    second_ = second.value();
+    third_ = third.value();
     least_ = scale_ * -maximum(Flt(0.0f) - least) + offset_;
     const double largest_log = std::log1p(std::fmax(scale_ * maximum(most) + offset_, 0.0));
     // Relative error of d: its own, the logarithm's over d (at most 1 + log r), lambda's rounding.
