@@ -242,6 +242,10 @@ register(
 # checked: a copy of values known to lie in [least, most]. The result is what the caller goes on
 # with: a check without one would be dropped by a compiler.
 def _checked_cpu(values: Tensor, name: str, least: float, most: float) -> Tensor:
+    if values.numel():
+        low, high = (float(extreme) for extreme in torch.aminmax(values))
+        if least <= low and high <= most and math.isfinite(low) and math.isfinite(high):
+            return values.clone()
     good = (values >= least) & (values <= most) & values.isfinite()
     bad = (~good).nonzero()
     if bad.numel():

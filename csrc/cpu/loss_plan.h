@@ -57,7 +57,10 @@ struct LossPlan {
   }
 
   // Tokens in a chunk: the unit of work, whose sums are added in order.
-  std::int64_t chunk() const { return round_up((vocab + 31) / 32, 64); }
+  std::int64_t chunk() const {
+    const std::int64_t share = round_up((vocab + 31) / 32, 64);
+    return share < 512 ? 512 : share;
+  }
   // Tokens in a tile: the models' deviations on it stay in the second-level cache.
   std::int64_t tile() const {
     const std::int64_t most = round_up(98304 / (models < 1 ? 1 : models), 64);
