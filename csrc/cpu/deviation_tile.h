@@ -13,7 +13,8 @@ class DeviationTile {
  public:
   static std::int64_t scratch_size(const LossPlan& plan) {  // doubles
     const std::int64_t tile = plan.tile();
-    return tile + plan.models * kConstants + 2 * kMostRare + (plan.models + kColumns) * tile / 2;
+    return 2 * tile + plan.models * kConstants + 2 * kMostRare +
+           (plan.models + kColumns) * tile / 2;
   }
 
   DeviationTile(const Ensemble& in, const Weights& weights, const LossPlan& plan, double reach,
@@ -25,7 +26,8 @@ class DeviationTile {
         position_(position),
         tile_(plan.tile()) {
     spread_ = memory;
-    memory += tile_;
+    mean_ = spread_ + tile_;
+    memory += 2 * tile_;
     constants_ = reinterpret_cast<Constants*>(memory);
     memory += plan.models * kConstants;
     rare_ = reinterpret_cast<std::int64_t*>(memory);
@@ -64,6 +66,7 @@ class DeviationTile {
   const float* middle() const { return middle_; }
   const float* factor() const { return factor_; }
   const float* p() const { return p_; }
+  double mean(std::int64_t lane) const { return mean_[lane]; }  // of delta over the slots
   // Tokens that are absent there (p = 0) and are not nothing.
   std::int64_t rare_count() const { return rare_count_; }
   std::int64_t rare(std::int64_t k) const { return rare_[k]; }
@@ -75,7 +78,7 @@ class DeviationTile {
  private:
   static constexpr std::int64_t kColumns = 7, kMostRare = 64;
   static constexpr int kGroup = 4;     // models whose rows are read side by side
-  static constexpr int kPartial = 32;  // models summed in floats before the sum is widened
+  static constexpr int kPartial = 16;  // models summed in floats before the sum is widened
 
   struct Constants {
     FloatShift shift;
@@ -211,6 +214,7 @@ class DeviationTile {
         const Vec weight = half ? high_half(q) : low_half(q);
         const Vec others = Vec::load(spread_ + lane + half * Vec::kLanes) * each;
         const Vec mean = vfma(first, share, others), ratio = one + mean;
+        mean.store(mean_ + lane + half * Vec::kLanes);
         middle[half] = plan_.against_public ? zero - first : others - first * missing;
         balance = vfma(weight, mean, balance);
         // A mixture far below q: what cancels in 1 + mean is too much.
@@ -238,7 +242,7 @@ class DeviationTile {
   const LossPlan& plan_;
   double reach_;
   std::int64_t position_, tile_;
-  double* spread_;
+  double *spread_, *mean_;
   Constants* constants_;
   std::int64_t* rare_;
   float *base_, *z0_, *q_, *p_, *middle_, *factor_, *partial_, *deviations_;

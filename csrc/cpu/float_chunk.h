@@ -22,7 +22,7 @@ class FloatChunk {
  public:
   static std::int64_t scratch_size(const LossPlan& plan, int degree) {  // doubles
     const std::int64_t tile = plan.tile(), models = plan.models;
-    return DeviationTile::scratch_size(plan) + 4 * (tile + 16) + round_up(models, 8) +
+    return DeviationTile::scratch_size(plan) + 5 * (tile + 16) + round_up(models, 8) +
            models * (1 + degree) * Vec::kLanes;
   }
 
@@ -37,10 +37,10 @@ class FloatChunk {
     memory += DeviationTile::scratch_size(plan);
     accumulators_ = memory;
     memory += plan.models * (1 + fit.degree) * Vec::kLanes;
-    for (TokenList* list : {&listed_, &recomputed_}) {
-      list->xs = memory;
-      list->ps = memory + plan.tile() + 16;
-      memory += 2 * (plan.tile() + 16);
+    for (double** column :
+         {&listed_.xs, &listed_.ps, &listed_.means, &recomputed_.xs, &recomputed_.ps}) {
+      *column = memory;
+      memory += plan.tile() + 16;
     }
     ratios_ = memory;
   }
@@ -73,7 +73,7 @@ class FloatChunk {
 
  private:
   static constexpr double kSteep = 8.0;  // of order |x|
-  static constexpr int kBurst = 32;      // vectors summed in floats before the sums are widened
+  static constexpr int kBurst = 16;      // vectors summed in floats before the sums are widened
 
   ModelSums model_sums(double* sums, std::int64_t i) const {
     return {sums + i * ModelSums::size(fit_.degree, plan_.options.num_orders), fit_.degree};
@@ -114,7 +114,10 @@ class FloatChunk {
         default:
           add_model<D, kMaxMoments>(i, begin, padded, own);
       }
-      if (listed_.count != 0) listed_.add_to(plan_, true, to);
+      if (listed_.count != 0) {
+        listed_.set_excess(plan_, weights_.weight[i * in_.shape.positions + position_]);
+        listed_.add_to(plan_, true, to);
+      }
       if (recomputed_.count != 0) recomputed_.add_to(plan_, false, to);
     }
   }
@@ -173,12 +176,21 @@ class FloatChunk {
     for (; bits != 0; bits &= bits - 1) {
       const int k = __builtin_ctz(bits);
       const double x = ts[k] * fit_.reach;
-      if (ps[k] == 0.0f) continue;
+      const std::int64_t v = begin + lane + k;
+      if (ps[k] == 0.0f || v >= plan_.vocab) continue;
+      if (!(ps[k] > 0.0f)) {
+        recomputed_.add(x, ps[k]);  // NaN: to be seen in the sums
+        continue;
+      }
       // What the excess makes of an error of x grows with order |x|, and where 1 + x cancels.
       if (x < -0.5 || std::fabs(x) * plan_.largest_order > kSteep) {
-        recomputed_.add(token_excess<D>(i, begin + lane + k), ps[k]);
+        recomputed_.add(token_excess<D>(i, v), ps[k]);
       } else {
-        listed_.add(x, ps[k]);
+        const std::int64_t at = i * in_.shape.positions + position_;
+        const double z = row_of(in_.private_logits, i, position_).at(v);
+        const double z0 = row_of(in_.public_logits, 0, position_).at(v);
+        const double difference = in_.private_lse[at] - in_.public_lse[position_];
+        listed_.add_ratio(z - z0 - difference, tile_.mean(lane + k), ps[k]);
       }
     }
   }

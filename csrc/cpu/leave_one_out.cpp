@@ -17,7 +17,7 @@ ADAPMIXED_CORE_BEGIN
 namespace {
 
 // Relative error of a loss that the float sums may have; python adds loss_error, which is larger.
-constexpr double kLossError = 9e-6;
+constexpr double kLossError = 9.8e-6;
 // Below this many slots most x are large.
 constexpr std::int64_t kFewSlots = 4;
 
@@ -68,7 +68,7 @@ class ErrorBound {
     const double u = kFloatUnit, size = std::sqrt(second(i));
     const double own = 14.0 * u + 2.0 * u * shift_;
     const double shared = u * (20.0 * common_ + (plan_.against_public ? 0.0 : 10.0 * mean_) +
-                               9.0 * first_ + 7.0 * mean_ + 2.0 * shift_ * others_) +
+                               7.0 * first_ + 5.0 * mean_ + 2.0 * shift_ * others_) +
                           1e-11 * others_;
     // sum p x c'(x), and an upper bound on sum p |c'(x)| y for any y of norm `shared`.
     const double slope = std::fmax(std::fabs(forward_slope), std::fabs(reverse_slope));
@@ -78,12 +78,14 @@ class ErrorBound {
     const double bulk = std::fabs(forward_bulk) + std::fabs(reverse_bulk);
     const double interpolation =
         std::fmax(fit.forward[k].error, fit.reverse[k].error) * m.moments()[0];
-    // A listed x is at least the reach, and its delta at least reach / others_ times the mixture.
+    // In a listed x only the mean delta is rounded, by 15 units of the models' mean |delta|; x is
+    // at least the reach, and mean - delta at least reach / others_ times the mixture.
+    const double spread = std::fmax((common_ + mean_) / others_, 1.0);
     const double listed =
-        large.rough_slope * (24.0 * u * (1.0 + 2.0 * others_ / fit.reach) + 2.0 * u * shift_) +
+        large.rough_slope * u * (15.0 * spread * (1.0 + others_ / fit.reach) + 2.0 + 2.0 * shift_) +
         1e-12 * large.slope +
         20.0 * u * std::fmax(std::fabs(large.forward), std::fabs(large.reverse));
-    const double total = moved + 20.0 * u * bulk + interpolation + listed;
+    const double total = moved + 12.0 * u * bulk + interpolation + listed;
     const double allowed = kLossError * (1.0 + excess) * std::log1p(excess);
     return total <= allowed || total <= 1e-12 * (order - 1.0);
   }

@@ -7,14 +7,32 @@ ADAPMIXED_CORE_BEGIN
 
 struct TokenList {
   double *xs, *ps;  // p'/p - 1 and p, with room for one vector more
+  double* means;    // of delta, where x is made of it and log r
   std::int64_t count = 0;
 
   void add(double x, double p) {
     xs[count] = x;
     ps[count++] = p;
   }
+  void add_ratio(double log_ratio, double mean, double p) {
+    xs[count] = log_ratio;
+    means[count] = mean;
+    ps[count++] = p;
+  }
 
-  // rough: their x are floats'.
+  // x from the log r and the means that were added.
+  void set_excess(const LossPlan& plan, double weight) const {
+    const Vec one(1.0), slots(plan.slots), others(plan.slots - 1.0);
+    for (int k = 0; k < Vec::kLanes; ++k) xs[count + k] = means[count + k] = 0.0;
+    for (std::int64_t j = 0; j < count; j += Vec::kLanes) {
+      const Vec delta = Vec(weight) * ratio(Vec::load(xs + j)).d, mean = Vec::load(means + j);
+      const Vec x = plan.against_public ? (Vec(0.0) - delta) / (slots * (one + mean))
+                                        : (mean - delta) / (others * (one + mean));
+      x.store(xs + j);
+    }
+  }
+
+  // rough: the mean over the models in their x is that of floats.
   void add_to(const LossPlan& plan, bool rough, const ModelSums& sums) const {
     for (int k = 0; k < Vec::kLanes; ++k) xs[count + k] = ps[count + k] = 0.0;
     Vec first(0.0), second(0.0);
