@@ -21,7 +21,7 @@ import adapmixed_ext
 Query = tuple[Tensor, Tensor]  # private logits (N, B, V), public logits (B, V)
 Call = Callable[[int], object]
 
-REST = 0.01  # seconds
+WARM_UP = 0.02  # seconds
 READ_ONCE = "floor: reading the logits once"
 READ_TWICE = "floor: reading the logits twice"
 
@@ -41,10 +41,6 @@ class Timing:
         return Timing(*times, self.runs)
 
 
-def _rest() -> None:
-    time.sleep(REST)
-
-
 def interleave(
     contestants: Mapping[str, Call],
     runs: Mapping[str, int],
@@ -52,28 +48,40 @@ def interleave(
 ) -> dict[str, Timing]:
     """Calls every contestant ``runs[name]`` times, in turn, so that noise falls on all alike.
 
-    Contestants with fewer runs are spread over the whole time. Each call starts after a short
-    rest: torch's threads spin for some milliseconds after an operation, and whoever came next
-    would pay for that.
+    Contestants with fewer runs are spread over the whole time. Before each timed call a contestant
+    that needs less is called for 20 ms untimed, on the other inputs: after another's turn the
+    threads of one library still spin while those of the other have gone to sleep, which costs
+    milliseconds and belongs to neither.
 
     Args:
-        contestants: by name; called with the number of their run, from which they choose inputs.
-        runs: per contestant, after one call that is not counted.
-        before: what some contestants have done before each call, untimed, instead of the rest.
+        contestants: by name; called with the number of their call, from which they choose inputs.
+        runs: per contestant, after two calls that are not counted.
+        before: what some contestants have done before each call, untimed, instead of a call.
     """
-    for call in contestants.values():
+    warm_ups = {}
+    for name, call in contestants.items():
         call(0)
-    prepare = dict.fromkeys(contestants, _rest) | dict(before or {})
+        start = time.perf_counter()
+        call(0)
+        warm_ups[name] = min(8, int(WARM_UP / (time.perf_counter() - start)))
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    calls = dict.fromkeys(contestants, 0)
     rounds = max(runs.values())
     for turn in range(rounds):
         for name, call in contestants.items():
             done = len(seconds[name])
-            if done * rounds <= turn * runs[name] and done < runs[name]:
-                prepare[name]()
-                start = time.perf_counter()
-                call(done + 1)
-                seconds[name].append(time.perf_counter() - start)
+            if done * rounds > turn * runs[name] or done >= runs[name]:
+                continue
+            if before and name in before:
+                before[name]()
+            else:
+                for _ in range(warm_ups[name]):
+                    calls[name] += 1
+                    call(calls[name])
+            calls[name] += 1
+            start = time.perf_counter()
+            call(calls[name])
+            seconds[name].append(time.perf_counter() - start)
     return {
         name: Timing(statistics.median(s), min(s), max(s), len(s)) for name, s in seconds.items()
     }
