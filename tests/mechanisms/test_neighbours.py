@@ -17,6 +17,7 @@ from torch import Tensor
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant, LeaveOneOutLoss
 from adapmixed.rng import SeededRandom
+from adapmixed_ext import loss_error
 
 ORDERS = (1.01, 1.5, 2.0, 3.0, 6.0, 18.0, 64.0)
 LEAKAGES = (1e-9, 1e-4, 0.01, 0.2, 1.0, 20.0)
@@ -54,7 +55,7 @@ def test_every_neighbour_costs_at_most_its_charge(adjacency: str) -> None:
             context = (turn, i, order, beta, float(true), charge)
             assert true <= mpf(cover(charge)), context
             # Nor is more charged than that, by more than the documented error.
-            assert charge <= true * (1 + mpf(1e-6)) + mpf(1e-12), context
+            assert charge <= true * (1 + mpf(loss_error)) + mpf(1e-12), context
             tight += charge > 1e-9
     assert tight > 300
 
