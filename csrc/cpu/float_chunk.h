@@ -1,12 +1,10 @@
-// A stretch of one position's vocabulary in single precision: all models' leave-one-out sums at
-// once.
+// A stretch of one position's vocabulary in single precision: all models' leave-one-out sums.
 //
-// Tile by tile all models' deviations are formed (deviation_tile.h); then, model by model, x_i =
-// p'/p
-// - 1 is a difference of two of the tile's numbers times a factor of the token.
-// Most x are small: sums of p t^k, t = x / reach, serve all orders. Larger ones are listed and
-// summed by themselves, the steepest after a second computation in double; tokens where floats do
-// not do at all go to the log domain one by one.
+// Tile by tile all models' deviations are formed (deviation_tile.h); then, model by model, the
+// neighbour's x_i = p'/p - 1 is a difference of two of the tile's numbers times a factor of the
+// token. Most x are small: sums of p t^k, t = x / reach, serve all orders. Larger ones are listed
+// and summed by themselves, the steepest after a second computation in double; tokens where floats
+// do not do at all go to the log domain one by one.
 #pragma once
 
 #include <initializer_list>

@@ -10,13 +10,14 @@ ADAPMIXED_CORE_BEGIN
 
 // From here on the rest of the tokens, at most sum q = 1, is nothing beside T.
 constexpr double kListFrom = 20.0;
+
 class ListedRow {
  public:
   static std::int64_t capacity(std::int64_t vocab) { return vocab / 16 + 64; }
   static std::int64_t scratch_size(std::int64_t vocab) {  // doubles
     return 2 * (5 * (capacity(vocab) + 16)) + capacity(vocab) / 2 + 16;
   }
-  // Whether float scores decide within half a bit which tokens matter.
+  // Whether float scores decide within half a nat which tokens matter.
   static bool serves(const FloatPublic& q, double order) {
     return order * (q.largest + std::fabs(q.lse)) < 2e5 && q.least_log_q > kWildLogQ;
   }
@@ -54,7 +55,7 @@ class ListedRow {
   template <Dtype D>
   bool list(const Row& row, double lse, double s, ExactRow& out, double* memory) {
     const double shift = lse - q_.lse;
-    // s z + (1 - s) z_0 in floats; half a bit is left for their rounding.
+    // s z + (1 - s) z_0 in floats; half a nat is left for their rounding.
     const double threshold = log_target_ + std::log(unlisted_ / static_cast<double>(q_.vocab)) +
                              q_.lse + s * shift - 0.5;
     const Flt by_private(static_cast<float>(s)), by_public(static_cast<float>(1.0 - s));

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from adapmixed_ext import _C
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -16,3 +20,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device is reachable")
     return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """What a test may set for the whole process is as before afterwards."""
+    threads, isa = torch.get_num_threads(), _C.instruction_set()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+    _C.use_instruction_set(isa)

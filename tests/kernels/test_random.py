@@ -34,14 +34,6 @@ def block(key: bytes, counter: int, nonce: bytes) -> bytes:
     return _C.chacha20_block(key, counter, nonce)
 
 
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    threads, isa = torch.get_num_threads(), _C.instruction_set()
-    yield
-    torch.set_num_threads(threads)
-    _C.use_instruction_set(isa)
-
-
 def instruction_sets() -> Iterator[str]:
     """Every one that this machine has, in use while the caller's loop runs."""
     for isa in ("scalar", "avx2", "avx512"):

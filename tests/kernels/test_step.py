@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import cases
 import pytest
@@ -15,14 +15,6 @@ from adapmixed_ext import _C, Projection, ops
 
 ISAS = ("scalar", "avx2", "avx512")
 ORDERS = [3.0, 18.0]
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    threads, isa = torch.get_num_threads(), _C.instruction_set()
-    yield
-    torch.set_num_threads(threads)
-    _C.use_instruction_set(isa)
 
 
 def one_by_one(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Iterator
 
 import cases
 import oracle
@@ -17,15 +16,6 @@ import adapmixed_ext
 from adapmixed_ext import _C, reference
 
 ISAS = ("scalar", "avx2", "avx512")
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    threads, isa = torch.get_num_threads(), _C.instruction_set()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
-    _C.use_instruction_set(isa)
 
 
 class Rng:

@@ -133,13 +133,13 @@ class Run {
   void mixture(const Weighted& given) const {
     std::vector<double> probabilities = unknown(given.mixture.size());
     cpu::mixture(ensemble(), weights(given), probabilities.data(), threads_);
-    check("mixture", probabilities, given.mixture, 3e-6, 1e-300);
+    check("mixture", probabilities, given.mixture, 1e-9, 1e-300);
   }
 
   void log_prob(const Weighted& given) const {
     std::vector<double> result = unknown(positions());
     cpu::log_prob(ensemble(), weights(given), in_.targets.data(), result.data(), threads_);
-    check("log_prob", result, given.log_prob, 3e-6, 1e-12);
+    check("log_prob", result, given.log_prob, 1e-9, 1e-9);
   }
 
   void renyi_divergence(std::int64_t model) const {
