@@ -18,6 +18,7 @@ enum RowStatus : std::int32_t {
   kRowPlusInf = 2,
   kRowEmpty = 3,     // nothing but -inf
   kRowTooLarge = 4,  // |largest logit| > kMaxLogit
+  kRowPublic = 5,    // good itself, but its public row is none of these (CUDA: nothing is raised)
 };
 
 // Beyond this a float64 log-sum-exp no longer resolves probabilities well enough for a privacy
@@ -138,4 +139,43 @@ const char* instruction_set();
 bool use_instruction_set(const char* name);
 
 }  // namespace cpu
+
+// The same operations on a GPU, with the same results up to rounding. Pointers are the device's but
+// for orders and keys; nothing is allocated and nothing waits: the kernels are queued. Bad rows
+// raise nothing: a status, weight 0, and results that are +inf (divergences, losses), NaN
+// (probabilities) or -1 (tokens). Throws std::runtime_error where the kernels cannot be queued.
+namespace cuda {
+
+struct Queue {
+  int device;
+  void* stream;     // cudaStream_t
+  void* workspace;  // as many bytes as the operation's _workspace says, 16-byte aligned
+};
+
+void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
+                 std::int64_t vocab, double* lse, std::int32_t* status, const Queue& queue);
+void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
+             const Queue& queue);
+std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);
+void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
+                   double* loss, double* balance, const Queue& queue);
+// Never stops early; its workspace is that of leave_one_out.
+bool step(const StepInputs& in, double order, double radius, const LeaveOneOutOptions& options,
+          const StepResults& out, const Queue& queue);
+void mixture(const Ensemble& in, const Weights& weights, double* probabilities, const Queue& queue);
+// NaN for a target outside [0, V).
+void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
+              double* result, const Queue& queue);
+void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
+                      double* forward, double* backward, const Queue& queue);
+std::int64_t screen_workspace(const Shape& shape, std::int64_t top_k);
+void screen(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
+            const Queue& queue);
+void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
+              double* result, const Queue& queue);
+void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
+            std::int64_t vocab, const std::uint8_t* key, std::uint64_t counter,
+            std::int64_t* tokens, std::int32_t* status, const Queue& queue);
+
+}  // namespace cuda
 }  // namespace adapmixed

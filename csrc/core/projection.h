@@ -102,10 +102,10 @@ ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error)
 }
 
 // How close the search comes to the answer, and how well the sums give tangents' steps; relative.
+// As it is: for sums in double.
 struct Precision {
-  double tolerance, step_error;
+  double tolerance = 1e-7, step_error = kDoubleStepError;
 };
-constexpr Precision kDoublePrecision{1e-7, kDoubleStepError};
 
 // The next point to try, a little inside `upper`.
 ADAPMIXED_HD Point inside(const Point& upper, double towards_one, double tolerance) {

@@ -74,7 +74,7 @@ class Solver {
           std::sqrt(2.0 * target.excess / (order_ * (order_ - 1.0) * row.second_moment()));
       if (guess < 0.7 && guess < upper.weight) start = shifted({0.0, 1.0}, guess);
     }
-    return search(sums, target, start, upper, kDoublePrecision);
+    return search(sums, target, start, upper, Precision{});
   }
 
   // The solution from lists of tokens; false where there are too many of them.
@@ -99,7 +99,7 @@ class Solver {
       return s;
     };
     const Point upper = lists.forward().upper(log_target_);
-    found = search(sums, target, upper, upper, kDoublePrecision);
+    found = search(sums, target, upper, upper, Precision{});
     return !too_many;
   }
 

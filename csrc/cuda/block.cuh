@@ -1,0 +1,71 @@
+// What the threads of one block do together. Every sum is taken in a fixed order, so that results
+// are bitwise the same on every run; every thread of the block must call, and each gets the result.
+#pragma once
+
+#include "core/view.h"
+#include "cuda/runtime.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kWarp = 32;
+constexpr int kMaxWarps = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
+__device__ inline int warp_count() { return static_cast<int>(blockDim.x) / kWarp; }
+
+struct Add {
+  __device__ double operator()(double a, double b) const { return a + b; }
+};
+struct Max {
+  __device__ double operator()(double a, double b) const { return a > b ? a : b; }
+};
+
+// combine must commute: partners in the butterfly see each other's operands swapped.
+template <int kCount, class Combine>
+__device__ void warp_reduce(double (&values)[kCount], const Combine& combine) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      values[k] = combine(values[k], __shfl_xor_sync(kAllLanes, values[k], step));
+    }
+  }
+}
+
+// The block has whole warps.
+template <int kCount, class Combine>
+__device__ void block_reduce(double (&values)[kCount], const Combine& combine) {
+  __shared__ double partial[kCount * kMaxWarps];
+  warp_reduce(values, combine);
+  if (lane_id() == 0) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) partial[k * kMaxWarps + warp_id()] = values[k];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    double total = partial[k * kMaxWarps];
+    for (int w = 1; w < warp_count(); ++w) total = combine(total, partial[k * kMaxWarps + w]);
+    values[k] = total;
+  }
+  __syncthreads();  // before the next call writes there
+}
+
+template <int kCount>
+__device__ void block_sum(double (&values)[kCount]) {
+  block_reduce(values, Add{});
+}
+__device__ inline double block_sum(double value) {
+  double values[1] = {value};
+  block_reduce(values, Add{});
+  return values[0];
+}
+__device__ inline double block_max(double value) {
+  double values[1] = {value};
+  block_reduce(values, Max{});
+  return values[0];
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,59 @@
+// How kernels are queued, and what is said where they cannot be.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "core/ops.h"
+#include "cuda/runtime.h"
+
+namespace adapmixed::cuda {
+
+// Throws what a user can do about an error of the runtime.
+void check(cudaError_t error);
+
+// Makes the queue's device the current one, and undoes that.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(const Queue& queue);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+// Queues kernel(arguments...), with `shared` bytes of dynamic shared memory.
+template <class... P, class... A>
+void launch(const Queue& queue, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared,
+            A... arguments) {
+  if (grid.x == 0 || grid.y == 0) return;
+#if defined(ADAPMIXED_SIMT)
+  simt::launch(kernel, grid, block, shared, static_cast<P>(arguments)...);
+#else
+  const auto stream = static_cast<cudaStream_t>(queue.stream);
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...));
+#endif
+}
+
+// Calls f with the dtype as a constant: f(std::integral_constant<Dtype, ...>).
+template <class F>
+void with_dtype(Dtype dtype, const F& f) {
+  if (dtype == Dtype::f32) {
+    f(std::integral_constant<Dtype, Dtype::f32>{});
+  } else if (dtype == Dtype::bf16) {
+    f(std::integral_constant<Dtype, Dtype::bf16>{});
+  } else {
+    f(std::integral_constant<Dtype, Dtype::f16>{});
+  }
+}
+
+}  // namespace adapmixed::cuda
