@@ -22,6 +22,17 @@ struct Max {
   __device__ double operator()(double a, double b) const { return a > b ? a : b; }
 };
 
+// The dynamic shared memory that the kernel was queued with, 16-byte aligned.
+template <class T>
+__device__ inline T* dynamic_shared() {
+#if defined(ADAPMIXED_SIMT)
+  return static_cast<T*>(simt::dynamic_shared());
+#else
+  extern __shared__ double2 adapmixed_shared[];
+  return reinterpret_cast<T*>(adapmixed_shared);
+#endif
+}
+
 // combine must commute: partners in the butterfly see each other's operands swapped.
 template <int kCount, class Combine>
 __device__ void warp_reduce(double (&values)[kCount], const Combine& combine) {
