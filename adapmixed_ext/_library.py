@@ -263,8 +263,8 @@ register(
 
 
 # checked: a copy of values known to lie in [least, most]. The result is what the caller goes on
-# with: a check without one would be dropped by a compiler. Where nothing can be raised at once, what
-# is not known to lie there is NaN, and so are the results made of it.
+# with: a check without one would be dropped by a compiler. Where nothing can be raised at once,
+# what does not lie there is NaN, and so is what is made of it.
 def _checked(values: Tensor, name: str, least: float, most: float) -> Tensor:
     if not backend(values.device).immediate:
         good = (values >= least) & (values <= most) & values.isfinite()

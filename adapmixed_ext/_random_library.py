@@ -25,7 +25,11 @@ def _check_key(key: Tensor, counter: int, device: torch.device) -> None:
 
 
 def _gaussian(
-    key: Tensor, counter: int, shape: Sequence[int], sigma: float, device: torch.device | None = None
+    key: Tensor,
+    counter: int,
+    shape: Sequence[int],
+    sigma: float,
+    device: torch.device | None = None,
 ) -> Tensor:
     device = device or key.device
     _check_key(key, counter, device)
@@ -36,7 +40,11 @@ def _gaussian(
 
 
 def _gaussian_fake(
-    key: Tensor, counter: int, shape: Sequence[int], sigma: float, device: torch.device | None = None
+    key: Tensor,
+    counter: int,
+    shape: Sequence[int],
+    sigma: float,
+    device: torch.device | None = None,
 ) -> Tensor:
     return key.new_empty(tuple(shape), dtype=F64, device=device or key.device)
 

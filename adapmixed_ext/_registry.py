@@ -97,4 +97,3 @@ def weighted(*tensors: Tensor) -> tuple[Any, ...]:
 # Schemas of these arguments.
 ENSEMBLE = "Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse"
 WEIGHTED = f"{ENSEMBLE}, Tensor weight, Tensor complement"
-

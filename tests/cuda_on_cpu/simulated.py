@@ -31,7 +31,9 @@ ORDERS = (("forward", 0), ("reverse", 0), ("random", 1))
 
 
 def _command(name: str) -> str:
-    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    found = shutil.which(
+        name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
     assert found, f"{name} is needed to build the kernels for a CPU"
     return found
 
