@@ -18,12 +18,14 @@ static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::
   if (b >= in.shape.positions) return;  // the whole warp
   const std::int64_t v = targets[b];
   const bool inside = v >= 0 && v < in.shape.vocab;
-  // Rows without a log-sum-exp have no part in the sum with weight 0, but make it NaN all the same.
+  // What is not a number may have no part in the sum, but makes it NaN all the same.
   bool good =
       inside && std::isfinite(in.public_lse[b]) && row_of(in.public_logits, 0, b).at(v) < HUGE_VAL;
   double total[1] = {-HUGE_VAL};
   for (std::int64_t i = lane_id(); good && i < in.shape.models; i += kWarp) {
-    good = std::isfinite(in.private_lse[i * in.shape.positions + b]);
+    const std::int64_t at = i * in.shape.positions + b;
+    good = std::isfinite(in.private_lse[at]) && weights.weight[at] >= 0.0 &&
+           weights.complement[at] >= 0.0;
     total[0] = log_add(total[0], log_projected(in, weights, i, b, v));
   }
   if (!good) total[0] = NAN;  // and so becomes every sum with it

@@ -67,7 +67,7 @@ __device__ std::uint64_t last_key(const typename Bits<D>::type* row, std::int64_
   auto left = static_cast<unsigned>(count);
   std::uint64_t prefix = 0;
   for (int shift = 64 - kDigitBits; shift >= 0; shift -= kDigitBits) {
-    if (shift < 32 && vocab - 1 >> shift == 0) continue;  // 0 in every index
+    if (shift < 32 && (vocab - 1) >> shift == 0) continue;  // 0 in every index
     for (int i = static_cast<int>(threadIdx.x); i < kDigits; i += static_cast<int>(blockDim.x)) {
       histogram[i] = 0;
     }
