@@ -12,7 +12,7 @@ _PRIVATE_ERRORS = {
     4: "has its largest logit beyond ±1e6: subtract a constant from the row",
     5: "contains NaN or +inf, has no finite value or one beyond ±1e6",
 }
-_PUBLIC = 5  # a private row whose public row is bad, where nothing was raised at once
+_PUBLIC = 5  # the public row is bad, where nothing was raised at once
 
 
 class RandomSource(Protocol):

@@ -25,11 +25,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("use_instruction_set",
         [](const std::string& name) { return cpu::use_instruction_set(name.c_str()); });
 
-  bindings::add_operators<bindings::Cpu>(m.def_submodule("cpu"));
+  bindings::add_operators<adapmixed::Cpu>(m.def_submodule("cpu"));
 #if defined(ADAPMIXED_WITH_CUDA)
   m.attr("with_cuda") = true;
   py::module_ cuda = m.def_submodule("cuda");
-  bindings::add_operators<bindings::Cuda>(cuda);
+  bindings::add_operators<adapmixed::Cuda>(cuda);
   bindings::add_workspaces(cuda);
 #else
   m.attr("with_cuda") = false;

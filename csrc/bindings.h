@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/ops.h"
+#include "core/backends.h"
 
 namespace adapmixed::bindings {
 
@@ -48,58 +48,45 @@ inline std::array<std::uint8_t, 32> key_of(std::uintptr_t address) {
   return key;
 }
 
-#define ADAPMIXED_OPERATORS(backend)                                   \
-  static constexpr auto log_sum_exp = &backend::log_sum_exp;           \
-  static constexpr auto project = &backend::project;                   \
-  static constexpr auto leave_one_out = &backend::leave_one_out;       \
-  static constexpr auto step = &backend::step;                         \
-  static constexpr auto mixture = &backend::mixture;                   \
-  static constexpr auto log_prob = &backend::log_prob;                 \
-  static constexpr auto renyi_divergence = &backend::renyi_divergence; \
-  static constexpr auto screen = &backend::screen;                     \
-  static constexpr auto gaussian = &backend::gaussian;                 \
-  static constexpr auto sample = &backend::sample
-
-// Where is a number of threads.
-struct Cpu {
-  using Where = int;
-  static int place(int threads) { return threads; }
-  ADAPMIXED_OPERATORS(cpu);
+// What Python passes as the last argument: the CPU's number of threads, or (device, stream,
+// workspace).
+template <class Backend>
+struct Place;
+template <>
+struct Place<Cpu> {
+  using Given = int;
+  static int from(int threads) { return threads; }
 };
-
-// Where is (device, stream, workspace).
-struct Cuda {
-  using Where = std::tuple<int, std::uintptr_t, std::uintptr_t>;
-  static cuda::Queue place(const Where& where) {
-    return {std::get<0>(where), pointer<void>(std::get<1>(where)),
-            pointer<void>(std::get<2>(where))};
+template <>
+struct Place<Cuda> {
+  using Given = std::tuple<int, std::uintptr_t, std::uintptr_t>;
+  static cuda::Queue from(const Given& place) {
+    return {std::get<0>(place), pointer<void>(std::get<1>(place)),
+            pointer<void>(std::get<2>(place))};
   }
-  ADAPMIXED_OPERATORS(cuda);
 };
-
-#undef ADAPMIXED_OPERATORS
 
 template <class Backend>
 void add_operators(py::module_ m) {
   m.def("log_sum_exp", [](ShapeTuple shape, LogitsTuple logits, std::uintptr_t lse,
-                          std::uintptr_t status, typename Backend::Where where) {
+                          std::uintptr_t status, typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     const Shape s = shape_of(shape);
     Backend::log_sum_exp(logits_of(logits), s.models, s.positions, s.vocab, pointer<double>(lse),
-                         pointer<std::int32_t>(status), Backend::place(where));
+                         pointer<std::int32_t>(status), Place<Backend>::from(place));
   });
 
   m.def("project", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                       std::uintptr_t public_lse, double order, double radius, std::uintptr_t weight,
                       std::uintptr_t complement, std::uintptr_t private_lse, std::uintptr_t status,
-                      typename Backend::Where where) {
+                      typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     Backend::project({shape_of(shape), logits_of(private_logits), logits_of(public_logits),
                       pointer<const double>(public_lse)},
                      order, radius,
                      {pointer<double>(weight), pointer<double>(complement),
                       pointer<double>(private_lse), pointer<std::int32_t>(status)},
-                     Backend::place(where));
+                     Place<Backend>::from(place));
   });
 
   m.def("leave_one_out", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
@@ -107,72 +94,72 @@ void add_operators(py::module_ m) {
                             std::uintptr_t weight, std::uintptr_t complement,
                             std::vector<double> orders, bool zero_out, std::int64_t num_models,
                             std::uintptr_t mean_excess, std::uintptr_t loss, std::uintptr_t balance,
-                            typename Backend::Where where) {
+                            typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
                                      zero_out, num_models, pointer<const double>(mean_excess)};
     Backend::leave_one_out(
         ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
         {pointer<const double>(weight), pointer<const double>(complement)}, options,
-        pointer<double>(loss), pointer<double>(balance), Backend::place(where));
+        pointer<double>(loss), pointer<double>(balance), Place<Backend>::from(place));
   });
 
-  m.def("step",
-        [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits, double order,
-           double radius, std::vector<double> orders, bool zero_out, std::int64_t num_models,
-           std::uintptr_t weight, std::uintptr_t complement, std::uintptr_t private_lse,
-           std::uintptr_t public_lse, std::uintptr_t status, std::uintptr_t loss,
-           std::uintptr_t public_status, std::uintptr_t balance, typename Backend::Where where) {
-          const py::gil_scoped_release nogil;
-          const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
-                                           zero_out, num_models, nullptr};
-          Backend::step({shape_of(shape), logits_of(private_logits), logits_of(public_logits)},
-                        order, radius, options,
-                        {{pointer<double>(weight), pointer<double>(complement),
-                          pointer<double>(private_lse), pointer<std::int32_t>(status)},
-                         pointer<double>(public_lse),
-                         pointer<std::int32_t>(public_status),
-                         pointer<double>(loss),
-                         pointer<double>(balance)},
-                        Backend::place(where));
-        });
+  m.def("step", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+                   double order, double radius, std::vector<double> orders, bool zero_out,
+                   std::int64_t num_models, std::uintptr_t weight, std::uintptr_t complement,
+                   std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t status,
+                   std::uintptr_t loss, std::uintptr_t public_status, std::uintptr_t balance,
+                   typename Place<Backend>::Given place) {
+    const py::gil_scoped_release nogil;
+    const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
+                                     zero_out, num_models, nullptr};
+    Backend::step({shape_of(shape), logits_of(private_logits), logits_of(public_logits)}, order,
+                  radius, options,
+                  {{pointer<double>(weight), pointer<double>(complement),
+                    pointer<double>(private_lse), pointer<std::int32_t>(status)},
+                   pointer<double>(public_lse),
+                   pointer<std::int32_t>(public_status),
+                   pointer<double>(loss),
+                   pointer<double>(balance)},
+                  Place<Backend>::from(place));
+  });
 
   m.def("mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                       std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t weight,
                       std::uintptr_t complement, std::uintptr_t probabilities,
-                      typename Backend::Where where) {
+                      typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     Backend::mixture(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
                      {pointer<const double>(weight), pointer<const double>(complement)},
-                     pointer<double>(probabilities), Backend::place(where));
+                     pointer<double>(probabilities), Place<Backend>::from(place));
   });
 
   m.def("log_prob", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                        std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t weight,
                        std::uintptr_t complement, std::uintptr_t targets, std::uintptr_t result,
-                       typename Backend::Where where) {
+                       typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     Backend::log_prob(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
                       {pointer<const double>(weight), pointer<const double>(complement)},
                       pointer<const std::int64_t>(targets), pointer<double>(result),
-                      Backend::place(where));
+                      Place<Backend>::from(place));
   });
 
   m.def("renyi_divergence", [](ShapeTuple shape, LogitsTuple p_logits, LogitsTuple q_logits,
                                std::uintptr_t p_lse, std::uintptr_t q_lse,
                                std::vector<double> orders, std::uintptr_t forward,
-                               std::uintptr_t backward, typename Backend::Where where) {
+                               std::uintptr_t backward, typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     Backend::renyi_divergence(ensemble_of(shape, p_logits, q_logits, p_lse, q_lse), orders.data(),
                               static_cast<std::int64_t>(orders.size()), pointer<double>(forward),
-                              pointer<double>(backward), Backend::place(where));
+                              pointer<double>(backward), Place<Backend>::from(place));
   });
 
   m.def("screen", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                      std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t noise,
                      std::uintptr_t active, double weight, double order, double threshold,
                      std::int64_t top_k, std::int64_t num_models, std::uintptr_t divergence,
-                     std::uintptr_t passed, typename Backend::Where where) {
+                     std::uintptr_t passed, typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     const ScreenOptions options{weight,
                                 order,
@@ -183,24 +170,24 @@ void add_operators(py::module_ m) {
                                 pointer<const double>(noise)};
     Backend::screen(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
                     options, pointer<double>(divergence), pointer<bool>(passed),
-                    Backend::place(where));
+                    Place<Backend>::from(place));
   });
 
   m.def("gaussian", [](std::uintptr_t key, std::uint64_t counter, double sigma, std::int64_t count,
-                       std::uintptr_t result, typename Backend::Where where) {
+                       std::uintptr_t result, typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     Backend::gaussian(key_of(key).data(), counter, sigma, count, pointer<double>(result),
-                      Backend::place(where));
+                      Place<Backend>::from(place));
   });
 
   m.def("sample",
         [](std::uintptr_t probabilities, LogitsTuple public_logits, std::int64_t positions,
            std::int64_t vocab, std::uintptr_t key, std::uint64_t counter, std::uintptr_t tokens,
-           std::uintptr_t status, typename Backend::Where where) {
+           std::uintptr_t status, typename Place<Backend>::Given place) {
           const py::gil_scoped_release nogil;
           Backend::sample(pointer<const double>(probabilities), logits_of(public_logits), positions,
                           vocab, key_of(key).data(), counter, pointer<std::int64_t>(tokens),
-                          pointer<std::int32_t>(status), Backend::place(where));
+                          pointer<std::int32_t>(status), Place<Backend>::from(place));
         });
 }
 

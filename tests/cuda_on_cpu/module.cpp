@@ -5,7 +5,7 @@
 namespace py = pybind11;
 
 PYBIND11_MODULE(_cuda_on_cpu, m) {
-  adapmixed::bindings::add_operators<adapmixed::bindings::Cuda>(m);
+  adapmixed::bindings::add_operators<adapmixed::Cuda>(m);
   adapmixed::bindings::add_workspaces(m);
   m.def("set_order", [](const std::string& name, unsigned seed) {
     simt::config.order = name == "forward"   ? simt::Order::forward
