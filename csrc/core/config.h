@@ -9,8 +9,11 @@
 
 #if defined(__CUDACC__)
 #define ADAPMIXED_HD __host__ __device__ inline
+// Before a template that calls what it is given: on the device only, if that exists there only.
+#define ADAPMIXED_HD_CALLBACK _Pragma("nv_exec_check_disable")
 #else
 #define ADAPMIXED_HD inline
+#define ADAPMIXED_HD_CALLBACK
 #endif
 
 // For the innermost functions: as calls, vectors would go through memory.

@@ -127,6 +127,7 @@ ADAPMIXED_HD Point middle(const Point& lower, const Point& upper) {
 
 // evaluate(point, want_forward, want_reverse, Bound& forward, Bound& reverse).
 // `upper`: any upper bound on the answer, (1, 0) included; `start`: the first point tried.
+ADAPMIXED_HD_CALLBACK
 template <class Evaluate>
 ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point start, Point upper,
                                   const Precision& precision) {

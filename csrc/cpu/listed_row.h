@@ -3,6 +3,7 @@
 // double.
 #pragma once
 
+#include "core/row_search.h"
 #include "cpu/exact_row.h"
 #include "cpu/float_public.h"
 
@@ -22,42 +23,43 @@ class ListedRow {
     return order * (q.largest + std::fabs(q.lse)) < 2e5 && q.least_log_q > kWildLogQ;
   }
 
-  // unlisted: what all tokens off the list may add to F / T or G / T.
-  ListedRow(const FloatPublic& q, double order, double log_target, double unlisted, double* scratch)
+  ListedRow(const FloatPublic& q, const Row& row, double lse, double order, double log_target,
+            double* scratch)
       : q_(q),
+        row_(row),
+        lse_(lse),
         order_(order),
         log_target_(log_target),
-        unlisted_(unlisted),
         memory_(scratch),
         indices_(reinterpret_cast<std::int32_t*>(scratch + 2 * half())),
         forward_(order),
         reverse_(order) {}
 
-  // False: too many tokens matter.
-  template <Dtype D>
-  bool list_forward(const Row& row, double lse) {
-    return list<D>(row, lse, order_, forward_, memory_);
-  }
-  template <Dtype D>
-  bool list_reverse(const Row& row, double lse) {
-    return list<D>(row, lse, 1.0 - order_, reverse_, memory_ + half());
-  }
+  // Forgets the lists there are.
+  void set_unlisted(double unlisted) { unlisted_ = unlisted; }
 
-  double unlisted() const { return unlisted_; }
+  // False: too many tokens matter.
+  bool list_forward() { return list(order_, forward_, memory_); }
+  bool list_reverse() { return list(1.0 - order_, reverse_, memory_ + half()); }
+
   const ExactRow& forward() const { return forward_; }
   const ExactRow& reverse() const { return reverse_; }
 
  private:
   std::int64_t half() const { return 5 * (capacity(q_.vocab) + 16); }
 
-  // The tokens with log q + s log r > log(T unlisted / V), s = alpha or 1 - alpha: an upper bound
-  // on their share of the sum, whatever lambda.
+  bool list(double s, ExactRow& out, double* memory) {
+    bool fits = false;
+    with_dtype(row_.dtype, [&](auto tag) { fits = list<decltype(tag)::value>(s, out, memory); });
+    return fits;
+  }
+
   template <Dtype D>
-  bool list(const Row& row, double lse, double s, ExactRow& out, double* memory) {
-    const double shift = lse - q_.lse;
+  bool list(double s, ExactRow& out, double* memory) {
+    const double shift = lse_ - q_.lse;
     // s z + (1 - s) z_0 in floats; half a nat is left for their rounding.
-    const double threshold = log_target_ + std::log(unlisted_ / static_cast<double>(q_.vocab)) +
-                             q_.lse + s * shift - 0.5;
+    const double threshold =
+        list_threshold(log_target_, unlisted_, q_.vocab) + q_.lse + s * shift - 0.5;
     const Flt by_private(static_cast<float>(s)), by_public(static_cast<float>(1.0 - s));
     const Flt least(static_cast<float>(threshold));
     std::int64_t count = 0;
@@ -70,7 +72,7 @@ class ListedRow {
       }
     };
     const auto score = [&](std::int64_t v) {
-      const Flt z = load_floats<D>(row.data, v, q_.vocab);
+      const Flt z = load_floats<D>(row_.data, v, q_.vocab);
       return vfma(z, by_private, Flt::load(q_.logits + v) * by_public) > least;
     };
     std::int64_t v = 0;
@@ -89,7 +91,7 @@ class ListedRow {
     for (std::int64_t k = 0; k < count; ++k) {
       const double z0 = public_row.at(indices_[k]);
       log_q[k] = z0 - q_.lse;
-      t[k] = row.at(indices_[k]) - z0 - shift;
+      t[k] = row_.at(indices_[k]) - z0 - shift;
     }
     for (std::int64_t k = count; k < round_up(count, 8); ++k) log_q[k] = -HUGE_VAL, t[k] = 0.0;
     out.list(log_q, t, count, log_target_, t + round_up(count, 8));
@@ -97,7 +99,8 @@ class ListedRow {
   }
 
   const FloatPublic& q_;
-  double order_, log_target_, unlisted_;
+  const Row row_;
+  double lse_, order_, log_target_, unlisted_ = 0.0;
   double* memory_;
   std::int32_t* indices_;
   ExactRow forward_, reverse_;

@@ -3,8 +3,7 @@
 // Three ways, chosen by the target T = e^{(alpha-1) R} and, row by row, by what floats can decide:
 // a short list of tokens (listed_row.h), float sums over the row (dense_row.h), double sums over
 // the row (exact_row.h), which serves everything.
-#include <initializer_list>
-
+#include "core/row_search.h"
 #include "cpu/dense_row.h"
 #include "cpu/listed_row.h"
 #include "cpu/parallel.h"
@@ -13,27 +12,6 @@
 
 ADAPMIXED_CORE_BEGIN
 namespace {
-
-constexpr double kDoubleRatioError = 1e-12;
-
-// log(F / T) or log(G / T), margin included: <= 0 exactly when feasible. inf - inf reads as
-// infeasible.
-double log_gap(double value, const Target& target) {
-  if (!std::isfinite(value)) return HUGE_VAL;
-  if (target.scaled) return std::log(value) + target.log_margin;
-  const double gap = std::log1p(value) - std::log1p(target.excess);
-  return value <= target.excess ? std::fmin(gap, 0.0)
-                                : std::fmax(gap, std::numeric_limits<double>::min());
-}
-
-template <bool kForward, bool kReverse>
-Sums evaluate_sums(const ExactRow& row, const Point& x, const Target& target) {
-  return target.scaled ? row.evaluate<kForward, kReverse, true>(x, target.log_target)
-                       : row.evaluate<kForward, kReverse, false>(x, target.log_target);
-}
-
-// Above 1/2 it is 1 - lambda that is to be exact: too much for what floats leave.
-bool delicate(const Point& x) { return x.weight > 0.5 && x.complement > 0.0; }
 
 // One problem: alpha, R and what is derived from them, with this thread's memory.
 class Solver {
@@ -50,57 +28,6 @@ class Solver {
 
   bool floats_serve(const FloatPublic& q) const {
     return listing_ ? ListedRow::serves(q, order_) : DenseRow::serves(q, order_, excess_);
-  }
-
-  // The solution in double.
-  Point exact(const ExactRow& row, double ratio_error) const {
-    const Target target = make_target(order_, radius_, ratio_error);
-    const auto sums = [&](const Point& x, bool forward, bool reverse) {
-      return forward && reverse ? evaluate_sums<true, true>(row, x, target)
-             : forward          ? evaluate_sums<true, false>(row, x, target)
-                                : evaluate_sums<false, true>(row, x, target);
-    };
-    const Point upper = row.upper(log_target_);
-    Point start = upper;
-    if (!target.scaled) {
-      if (target.excess <= 0.0) {
-        // Only an exact copy of q is inside a ball of radius 0.
-        const Sums s = sums({1.0, 0.0}, true, true);
-        const bool inside = log_gap(s.forward, target) <= 0.0 && log_gap(s.reverse, target) <= 0.0;
-        return inside ? Point{1.0, 0.0} : Point{0.0, 1.0};
-      }
-      // A ~ alpha (alpha-1)/2 lambda^2 sum q d^2 for small lambda d.
-      const double guess =
-          std::sqrt(2.0 * target.excess / (order_ * (order_ - 1.0) * row.second_moment()));
-      if (guess < 0.7 && guess < upper.weight) start = shifted({0.0, 1.0}, guess);
-    }
-    return search(sums, target, start, upper, Precision{});
-  }
-
-  // The solution from lists of tokens; false where there are too many of them.
-  template <Dtype D>
-  bool listed(ListedRow& lists, const Row& row, double lse, Point& found) const {
-    if (!lists.list_forward<D>(row, lse)) return false;
-    Target target = make_target(order_, radius_, kDoubleRatioError);
-    target.log_margin += 2.0 * lists.unlisted();
-    bool have_reverse = false, too_many = false;
-    const auto sums = [&](const Point& x, bool forward, bool reverse) {
-      Sums s;
-      if (forward) s = evaluate_sums<true, false>(lists.forward(), x, target);
-      if (reverse && !have_reverse) {
-        too_many = too_many || !lists.list_reverse<D>(row, lse);
-        have_reverse = true;
-      }
-      if (reverse && !too_many) {
-        const Sums back = evaluate_sums<false, true>(lists.reverse(), x, target);
-        s.reverse = back.reverse;
-        s.reverse_slope = back.reverse_slope;
-      }
-      return s;
-    };
-    const Point upper = lists.forward().upper(log_target_);
-    found = search(sums, target, upper, upper, Precision{});
-    return !too_many;
   }
 
   // The solution from float sums; false where they do not decide closely enough.
@@ -120,7 +47,7 @@ class Solver {
     Point start{1.0, 0.0};
     const double guess = moment_guess(row);
     if (guess < 0.7) start = at_weight(guess * (1.0 - row.relative() - 0.6 * row.constant()));
-    found = search(sums, target, start, {1.0, 0.0}, {1e-6, 1e-5});
+    found = search(sums, target, order_, radius_, start, {1.0, 0.0}, {1e-6, 1e-5});
     return !strained && !delicate(found);
   }
 
@@ -142,28 +69,6 @@ class Solver {
     return x;
   }
 
-  template <class SumsAt>
-  Point search(const SumsAt& sums_at, const Target& target, Point start, Point upper,
-               const Precision& precision) const {
-    const double base = target.scaled ? 0.0 : 1.0;
-    const auto evaluate = [&](const Point& x, bool want_forward, bool want_reverse, Bound& forward,
-                              Bound& reverse) {
-      if (!want_forward && !want_reverse) return;
-      const Sums s = sums_at(x, want_forward, want_reverse);
-      if (want_forward) {
-        forward =
-            forward_bound(log_gap(s.forward, target), base + s.forward, s.forward_slope, order_);
-      }
-      if (want_reverse) {
-        const double gap = log_gap(s.reverse, target);
-        const double log_ratio = target.scaled ? gap : std::log(s.reverse / target.excess);
-        reverse = reverse_bound(gap, base + s.reverse, s.reverse, log_ratio, s.reverse_slope,
-                                order_, x.complement);
-      }
-    };
-    return largest_weight(evaluate, radius_, start, upper, precision);
-  }
-
   double order_, radius_, log_target_, excess_;
   bool listing_;
 };
@@ -171,8 +76,14 @@ class Solver {
 // The rows [begin, end) of one call, position-major, with this thread's copies of the public row.
 class Rows {
  public:
-  Rows(const Solver& solver, const ProjectInputs& in, double order, const ProjectResults& out)
-      : solver_(solver), in_(in), order_(order), out_(out), vocab_(in.shape.vocab) {
+  Rows(const Solver& solver, const ProjectInputs& in, double order, double radius,
+       const ProjectResults& out)
+      : solver_(solver),
+        in_(in),
+        order_(order),
+        radius_(radius),
+        out_(out),
+        vocab_(in.shape.vocab) {
     float_memory_ =
         cpu::thread_scratch(FloatPublic::scratch_size(vocab_) + ListedRow::scratch_size(vocab_) +
                                 DenseRow::scratch_size(vocab_),
@@ -219,12 +130,8 @@ class Rows {
     double& lse = out_.private_lse[at];
     lse = log_sum_exp_near<D>(row.data, vocab_, row.at(public_.top));
     if (std::isnan(lse)) return false;
-    for (const double unlisted : {1e-6, 1e-11}) {
-      ListedRow lists(public_, order_, solver_.log_target(), unlisted, rest());
-      if (!solver_.listed<D>(lists, row, lse, found)) return false;
-      if (!delicate(found)) break;
-    }
-    return true;
+    ListedRow lists(public_, row, lse, order_, solver_.log_target(), rest());
+    return solve_lists(lists, order_, radius_, kDoubleRatioError, found);
   }
 
   template <Dtype D>
@@ -252,13 +159,12 @@ class Rows {
     }
     ExactRow problem(order_);
     if (!problem.load<D>(exact_public_, row, lse, memory + public_size)) return {0.0, 1.0};
-    return solver_.exact(problem,
-                         kDoubleRatioError + 4.5e-16 * (std::fabs(lse) + std::fabs(public_lse)));
+    return solve_whole(problem, order_, radius_, double_ratio_error(lse, public_lse));
   }
 
   const Solver& solver_;
   const ProjectInputs& in_;
-  double order_;
+  double order_, radius_;
   const ProjectResults& out_;
   std::int64_t vocab_;
   double* float_memory_;
@@ -277,7 +183,7 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   const std::int64_t grain = (models + parts - 1) / parts;
   cpu::parallel_for(models * in.shape.positions, grain, threads,
                     [&](std::int64_t begin, std::int64_t end) {
-                      Rows rows(solver, in, order, out);
+                      Rows rows(solver, in, order, radius, out);
                       for (std::int64_t k = begin; k < end; ++k) rows.solve(k / models, k % models);
                     });
 }

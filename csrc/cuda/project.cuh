@@ -1,0 +1,56 @@
+// lambda_i = max{lambda : D<->_alpha(lambda p_i + (1-lambda) q || q) <= R} and lse_i of every row:
+// one block a row. All threads of a block search together: each evaluates its tokens, and all see
+// the same sums.
+#pragma once
+
+#include "core/row_search.h"
+#include "cuda/block_lists.cuh"
+#include "cuda/block_row.cuh"
+#include "cuda/log_sum_exp.cuh"
+#include "cuda/row_pair.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kProjectThreads = 256;
+
+// Called by a whole block. ratio_error: of p/q, relative.
+template <Dtype D>
+__device__ Point project_row(const RowPair<D>& pair, double order, double radius,
+                             double ratio_error) {
+  __shared__ double log_q[kListCapacity], t[kListCapacity];
+  if (pair.uncovers()) return {0.0, 1.0};
+  const Target target = make_target(order, radius, ratio_error);
+  if (target.scaled) {
+    BlockLists<D> lists(pair, order, target.log_target, log_q, t);
+    Point found{0.0, 1.0};
+    if (solve_lists(lists, order, radius, ratio_error, found)) return found;
+  }
+  BlockRow<RowPair<D>> row(pair, order);
+  row.survey(target.log_target);
+  return solve_whole(row, order, radius, ratio_error);
+}
+
+template <Dtype D>
+__global__ void __launch_bounds__(kProjectThreads, 1)
+    project_kernel(ProjectInputs in, double order, double radius, ProjectResults out) {
+  const std::int64_t at = blockIdx.x, vocab = in.shape.vocab;
+  const std::int64_t model = at / in.shape.positions, position = at % in.shape.positions;
+  const auto* row = row_bits<D>(in.private_logits, model, position);
+  const RowSum sum = row_sum<D>(row, vocab);
+  const double public_lse = in.public_lse[position];
+  const bool public_ok = std::isfinite(public_lse);
+  Point found{0.0, 1.0};
+  if (sum.status == kRowOk && public_ok) {
+    const RowPair<D> pair{row, row_bits<D>(in.public_logits, 0, position), vocab, public_lse,
+                          sum.lse - public_lse};
+    found = project_row<D>(pair, order, radius, double_ratio_error(sum.lse, public_lse));
+  }
+  if (threadIdx.x == 0) {
+    out.weight[at] = found.weight;
+    out.complement[at] = found.complement;
+    out.private_lse[at] = sum.lse;
+    out.status[at] = sum.status == kRowOk && !public_ok ? kRowPublic : sum.status;
+  }
+}
+
+ADAPMIXED_CORE_END
