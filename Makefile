@@ -59,23 +59,36 @@ NO_CMAKE := make sanitize needs cmake: install it, or run $(PIP) install cmake
 # Older ThreadSanitizers do not start where addresses are randomised far.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-sanitize: build/sanitize-address/sanitized build/sanitize-thread/sanitized $(CASES)
-	@ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  build/sanitize-address/sanitized $(CASES)
-	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/sanitize-thread/sanitized $(CASES)
+sanitize: build/sanitize-address/sanitized build/sanitize-thread/sanitized \
+          build/simulated-address/sanitized build/simulated-thread/sanitized $(CASES)
+	@export ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1; \
+	  build/sanitize-address/sanitized $(CASES) && build/simulated-address/sanitized $(CASES)
+	@export TSAN_OPTIONS=halt_on_error=1; \
+	  $(FIXED_ADDRESSES) build/sanitize-thread/sanitized $(CASES) && \
+	  $(FIXED_ADDRESSES) build/simulated-thread/sanitized $(CASES)
 
 $(CASES): $(INSTALLED) tests/sanitize/dump_cases.py tests/kernels/cases.py
 	@mkdir -p $(@D)
 	$(BIN)/python tests/sanitize/dump_cases.py $@
 
+# Of the CPU's operators, and of the CUDA kernels as tests/cuda_on_cpu runs them.
 build/sanitize-%/sanitized: $(COMPILED) $(wildcard tests/sanitize/*.cpp tests/sanitize/*.h)
+	$(call sanitized,$(@D),-DADAPMIXED_SANITIZE=$*)
+	@touch $@
+
+build/simulated-%/sanitized: $(COMPILED) $(wildcard tests/sanitize/*.h tests/cuda_on_cpu/*.cpp \
+                             tests/cuda_on_cpu/*.h)
+	$(call sanitized,$(@D),-DADAPMIXED_SANITIZE=$* -DADAPMIXED_SIMT=ON)
+	@touch $@
+
+define sanitized
 	$(call require,$(HAS_COMPILER),$(NO_COMPILER))
 	$(call require,$(HAS_CMAKE),$(NO_CMAKE))
-	@mkdir -p $(@D)
-	@echo "building $@"
-	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(@D) -DADAPMIXED_SANITIZE=$* && \
-	  cmake --build $(@D) --parallel 2; } >$(@D).log 2>&1 || { cat $(@D).log; exit 1; }
-	@touch $@
+	@mkdir -p $(1)
+	@echo "building $(1)"
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(1) $(2) && \
+	  cmake --build $(1) --parallel 2; } >$(1).log 2>&1 || { cat $(1).log; exit 1; }
+endef
 
 clean:
 	rm -rf build dist *.egg-info adapmixed_ext/_C*.so $(VENV)/.installed-*

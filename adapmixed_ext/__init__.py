@@ -36,9 +36,14 @@ __all__ = [
 
 
 def build_info() -> dict[str, object]:
-    """What was built and what is used: ``cuda`` (bool), ``instruction_set``, ``compiler``."""
+    """What was built and what is used.
+
+    ``cuda`` (bool), ``cuda_architectures`` (compute capabilities with kernels; newer ones run what
+    PTX there is), ``instruction_set`` of the CPU, ``compiler``.
+    """
     return {
         "cuda": _C.with_cuda,
+        "cuda_architectures": _C.cuda_architectures,
         "instruction_set": _C.instruction_set(),
         "compiler": _C.compiler,
     }

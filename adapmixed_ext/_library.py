@@ -1,4 +1,4 @@
-"""torch.library schemas, CPU implementations and fakes: one block per operator.
+"""torch.library schemas, implementations and fakes: one block per operator.
 
 Everything here is internal: ``ops.py`` validates, documents and calls.
 """
@@ -10,19 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _C
-from ._registry import ENSEMBLE, F64, WEIGHTED, ensemble, register, rows, threads, weighted
+from ._registry import ENSEMBLE, F64, WEIGHTED, backend, ensemble, register, rows, weighted
 from ._types import raise_row_errors
 
 
 # log_sum_exp: (B, V) or (N, B, V) -> float64 lse and int32 status, without the last axis; `name` is
 # the argument that an error speaks of.
-def _log_sum_exp_cpu(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _log_sum_exp(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
     lse = logits.new_empty(logits.shape[:-1], dtype=F64)
     status = logits.new_empty(logits.shape[:-1], dtype=torch.int32)
     shape = tuple(logits.shape) if logits.dim() == 3 else (1, *logits.shape)
-    _C.log_sum_exp(shape, rows(logits), lse.data_ptr(), status.data_ptr(), threads())
-    raise_row_errors(name, status)
+    on = backend(logits.device)
+    on.call("log_sum_exp", logits, shape, rows(logits), lse.data_ptr(), status.data_ptr())
+    if on.immediate:
+        raise_row_errors(name, status)
     return lse, status
 
 
@@ -32,7 +33,7 @@ def _log_sum_exp_fake(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
 
 register(
-    "log_sum_exp(Tensor logits, str name) -> (Tensor, Tensor)", _log_sum_exp_cpu, _log_sum_exp_fake
+    "log_sum_exp(Tensor logits, str name) -> (Tensor, Tensor)", _log_sum_exp, _log_sum_exp_fake
 )
 
 
@@ -48,10 +49,13 @@ def _refuse_foreign(name: str, foreign: Tensor) -> None:
 
 
 # project: (weight, complement, private_lse, status)
-def _project_cpu(*args: Any) -> tuple[Tensor, ...]:
+def _project(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits, public_lse, order, radius = args
     results = _project_fake(*args)
-    _C.project(
+    on = backend(private_logits.device)
+    on.call(
+        "project",
+        private_logits,
         tuple(private_logits.shape),
         rows(private_logits),
         rows(public_logits),
@@ -59,9 +63,9 @@ def _project_cpu(*args: Any) -> tuple[Tensor, ...]:
         order,
         radius,
         *(result.data_ptr() for result in results),
-        threads(),
     )
-    raise_row_errors("private_logits", results[3])
+    if on.immediate:
+        raise_row_errors("private_logits", results[3])
     return results
 
 
@@ -75,21 +79,25 @@ def _project_fake(*args: Any) -> tuple[Tensor, ...]:
 register(
     "project(Tensor private_logits, Tensor public_logits, Tensor public_lse, float order,"
     " float radius) -> (Tensor, Tensor, Tensor, Tensor)",
-    _project_cpu,
+    _project,
     _project_fake,
 )
 
 
 # leave_one_out: (N, B, K)
-def _leave_one_out_cpu(*args: Any) -> Tensor:
+def _leave_one_out(*args: Any) -> Tensor:
     *tensors, orders, zero_out, num_models, mean_excess = args
     loss = _leave_one_out_fake(*args)
     mean_pointer = 0 if mean_excess is None else mean_excess.data_ptr()
     options = list(orders), zero_out, num_models, mean_pointer
     balance = torch.empty_like(tensors[2])
     pointers = loss.data_ptr(), balance.data_ptr()
-    _C.leave_one_out(*weighted(*tensors), *options, *pointers, threads())
-    _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
+    on = backend(loss.device)
+    size = on.workspace("leave_one_out", tuple(tensors[0].shape), len(orders))
+    inputs = *weighted(*tensors), *options, *pointers
+    on.call("leave_one_out", tensors[0], *inputs, workspace=size)
+    if on.immediate:
+        _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
     return loss
 
 
@@ -102,30 +110,35 @@ def _leave_one_out_fake(*args: Any) -> Tensor:
 register(
     f"leave_one_out({WEIGHTED}, float[] orders, bool zero_out, int num_models,"
     " Tensor? mean_excess) -> Tensor",
-    _leave_one_out_cpu,
+    _leave_one_out,
     _leave_one_out_fake,
 )
 
 
 # step: project, then leave_one_out of all rows; (weight, complement, private_lse, public_lse,
 # status, loss)
-def _step_cpu(*args: Any) -> tuple[Tensor, ...]:
+def _step(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits, *options = args
     results = _step_fake(*args)
     public_status = torch.empty_like(results[3], dtype=torch.int32)
     balance = torch.empty_like(results[0])
-    _C.step(
-        tuple(private_logits.shape),
+    on = backend(private_logits.device)
+    shape = tuple(private_logits.shape)
+    on.call(
+        "step",
+        private_logits,
+        shape,
         rows(private_logits),
         rows(public_logits),
         *options,
         *(result.data_ptr() for result in (*results, public_status, balance)),
-        threads(),
+        workspace=on.workspace("leave_one_out", shape, results[5].shape[-1]),
     )
-    # In this order: each is defined where those before it found nothing.
-    raise_row_errors("public_logits", public_status)
-    raise_row_errors("private_logits", results[4])
-    _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
+    if on.immediate:
+        # In this order: each is defined where those before it found nothing.
+        raise_row_errors("public_logits", public_status)
+        raise_row_errors("private_logits", results[4])
+        _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
     return results
 
 
@@ -140,16 +153,18 @@ def _step_fake(*args: Any) -> tuple[Tensor, ...]:
 register(
     "step(Tensor private_logits, Tensor public_logits, float order, float radius, float[] orders,"
     " bool zero_out, int num_models) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _step_cpu,
+    _step,
     _step_fake,
 )
 
 
 # mixture: (B, V)
-def _mixture_cpu(*tensors: Tensor) -> Tensor:
+def _mixture(*tensors: Tensor) -> Tensor:
     result = _mixture_fake(*tensors)
-    _C.mixture(*weighted(*tensors), result.data_ptr(), threads())
-    _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
+    on = backend(result.device)
+    on.call("mixture", tensors[0], *weighted(*tensors), result.data_ptr())
+    if on.immediate:
+        _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
 
 
@@ -157,19 +172,23 @@ def _mixture_fake(*tensors: Tensor) -> Tensor:
     return tensors[1].new_empty(tensors[1].shape, dtype=F64)
 
 
-register(f"mixture({WEIGHTED}) -> Tensor", _mixture_cpu, _mixture_fake)
+register(f"mixture({WEIGHTED}) -> Tensor", _mixture, _mixture_fake)
 
 
 # log_prob: (B,); a target outside the vocabulary would be read outside the rows
-def _log_prob_cpu(*tensors: Tensor) -> Tensor:
+def _log_prob(*tensors: Tensor) -> Tensor:
     targets, vocab = tensors[6], tensors[1].shape[-1]
-    outside = ((targets < 0) | (targets >= vocab)).nonzero()
-    if outside.numel():
-        at = int(outside[0])
-        raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}")
+    on = backend(targets.device)
+    if on.immediate:
+        outside = ((targets < 0) | (targets >= vocab)).nonzero()
+        if outside.numel():
+            at, got = int(outside[0]), int(targets[outside[0]])
+            raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {got}")
     result = _log_prob_fake(*tensors)
-    _C.log_prob(*weighted(*tensors[:6]), targets.data_ptr(), result.data_ptr(), threads())
-    _refuse_foreign("position ", ~(result <= 1e-6))
+    inputs = *weighted(*tensors[:6]), targets.data_ptr(), result.data_ptr()
+    on.call("log_prob", tensors[0], *inputs)
+    if on.immediate:
+        _refuse_foreign("position ", ~(result <= 1e-6))
     return result
 
 
@@ -177,17 +196,19 @@ def _log_prob_fake(*tensors: Tensor) -> Tensor:
     return torch.empty_like(tensors[3])
 
 
-register(f"log_prob({WEIGHTED}, Tensor targets) -> Tensor", _log_prob_cpu, _log_prob_fake)
+register(f"log_prob({WEIGHTED}, Tensor targets) -> Tensor", _log_prob, _log_prob_fake)
 
 
 # renyi_divergence: P and Q as (M, V)
-def _renyi_divergence_cpu(
+def _renyi_divergence(
     p_logits: Tensor, q_logits: Tensor, p_lse: Tensor, q_lse: Tensor, orders: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     count, vocab = p_logits.shape
     forward = p_lse.new_empty((count, len(orders)))
     backward = torch.empty_like(forward)
-    _C.renyi_divergence(
+    backend(p_logits.device).call(
+        "renyi_divergence",
+        p_logits,
         (1, count, vocab),
         rows(p_logits),
         rows(q_logits),
@@ -196,7 +217,6 @@ def _renyi_divergence_cpu(
         list(orders),
         forward.data_ptr(),
         backward.data_ptr(),
-        threads(),
     )
     return forward, backward
 
@@ -211,19 +231,22 @@ def _renyi_divergence_fake(
 register(
     "renyi_divergence(Tensor p_logits, Tensor q_logits, Tensor p_lse, Tensor q_lse,"
     " float[] orders) -> (Tensor, Tensor)",
-    _renyi_divergence_cpu,
+    _renyi_divergence,
     _renyi_divergence_fake,
 )
 
 
 # screen: (divergence, passed)
-def _screen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
+def _screen(*args: Any) -> tuple[Tensor, Tensor]:
     *tensors, noise, active, weight, order, threshold, top_k, num_models = args
     divergence, passed = _screen_fake(*args)
     inputs = noise.data_ptr(), 0 if active is None else active.data_ptr()
     options = weight, order, threshold, top_k, num_models
     pointers = divergence.data_ptr(), passed.data_ptr()
-    _C.screen(*ensemble(*tensors), *inputs, *options, *pointers, threads())
+    on = backend(noise.device)
+    size = on.workspace("screen", tuple(tensors[0].shape), top_k)
+    arguments = *ensemble(*tensors), *inputs, *options, *pointers
+    on.call("screen", tensors[0], *arguments, workspace=size)
     return divergence, passed
 
 
@@ -234,14 +257,18 @@ def _screen_fake(*args: Any) -> tuple[Tensor, Tensor]:
 register(
     f"screen({ENSEMBLE}, Tensor noise, Tensor? active, float weight, float order,"
     " float threshold, int top_k, int num_models) -> (Tensor, Tensor)",
-    _screen_cpu,
+    _screen,
     _screen_fake,
 )
 
 
 # checked: a copy of values known to lie in [least, most]. The result is what the caller goes on
-# with: a check without one would be dropped by a compiler.
-def _checked_cpu(values: Tensor, name: str, least: float, most: float) -> Tensor:
+# with: a check without one would be dropped by a compiler. Where nothing can be raised at once,
+# what does not lie there is NaN, and so is what is made of it.
+def _checked(values: Tensor, name: str, least: float, most: float) -> Tensor:
+    if not backend(values.device).immediate:
+        good = (values >= least) & (values <= most) & values.isfinite()
+        return torch.where(good, values, math.nan)
     if values.numel():
         low, high = (float(extreme) for extreme in torch.aminmax(values))
         if least <= low and high <= most and math.isfinite(low) and math.isfinite(high):
@@ -262,6 +289,6 @@ def _checked_fake(values: Tensor, name: str, least: float, most: float) -> Tenso
 
 register(
     "checked(Tensor values, str name, float least, float most) -> Tensor",
-    _checked_cpu,
+    _checked,
     _checked_fake,
 )

@@ -1,16 +1,15 @@
-"""Schemas, CPU implementations and fakes of the operators that draw: one block per operator."""
+"""Schemas, implementations and fakes of the operators that draw: one block per operator."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from . import _C
-from ._registry import F64, register, rows, threads
+from ._registry import F64, backend, register, rows
 
 
 # key (32,) uint8, counter a call number never used with this key before
-def _check_key(key: Tensor, counter: int) -> None:
+def _check_key(key: Tensor, counter: int, device: torch.device) -> None:
     # 32 bytes are read from its address.
     if key.dtype != torch.uint8 or tuple(key.shape) != (32,) or not key.is_contiguous():
         raise ValueError(
@@ -19,32 +18,53 @@ def _check_key(key: Tensor, counter: int) -> None:
         )
     if not 0 <= counter < 2**63:
         raise ValueError(f"rng must give a counter in [0, 2**63), got {counter}")
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "random numbers cannot be captured in a CUDA graph: every replay would draw the same"
+        )
 
 
-def _gaussian_cpu(key: Tensor, counter: int, shape: Sequence[int], sigma: float) -> Tensor:
-    _check_key(key, counter)
-    result = torch.empty(tuple(shape), dtype=F64)
-    _C.gaussian(key.data_ptr(), counter, sigma, result.numel(), result.data_ptr(), threads())
+def _gaussian(
+    key: Tensor,
+    counter: int,
+    shape: Sequence[int],
+    sigma: float,
+    device: torch.device | None = None,
+) -> Tensor:
+    device = device or key.device
+    _check_key(key, counter, device)
+    result = torch.empty(tuple(shape), dtype=F64, device=device)
+    inputs = key.data_ptr(), counter, sigma, result.numel(), result.data_ptr()
+    backend(device).call("gaussian", result, *inputs)
     return result
 
 
-def _gaussian_fake(key: Tensor, counter: int, shape: Sequence[int], sigma: float) -> Tensor:
-    return key.new_empty(tuple(shape), dtype=F64)
+def _gaussian_fake(
+    key: Tensor,
+    counter: int,
+    shape: Sequence[int],
+    sigma: float,
+    device: torch.device | None = None,
+) -> Tensor:
+    return key.new_empty(tuple(shape), dtype=F64, device=device or key.device)
 
 
 register(
-    "gaussian(Tensor key, int counter, SymInt[] shape, float sigma) -> Tensor",
-    _gaussian_cpu,
+    "gaussian(Tensor key, int counter, SymInt[] shape, float sigma, Device? device=None) -> Tensor",
+    _gaussian,
     _gaussian_fake,
 )
 
 
-def _sample_cpu(probabilities: Tensor, public_logits: Tensor, key: Tensor, counter: int) -> Tensor:
-    _check_key(key, counter)
+def _sample(probabilities: Tensor, public_logits: Tensor, key: Tensor, counter: int) -> Tensor:
+    _check_key(key, counter, probabilities.device)
     positions, vocab = probabilities.shape
-    tokens = torch.empty(positions, dtype=torch.int64)
-    status = torch.empty(positions, dtype=torch.int32)
-    _C.sample(
+    tokens = probabilities.new_empty(positions, dtype=torch.int64)
+    status = probabilities.new_empty(positions, dtype=torch.int32)
+    on = backend(probabilities.device)
+    on.call(
+        "sample",
+        probabilities,
         probabilities.data_ptr(),
         rows(public_logits),
         positions,
@@ -53,8 +73,9 @@ def _sample_cpu(probabilities: Tensor, public_logits: Tensor, key: Tensor, count
         counter,
         tokens.data_ptr(),
         status.data_ptr(),
-        threads(),
     )
+    if not on.immediate:
+        return tokens
     bad = status.nonzero()
     if bad.numel():
         at = int(bad[0])
@@ -73,6 +94,6 @@ def _sample_fake(probabilities: Tensor, public_logits: Tensor, key: Tensor, coun
 
 register(
     "sample(Tensor probabilities, Tensor public_logits, Tensor key, int counter) -> Tensor",
-    _sample_cpu,
+    _sample,
     _sample_fake,
 )

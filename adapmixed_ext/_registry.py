@@ -4,10 +4,13 @@ Pointers, strides and a dtype code: the compiled module knows nothing of torch.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from . import _C
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # torch.library is untyped: this one name keeps the rest of the file checked.
@@ -15,19 +18,55 @@ _lib: Any = torch.library.Library("adapmixed", "DEF")  # type: ignore[no-untyped
 F64 = torch.float64
 
 
-def _no_cuda(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(
-        "adapmixed_ext was built without CUDA kernels: move the tensors to the CPU (build_info() "
-        "says what was built)"
-    )
+@dataclass(frozen=True)
+class Backend:
+    """The compiled operators of one kind of device, and how they are called.
+
+    Attributes:
+        module: the operators, each taking `where` as its last argument.
+        where: from a tensor on the device and a workspace, what says where to work.
+        immediate: whether errors in the data are raised by the call itself. Where calls only queue
+            work, they are statuses, and results that say nothing: +inf, NaN, token -1.
+    """
+
+    module: Any
+    where: Callable[[Tensor, Tensor | None], Any]
+    immediate: bool
+
+    def workspace(self, name: str, *arguments: Any) -> int:
+        """Bytes that operator `name` needs; the CPU's take theirs from their threads."""
+        return 0 if self.immediate else getattr(self.module, f"{name}_workspace")(*arguments)
+
+    def call(self, name: str, like: Tensor, *arguments: Any, workspace: int = 0) -> None:
+        memory = like.new_empty(workspace, dtype=torch.uint8) if workspace else None
+        getattr(self.module, name)(*arguments, self.where(like, memory))
 
 
-def register(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Defines one operator with its CPU implementation and its fake."""
+def _queue(like: Tensor, memory: Tensor | None) -> tuple[int, int, int]:
+    stream = torch.cuda.current_stream(like.device)
+    return stream.device_index, stream.cuda_stream, 0 if memory is None else memory.data_ptr()
+
+
+backends = {"cpu": Backend(_C.cpu, lambda like, memory: torch.get_num_threads(), True)}
+if _C.with_cuda:
+    backends["cuda"] = Backend(_C.cuda, _queue, False)
+
+
+def backend(device: torch.device) -> Backend:
+    if device.type not in backends:
+        raise RuntimeError(
+            f"adapmixed_ext was built without kernels for {device}: move the tensors to the CPU "
+            f"(build_info() says what was built)"
+        )
+    return backends[device.type]
+
+
+def register(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Defines one operator with its implementation, the same for all devices, and its fake."""
     name = schema.split("(")[0]
     _lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _lib.impl(name, cpu, "CPU")
-    _lib.impl(name, _no_cuda, "CUDA")
+    _lib.impl(name, implementation, "CPU")
+    _lib.impl(name, implementation, "CUDA")
     torch.library.register_fake(f"adapmixed::{name}", fake, lib=_lib)
 
 
@@ -58,7 +97,3 @@ def weighted(*tensors: Tensor) -> tuple[Any, ...]:
 # Schemas of these arguments.
 ENSEMBLE = "Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse"
 WEIGHTED = f"{ENSEMBLE}, Tensor weight, Tensor complement"
-
-
-def threads() -> int:
-    return torch.get_num_threads()

@@ -10,7 +10,9 @@ _PRIVATE_ERRORS = {
     2: "contains +inf",
     3: "has no finite value (all -inf)",
     4: "has its largest logit beyond ±1e6: subtract a constant from the row",
+    5: "contains NaN or +inf, has no finite value or one beyond ±1e6",
 }
+_PUBLIC = 5  # the public row is bad, where nothing was raised at once
 
 
 class RandomSource(Protocol):
@@ -27,6 +29,8 @@ def raise_row_errors(name: str, status: Tensor) -> None:
     if bad.numel():
         index = bad[0].tolist()
         code = int(status[tuple(index)])
+        if code == _PUBLIC:
+            name, index = "public_logits", index[1:]
         where = ", ".join(str(i) for i in index)
         raise ValueError(
             f"{name}[{where}] {_PRIVATE_ERRORS[code]}; logits must be finite or -inf, with at "
@@ -43,7 +47,7 @@ class Projection:
         complement: (N, B) float64, 1 − λ_i, kept apart: 1 − 2e-22 is no float64.
         private_lse: (N, B) float64, log-sum-exp of each private row.
         public_lse: (B,) float64, log-sum-exp of each public row.
-        status: (N, B) int32, 0 where the row is good.
+        status: (N, B) int32, 0 where the row and its public row are good.
     """
 
     weight: Tensor

@@ -19,16 +19,23 @@ def _reserve(rng: RandomSource) -> tuple[Tensor, int]:
     return rng.reserve()
 
 
-def gaussian(shape: int | Sequence[int], *, sigma: float, rng: RandomSource) -> Tensor:
+def gaussian(
+    shape: int | Sequence[int],
+    *,
+    sigma: float,
+    rng: RandomSource,
+    device: torch.device | str = "cpu",
+) -> Tensor:
     """Independent N(0, σ²) variates from the ChaCha20 stream of ``rng``.
 
     Args:
         shape: of the result.
         sigma: standard deviation ≥ 0.
         rng: a random source (``adapmixed.rng``).
+        device: of the result; the numbers do not depend on it.
 
     Returns:
-        float64 tensor on the CPU.
+        float64 tensor.
     """
     sigma = check.finite("sigma", sigma, least=0.0)
     if not isinstance(shape, int | Sequence):
@@ -37,7 +44,7 @@ def gaussian(shape: int | Sequence[int], *, sigma: float, rng: RandomSource) -> 
     if math.prod(sizes) >= 2**40:
         raise ValueError(f"shape must hold fewer than 2**40 numbers, got {shape!r}")
     key, counter = _reserve(rng)
-    result: Tensor = _ops.gaussian(key, counter, sizes, sigma)
+    result: Tensor = _ops.gaussian(key, counter, sizes, sigma, torch.device(device))
     return result
 
 

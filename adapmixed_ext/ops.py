@@ -41,8 +41,9 @@ class Inputs(NamedTuple):
 def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
     """Checks the logits and passes over them once."""
     private, public = check.ensemble_logits(private_logits, public_logits)
-    public_lse, _ = _ops.log_sum_exp(public, "public_logits")
+    public_lse, public_status = _ops.log_sum_exp(public, "public_logits")
     private_lse, status = _ops.log_sum_exp(private, "private_logits")
+    status = torch.where(public_status != 0, 5, status)
     return Inputs(private, public, private_lse, public_lse, status)
 
 

@@ -18,7 +18,7 @@ enum RowStatus : std::int32_t {
   kRowPlusInf = 2,
   kRowEmpty = 3,     // nothing but -inf
   kRowTooLarge = 4,  // |largest logit| > kMaxLogit
-  kRowPublic = 5,    // good itself, but its public row is none of these (CUDA: nothing is raised)
+  kRowPublic = 5,    // its public row has one of these (CUDA: the call before has raised nothing)
 };
 
 // Beyond this a float64 log-sum-exp no longer resolves probabilities well enough for a privacy

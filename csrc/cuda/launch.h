@@ -28,8 +28,8 @@ class DeviceGuard {
 
 // Queues kernel(arguments...), with `shared` bytes of dynamic shared memory.
 template <class... P, class... A>
-void launch(const Queue& queue, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared,
-            A... arguments) {
+void launch([[maybe_unused]] const Queue& queue, void (*kernel)(P...), dim3 grid, dim3 block,
+            std::size_t shared, A... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
 #if defined(ADAPMIXED_SIMT)
   simt::launch(kernel, grid, block, shared, static_cast<P>(arguments)...);

@@ -1,6 +1,6 @@
-// Runs every C++ entry point over the cases of dump_cases.py, for each instruction set of this
-// machine and 1, 2 and 3 threads, from two callers at once, and compares the answers. Built with
-// sanitizers (CMake: ADAPMIXED_SANITIZE), without Python and torch in the process.
+// Runs every C++ entry point of the CPU over the cases of dump_cases.py, for each instruction set
+// of this machine and 1, 2 and 3 threads, from two callers at once, and compares the answers. Built
+// with sanitizers (CMake: ADAPMIXED_SANITIZE), without Python and torch in the process.
 //
 // Nothing is suppressed: the thread pool is never destroyed but reachable from a global, and so is
 // its threads' scratch from their thread-local storage, which LeakSanitizer counts as in use.
@@ -22,6 +22,15 @@ using sanitize::errors;
 using sanitize::Reader;
 using sanitize::Run;
 
+struct Threads : adapmixed::Cpu {
+  int threads;
+
+  explicit Threads(int count) : threads(count) {}
+  int where(std::int64_t = 0) const { return threads; }
+  static std::int64_t leave_one_out_workspace(const adapmixed::Shape&, std::int64_t) { return 0; }
+  static std::int64_t screen_workspace(const adapmixed::Shape&, std::int64_t) { return 0; }
+};
+
 constexpr int kCallers = 2;
 constexpr int kThreadCounts[] = {1, 2, 3};
 
@@ -30,12 +39,15 @@ constexpr int kThreadCounts[] = {1, 2, 3};
 void run_all(const std::vector<Case>& cases, int threads) {
   std::atomic<std::size_t> taken{0};
   std::atomic<bool> failed{false};
+  const Threads backend(threads);
+  const std::string setting =
+      std::string(cpu::instruction_set()) + ", " + std::to_string(threads) + " threads";
   std::vector<std::thread> callers;
   for (int caller = 0; caller < kCallers; ++caller) {
     callers.emplace_back([&] {
       try {
         for (std::size_t k; (k = taken.fetch_add(1, std::memory_order_relaxed)) < cases.size();) {
-          Run(cases[k], threads).everything();
+          Run<Threads>(cases[k], backend, setting).everything();
         }
       } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());

@@ -6,13 +6,14 @@
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "case.h"
+#include "core/backends.h"
 
 namespace sanitize {
-
-namespace cpu = adapmixed::cpu;
 
 // Absolute, what float sums leave of a projection's log-sum-exps.
 constexpr double kLse = 1e-9;
@@ -30,9 +31,14 @@ inline bool close(double got, double expected, double relative, double absolute)
   return std::fabs(got - expected) <= relative * std::fabs(expected) + absolute;  // not for NaN
 }
 
+// Backend: as in core/backends.h, with the sizes of its workspaces and `where(bytes)`, what a call
+// with such a workspace is to be given.
+template <class Backend>
 class Run {
  public:
-  Run(const Case& inputs, int threads) : in_(inputs), threads_(threads) {}
+  // setting: what an error names besides the case.
+  Run(const Case& inputs, const Backend& backend, std::string setting)
+      : in_(inputs), backend_(backend), setting_(std::move(setting)) {}
 
   void everything() const {
     log_sum_exp("private log_sum_exp", in_.private_rows, in_.shape.models);
@@ -61,6 +67,11 @@ class Run {
   std::size_t rows() const { return in_.private_rows.lse.size(); }
   std::size_t positions() const { return in_.public_rows.lse.size(); }
 
+  auto loss_where(const std::vector<double>& orders) const {
+    const auto count = static_cast<std::int64_t>(orders.size());
+    return backend_.where(Backend::leave_one_out_workspace(in_.shape, count));
+  }
+
   adapmixed::Ensemble ensemble() const {
     return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
             in_.private_rows.lse.data(), in_.public_rows.lse.data()};
@@ -74,8 +85,8 @@ class Run {
   void log_sum_exp(const char* what, const Rows& given, std::int64_t models) const {
     std::vector<double> lse = unknown(given.lse.size());
     std::vector<std::int32_t> status(given.status.size(), -1);
-    cpu::log_sum_exp(given.logits(), models, in_.shape.positions, in_.shape.vocab, lse.data(),
-                     status.data(), threads_);
+    Backend::log_sum_exp(given.logits(), models, in_.shape.positions, in_.shape.vocab, lse.data(),
+                         status.data(), backend_.where());
     check_rows(what, given, lse, status);
   }
 
@@ -83,8 +94,9 @@ class Run {
     std::vector<double> weight = unknown(rows()), complement = unknown(rows());
     std::vector<double> lse = unknown(rows());
     std::vector<std::int32_t> status(rows(), -1);
-    cpu::project(inputs(), expected.ball.at(0), expected.ball.at(1),
-                 {weight.data(), complement.data(), lse.data(), status.data()}, threads_);
+    Backend::project(inputs(), expected.ball.at(0), expected.ball.at(1),
+                     {weight.data(), complement.data(), lse.data(), status.data()},
+                     backend_.where());
     check("weight", weight, expected.weight, 1e-5, 0.0);
     // 1 - weight keeps digits of its own, but only weight has a bound between instruction sets.
     check("complement", complement, expected.complement, 1e-12, 1e-5);
@@ -95,10 +107,11 @@ class Run {
   void leave_one_out(const Weighted& given, const Loss& expected) const {
     std::vector<double> loss = unknown(expected.loss.size()), balance = unknown(rows());
     const double* mean = expected.mean_excess.empty() ? nullptr : expected.mean_excess.data();
-    cpu::leave_one_out(ensemble(), weights(given),
-                       {expected.orders.data(), static_cast<std::int64_t>(expected.orders.size()),
-                        expected.zero_out, expected.num_models, mean},
-                       loss.data(), balance.data(), threads_);
+    Backend::leave_one_out(
+        ensemble(), weights(given),
+        {expected.orders.data(), static_cast<std::int64_t>(expected.orders.size()),
+         expected.zero_out, expected.num_models, mean},
+        loss.data(), balance.data(), loss_where(expected.orders));
     check("loss", loss, expected.loss, 1e-5, 1e-12);
     check("balance", balance, std::vector<double>(rows(), 0.0), 0.0, kBalance);
   }
@@ -109,16 +122,16 @@ class Run {
     std::vector<double> loss = unknown(options.loss.size()), balance = unknown(rows());
     std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
     const bool good =
-        cpu::step({in_.shape, in_.private_rows.logits(), in_.public_rows.logits()},
-                  expected.ball.at(0), expected.ball.at(1),
-                  {options.orders.data(), static_cast<std::int64_t>(options.orders.size()),
-                   options.zero_out, options.num_models, nullptr},
-                  {{weight.data(), complement.data(), lse.data(), status.data()},
-                   public_lse.data(),
-                   public_status.data(),
-                   loss.data(),
-                   balance.data()},
-                  threads_);
+        Backend::step({in_.shape, in_.private_rows.logits(), in_.public_rows.logits()},
+                      expected.ball.at(0), expected.ball.at(1),
+                      {options.orders.data(), static_cast<std::int64_t>(options.orders.size()),
+                       options.zero_out, options.num_models, nullptr},
+                      {{weight.data(), complement.data(), lse.data(), status.data()},
+                       public_lse.data(),
+                       public_status.data(),
+                       loss.data(),
+                       balance.data()},
+                      loss_where(options.orders));
     expect("whether all rows are good", 0, good, true, good);
     check_status("step's status", in_.private_rows, status);
     check_status("step's public status", in_.public_rows, public_status);
@@ -132,13 +145,14 @@ class Run {
 
   void mixture(const Weighted& given) const {
     std::vector<double> probabilities = unknown(given.mixture.size());
-    cpu::mixture(ensemble(), weights(given), probabilities.data(), threads_);
+    Backend::mixture(ensemble(), weights(given), probabilities.data(), backend_.where());
     check("mixture", probabilities, given.mixture, 1e-9, 1e-300);
   }
 
   void log_prob(const Weighted& given) const {
     std::vector<double> result = unknown(positions());
-    cpu::log_prob(ensemble(), weights(given), in_.targets.data(), result.data(), threads_);
+    Backend::log_prob(ensemble(), weights(given), in_.targets.data(), result.data(),
+                      backend_.where());
     check("log_prob", result, given.log_prob, 1e-9, 1e-9);
   }
 
@@ -153,8 +167,9 @@ class Run {
     pairs.shape.models = 1;
     pairs.private_logits = in_.private_rows.of_model(model);
     pairs.private_lse += model * in_.shape.positions;
-    cpu::renyi_divergence(pairs, in_.orders.data(), static_cast<std::int64_t>(in_.orders.size()),
-                          forward.data(), backward.data(), threads_);
+    Backend::renyi_divergence(pairs, in_.orders.data(),
+                              static_cast<std::int64_t>(in_.orders.size()), forward.data(),
+                              backward.data(), backend_.where());
     check("forward divergence", forward, of_model(in_.forward), 1e-5, 1e-12);
     check("backward divergence", backward, of_model(in_.backward), 1e-5, 1e-12);
   }
@@ -164,11 +179,12 @@ class Run {
     const std::vector<bool>::size_type count = positions();
     const std::unique_ptr<bool[]> passed(new bool[count]());
     const auto* active = reinterpret_cast<const bool*>(options.active.data());
-    cpu::screen(
+    Backend::screen(
         ensemble(),
         {options.weight, options.order, options.threshold, options.top_k, options.num_models,
          options.active.empty() ? nullptr : active, options.noise.data()},
-        divergence.data(), passed.get(), threads_);
+        divergence.data(), passed.get(),
+        backend_.where(Backend::screen_workspace(in_.shape, options.top_k)));
     check("screening divergence", divergence, options.divergence, 1e-5, 1e-12);
     for (std::size_t b = 0; b < count; ++b) {
       const bool below = divergence[b] <= options.threshold;
@@ -178,8 +194,8 @@ class Run {
 
   void gaussian(const std::vector<double>& expected) const {
     std::vector<double> normals = unknown(expected.size());
-    cpu::gaussian(in_.key.data(), in_.counter, 0.7, static_cast<std::int64_t>(normals.size()),
-                  normals.data(), threads_);
+    Backend::gaussian(in_.key.data(), in_.counter, 0.7, static_cast<std::int64_t>(normals.size()),
+                      normals.data(), backend_.where());
     check("gaussian", normals, expected, 1e-12, 1e-12);
   }
 
@@ -194,9 +210,9 @@ class Run {
                    const std::vector<std::int64_t>& expected, std::int32_t code) const {
     std::vector<std::int64_t> tokens(positions(), -2);
     std::vector<std::int32_t> status(positions(), -1);
-    cpu::sample(probabilities.data(), in_.public_rows.logits(), in_.shape.positions,
-                in_.shape.vocab, in_.key.data(), in_.counter, tokens.data(), status.data(),
-                threads_);
+    Backend::sample(probabilities.data(), in_.public_rows.logits(), in_.shape.positions,
+                    in_.shape.vocab, in_.key.data(), in_.counter, tokens.data(), status.data(),
+                    backend_.where());
     for (std::size_t b = 0; b < positions(); ++b) {
       expect("sample status", b, status[b], code, status[b] == code);
       expect("token", b, static_cast<double>(tokens[b]), static_cast<double>(expected.at(b)),
@@ -219,18 +235,19 @@ class Run {
     for (const auto& ball : kBalls) {
       std::vector<double> lse = unknown(rows());
       std::vector<std::int32_t> status(rows(), -1);
-      cpu::project(projected, ball[0], ball[1],
-                   {one.data(), other.data(), lse.data(), status.data()}, threads_);
+      Backend::project(projected, ball[0], ball[1],
+                       {one.data(), other.data(), lse.data(), status.data()}, backend_.where());
       // What is wrong with a private row does not depend on the public one.
       check_status("refused row's status", in_.private_rows, status);
     }
     for (const bool zero_out : {false, true}) {
-      cpu::leave_one_out(rows_of, {half.data(), half.data()},
-                         {orders.data(), 2, zero_out, in_.shape.models, nullptr}, loss.data(),
-                         one.data(), threads_);
+      Backend::leave_one_out(rows_of, {half.data(), half.data()},
+                             {orders.data(), 2, zero_out, in_.shape.models, nullptr}, loss.data(),
+                             one.data(), loss_where(orders));
     }
-    cpu::mixture(rows_of, {half.data(), half.data()}, probabilities.data(), threads_);
-    cpu::log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(), threads_);
+    Backend::mixture(rows_of, {half.data(), half.data()}, probabilities.data(), backend_.where());
+    Backend::log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(),
+                      backend_.where());
   }
 
   static adapmixed::Weights weights(const Weighted& given) {
@@ -265,12 +282,13 @@ class Run {
   void expect(const char* what, std::size_t at, double got, double expected, bool good) const {
     compared.fetch_add(1, std::memory_order_relaxed);
     if (good || errors.fetch_add(1) >= 20) return;
-    std::fprintf(stderr, "%s, %s, %d threads: %s[%zu] is %.17g, expected %.17g\n", in_.name.c_str(),
-                 cpu::instruction_set(), threads_, what, at, got, expected);
+    std::fprintf(stderr, "%s, %s: %s[%zu] is %.17g, expected %.17g\n", in_.name.c_str(),
+                 setting_.c_str(), what, at, got, expected);
   }
 
   const Case& in_;
-  int threads_;
+  const Backend& backend_;
+  std::string setting_;
 };
 
 }  // namespace sanitize

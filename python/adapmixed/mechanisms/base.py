@@ -47,6 +47,8 @@ class Law:
     public_support: bool = True  # else tokens that q lacks may be drawn too
 
     def __post_init__(self) -> None:
+        # Where operators only queue work, nothing has said yet that a row was bad.
+        self.projection.check()
         # What was charged is the law of these values: a later change in place would be another law.
         for name in ("private_logits", "public_logits"):
             logits: Tensor = getattr(self, name)

@@ -1,0 +1,32 @@
+// The two back ends as types, for code that serves both: `Where` is their last argument.
+#pragma once
+
+#include "core/ops.h"
+
+namespace adapmixed {
+
+#define ADAPMIXED_OPERATORS(backend)                                   \
+  static constexpr auto log_sum_exp = &backend::log_sum_exp;           \
+  static constexpr auto project = &backend::project;                   \
+  static constexpr auto leave_one_out = &backend::leave_one_out;       \
+  static constexpr auto step = &backend::step;                         \
+  static constexpr auto mixture = &backend::mixture;                   \
+  static constexpr auto log_prob = &backend::log_prob;                 \
+  static constexpr auto renyi_divergence = &backend::renyi_divergence; \
+  static constexpr auto screen = &backend::screen;                     \
+  static constexpr auto gaussian = &backend::gaussian;                 \
+  static constexpr auto sample = &backend::sample
+
+struct Cpu {
+  using Where = int;  // threads
+  ADAPMIXED_OPERATORS(cpu);
+};
+
+struct Cuda {
+  using Where = cuda::Queue;
+  ADAPMIXED_OPERATORS(cuda);
+};
+
+#undef ADAPMIXED_OPERATORS
+
+}  // namespace adapmixed

@@ -1,0 +1,182 @@
+// The part of CUDA that our kernels use, on a CPU: stands in for the CUDA runtime where
+// ADAPMIXED_SIMT is defined (csrc/cuda/runtime.h), so that g++ compiles the kernels' own source.
+//
+// One block runs at a time, each of its threads as a fibre that runs until it meets a barrier or a
+// warp operation. Which thread runs first is a setting: a kernel that lacks a barrier gives other
+// results in another order, or none that are right. What a real GPU would do undefined things with
+// is an error here: threads that wait for each other for ever, warp operations that name absent
+// lanes, lanes that meet at different operations. Under ThreadSanitizer fibres are threads to it,
+// and barriers the only synchronisation.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+// One operating-system thread runs one block at a time.
+#define __shared__ static thread_local
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+inline thread_local uint3 threadIdx{}, blockIdx{};
+inline thread_local dim3 blockDim, gridDim;
+
+using cudaStream_t = void*;
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorInsufficientDriver,
+  cudaErrorNoDevice,
+  cudaErrorNoKernelImageForDevice
+};
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t) { return ""; }
+inline const char* cudaGetErrorName(cudaError_t) { return ""; }
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+
+namespace simt {
+
+enum class Order { forward, reverse, random };
+
+struct Config {
+  Order order = Order::forward;
+  unsigned seed = 0;
+};
+inline Config config;
+
+// What the fibres call; scheduler.cpp.
+void sync_block(int line);
+void sync_warp(unsigned mask, int line);
+bool vote_block(bool vote, int line, int* count);
+// Meets the lanes of `mask`; afterwards result[lane] is what each of them brought.
+const std::uint64_t* exchange(unsigned mask, int operation, std::uint64_t value, int line);
+int lane();
+[[noreturn]] void fail(const std::string& what, int line);
+void* dynamic_shared();
+void run(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared);
+
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, P... arguments) {
+  run([=] { kernel(arguments...); }, grid, block, shared);
+}
+
+template <class T>
+std::uint64_t pack(T value) {
+  static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  return bits;
+}
+template <class T>
+T unpack(std::uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <class T>
+T shuffle(unsigned mask, T value, int source, int line) {
+  const std::uint64_t* brought = exchange(mask, 1, pack(value), line);
+  if (!(mask >> source & 1u)) fail("a shuffle reads a lane outside its mask", line);
+  return unpack<T>(brought[source]);
+}
+
+}  // namespace simt
+
+// The line of the call, for what goes wrong there.
+#define SIMT_LINE int line = __builtin_LINE()
+
+inline void __syncthreads(SIMT_LINE) { simt::sync_block(line); }
+inline int __syncthreads_count(int vote, SIMT_LINE) {
+  int count = 0;
+  simt::vote_block(vote != 0, line, &count);
+  return count;
+}
+inline int __syncthreads_or(int vote, SIMT_LINE) { return __syncthreads_count(vote, line) != 0; }
+inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_LINE) { simt::sync_warp(mask, line); }
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIMT_LINE) {
+  const int first = simt::lane() & ~(width - 1);
+  return simt::shuffle(mask, value, first | (source & (width - 1)), line);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, SIMT_LINE) {
+  const int lane = simt::lane(), source = lane ^ bits;
+  return simt::shuffle(mask, value, source / width > lane / width ? lane : source, line);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, SIMT_LINE) {
+  const int lane = simt::lane(), source = lane + static_cast<int>(by);
+  return simt::shuffle(mask, value, source / width == lane / width ? source : lane, line);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, SIMT_LINE) {
+  const int lane = simt::lane(), within = lane & (width - 1);
+  return simt::shuffle(mask, value,
+                       within >= static_cast<int>(by) ? lane - static_cast<int>(by) : lane, line);
+}
+inline unsigned __ballot_sync(unsigned mask, int vote, SIMT_LINE) {
+  const std::uint64_t* votes = simt::exchange(mask, 2, vote != 0, line);
+  unsigned result = 0;
+  for (int k = 0; k < 32; ++k) result |= static_cast<unsigned>(votes[k] & 1) << k;
+  return result & mask;
+}
+inline int __any_sync(unsigned mask, int vote, SIMT_LINE) {
+  return __ballot_sync(mask, vote, line) != 0;
+}
+inline int __all_sync(unsigned mask, int vote, SIMT_LINE) {
+  return __ballot_sync(mask, !vote, line) == 0;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __clzll(long long x) {
+  return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
+template <class T>
+T __ldg(const T* address) {
+  return *address;
+}
+
+// Integers only: our kernels have no atomics on floating point.
+template <class T>
+std::enable_if_t<std::is_integral<T>::value, T> atomicAdd(T* address, std::common_type_t<T> value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+template <class T>
+std::enable_if_t<std::is_integral<T>::value, T> atomicOr(T* address, std::common_type_t<T> value) {
+  return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
+}
+template <class T>
+std::enable_if_t<std::is_integral<T>::value, T> atomicExch(T* address,
+                                                           std::common_type_t<T> value) {
+  return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+}
+template <class T>
+std::enable_if_t<std::is_integral<T>::value, T> atomicMax(T* address, std::common_type_t<T> value) {
+  T old = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (old < value && !__atomic_compare_exchange_n(address, &old, T(value), false,
+                                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return old;
+}

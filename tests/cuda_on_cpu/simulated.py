@@ -1,0 +1,81 @@
+"""The CUDA kernels on a CPU: builds them against simt.h and lets the operators run them.
+
+    with simulated.kernels("reverse"):
+        adapmixed_ext.project(private, public, order=18, radius=3.6)
+
+runs the kernels' own source on tensors of the CPU, one fibre for each CUDA thread: keep it tiny.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from torch import Tensor
+
+from adapmixed_ext import _registry
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "cuda-on-cpu"
+# The order in which threads and blocks run, and a seed for "random".
+ORDERS = (("forward", 0), ("reverse", 0), ("random", 1))
+
+
+def _command(name: str) -> str:
+    found = shutil.which(
+        name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
+    assert found, f"{name} is needed to build the kernels for a CPU"
+    return found
+
+
+def _run(*command: object) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@cache
+def module() -> ModuleType:
+    """The kernels as a module, built where they have changed."""
+    pybind11 = _run(sys.executable, "-m", "pybind11", "--cmakedir")
+    _run(
+        _command("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DADAPMIXED_SIMT=ON",
+        "-DADAPMIXED_WERROR=ON", "-DCMAKE_BUILD_TYPE=Release", f"-Dpybind11_DIR={pybind11}",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={_command('ninja')}",
+    )  # fmt: skip
+    _run(_command("cmake"), "--build", BUILD)
+    path = BUILD / f"_cuda_on_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
+    spec = importlib.util.spec_from_file_location("_cuda_on_cpu", path)
+    assert spec is not None and spec.loader is not None
+    built = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(built)
+    return built
+
+
+def _where(like: Tensor, memory: Tensor | None) -> tuple[int, int, int]:
+    if memory is not None:
+        memory.fill_(0xFF)  # not a number, where nothing has been written
+    return 0, 0, 0 if memory is None else memory.data_ptr()
+
+
+@contextmanager
+def kernels(order: str = "forward", seed: int = 0) -> Iterator[None]:
+    """Operators on CPU tensors run the CUDA kernels, threads in this order."""
+    built = module()
+    before = _registry.backends["cpu"]
+    built.set_order(order, seed)
+    _registry.backends["cpu"] = _registry.Backend(built, _where, False)
+    try:
+        yield
+    finally:
+        _registry.backends["cpu"] = before

@@ -1,0 +1,127 @@
+"""Every operator's kernels against the oracles, and the same bits in every order of threads."""
+
+from __future__ import annotations
+
+import math
+
+import fuzz
+import fuzz_cases
+import pytest
+import simulated
+import torch
+from checks import Report
+from torch import Tensor
+
+import adapmixed_ext
+
+BATCHES, EACH = 6, 30
+MOST = 2_500  # logits: a fibre takes some 50 ns from barrier to barrier
+
+
+def small(call: fuzz_cases.Call) -> bool:
+    return call.expected is None and call.private.numel() <= MOST
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_fuzzed_calls(batch: int) -> None:
+    total = Report()
+    for seed in range(batch * EACH, (batch + 1) * EACH):
+        call = fuzz_cases.build(seed)
+        if small(call):
+            with simulated.kernels(*simulated.ORDERS[seed % len(simulated.ORDERS)]):
+                total.add(fuzz.run(call))
+    assert total.values > 100
+    assert not total.failures, "\n".join(total.failures[:5])
+
+
+def answers(call: fuzz_cases.Call) -> list[Tensor]:
+    private, public = call.private, call.public
+    positions, vocab = public.shape
+    projection = adapmixed_ext.project(private, public, order=call.order, radius=call.radius)
+    noise = adapmixed_ext.gaussian((positions, 3), sigma=0.01, rng=fuzz.Source(call.seed))
+    screening = adapmixed_ext.screen(
+        private, public, noise, weight=0.3, order=call.order, threshold=0.5, top_k=3
+    )
+    mixture = adapmixed_ext.mixture(private, public, projection)
+    losses = [
+        adapmixed_ext.leave_one_out(
+            private, public, projection, orders=call.orders, adjacency=adjacency
+        )
+        for adjacency in ("add_remove", "zero_out")
+    ]
+    targets = torch.arange(positions) % vocab
+    return [
+        projection.weight, projection.complement, projection.private_lse, *losses, mixture, noise,
+        screening.divergence, adapmixed_ext.log_prob(private, public, projection, targets),
+        *adapmixed_ext.renyi_divergence(private[0], public, [1.0, *call.orders, math.inf]),
+        adapmixed_ext.sample(mixture, public, rng=fuzz.Source(call.seed)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", range(3))
+def test_the_order_of_threads_does_not_matter(batch: int) -> None:
+    compared = 0
+    for seed in range(1000 + batch * 20, 1000 + (batch + 1) * 20):
+        call = fuzz_cases.build(seed)
+        if not small(call):
+            continue
+        results = []
+        for order in simulated.ORDERS:
+            with simulated.kernels(*order):
+                results.append(answers(call))
+        for other in results[1:]:
+            for k, (one, two) in enumerate(zip(results[0], other, strict=True)):
+                assert torch.equal(one, two), f"{call}: result {k}"
+        compared += 1
+    assert compared > 5
+
+
+def test_random_numbers_are_those_of_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(3)
+    public = 3 * torch.randn(4, 777, generator=generator)
+    public[1, :300] = -math.inf
+    probabilities = public.double().softmax(-1)
+
+    def draw() -> tuple[Tensor, Tensor]:
+        tokens = [
+            adapmixed_ext.sample(probabilities, public, rng=fuzz.Source(seed)) for seed in range(20)
+        ]
+        return adapmixed_ext.gaussian(1003, sigma=0.7, rng=fuzz.Source(5)), torch.stack(tokens)
+
+    expected = draw()
+    with simulated.kernels():
+        got = draw()
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_bad_rows_are_reported_and_say_nothing() -> None:
+    seen = 0
+    for seed in range(300):
+        call = fuzz_cases.build(seed)
+        if call.expected is None or call.private.numel() > MOST:
+            continue
+        seen += 1
+        with simulated.kernels(*simulated.ORDERS[seed % len(simulated.ORDERS)]):
+            projection = adapmixed_ext.project(
+                call.private, call.public, order=call.order, radius=call.radius
+            )
+            loss = adapmixed_ext.leave_one_out(
+                call.private, call.public, projection, orders=call.orders
+            )
+            mixture = adapmixed_ext.mixture(call.private, call.public, projection)
+            tokens = adapmixed_ext.sample(mixture, call.public, rng=fuzz.Source(seed))
+            targets = torch.zeros(len(call.public), dtype=torch.int64)
+            log_prob = adapmixed_ext.log_prob(call.private, call.public, projection, targets)
+        bad = projection.status != 0
+        assert bad.any(), call
+        with pytest.raises(ValueError, match=call.expected):
+            projection.check()
+        assert (projection.weight[bad] == 0).all() and (projection.complement[bad] == 1).all()
+        worst = bad.any(0)
+        assert (loss[:, worst] == math.inf).all(), call
+        assert mixture[worst].isnan().all() and not mixture[~worst].isnan().any(), call
+        assert (tokens[worst] == -1).all() and (tokens[~worst] >= 0).all(), call
+        assert log_prob[worst].isnan().all(), call
+        assert not loss.isnan().any()
+    assert seen >= 5
