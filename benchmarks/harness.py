@@ -48,10 +48,10 @@ def interleave(
 ) -> dict[str, Timing]:
     """Calls every contestant ``runs[name]`` times, in turn, so that noise falls on all alike.
 
-    Contestants with fewer runs are spread over the whole time. Before each timed call a contestant
-    that needs less is called for 20 ms untimed, on the other inputs: after another's turn the
-    threads of one library still spin while those of the other have gone to sleep, which costs
-    milliseconds and belongs to neither.
+    Contestants with fewer runs are spread over the whole time. Before each timed call a contestant is
+    called untimed for 20 ms, at least once if it takes less than half a second, on the other inputs:
+    after another's turn the threads of one library still spin while those of the other have gone to
+    sleep, which costs milliseconds and belongs to neither.
 
     Args:
         contestants: by name; called with the number of their call, from which they choose inputs.
@@ -63,7 +63,8 @@ def interleave(
         call(0)
         start = time.perf_counter()
         call(0)
-        warm_ups[name] = min(8, int(WARM_UP / (time.perf_counter() - start)))
+        taken = time.perf_counter() - start
+        warm_ups[name] = min(8, max(int(WARM_UP / taken), int(taken < 0.5)))
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     calls = dict.fromkeys(contestants, 0)
     rounds = max(runs.values())

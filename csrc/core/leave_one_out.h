@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "core/config.h"
+#include "core/neighbour.h"
 #include "core/view.h"
 
 ADAPMIXED_CORE_BEGIN
@@ -13,6 +13,12 @@ ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, doubl
   if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
   const double excess = std::fmax(std::fmax(forward, reverse), 0.0);
   return std::log1p(excess) / (order - 1.0);
+}
+
+// The same from the logarithms of sums of p (p'/p)^s, taken where the sums of excesses overflowed.
+ADAPMIXED_HD double divergence_from_logs(double forward, double reverse, double order) {
+  if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
+  return std::fmax(std::fmax(forward, reverse), 0.0) / (order - 1.0);
 }
 
 // log(e^a + e^b) for a, b in [-inf, inf); NaN if either is.
@@ -36,107 +42,123 @@ ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, st
   return log_add(from_p, from_q);
 }
 
-// With the sum over all ranks given, p'/p of a model that is nearly the whole mixture of a token is
-// what rounding left of a difference. Below this it is not known within 1e-6 / order, and read as
-// 0: a loss of +inf.
-ADAPMIXED_HD double least_known_ratio(const LeaveOneOutOptions& options) {
-  double largest_order = 1.0;
-  for (std::int64_t k = 0; k < options.num_orders; ++k) {
-    largest_order = std::fmax(largest_order, options.orders[k]);
+// p_bar_i summed and divided by N, for a token that is masked or very rare in the public row.
+ADAPMIXED_HD double rare_mean(const Ensemble& in, const Weights& weights, std::int64_t position,
+                              std::int64_t v) {
+  double total = 0.0;
+  for (std::int64_t i = 0; i < in.shape.models; ++i) {
+    total += std::exp(log_projected(in, weights, i, position, v));
   }
-  return std::fmin(1e-8 * largest_order, 0.25);
+  return total / static_cast<double>(in.shape.models);
 }
 
-// One token's terms of the leave-one-out sums, without the ratio to q.
+// What a token with q < e^-680 has for sum_v (p_bar_i - q), to far below any rounding.
+ADAPMIXED_HD double rare_gain(const Ensemble& in, const Weights& weights, std::int64_t model,
+                              std::int64_t position, std::int64_t v) {
+  const std::int64_t at = model * in.shape.positions + position;
+  const double z = row_of(in.private_logits, model, position).at(v);
+  if (z == -HUGE_VAL || std::isnan(z)) return z == -HUGE_VAL ? 0.0 : z;
+  return weights.weight[at] * std::exp(z - in.private_lse[at]);
+}
+
+// What the terms of all models share at one token, without the ratio to q.
+struct RareSums {
+  double log_q, log_absent, log_total, log_p;
+  bool unmoved;     // p' = p whichever model is left out
+  bool negligible;  // every term is below e^-800, or the token does not exist
+};
+
+ADAPMIXED_HD RareSums rare_sums(const Ensemble& in, const Weights& weights, std::int64_t position,
+                                std::int64_t v, const Neighbours& all) {
+  RareSums sums{};
+  sums.log_q = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
+  sums.log_absent = all.absent > 0.0 ? std::log(all.absent) + sums.log_q : -HUGE_VAL;
+  const double first = log_projected(in, weights, 0, position, v);
+  double high = sums.log_q, low = sums.log_q;
+  sums.log_total = sums.log_absent;
+  bool agreed = all.absent == 0.0 || first == sums.log_q;
+  for (std::int64_t j = 0; j < in.shape.models; ++j) {
+    const double own = log_projected(in, weights, j, position, v);
+    sums.log_total = log_add(sums.log_total, own);
+    high = std::fmax(high, own);
+    low = std::fmin(low, own);
+    agreed = agreed && own == first;
+  }
+  if (all.mean_excess != nullptr) {
+    const double mean = 1.0 + all.mean_excess[position * in.shape.vocab + v];
+    sums.log_total = sums.log_q + std::log(mean * all.slots);
+    low = -HUGE_VAL;  // other ranks' models are not seen here
+  }
+  sums.log_p = sums.log_total - std::log(all.slots);
+  // Sums of logarithms would not give back what all slots have in common.
+  agreed = agreed && all.mean_excess == nullptr && !all.alone;
+  if (agreed) sums.log_p = first;
+  sums.unmoved = agreed && (!all.zero_out || first == sums.log_q);
+  // |log p'/p| <= high - low + log N.
+  sums.negligible = high == -HUGE_VAL ||
+                    high + all.largest_order * (high - low + std::log(all.slots + 1.0)) < -800.0;
+  return sums;
+}
+
+// One token's terms of the leave-one-out sums.
 class RareToken {
  public:
   ADAPMIXED_HD RareToken(const Ensemble& in, const Weights& weights, std::int64_t position,
-                         std::int64_t v, const LeaveOneOutOptions& options)
-      : in_(in), weights_(weights), options_(options), position_(position), v_(v) {
-    const double absent = static_cast<double>(options.num_models - in.shape.models);
-    log_q_ = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
-    log_absent_ = absent > 0.0 ? std::log(absent) + log_q_ : -HUGE_VAL;
-    const double first = log_projected(in, weights, 0, position, v);
-    double high = log_q_, low = log_q_;
-    log_total_ = log_absent_;
-    bool agreed = absent == 0.0 || first == log_q_;
-    for (std::int64_t j = 0; j < in.shape.models; ++j) {
-      const double own = log_projected(in, weights, j, position, v);
-      log_total_ = log_add(log_total_, own);
-      high = std::fmax(high, own);
-      low = std::fmin(low, own);
-      agreed = agreed && own == first;
-    }
-    const double slots = static_cast<double>(options.num_models);
-    if (options.mean_excess != nullptr) {
-      const double mean = 1.0 + options.mean_excess[position * in.shape.vocab + v];
-      log_total_ = log_q_ + std::log(mean * slots);
-      low = -HUGE_VAL;  // other ranks' models are not seen here
-    }
-    log_p_ = log_total_ - std::log(slots);
-    // Sums of logarithms would not give back what all slots have in common.
-    agreed = agreed && options.mean_excess == nullptr && options.num_models > 1;
-    if (agreed) log_p_ = first;
-    unmoved_ = agreed && (!options.zero_out || first == log_q_);
-    double largest_order = 1.0;
-    for (std::int64_t k = 0; k < options.num_orders; ++k) {
-      largest_order = std::fmax(largest_order, options.orders[k]);
-    }
-    // |log p'/p| <= high - low + log N: every term is below e^-800, or the token does not exist.
-    negligible_ =
-        high == -HUGE_VAL || high + largest_order * (high - low + std::log(slots + 1.0)) < -800.0;
-  }
+                         std::int64_t v, const Neighbours& all)
+      : RareToken(in, weights, position, v, all, rare_sums(in, weights, position, v, all)) {}
+  ADAPMIXED_HD RareToken(const Ensemble& in, const Weights& weights, std::int64_t position,
+                         std::int64_t v, const Neighbours& all, const RareSums& sums)
+      : in_(in), weights_(weights), all_(all), position_(position), v_(v), sums_(sums) {}
 
-  ADAPMIXED_HD bool negligible() const { return negligible_; }
-  ADAPMIXED_HD double log_q() const { return log_q_; }
-  ADAPMIXED_HD double log_mixture() const { return log_p_; }
+  ADAPMIXED_HD bool negligible() const { return sums_.negligible; }
+  ADAPMIXED_HD double log_q() const { return sums_.log_q; }
+  ADAPMIXED_HD double log_mixture() const { return sums_.log_p; }
 
   // log p'(v), the mixture without model i.
   ADAPMIXED_HD double log_neighbour(std::int64_t i) const {
-    const double slots = static_cast<double>(options_.num_models);
-    if (options_.num_models == 1) return log_q_;
-    if (unmoved_) return log_p_;
-    const double other = options_.zero_out ? log_add(log_rest(i), log_q_) - std::log(slots)
-                                           : log_rest(i) - std::log(slots - 1.0);
-    if (options_.mean_excess == nullptr) return other;
+    if (all_.alone) return sums_.log_q;
+    if (sums_.unmoved) return sums_.log_p;
+    const double other = all_.zero_out ? log_add(log_rest(i), sums_.log_q) - std::log(all_.slots)
+                                       : log_rest(i) - std::log(all_.slots - 1.0);
+    if (all_.mean_excess == nullptr) return other;
     // Logarithms far from 0 are rounded more.
-    const double least = least_known_ratio(options_) * (1.0 + 0.1 * std::fabs(log_p_));
-    return other - log_p_ < std::log(least) ? -HUGE_VAL : other;
+    const double least = all_.least_known * (1.0 + 0.1 * std::fabs(sums_.log_p));
+    return other - sums_.log_p < std::log(least) ? -HUGE_VAL : other;
   }
 
   ADAPMIXED_HD void add(double log_other, double order, double& forward, double& reverse) const {
-    if (log_p_ == -HUGE_VAL && log_other == -HUGE_VAL) return;
-    if (log_p_ == -HUGE_VAL || log_other == -HUGE_VAL) {
+    if (sums_.log_p == -HUGE_VAL && log_other == -HUGE_VAL) return;
+    if (sums_.log_p == -HUGE_VAL || log_other == -HUGE_VAL) {
       forward = reverse = HUGE_VAL;  // one of the two cannot produce the token at all
       return;
     }
-    const double log_ratio = log_other - log_p_;
-    const double p = std::exp(log_p_), other = std::exp(log_other);
-    forward += std::exp(log_p_ + order * log_ratio) - p - order * (other - p);
-    reverse += std::exp(log_p_ + (1.0 - order) * log_ratio) - p - (1.0 - order) * (other - p);
+    const double log_ratio = log_other - sums_.log_p;
+    const double p = std::exp(sums_.log_p), other = std::exp(log_other);
+    forward += std::exp(sums_.log_p + order * log_ratio) - p - order * (other - p);
+    reverse += std::exp(sums_.log_p + (1.0 - order) * log_ratio) - p - (1.0 - order) * (other - p);
   }
 
   // The same terms without their linear part, added to the logarithms of the two sums.
   ADAPMIXED_HD void add_log(double log_other, double order, double& forward,
                             double& reverse) const {
-    if (log_p_ == -HUGE_VAL && log_other == -HUGE_VAL) return;
-    if (log_p_ == -HUGE_VAL || log_other == -HUGE_VAL) {
+    if (sums_.log_p == -HUGE_VAL && log_other == -HUGE_VAL) return;
+    if (sums_.log_p == -HUGE_VAL || log_other == -HUGE_VAL) {
       forward = reverse = HUGE_VAL;
     } else if (forward < HUGE_VAL) {
-      const double log_ratio = log_other - log_p_;
-      forward = log_add(forward, log_p_ + order * log_ratio);
-      reverse = log_add(reverse, log_p_ + (1.0 - order) * log_ratio);
+      const double log_ratio = log_other - sums_.log_p;
+      forward = log_add(forward, sums_.log_p + order * log_ratio);
+      reverse = log_add(reverse, sums_.log_p + (1.0 - order) * log_ratio);
     }
   }
 
  private:
   ADAPMIXED_HD double log_rest(std::int64_t i) const {
-    const double gap = log_projected(in_, weights_, i, position_, v_) - log_total_;
+    const double gap = log_projected(in_, weights_, i, position_, v_) - sums_.log_total;
     // A quarter of the total or less can be subtracted; else, where possible, the others are added.
-    if (gap < -1.4 || options_.mean_excess != nullptr) {
-      return gap < 0.0 ? log_total_ + std::log1p(-std::exp(gap)) : -HUGE_VAL;
+    if (gap < -1.4 || all_.mean_excess != nullptr) {
+      return gap < 0.0 ? sums_.log_total + std::log1p(-std::exp(gap)) : -HUGE_VAL;
     }
-    double rest = log_absent_;
+    double rest = sums_.log_absent;
     for (std::int64_t j = 0; j < in_.shape.models; ++j) {
       if (j != i) rest = log_add(rest, log_projected(in_, weights_, j, position_, v_));
     }
@@ -145,11 +167,9 @@ class RareToken {
 
   const Ensemble& in_;
   const Weights& weights_;
-  const LeaveOneOutOptions& options_;
+  const Neighbours& all_;
   std::int64_t position_, v_;
-  double log_q_, log_absent_, log_total_, log_p_;
-  bool unmoved_;  // p' = p whichever model is left out
-  bool negligible_;
+  RareSums sums_;
 };
 
 ADAPMIXED_CORE_END

@@ -14,13 +14,9 @@
 
 #include "core/elementary.h"
 #include "core/projection.h"
+#include "core/view.h"
 
 ADAPMIXED_CORE_BEGIN
-
-// Below e^-680 q r^alpha may leave the range of double although it matters: such tokens are "wild",
-// read as absent by the loops over a row (q = 0, log q = -inf) and handled one by one in the log
-// domain. Elsewhere r = p/q <= 1/q stays finite.
-constexpr double kWildLogQ = -680.0;
 
 // 1 / ((T/q)^{1/alpha} - 1): q (1 + lambda d)^alpha <= T where lambda d times this is at most 1.
 template <class T>

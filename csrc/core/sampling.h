@@ -18,6 +18,14 @@ constexpr int kWeightBits = 100;
 // p = 2^-100 and all below it have the weight 1.
 constexpr double kUnitProbability = 0x1p-100;
 
+// What no row of probabilities may lack: each in [0, 1] and their sum 1, up to rounding. False for
+// a NaN.
+template <class T>
+ADAPMIXED_HD_INLINE auto is_probability(T p) {
+  return (p >= T(0.0)) & (T(1.0 + 1e-6) >= p);
+}
+ADAPMIXED_HD bool is_total(double sum) { return std::fabs(sum - 1.0) <= 1e-6; }
+
 // floor(p 2^100), at least 1 where the token is in the public support, 0 elsewhere. 0 <= p < 2.
 ADAPMIXED_HD uint128 integer_weight(double p, bool supported) {
   if (!supported) return 0;

@@ -10,6 +10,11 @@
 
 ADAPMIXED_CORE_BEGIN
 
+// Below e^-680 q r^alpha may leave the range of double although it matters: such tokens are "wild",
+// read as absent by the sums over q (q = 0, log q = -inf) and handled one by one in the log domain.
+// Elsewhere r = p/q <= 1/q stays finite.
+constexpr double kWildLogQ = -680.0;
+
 ADAPMIXED_HD double bf16_to_double(std::uint16_t bits) {
   const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
   float x;

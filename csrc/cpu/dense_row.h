@@ -121,10 +121,10 @@ class DenseRow {
     third_ = third.value();
     least_ = scale_ * -maximum(Flt(0.0f) - least) + offset_;
     const double largest_log = std::log1p(std::fmax(scale_ * maximum(most) + offset_, 0.0));
-    // Relative error of d: its own, the logarithm's over d (at most 1 + log r), lambda's rounding.
-    relative_ = kFloatUnit * (kRatioUnits + kLogUnits * (2.0 + largest_log) + 3.0);
-    // Its absolute error, from the rounding of z - z_0, against the size of d.
+    // Error of d: its own; the logarithm's over d (at most 1 + log r); lambda's rounding; and from
+    // the rounding of z - z_0 the |difference| times r <= |d| + 1, in proportion to d and besides.
     absolute_ = kFloatUnit * std::fabs(difference);
+    relative_ = kFloatUnit * (kRatioUnits + kLogUnits * (2.0 + largest_log) + 3.0) + absolute_;
     // False also where there are NaN.
     return second_ > 0.0 && relative_ < 3e-6 && absolute_ < 1e-6 * std::sqrt(second_);
   }

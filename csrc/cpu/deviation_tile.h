@@ -76,7 +76,7 @@ class DeviationTile {
   double common() const { return common_; }
 
  private:
-  static constexpr std::int64_t kColumns = 7, kMostRare = 64;
+  static constexpr std::int64_t kColumns = 7, kMostRare = 16;
   static constexpr int kGroup = 4;     // models whose rows are read side by side
   static constexpr int kPartial = 16;  // models summed in floats before the sum is widened
 
@@ -218,7 +218,7 @@ class DeviationTile {
         middle[half] = plan_.against_public ? zero - first : others - first * missing;
         balance = vfma(weight, mean, balance);
         // A mixture far below q: what cancels in 1 + mean is too much.
-        const auto low = (ratio < Vec(0x1p-6)) & (weight > zero);
+        const auto low = (ratio < Vec(0.25)) & (weight > zero);
         lost |= low.bits() << (half * Vec::kLanes);
         const Vec inverse = vselect(low, zero, one / vmax(ratio, Vec(1e-30)));
         p[half] = vselect(low, zero, weight * ratio);

@@ -1,16 +1,11 @@
-// The losses of every model at one position in double: what serves every input.
-//
-// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and p' = p (1 +
-// x_i),
-//   add/remove: 1 + x_i = (S - Y_i) N / (S (N - 1)),   zero-out: 1 + x_i = (S - Y_i + 1) / S.
-// Both directions sum the excess p((1+x)^s - 1 - s x), s = alpha and 1 - alpha, whose linear part
-// vanishes. The vocabulary is cut into a fixed number of chunks whose sums are added in order, so
-// the result does not depend on the number of threads.
+// The losses of every model at one position in double: what serves every input. The formulas are
+// those of core/neighbour.h. The vocabulary is cut into a fixed number of chunks whose sums are
+// added in order, so the result does not depend on the number of threads.
 #pragma once
 
 #include "core/leave_one_out.h"
 
-#include "core/elementary.h"
+#include "core/neighbour.h"
 #include "cpu/mixture_tile.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
@@ -28,11 +23,7 @@ class ExactChunk {
         weights_(weights),
         options_(options),
         position_(position),
-        slots_(static_cast<double>(options.num_models)),
-        absent_(slots_ - static_cast<double>(in.shape.models)),
-        // A neighbour that answers q where the model was, by definition or because none is left.
-        against_public_(options.zero_out || options.num_models == 1),
-        least_known_(least_known_ratio(options)),
+        all_(neighbours_of(in.shape, options)),
         tile_(in, weights, position, memory) {
     columns_ = memory + MixtureTile::scratch_size(in.shape.models);
     for (std::int64_t k = 0; k < options.num_orders; ++k) {
@@ -73,28 +64,21 @@ class ExactChunk {
 
   void prepare(std::int64_t v, std::int64_t length) {
     for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
-      Vec mean = tile_.mean_ratio(lane), excess = tile_.mean_excess(lane);
-      if (options_.mean_excess != nullptr) {
-        excess = given_excess(v + lane);
-        mean = Vec(1.0) + excess;
-      } else if (absent_ > 0.0) {
-        const Vec share(1.0 - absent_ / slots_);
-        excess = excess * share;
-        mean = vfma(mean, share, Vec(absent_ / slots_));
+      Projected<Vec> mean = with_absent(all_, tile_.mean(lane));
+      if (all_.mean_excess != nullptr) {
+        mean.excess = given_excess(v + lane);
+        mean.ratio = Vec(1.0) + mean.excess;
       }
-      const Vec sum_ratio = mean * Vec(slots_);
-      const Vec q = tile_.q(lane);
-      // A mixture below the range of double still counts if the neighbour is not: log domain.
-      const auto rare = (q > Vec(0.0)) & ((mean < Vec(1e-280)) | (q * mean < Vec(1e-290)));
+      Mask rare;
+      const MixtureToken<Vec> token = mixture_token(all_, tile_.q(lane), mean, rare);
       for (int l = 0; rare.any() && l < Vec::kLanes; ++l) {
         if (rare.bits() >> l & 1u) tile_.add_wild(v + lane + l);
       }
-      vselect(rare, Vec(0.0), q * mean).store(p(lane));
-      sum_ratio.store(total(lane));
-      excess.store(mean_excess(lane));
-      mean.store(mean_ratio(lane));
-      (against_public_ ? Vec(-1.0) / sum_ratio : Vec(1.0 / (slots_ - 1.0)) / mean)
-          .store(scale(lane));
+      token.p.store(p(lane));
+      token.total.store(total(lane));
+      token.mean.excess.store(mean_excess(lane));
+      token.mean.ratio.store(mean_ratio(lane));
+      token.scale.store(scale(lane));
     }
   }
 
@@ -103,40 +87,26 @@ class ExactChunk {
     Vec forward[kMaxOrders], reverse[kMaxOrders];
     for (std::int64_t k = 0; k < options_.num_orders; ++k) forward[k] = reverse[k] = Vec(0.0);
     for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
-      const Vec weight = Vec::load(p(lane)), sum_ratio = Vec::load(total(lane));
-      const Vec ratio_i = tile_.ratio(i, lane), excess_i = tile_.excess(i, lane);
-      gained = vfma(tile_.q(lane), excess_i, gained);
-      Vec x = excess_i;
-      if (!against_public_) {
-        // Differences of p_bar / q - 1 are exact where p is near q, of p_bar / q where p << q.
-        const Vec mean = Vec::load(mean_ratio(lane));
-        x = vselect(mean >= Vec(0.5), Vec::load(mean_excess(lane)) - excess_i, mean - ratio_i);
+      const Projected<Vec> own{tile_.excess(i, lane), tile_.ratio(i, lane)};
+      gained = vfma(tile_.q(lane), own.excess, gained);
+      const MixtureToken<Vec> shared{Vec::load(p(lane)),
+                                     Vec::load(total(lane)),
+                                     {Vec::load(mean_excess(lane)), Vec::load(mean_ratio(lane))},
+                                     Vec::load(scale(lane))};
+      Mask dominated;
+      NeighbourToken<Vec> neighbour = neighbour_token(all_, shared, own, dominated);
+      if (dominated.any()) {
+        neighbour.X =
+            vselect(dominated, ratio_from_rest(all_, rest(i, lane), shared.total), neighbour.X);
       }
-      x = x * Vec::load(scale(lane));
-      Vec X = x + Vec(1.0);
-      const auto dominated = ratio_i > Vec(0.25) * sum_ratio;
-      if (options_.num_models == 1) {
-        X = Vec(1.0) / sum_ratio;
-      } else if (dominated.any() && options_.mean_excess == nullptr) {
-        X = vselect(dominated, rebuilt(i, lane, sum_ratio), X);
-      } else if (dominated.any()) {
-        X = vselect(X < Vec(least_known_), Vec(0.0), X);
-      }
-      const auto counted = weight > Vec(0.0);
-      x = vselect(counted, x, Vec(0.0));
-      X = vselect(counted, vmax(X, Vec(0.0)), Vec(1.0));
-      const Vec y = Vec(0.0) - x / X;
-      LogParts<Vec> l{};
-      if (!all_integer_) l = log_parts(x, X);
+      const ExcessToken<Vec> token = excess_token(neighbour);
+      LogParts<Vec> log{};
+      if (!all_integer_) log = log_parts(token.x, token.X);
       for (std::int64_t k = 0; k < options_.num_orders; ++k) {
         if (const int n = integers_[k]) {
-          // (1+x)^{1-n} - 1 - (1-n) x = (1+x) c_n(y).
-          forward[k] = vfma(weight, chain(x, n).c, forward[k]);
-          reverse[k] = vfma(weight * X, chain(y, n).c, reverse[k]);
+          add_excess(token, n, forward[k], reverse[k]);
         } else {
-          const Vec order(options_.orders[k]);
-          forward[k] = vfma(weight, power(x, l, order).excess, forward[k]);
-          reverse[k] = vfma(weight, power(x, l, Vec(1.0) - order).excess, reverse[k]);
+          add_excess(token, log, options_.orders[k], forward[k], reverse[k]);
         }
       }
     }
@@ -147,26 +117,22 @@ class ExactChunk {
     *balance += sum(gained);
   }
 
-  // Where one model makes up most of the mixture, S - Y_i cancels: add up the others instead.
-  Vec rebuilt(std::int64_t i, std::int64_t lane, Vec sum_ratio) const {
-    Vec rest(absent_);
+  // The sum of the other models' p_bar / q.
+  Vec rest(std::int64_t i, std::int64_t lane) const {
+    Vec sum(all_.absent);
     for (std::int64_t j = 0; j < in_.shape.models; ++j) {
-      if (j != i) rest = rest + tile_.ratio(j, lane);
+      if (j != i) sum = sum + tile_.ratio(j, lane);
     }
-    return against_public_ ? (rest + Vec(1.0)) / sum_ratio
-                           : rest * Vec(slots_ / (slots_ - 1.0)) / sum_ratio;
+    return sum;
   }
 
   void add_wild(std::int64_t v, double* sums, double* balance) {
     // Tokens that the lanes do hold, but whose mixture is rare, are balanced there already.
     const double log_q = row_of(in_.public_logits, 0, position_).at(v) - in_.public_lse[position_];
     for (std::int64_t i = 0; i < in_.shape.models && log_q < kWildLogQ; ++i) {
-      const std::int64_t at = i * in_.shape.positions + position_;
-      const double z = row_of(in_.private_logits, i, position_).at(v);
-      if (z > -HUGE_VAL) balance[i] += weights_.weight[at] * std::exp(z - in_.private_lse[at]);
-      if (std::isnan(z)) balance[i] = z;
+      balance[i] += rare_gain(in_, weights_, i, position_, v);
     }
-    const RareToken token(in_, weights_, position_, v, options_);
+    const RareToken token(in_, weights_, position_, v, all_);
     if (token.negligible()) return;
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
       const double log_other = token.log_neighbour(i);
@@ -188,9 +154,7 @@ class ExactChunk {
   const Weights& weights_;
   const LeaveOneOutOptions& options_;
   std::int64_t position_;
-  double slots_, absent_;
-  bool against_public_;
-  double least_known_;
+  Neighbours all_;
   MixtureTile tile_;
   double* columns_;
   int integers_[kMaxOrders];  // the orders, 0 where one is no integer
@@ -205,10 +169,11 @@ inline void resolve_overflow(const Ensemble& in, const Weights& weights,
   bool any = false;
   for (std::int64_t k = 0; k < models * orders; ++k) any = any || loss[k] == HUGE_VAL;
   if (!any) return;
+  const Neighbours all = neighbours_of(in.shape, options);
   cpu::Buffer logs(2 * models * orders);
   for (std::int64_t k = 0; k < 2 * models * orders; ++k) logs.data()[k] = -HUGE_VAL;
   for (std::int64_t v = 0; v < in.shape.vocab; ++v) {
-    const RareToken token(in, weights, 0, v, options);
+    const RareToken token(in, weights, 0, v, all);
     for (std::int64_t i = 0; i < models; ++i) {
       const double log_other = token.log_neighbour(i);
       for (std::int64_t k = 0; k < orders; ++k) {
@@ -220,7 +185,7 @@ inline void resolve_overflow(const Ensemble& in, const Weights& weights,
   for (std::int64_t k = 0; k < models * orders; ++k) {
     if (loss[k] != HUGE_VAL) continue;
     const double* out = logs.data() + 2 * k;
-    loss[k] = std::fmax(std::fmax(out[0], out[1]), 0.0) / (options.orders[k % orders] - 1.0);
+    loss[k] = divergence_from_logs(out[0], out[1], options.orders[k % orders]);
   }
 }
 

@@ -82,7 +82,7 @@ class FloatChunk {
     if (!tile_.load<D>(begin, length)) return false;
     add_models<D>(begin, round_up(length, Flt::kLanes), sums);
     for (std::int64_t k = 0; k < tile_.rare_count(); ++k) {
-      const RareToken token(in_, weights_, position_, tile_.rare(k), plan_.options);
+      const RareToken token(in_, weights_, position_, tile_.rare(k), plan_);
       if (!tile_.balances(k)) {
         mean_balance_ += std::exp(token.log_mixture()) - std::exp(token.log_q());
       }

@@ -34,8 +34,9 @@ struct PositionSums {
 // What single precision cost model i, by the sums themselves.
 class ErrorBound {
  public:
-  ErrorBound(const LossPlan& plan, const PositionSums& sums, double largest_shift)
-      : plan_(plan), sums_(sums), shift_(largest_shift) {
+  // shift: the largest |lse - public lse| of a model, and of its product with the weight.
+  ErrorBound(const LossPlan& plan, const PositionSums& sums, double shift, double weighted_shift)
+      : plan_(plan), sums_(sums), shift_(shift), weighted_shift_(weighted_shift) {
     for (std::int64_t i = 0; i < plan.models; ++i) mean_ += second(i);
     mean_ = std::sqrt(mean_ / static_cast<double>(plan.models));
     first_ = std::sqrt(second(0));
@@ -64,12 +65,14 @@ class ErrorBound {
     if (!std::isfinite(forward) || !std::isfinite(reverse)) return false;
 
     // The error of x: in proportion to x itself, and, as a norm under p like `size`, what it shares
-    // with the other models: their deltas' rounding, that of sums over models, of z - z_0.
+    // with the other models: their deltas' rounding, that of sums over models, of z - z_0. The last
+    // costs delta = w (r - 1) shift times w r <= |delta| + w.
     const double u = kFloatUnit, size = std::sqrt(second(i));
     const double own = 14.0 * u + 2.0 * u * shift_;
-    const double shared = u * (20.0 * common_ + (plan_.against_public ? 0.0 : 10.0 * mean_) +
-                               7.0 * first_ + 5.0 * mean_ + 2.0 * shift_ * others_) +
-                          1e-11 * others_;
+    const double shared =
+        u * (20.0 * common_ + (plan_.against_public ? 0.0 : 10.0 * mean_) + 7.0 * first_ +
+             5.0 * mean_ + shift_ * (2.0 * common_ + mean_) + 2.0 * weighted_shift_ * others_) +
+        1e-11 * others_;
     // sum p x c'(x), and an upper bound on sum p |c'(x)| y for any y of norm `shared`.
     const double slope = std::fmax(std::fabs(forward_slope), std::fabs(reverse_slope));
     const double curvature = order * (order - 1.0) * (second(i) - m.listed_second());
@@ -78,11 +81,13 @@ class ErrorBound {
     const double bulk = std::fabs(forward_bulk) + std::fabs(reverse_bulk);
     const double interpolation =
         std::fmax(fit.forward[k].error, fit.reverse[k].error) * m.moments()[0];
-    // In a listed x only the mean delta is rounded, by 15 units of the models' mean |delta|; x is
-    // at least the reach, and mean - delta at least reach / others_ times the mixture.
+    // In a listed x only the mean delta is rounded, by 15 units and the shift of the models' mean
+    // |delta|; x is at least the reach, and mean - delta at least reach / others_ times the
+    // mixture.
     const double spread = std::fmax((common_ + mean_) / others_, 1.0);
     const double listed =
-        large.rough_slope * u * (15.0 * spread * (1.0 + others_ / fit.reach) + 2.0 + 2.0 * shift_) +
+        large.rough_slope * u *
+            ((15.0 + shift_) * spread * (1.0 + others_ / fit.reach) + 2.0 + 2.0 * shift_) +
         1e-12 * large.slope +
         20.0 * u * std::fmax(std::fabs(large.forward), std::fabs(large.reverse));
     const double total = moved + 12.0 * u * bulk + interpolation + listed;
@@ -93,7 +98,7 @@ class ErrorBound {
  private:
   const LossPlan& plan_;
   const PositionSums& sums_;
-  double shift_;
+  double shift_, weighted_shift_;
   double mean_ = 0.0, first_ = 0.0, common_ = 0.0, others_ = 0.0;
 };
 
@@ -203,7 +208,7 @@ class Call {
   // The losses of one position; false where floats were not enough for one of them.
   bool finish(std::int64_t position, const PositionSums& sums) {
     const std::int64_t orders = plan_.options.num_orders;
-    double largest_shift = 0.0;
+    double shift = 0.0, weighted_shift = 0.0;
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
       const std::int64_t at = i * in_.shape.positions + position;
       // sum p x is mean sum q delta less this model's, over the others; or this model's over all.
@@ -211,12 +216,12 @@ class Call {
                          ? -plan_.slots * sums.model(i).first()
                          : sums.mean_balance - (plan_.slots - 1.0) * sums.model(i).first();
       if (!(std::fabs(balance_[at]) < 1e-5)) return false;  // to be named by the exact sums
-      const double weight = weights_.weight[at];
-      largest_shift = std::fmax(largest_shift,
-                                weight * std::fabs(in_.private_lse[at] - in_.public_lse[position]));
+      const double own = std::fabs(in_.private_lse[at] - in_.public_lse[position]);
+      shift = std::fmax(shift, own);
+      weighted_shift = std::fmax(weighted_shift, weights_.weight[at] * own);
     }
     if (!(std::fabs(sums.mean_balance) < 1e-5)) return false;
-    const ErrorBound bound(plan_, sums, largest_shift);
+    const ErrorBound bound(plan_, sums, shift, weighted_shift);
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
       double* out = loss_ + (i * in_.shape.positions + position) * orders;
       for (std::int64_t k = 0; k < orders; ++k) {

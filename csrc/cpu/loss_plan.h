@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "core/moments.h"
+#include "core/neighbour.h"
 #include "cpu/rows.h"
 
 ADAPMIXED_CORE_BEGIN
@@ -15,26 +16,14 @@ struct LossFit {
   ExcessPolynomial forward[kMaxOrders], reverse[kMaxOrders];
 };
 
-struct LossPlan {
+struct LossPlan : Neighbours {
   const LeaveOneOutOptions& options;
   std::int64_t models, vocab;
-  double slots, absent;
-  // A neighbour that answers q where the model was, by definition or because none is left.
-  bool against_public;
-  double largest_order = 1.0;
   int integers[kMaxOrders];  // the orders, 0 where one is no integer
 
   LossPlan(const Shape& shape, const LeaveOneOutOptions& o)
-      : options(o),
-        models(shape.models),
-        vocab(shape.vocab),
-        slots(static_cast<double>(o.num_models)),
-        absent(slots - static_cast<double>(shape.models)),
-        against_public(o.zero_out || o.num_models == 1) {
-    for (std::int64_t k = 0; k < o.num_orders; ++k) {
-      largest_order = std::fmax(largest_order, o.orders[k]);
-      integers[k] = integer_order(o.orders[k]);
-    }
+      : Neighbours(neighbours_of(shape, o)), options(o), models(shape.models), vocab(shape.vocab) {
+    for (std::int64_t k = 0; k < o.num_orders; ++k) integers[k] = integer_order(o.orders[k]);
   }
 
   // Few x should lie beyond the reach, where they are listed: |x| is about weight / slots times

@@ -1,5 +1,4 @@
 // p = mean_i p_bar_i, the distribution the token is drawn from.
-#include "core/elementary.h"
 #include "core/leave_one_out.h"
 #include "cpu/mixture_tile.h"
 #include "cpu/parallel.h"
@@ -7,16 +6,6 @@
 
 ADAPMIXED_CORE_BEGIN
 namespace {
-
-// Masked or very rare in the public row: sum the p_bar_i themselves.
-double rare_mean(const Ensemble& in, const Weights& weights, std::int64_t position,
-                 std::int64_t v) {
-  double total = 0.0;
-  for (std::int64_t i = 0; i < in.shape.models; ++i) {
-    total += std::exp(log_projected(in, weights, i, position, v));
-  }
-  return total / static_cast<double>(in.shape.models);
-}
 
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads) {
   const std::int64_t vocab = in.shape.vocab;
@@ -33,7 +22,7 @@ void mixture(const Ensemble& in, const Weights& weights, double* probabilities, 
       double* out = probabilities + position * vocab + begin;
       for (std::int64_t lane = 0; begin + lane < end; lane += Vec::kLanes) {
         double p[Vec::kLanes];
-        (tile.q(lane) * tile.mean_ratio(lane)).store(p);
+        (tile.q(lane) * tile.mean(lane).ratio).store(p);
         for (int l = 0; l < Vec::kLanes && begin + lane + l < end; ++l) out[lane + l] = p[l];
       }
       for (std::int64_t k = 0; k < tile.wild_count(); ++k) {

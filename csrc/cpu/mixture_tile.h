@@ -3,8 +3,7 @@
 // lambda r. Both are kept because each is accurate where the other cancels.
 #pragma once
 
-#include "core/elementary.h"
-#include "cpu/public_row.h"
+#include "core/neighbour.h"
 #include "cpu/rows.h"
 
 ADAPMIXED_CORE_BEGIN
@@ -31,10 +30,11 @@ class MixtureTile {
 
   std::int64_t width() const { return width_; }
   Vec q(std::int64_t lane) const { return Vec::load(q_ + lane); }
-  // Means over the models present, as the first model's value plus the mean difference from it:
-  // identical models have exactly their own value as mean.
-  Vec mean_ratio(std::int64_t lane) const { return mean(ratio_, ratio_spread_, lane); }
-  Vec mean_excess(std::int64_t lane) const { return mean(excess_, excess_spread_, lane); }
+  // Means over the models present.
+  Projected<Vec> mean(std::int64_t lane) const {
+    return {mean_from(excess(0, lane), Vec::load(excess_spread_ + lane), in_.shape.models),
+            mean_from(ratio(0, lane), Vec::load(ratio_spread_ + lane), in_.shape.models)};
+  }
   Vec excess(std::int64_t model, std::int64_t lane) const {
     return Vec::load(excess_ + model * width_ + lane);
   }
@@ -89,24 +89,15 @@ class MixtureTile {
       const Vec t =
           load_logits<D>(row.data, v, end) - load_logits<D>(public_row.data, v, end) - shift;
       const auto present = Vec::load(q_ + v - begin) > Vec(0.0);
-      const Ratio<Vec> r = ratio_of(vselect(present, t, Vec(0.0)));
-      const Vec delta = weight * r.d;
-      const Vec y = vfma(weight, r.r, complement);
-      delta.store(excess + v);
-      y.store(ratio_out + v);
-      accumulate(excess_spread_ + v - begin, delta - Vec::load(excess_ + v - begin));
-      accumulate(ratio_spread_ + v - begin, y - Vec::load(ratio_ + v - begin));
+      const Projected<Vec> own = projected(vselect(present, t, Vec(0.0)), weight, complement);
+      own.excess.store(excess + v);
+      own.ratio.store(ratio_out + v);
+      accumulate(excess_spread_ + v - begin, own.excess - Vec::load(excess_ + v - begin));
+      accumulate(ratio_spread_ + v - begin, own.ratio - Vec::load(ratio_ + v - begin));
     }
   }
 
   static void accumulate(double* at, Vec difference) { (Vec::load(at) + difference).store(at); }
-
-  Vec mean(const double* first, const double* spread, std::int64_t lane) const {
-    const Vec share(1.0 / static_cast<double>(in_.shape.models));
-    return vfma(Vec::load(spread + lane), share, Vec::load(first + lane));
-  }
-
-  static Ratio<Vec> ratio_of(Vec t) { return adapmixed::ADAPMIXED_ISA::ratio(t); }
 
   const Ensemble& in_;
   const Weights& weights_;

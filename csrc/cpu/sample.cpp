@@ -59,7 +59,7 @@ std::int32_t sample_row(const double* p, const Row& row, std::int64_t vocab, con
     Mask valid = Vec(0.0) == Vec(0.0);
     for (std::int64_t v = s * length; v < end; v += Vec::kLanes) {
       const Vec x = load_probabilities(p, v, end);
-      valid = valid & (x >= Vec(0.0)) & (Vec(1.0 + 1e-6) >= x);  // false for a NaN
+      valid = valid & is_probability(x);
       p_sum = p_sum + x;
       limbs.add(x, load_logits<D>(row.data, v, end) > Vec(-HUGE_VAL));
     }
@@ -67,7 +67,7 @@ std::int32_t sample_row(const double* p, const Row& row, std::int64_t vocab, con
     weight[s] = limbs.total();
     total += weight[s];
   }
-  if (std::fabs(sum(p_sum) - 1.0) > 1e-6) return 1;
+  if (!is_total(sum(p_sum))) return 1;
   if (total == 0) return 2;
   // The first token whose cumulative weight exceeds the draw; weight 0 is never it.
   uint128 draw = uniform_below(stream, total);

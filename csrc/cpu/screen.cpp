@@ -5,7 +5,6 @@
 #include <numeric>
 #include <vector>
 
-#include "core/view.h"
 #include "cpu/parallel.h"
 
 namespace adapmixed {
@@ -27,26 +26,39 @@ std::vector<std::int64_t> top_tokens(const std::vector<double>& logits, std::int
   return order;
 }
 
+// D_alpha(s || q) of the tokens kept; s[j] is made nonnegative.
+double screening_divergence(double* s, const double* log_q, std::int64_t count, double order) {
+  ScreeningSums sums(order);
+  double s_total = 0.0, q_total = 0.0;
+  for (std::int64_t j = 0; j < count; ++j) {
+    s[j] = ScreeningSums::nonnegative(s[j]);
+    s_total += s[j];
+    q_total += std::exp(log_q[j]);
+  }
+  if (!sums.set_totals(s_total, q_total)) return HUGE_VAL;
+  double top = -HUGE_VAL;
+  for (std::int64_t j = 0; j < count; ++j) top = std::fmax(top, sums.log_term(s[j], log_q[j]));
+  sums.set_top(top);
+  double total = 0.0;
+  for (std::int64_t j = 0; j < count; ++j) total += sums.term(s[j], log_q[j]);
+  return sums.divergence(total);
+}
+
 double screen_one(const Ensemble& in, const ScreenOptions& options, std::int64_t position) {
-  const std::int64_t models = in.shape.models, positions = in.shape.positions;
   const Row public_row = row_of(in.public_logits, 0, position);
   std::vector<double> logits(in.shape.vocab);
   for (std::int64_t v = 0; v < in.shape.vocab; ++v) logits[v] = public_row.at(v);
   const std::vector<std::int64_t> top = top_tokens(logits, options.top_k);
   const std::int64_t count = static_cast<std::int64_t>(top.size());
   std::vector<double> log_q(count), s(count);
-  for (std::int64_t j = 0; j < count; ++j) log_q[j] = logits[top[j]] - in.public_lse[position];
-  const double share = options.weight / static_cast<double>(options.num_models);
   for (std::int64_t j = 0; j < count; ++j) {
+    log_q[j] = logits[top[j]] - in.public_lse[position];
     const double q = std::exp(log_q[j]);
-    double difference = 0.0;  // sum over the active models of p_i - q
-    for (std::int64_t i = 0; i < models; ++i) {
-      const std::int64_t at = i * positions + position;
-      if (options.active != nullptr && !options.active[at]) continue;
-      const double z = row_of(in.private_logits, i, position).at(top[j]);
-      difference += std::exp(z - in.private_lse[at]) - q;
+    double difference = 0.0;
+    for (std::int64_t i = 0; i < in.shape.models; ++i) {
+      difference += screened_difference(in, options, i, position, top[j], q);
     }
-    s[j] = q + share * difference + options.noise[position * options.top_k + j];
+    s[j] = screened(options, q, difference, options.noise[position * options.top_k + j]);
   }
   return screening_divergence(s.data(), log_q.data(), count, options.order);
 }

@@ -30,3 +30,11 @@ def restored() -> Iterator[None]:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
     _C.use_instruction_set(isa)
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512"])
+def isa(request: pytest.FixtureRequest) -> str:
+    """Each instruction set of this machine in turn."""
+    if not _C.use_instruction_set(request.param):
+        pytest.skip(f"{request.param} is not available here")
+    return str(request.param)

@@ -37,6 +37,15 @@ def _public_models(name: str, seed: int, models: int, vocab: int) -> Case:
 
 
 REGRESSIONS: list[Regression] = [
+    # Log-sum-exps 600 apart: 2.8e-5 above the optimum, by the rounding of z - z_0 in floats.
+    Regression(
+        _one_row(
+            "far-apart",
+            [0.2969741225242615, 1.254364013671875, 0.23730520904064178],
+            [601.1116943359375, 588.3486938476562, 600.4000854492188],
+        ),
+        order=8.0, radius=0.5,
+    ),
     # The optimum is 1 - 8.2e-22, set by tokens that p hardly has; the search ended at 1 - 1.8e-12.
     Regression(
         _one_row(

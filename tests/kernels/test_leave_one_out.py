@@ -222,6 +222,11 @@ def test_wide_vocabularies(case: Case, device: torch.device) -> None:
             assert (loss <= truth * (1 + TOLERANCE) + FLOOR).all(), (order, adjacency)
 
 
+@pytest.mark.parametrize("case", WIDE, ids=cases.ids(WIDE))
+def test_wide_vocabularies_on_every_path(case: Case, isa: str) -> None:
+    test_wide_vocabularies(case, torch.device("cpu"))
+
+
 def test_a_position_does_not_depend_on_its_batch(device: torch.device) -> None:
     for case in (*cases.wide(), *cases.strided()):
         case = case.to(device)

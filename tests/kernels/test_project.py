@@ -89,6 +89,11 @@ def test_wide_vocabularies(case: Case, device: torch.device) -> None:
         assert (rest[inner] <= complement[inner] * (1 + TOLERANCE)).all(), (order, radius)
 
 
+@pytest.mark.parametrize("case", WIDE, ids=cases.ids(WIDE))
+def test_wide_vocabularies_on_every_path(case: Case, isa: str) -> None:
+    test_wide_vocabularies(case, torch.device("cpu"))
+
+
 def test_log_sum_exps(device: torch.device) -> None:
     for case in (*cases.ordinary(), *cases.masked(), *cases.wide()):
         moved = case.to(device)

@@ -1,0 +1,157 @@
+// The excess sums of every model over one chunk of the vocabulary, in double: what serves every
+// input. The formulas are those of core/neighbour.h.
+//
+// A block takes its chunk tile by tile. First each thread finds what all models share at its token,
+// reading the models' logits once; then each warp takes models in turn and computes their terms at
+// all tokens of the tile from the logits, which are near by now. A model's sums are only ever
+// touched by one warp, so nothing is waited for in between. Tokens that need the log domain are
+// only noted here: loss_rare.cuh.
+#pragma once
+
+#include "cuda/loss_sums.cuh"
+#include "cuda/projected.cuh"
+#include "cuda/quad.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+struct LossTile {
+  double q[kLossTile];  // 0 where a token is wild, or past the end
+  double p[kLossTile];  // the mixture; 0 also where that is rare
+  double mean_excess[kLossTile], mean_ratio[kLossTile], scale[kLossTile];
+  float z0[kLossTile];
+};
+
+// The mean over all slots at one token; `q` becomes NaN where a mean that was given is impossible,
+// and so does the balance.
+template <Dtype D>
+__device__ Projected<double> slots_mean(const LossCall& call, std::int64_t position, std::int64_t v,
+                                        double z0, double& q) {
+  if (call.all.mean_excess == nullptr) {
+    return with_absent(call.all, mean_projected<D>(call.in, call.weights, position, v, z0));
+  }
+  const double given = call.all.mean_excess[position * call.in.shape.vocab + v];
+  if (!(given >= -1.0 && given < HUGE_VAL)) q = NAN;
+  return {given, 1.0 + given};
+}
+
+// Called by a whole block. A bit of `rare_lanes` for each token that is left to the log domain.
+template <Dtype D>
+__device__ void load_tile(const LossCall& call, std::int64_t position, std::int64_t begin,
+                          std::int64_t end, LossTile& tile, std::uint32_t* rare_lanes) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const std::int64_t v = begin + lane;
+  double q = 0.0;
+  MixtureToken<double> token{};
+  bool rare = false;
+  if (v < end) {
+    const float z0 = logit<D>(row_bits<D>(call.in.public_logits, 0, position), v);
+    tile.z0[lane] = z0;
+    const double lq = z0 - call.in.public_lse[position];
+    if (lq < kWildLogQ) {
+      rare = true;
+    } else {
+      q = tame_probability(lq);
+      const Projected<double> mean = slots_mean<D>(call, position, v, z0, q);
+      token = mixture_token(call.all, q, mean, rare);
+    }
+  }
+  tile.q[lane] = q;
+  tile.p[lane] = token.p;
+  tile.mean_excess[lane] = token.mean.excess;
+  tile.mean_ratio[lane] = token.mean.ratio;
+  tile.scale[lane] = token.scale;
+  const unsigned lanes = __ballot_sync(kAllLanes, rare);
+  if (lane_id() == 0) rare_lanes[warp_id()] = lanes;
+}
+
+// The sum of the other models' p_bar / q.
+template <Dtype D>
+__device__ double rest_of_slots(const LossCall& call, std::int64_t position, int model,
+                                std::int64_t v, double z0) {
+  double rest = call.all.absent;
+#pragma unroll 1  // in the midst of all a token's registers
+  for (int j = 0; j < call.in.shape.models; ++j) {
+    if (j == model) continue;
+    rest += projected_at(model_row<D>(call.in, call.weights, j, position), v, z0).ratio;
+  }
+  return rest;
+}
+
+// One kind of orders after the other: what the first kind needs is not kept for the second.
+__device__ inline void add_excesses(const LossOrders& orders, const ExcessToken<Quad>& token,
+                                    LaneSums& sums) {
+  for (int k = 0; k < orders.count; ++k) {
+    if (orders.integer[k] == 0) continue;
+    Quad forward(0.0), reverse(0.0);
+    add_excess(token, orders.integer[k], forward, reverse);
+    sums.add(k, sum(forward), sum(reverse));
+  }
+  if (orders.all_integer) return;
+  const LogParts<Quad> log = log_parts(token.x, token.X);
+  for (int k = 0; k < orders.count; ++k) {
+    if (orders.integer[k] != 0) continue;
+    Quad forward(0.0), reverse(0.0);
+    add_excess(token, log, orders.value[k], forward, reverse);
+    sums.add(k, sum(forward), sum(reverse));
+  }
+}
+
+// All tokens of the tile that begins at `begin`, four a lane.
+template <Dtype D>
+__device__ void add_tokens(const LossCall& call, std::int64_t position, int model,
+                           const ModelRow<D>& row, std::int64_t begin, const LossTile& tile,
+                           LaneSums& sums) {
+  static_assert(kLossTile == kWarp * Quad::kLanes, "one quad covers the tile");
+  const int lane = lane_id();
+  Quad q, t;
+#pragma unroll
+  for (int k = 0; k < Quad::kLanes; ++k) {
+    const int at = lane + k * kWarp;
+    q.v[k] = tile.q[at];
+    // What is absent from the sums may lie past the end of the row, and is not read.
+    t.v[k] = q.v[k] == 0.0 ? 0.0 : row.log_ratio(begin + at, tile.z0[at]);
+  }
+  const Projected<Quad> own = projected(t, Quad(row.weight), Quad(row.complement));
+  sums.gained += sum(q * own.excess);
+  MixtureToken<Quad> shared;
+#pragma unroll
+  for (int k = 0; k < Quad::kLanes; ++k) {
+    const int at = lane + k * kWarp;
+    shared.p.v[k] = tile.p[at];
+    shared.mean.excess.v[k] = tile.mean_excess[at];
+    shared.mean.ratio.v[k] = tile.mean_ratio[at];
+    shared.scale.v[k] = tile.scale[at];
+  }
+  shared.total = slots_total(call.all, shared.mean.ratio);
+  QuadMask dominated;
+  NeighbourToken<Quad> neighbour = neighbour_token(call.all, shared, own, dominated);
+#pragma unroll
+  for (int k = 0; k < Quad::kLanes; ++k) {
+    if (!dominated.v[k]) continue;
+    const int at = lane + k * kWarp;
+    const double rest = rest_of_slots<D>(call, position, model, begin + at, tile.z0[at]);
+    neighbour.X.v[k] = ratio_from_rest(call.all, rest, shared.total.v[k]);
+  }
+  __syncwarp();
+  add_excesses(call.orders, excess_token(neighbour), sums);
+}
+
+template <Dtype D>
+__global__ void __launch_bounds__(kLossThreads, 3)
+    loss_sums_kernel(const __grid_constant__ LossCall call) {
+  __shared__ LossTile tile;
+  const LossChunk chunk = loss_chunk(call);
+  for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
+    load_tile<D>(call, chunk.position, begin, chunk.end, tile, chunk.rare_lanes(begin));
+    __syncthreads();
+    for (int i = warp_id(); i < call.in.shape.models; i += warp_count()) {
+      const ModelRow<D> row = model_row<D>(call.in, call.weights, i, chunk.position);
+      LaneSums sums{0.0, 0.0, 0.0};
+      add_tokens<D>(call, chunk.position, i, row, begin, tile, sums);
+      store_sums(call, i, sums, begin == chunk.begin, chunk.sums);
+    }
+    __syncthreads();  // before the next tile is written
+  }
+}
+
+ADAPMIXED_CORE_END

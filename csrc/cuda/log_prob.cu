@@ -1,0 +1,17 @@
+#include "cuda/log_prob.cuh"
+
+#include "cuda/launch.h"
+
+namespace adapmixed::cuda {
+
+namespace core = adapmixed::ADAPMIXED_ISA;
+
+void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
+              double* result, const Queue& queue) {
+  const DeviceGuard guard(queue);
+  const std::int64_t blocks = (in.shape.positions + core::kLogProbWarps - 1) / core::kLogProbWarps;
+  launch(queue, core::log_prob_kernel, dim3(static_cast<unsigned>(blocks)),
+         dim3(core::kLogProbWarps * core::kWarp), 0, in, weights, targets, result);
+}
+
+}  // namespace adapmixed::cuda

@@ -1,0 +1,36 @@
+// Single log-probabilities of the mixture: one warp a position, whose lanes share the models.
+#pragma once
+
+#include "core/leave_one_out.h"
+#include "cuda/block.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+struct LogAdd {
+  __device__ double operator()(double a, double b) const { return log_add(a, b); }
+};
+
+constexpr int kLogProbWarps = 4;
+
+static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::int64_t* targets,
+                                       double* result) {
+  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
+  if (b >= in.shape.positions) return;  // the whole warp
+  const std::int64_t v = targets[b];
+  const bool inside = v >= 0 && v < in.shape.vocab;
+  // What is not a number may have no part in the sum, but makes it NaN all the same.
+  bool good =
+      inside && std::isfinite(in.public_lse[b]) && row_of(in.public_logits, 0, b).at(v) < HUGE_VAL;
+  double total[1] = {-HUGE_VAL};
+  for (std::int64_t i = lane_id(); good && i < in.shape.models; i += kWarp) {
+    const std::int64_t at = i * in.shape.positions + b;
+    good = std::isfinite(in.private_lse[at]) && weights.weight[at] >= 0.0 &&
+           weights.complement[at] >= 0.0;
+    total[0] = log_add(total[0], log_projected(in, weights, i, b, v));
+  }
+  if (!good) total[0] = NAN;  // and so becomes every sum with it
+  warp_reduce(total, LogAdd{});
+  if (lane_id() == 0) result[b] = total[0] - std::log(static_cast<double>(in.shape.models));
+}
+
+ADAPMIXED_CORE_END
