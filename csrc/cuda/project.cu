@@ -11,10 +11,14 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   constexpr std::int64_t kWarp = ADAPMIXED_ISA::kWarp, kMost = ADAPMIXED_ISA::kProjectThreads;
   const std::int64_t warps = (in.shape.vocab + kWarp - 1) / kWarp;
   const std::int64_t threads = warps * kWarp < kMost ? warps * kWarp : kMost;
+  const dim3 grid(static_cast<unsigned>(in.shape.models * in.shape.positions));
+  const dim3 block(static_cast<unsigned>(threads));
+  const bool lists = ADAPMIXED_ISA::make_target(order, radius, 0.0).scaled;
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
-    launch(queue, ADAPMIXED_ISA::project_kernel<decltype(dtype)::value>,
-           dim3(static_cast<unsigned>(in.shape.models * in.shape.positions)),
-           dim3(static_cast<unsigned>(threads)), 0, in, order, radius, out);
+    constexpr Dtype kDtype = decltype(dtype)::value;
+    const auto kernel = lists ? ADAPMIXED_ISA::project_kernel<kDtype, true>
+                              : ADAPMIXED_ISA::project_kernel<kDtype, false>;
+    launch(queue, kernel, grid, block, 0, in, order, radius, out);
   });
 }
 

@@ -11,26 +11,28 @@
 
 ADAPMIXED_CORE_BEGIN
 
+// As many threads as have the registers that the search wants.
 constexpr int kProjectThreads = 256;
 
-// Called by a whole block. ratio_error: of p/q, relative.
-template <Dtype D>
+// Called by a whole block. ratio_error: of p/q, relative. kLists: for scaled targets only, which
+// are served without, too, but slowly.
+template <Dtype D, bool kLists>
 __device__ Point project_row(const RowPair<D>& pair, double order, double radius,
                              double ratio_error) {
-  __shared__ double log_q[kListCapacity], t[kListCapacity];
   if (pair.uncovers()) return {0.0, 1.0};
-  const Target target = make_target(order, radius, ratio_error);
-  if (target.scaled) {
-    BlockLists<D> lists(pair, order, target.log_target, log_q, t);
+  const double log_target = (order - 1.0) * radius;
+  if constexpr (kLists) {
+    __shared__ double log_q[kListCapacity], t[kListCapacity];
+    BlockLists<D> lists(pair, order, log_target, log_q, t);
     Point found{0.0, 1.0};
     if (solve_lists(lists, order, radius, ratio_error, found)) return found;
   }
   BlockRow<RowPair<D>> row(pair, order);
-  row.survey(target.log_target);
+  row.survey(log_target);
   return solve_whole(row, order, radius, ratio_error);
 }
 
-template <Dtype D>
+template <Dtype D, bool kLists>
 __global__ void __launch_bounds__(kProjectThreads, 1)
     project_kernel(ProjectInputs in, double order, double radius, ProjectResults out) {
   const std::int64_t at = blockIdx.x, vocab = in.shape.vocab;
@@ -43,7 +45,7 @@ __global__ void __launch_bounds__(kProjectThreads, 1)
   if (sum.status == kRowOk && public_ok) {
     const RowPair<D> pair{row, row_bits<D>(in.public_logits, 0, position), vocab, public_lse,
                           sum.lse - public_lse};
-    found = project_row<D>(pair, order, radius, double_ratio_error(sum.lse, public_lse));
+    found = project_row<D, kLists>(pair, order, radius, double_ratio_error(sum.lse, public_lse));
   }
   if (threadIdx.x == 0) {
     out.weight[at] = found.weight;
