@@ -1,5 +1,5 @@
 // p = mean_i p_bar_i: a thread per token; then a block per position looks at the sum, since rows
-// that do not belong to the projection can not be refused here.
+// that do not belong to the projection cannot be refused here.
 #pragma once
 
 #include "core/leave_one_out.h"
