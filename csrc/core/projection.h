@@ -81,12 +81,13 @@ struct Target {
   double log_margin;  // (scaled form)
 };
 
+// From here on all tokens but those with terms near T, at most sum q = 1, are nothing beside it.
 constexpr double kScaledFrom = 20.0;
 
 ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error) {
   Target t{};
   t.log_target = (order - 1.0) * radius;
-  t.scaled = t.log_target > kScaledFrom;
+  t.scaled = t.log_target >= kScaledFrom;
   t.log_margin = 1e-8 + 4.0 * order * ratio_error;
   const double excess = std::expm1(std::fmin(t.log_target, kScaledFrom));
   if (excess > 0.0) {

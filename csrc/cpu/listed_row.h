@@ -9,9 +9,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// From here on the rest of the tokens, at most sum q = 1, is nothing beside T.
-constexpr double kListFrom = 20.0;
-
 class ListedRow {
  public:
   static std::int64_t capacity(std::int64_t vocab) { return vocab / 16 + 64; }

@@ -20,8 +20,8 @@ class Solver {
       : order_(order),
         radius_(radius),
         log_target_((order - 1.0) * radius),
-        excess_(std::expm1(std::fmin(log_target_, kListFrom))),
-        listing_(log_target_ >= kListFrom) {}
+        excess_(std::expm1(std::fmin(log_target_, kScaledFrom))),
+        listing_(log_target_ >= kScaledFrom) {}
 
   double log_target() const { return log_target_; }
   bool listing() const { return listing_; }

@@ -36,7 +36,20 @@ def _public_models(name: str, seed: int, models: int, vocab: int) -> Case:
     return Case(name, public.expand(models, 1, vocab), public)
 
 
+def _just_unlisted() -> Case:
+    """A target of e^20 exactly, and 598 tokens just below what a list of tokens leaves out."""
+    vocab, target = 600, math.exp(20.0)
+    p = torch.full((vocab,), 0.5 / (vocab - 2), dtype=torch.float64)
+    q = p**2 * vocab / (0.6 * target * 1e-6)
+    p[-2:] = torch.tensor([0.4, 0.1])
+    q[-2] = 0.16 * 0.45**2 / target
+    q[-1] = 1 - q[:-1].sum()
+    return Case("just-unlisted", p.log().float().view(1, 1, -1), q.log().float().view(1, -1))
+
+
 REGRESSIONS: list[Regression] = [
+    # (alpha - 1) R = 20 exactly: lists, but no margin for what they leave out.
+    Regression(_just_unlisted(), order=2.0, radius=20.0),
     # Log-sum-exps 600 apart: 2.8e-5 above the optimum, by the rounding of z - z_0 in floats.
     Regression(
         _one_row(
