@@ -37,7 +37,7 @@ require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test bench lint sanitize clean rebuild
+.PHONY: demo test bench lint sanitize cuda clean rebuild
 
 demo: $(INSTALLED)
 	$(BIN)/adapmixed demo --out report
@@ -89,6 +89,18 @@ define sanitized
 	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(1) $(2) && \
 	  cmake --build $(1) --parallel 2; } >$(1).log 2>&1 || { cat $(1).log; exit 1; }
 endef
+
+# The CUDA kernels for every architecture, warnings and spills being errors, and whether the module
+# that holds them can be imported where there is no GPU.
+cuda: $(VENV)/.test
+	@echo "building build/cuda"
+	@mkdir -p build/cuda
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B build/cuda -G Ninja -DADAPMIXED_CUDA=ON \
+	  -DADAPMIXED_WERROR=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+	  -Dpybind11_DIR="$$(python -m pybind11 --cmakedir)" && cmake --build build/cuda; \
+	  } >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
+	@cd build/cuda && $(CURDIR)/$(BIN)/python -c "import _C; assert _C.with_cuda; \
+	  print('CUDA kernels for', _C.cuda_architectures)"
 
 clean:
 	rm -rf build dist *.egg-info adapmixed_ext/_C*.so $(VENV)/.installed-*
