@@ -79,4 +79,36 @@ __device__ inline double block_max(double value) {
   return values[0];
 }
 
+// The values of the threads before this one, added, and those of the whole block: integers.
+template <class T>
+struct Prefix {
+  T before, total;
+};
+
+__device__ inline int shuffle_up(int value, int by) { return __shfl_up_sync(kAllLanes, value, by); }
+__device__ inline unsigned __int128 shuffle_up(unsigned __int128 value, int by) {
+  const std::uint64_t high = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value >> 64), by);
+  const std::uint64_t low = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value), by);
+  return static_cast<unsigned __int128>(high) << 64 | low;
+}
+
+template <class T>
+__device__ Prefix<T> block_prefix(T value) {
+  __shared__ T totals[kMaxWarps];
+  T through = value;  // of this lane and those before it
+  for (int step = 1; step < kWarp; step *= 2) {
+    const T below = shuffle_up(through, step);
+    if (lane_id() >= step) through += below;
+  }
+  if (lane_id() == kWarp - 1) totals[warp_id()] = through;
+  __syncthreads();
+  Prefix<T> prefix{through - value, 0};
+  for (int w = 0; w < warp_count(); ++w) {
+    if (w < warp_id()) prefix.before += totals[w];
+    prefix.total += totals[w];
+  }
+  __syncthreads();  // before the next call writes there
+  return prefix;
+}
+
 ADAPMIXED_CORE_END

@@ -26,30 +26,6 @@ struct ListTokens {
   }
 };
 
-// Threads before this one have `before` in all, all threads `total`.
-struct Share {
-  int before, total;
-};
-
-// Called by a whole block.
-__device__ inline Share share_of(int count) {
-  __shared__ int totals[kMaxWarps];
-  int through = count;  // this lane and those before it
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int below = __shfl_up_sync(kAllLanes, through, step);
-    if (lane_id() >= step) through += below;
-  }
-  if (lane_id() == kWarp - 1) totals[warp_id()] = through;
-  __syncthreads();
-  Share share{through - count, 0};
-  for (int w = 0; w < warp_count(); ++w) {
-    if (w < warp_id()) share.before += totals[w];
-    share.total += totals[w];
-  }
-  __syncthreads();  // before the next call writes there
-  return share;
-}
-
 template <Dtype D>
 class BlockLists {
  public:
@@ -93,7 +69,7 @@ class BlockLists {
       // Not to overflow in any row: a thread with too many stays so.
       count = log_q >= kWildLogQ && count <= kListCapacity ? count + 1 : kListCapacity + 1;
     });
-    const Share share = share_of(count);
+    const Prefix<int> share = block_prefix(count);
     if (share.total > kListCapacity - used_) return false;
     int at = used_ + share.before;
     pair_.for_each([&](double log_q, double t) {

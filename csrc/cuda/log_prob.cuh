@@ -3,14 +3,13 @@
 
 #include "core/leave_one_out.h"
 #include "cuda/block.cuh"
+#include "cuda/log_add.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
-struct LogAdd {
-  __device__ double operator()(double a, double b) const { return log_add(a, b); }
-};
-
 constexpr int kLogProbWarps = 4;
+// Beyond 0 and what rounding leaves there: the rows are not those of the log-sum-exps.
+constexpr double kMostLogProb = 1e-6;
 
 static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::int64_t* targets,
                                        double* result) {
@@ -26,11 +25,13 @@ static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::
     const std::int64_t at = i * in.shape.positions + b;
     good = std::isfinite(in.private_lse[at]) && weights.weight[at] >= 0.0 &&
            weights.complement[at] >= 0.0;
-    total[0] = log_add(total[0], log_projected(in, weights, i, b, v));
+    total[0] = LogAdd{}(total[0], log_projected(in, weights, i, b, v));
   }
   if (!good) total[0] = NAN;  // and so becomes every sum with it
   warp_reduce(total, LogAdd{});
-  if (lane_id() == 0) result[b] = total[0] - std::log(static_cast<double>(in.shape.models));
+  if (lane_id() != 0) return;
+  const double found = total[0] - std::log(static_cast<double>(in.shape.models));
+  result[b] = found <= kMostLogProb ? found : NAN;
 }
 
 ADAPMIXED_CORE_END

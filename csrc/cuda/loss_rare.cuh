@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/leave_one_out.h"
+#include "cuda/log_add.cuh"
 #include "cuda/loss_sums.cuh"
 
 ADAPMIXED_CORE_BEGIN
@@ -55,13 +56,6 @@ static __global__ void rare_sums_kernel(const __grid_constant__ LossCall call) {
     __syncthreads();  // before the next tokens are written
   }
 }
-
-// log(e^a + e^b), where +inf (a token that one of the two mixtures lacks) stays.
-struct LogAdd {
-  __device__ double operator()(double a, double b) const {
-    return a == HUGE_VAL || b == HUGE_VAL ? HUGE_VAL : log_add(a, b);
-  }
-};
 
 // Sums that left the range of double, once more in the log domain: a divergence of 42 nats at order
 // 18 is finite. The logarithms take the place of the sums. Nearly always there is nothing to do.

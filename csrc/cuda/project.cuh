@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kProjectThreads, 1)
     out.weight[at] = found.weight;
     out.complement[at] = found.complement;
     out.private_lse[at] = sum.lse;
-    out.status[at] = sum.status == kRowOk && !public_ok ? kRowPublic : sum.status;
+    out.status[at] = public_ok ? sum.status : kRowPublic;
   }
 }
 

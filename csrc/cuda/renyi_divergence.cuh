@@ -14,7 +14,7 @@ struct DivergenceOrders {
 };
 
 template <Dtype D>
-struct RowPair {
+struct TwoRows {
   const typename Bits<D>::type* p;
   const typename Bits<D>::type* q;
   double p_lse, q_lse;
@@ -42,7 +42,7 @@ struct PairFacts {
 };
 
 template <Dtype D>
-__device__ PairFacts pair_facts(const RowPair<D>& x) {
+__device__ PairFacts pair_facts(const TwoRows<D>& x) {
   double found[4] = {-HUGE_VAL, -HUGE_VAL, 0.0, 0.0};
   double outside = 0.0;
   for_each_token<D>(x.p, 0, x.vocab, [&](std::int64_t v, float z) {
@@ -64,7 +64,7 @@ __device__ PairFacts pair_facts(const RowPair<D>& x) {
 }
 
 template <Dtype D>
-__device__ BothWays relative_entropies(const RowPair<D>& x, double outside) {
+__device__ BothWays relative_entropies(const TwoRows<D>& x, double outside) {
   double total[2] = {0.0, 0.0};
   x.for_each([&](const TokenPair<double>& token) {
     total[0] += entropy_term(token, true);
@@ -83,7 +83,7 @@ __device__ inline double divergence_of_sum(double top, double total, double outs
 }
 
 template <Dtype D>
-__device__ BothWays divergences(const RowPair<D>& x, double outside, double order) {
+__device__ BothWays divergences(const TwoRows<D>& x, double outside, double order) {
   const double reverse = 1.0 - order;
   double top[2] = {-HUGE_VAL, -HUGE_VAL};
   x.for_each([&](const TokenPair<double>& token) {
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kDivergenceThreads, 1)
     renyi_divergence_kernel(Ensemble in, DivergenceOrders orders, double* forward,
                             double* backward) {
   const std::int64_t k = blockIdx.x;
-  const RowPair<D> x{row_bits<D>(in.private_logits, 0, k), row_bits<D>(in.public_logits, 0, k),
+  const TwoRows<D> x{row_bits<D>(in.private_logits, 0, k), row_bits<D>(in.public_logits, 0, k),
                      in.private_lse[k], in.public_lse[k], in.shape.vocab};
   // Of a row without a log-sum-exp nothing is known.
   const bool good = std::isfinite(x.p_lse) && std::isfinite(x.q_lse);

@@ -9,35 +9,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The values of the threads before this one, added, and those of the whole block.
-struct BlockPrefix {
-  uint128 before, total;
-};
-
-// Called by a whole block.
-__device__ inline BlockPrefix block_prefix(uint128 value) {
-  __shared__ std::uint64_t high[kMaxWarps], low[kMaxWarps];
-  uint128 sum = value;  // of this lane and those before it
-  for (int step = 1; step < kWarp; step *= 2) {
-    const std::uint64_t h = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(sum >> 64), step);
-    const std::uint64_t l = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(sum), step);
-    if (lane_id() >= step) sum += static_cast<uint128>(h) << 64 | l;
-  }
-  if (lane_id() == kWarp - 1) {
-    high[warp_id()] = static_cast<std::uint64_t>(sum >> 64);
-    low[warp_id()] = static_cast<std::uint64_t>(sum);
-  }
-  __syncthreads();
-  BlockPrefix prefix{sum - value, 0};
-  for (int w = 0; w < warp_count(); ++w) {
-    const uint128 warp = static_cast<uint128>(high[w]) << 64 | low[w];
-    if (w < warp_id()) prefix.before += warp;
-    prefix.total += warp;
-  }
-  __syncthreads();  // before the next call writes there
-  return prefix;
-}
-
 constexpr int kSampleThreads = 512;
 
 template <Dtype D>
@@ -63,7 +34,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
   }
   invalid = block_max(invalid);
   p_sum = block_sum(p_sum);
-  const BlockPrefix prefix = block_prefix(weight);
+  const Prefix<uint128> prefix = block_prefix(weight);
   std::int32_t found = 0;
   if (invalid != 0.0 || !is_total(p_sum)) {
     found = 1;
