@@ -159,15 +159,16 @@ def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
     assert {"CMakeLists.txt", "csrc/core/ops.h", "csrc/cpu/project.cpp", "README.md"} <= names
+    assert {"csrc/cuda/project.cuh", "csrc/cuda/project.cu"} <= names
     assert {"tests/kernels/test_project.py", "constraints.txt", "LICENSE"} <= names
     assert not any(n.endswith((".so", ".pyc")) for n in names)
 
 
-def test_cuda_on_fails_in_words(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="ADAPMIXED_CUDA=ON but"):
+def test_cuda_on_fails_in_words_without_a_compiler(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ADAPMIXED_CUDA=ON but no CUDA compiler was found"):
         _run(
             sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", str(tmp_path), str(ROOT),
-            cwd=tmp_path, env={"ADAPMIXED_CUDA": "ON"},
+            cwd=tmp_path, env={"ADAPMIXED_CUDA": "ON", "CUDACXX": str(tmp_path / "nvcc")},
         )  # fmt: skip
 
 
