@@ -1,0 +1,51 @@
+"""A mechanism's whole query on the CUDA kernels: the CPU's answers, and no charge for bad rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import simulated
+import torch
+from torch import Tensor
+
+from adapmixed.mechanisms import AdaPMixED, PMixED
+from adapmixed.rng import SeededRandom
+
+MECHANISMS = {
+    "adapmixed": AdaPMixED.preset("wikitext-103"),
+    "pmixed": PMixED(8.0, 1e-5, 100, 3.0),
+}
+
+
+def logits(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    public = 2 * torch.randn(2, 150, generator=generator)
+    return public + 0.5 * torch.randn(5, 2, 150, generator=generator), public
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_answers_and_charges_are_the_cpus(name: str) -> None:
+    private, public = logits(1)
+    outcomes = []
+    for on_gpu in (False, True):
+        with simulated.kernels("random", 3) if on_gpu else torch.no_grad():
+            proposal = MECHANISMS[name].propose(private, public, rng=SeededRandom(7))
+            answer = proposal.release()
+            outcomes.append((answer.tokens, answer.public, proposal.charges))
+    (tokens, from_public, charges), (other_tokens, other_public, other_charges) = outcomes
+    assert torch.equal(tokens, other_tokens) and torch.equal(from_public, other_public)
+    if charges is not None:
+        torch.testing.assert_close(other_charges, charges, rtol=2e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_bad_rows_are_refused_before_anything_is_charged(name: str, value: float) -> None:
+    private, public = logits(2)
+    private[3, 1, 70] = value
+    with simulated.kernels(), pytest.raises(ValueError, match=r"private_logits\[3, 1\]"):
+        MECHANISMS[name].propose(private, public, rng=SeededRandom(7))
+    public[0, 5] = value
+    with simulated.kernels(), pytest.raises(ValueError, match=r"public_logits\[0\]"):
+        MECHANISMS[name].propose(private, public, rng=SeededRandom(7))
