@@ -133,7 +133,7 @@ __device__ void add_tokens(const LossCall& call, std::int64_t position, int mode
     const double rest = rest_of_slots<D>(call, position, model, begin + at, tile.z0[at]);
     neighbour.X.v[k] = ratio_from_rest(call.all, rest, shared.total.v[k]);
   }
-  __syncwarp();
+  __syncwarp();  // for speed alone: the long part with all lanes at once
   add_excesses(call.orders, excess_token(neighbour), sums);
 }
 
