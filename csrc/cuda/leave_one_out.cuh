@@ -127,12 +127,13 @@ __device__ void add_tokens(const LossCall& call, std::int64_t position, int mode
   NeighbourToken<Quad> neighbour = neighbour_token(call.all, shared, own, dominated);
 #pragma unroll
   for (int k = 0; k < Quad::kLanes; ++k) {
-    if (!dominated.v[k]) continue;
+    // Where the mixture is 0 nothing counts, and the token may lie past the end of the rows.
+    if (!dominated.v[k] || shared.p.v[k] == 0.0) continue;
     const int at = lane + k * kWarp;
     const double rest = rest_of_slots<D>(call, position, model, begin + at, tile.z0[at]);
     neighbour.X.v[k] = ratio_from_rest(call.all, rest, shared.total.v[k]);
   }
-  __syncwarp();
+  __syncwarp();  // for speed alone: the long part with all lanes at once
   add_excesses(call.orders, excess_token(neighbour), sums);
 }
 

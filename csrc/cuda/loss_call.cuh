@@ -14,7 +14,11 @@ ADAPMIXED_CORE_BEGIN
 constexpr int kLossThreads = 128;
 constexpr int kLossTile = kLossThreads;  // tokens: one a thread where the models share work
 constexpr int kTileWords = kLossTile / 32;
+#if defined(ADAPMIXED_SIMT)
+constexpr std::int64_t kMostLossChunks = 2;  // of several tiles, though the tests' rows are short
+#else
 constexpr std::int64_t kMostLossChunks = 512;
+#endif
 constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
 
 struct LossLayout {

@@ -80,7 +80,6 @@ static __global__ void log_sums_kernel(const __grid_constant__ LossCall call) {
                                 shared[lane]);
           token.add_log(token.log_neighbour(i), call.orders.value[k], logs[0], logs[1]);
         }
-        __syncwarp();
         warp_reduce(logs, LogAdd{});
         if (lane_id() != 0) continue;
         double* out = chunk.sums + call.sums_at(i, k);

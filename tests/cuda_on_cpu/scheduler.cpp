@@ -1,5 +1,4 @@
 // Runs the threads of one block as fibres, in a settable order.
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -9,25 +8,35 @@
 
 #include "simt.h"
 
-#if defined(__SANITIZE_THREAD__)
+// This file is compiled without the sanitizer that all others have, since the scheduler is not what
+// is looked at (CMakeLists.txt): it is told by name.
+#if defined(ADAPMIXED_SIMT_THREAD)
 #include <sanitizer/tsan_interface.h>
 #define SIMT_TSAN(x) x
 #else
 #define SIMT_TSAN(x)
 #endif
-// The scheduler itself is not what is looked at, and its frames do not return in order.
-#define SIMT_SCHEDULER __attribute__((no_sanitize("thread"), noinline))
+#if defined(ADAPMIXED_SIMT_ADDRESS)
+#include <sanitizer/common_interface_defs.h>
+#define SIMT_ASAN(x) x
+#else
+#define SIMT_ASAN(x)
+#endif
 
 namespace simt {
 namespace {
 
 constexpr std::size_t kStack = 128 << 10;
 
+// The compiler's own jumps: the library's are watched by the sanitizers, which take them for frames
+// that are left for ever.
+using Jump = void* [5];
+
 enum class State { ready, at_block, at_warp, done };
 
 struct Fibre {
   ucontext_t context;
-  jmp_buf resume_point;
+  Jump resume_point;
   bool started = false;
   State state = State::ready;
   int line = 0;
@@ -40,6 +49,7 @@ struct Fibre {
   unsigned block_barriers = 0, warp_barriers = 0;
   char tag[2] = {};
   void* sanitizer = nullptr;
+  void* fake_stack = nullptr;
 };
 
 struct Block {
@@ -48,8 +58,12 @@ struct Block {
   const std::function<void()>* kernel = nullptr;
   Fibre* current = nullptr;
   int current_index = 0;
-  jmp_buf scheduler;
+  Jump scheduler;
   void* sanitizer = nullptr;
+  // What AddressSanitizer is told of the scheduler's own stack.
+  void* fake_stack = nullptr;
+  const void* stack = nullptr;
+  std::size_t stack_size = 0;
   int votes = 0, counted = 0;
   std::string error;
   char tag[2] = {}, begin_tag = 0, end_tag = 0;
@@ -58,8 +72,9 @@ struct Block {
 thread_local Block* the_block = nullptr;
 thread_local std::vector<std::uint64_t> shared_memory;
 
-// Stacks, and the sanitizer's fibres, are used again from block to block.
+// What is used again from block to block.
 struct Pool {
+  std::vector<Fibre> fibres;
   std::vector<std::unique_ptr<char[]>> stacks;
   std::vector<void*> sanitizers;
 
@@ -73,13 +88,19 @@ struct Pool {
 };
 thread_local Pool pool;
 
-SIMT_SCHEDULER void to_scheduler() {
+__attribute__((noinline)) void to_scheduler() {
   Fibre* fibre = the_block->current;
   SIMT_TSAN(__tsan_switch_to_fiber(the_block->sanitizer, 1));
-  if (!_setjmp(fibre->resume_point)) _longjmp(the_block->scheduler, 1);
+  // Of a thread that has returned nothing is kept.
+  SIMT_ASAN(
+      __sanitizer_start_switch_fiber(fibre->state == State::done ? nullptr : &fibre->fake_stack,
+                                     the_block->stack, the_block->stack_size));
+  if (!__builtin_setjmp(fibre->resume_point)) __builtin_longjmp(the_block->scheduler, 1);
+  SIMT_ASAN(__sanitizer_finish_switch_fiber(fibre->fake_stack, nullptr, nullptr));
 }
 
-SIMT_SCHEDULER void fibre_main() {
+void fibre_main() {
+  SIMT_ASAN(__sanitizer_finish_switch_fiber(nullptr, &the_block->stack, &the_block->stack_size));
   SIMT_TSAN(__tsan_acquire(&the_block->begin_tag));
   (*the_block->kernel)();
   SIMT_TSAN(__tsan_release(&the_block->end_tag));
@@ -87,21 +108,23 @@ SIMT_SCHEDULER void fibre_main() {
   to_scheduler();
 }
 
-SIMT_SCHEDULER void resume(int index) {
+__attribute__((noinline)) void resume(int index) {
   Block& block = *the_block;
   Fibre& fibre = block.fibres[index];
   block.current = &fibre;
   block.current_index = index;
   threadIdx = fibre.index;
-  if (!_setjmp(block.scheduler)) {
+  if (!__builtin_setjmp(block.scheduler)) {
     SIMT_TSAN(__tsan_switch_to_fiber(fibre.sanitizer, 1));
-    if (fibre.started) _longjmp(fibre.resume_point, 1);
+    SIMT_ASAN(__sanitizer_start_switch_fiber(&block.fake_stack, pool.stacks[index].get(), kStack));
+    if (fibre.started) __builtin_longjmp(fibre.resume_point, 1);
     fibre.started = true;
     setcontext(&fibre.context);
   }
+  SIMT_ASAN(__sanitizer_finish_switch_fiber(block.fake_stack, nullptr, nullptr));
 }
 
-SIMT_SCHEDULER void wait(State state, int line) {
+void wait(State state, int line) {
   the_block->current->state = state;
   the_block->current->line = line;
   to_scheduler();
@@ -120,7 +143,7 @@ std::string stuck(const Block& block) {
   return text;
 }
 
-SIMT_SCHEDULER void schedule(std::mt19937& random) {
+void schedule(std::mt19937& random) {
   Block& block = *the_block;
   const int count = static_cast<int>(block.fibres.size());
   for (;;) {
@@ -154,7 +177,7 @@ SIMT_SCHEDULER void schedule(std::mt19937& random) {
   }
 }
 
-SIMT_SCHEDULER void prepare(Fibre& fibre, unsigned index) {
+void prepare(Fibre& fibre, unsigned index) {
   fibre.index = {index % blockDim.x, index / blockDim.x % blockDim.y,
                  index / blockDim.x / blockDim.y};
   getcontext(&fibre.context);
@@ -165,10 +188,12 @@ SIMT_SCHEDULER void prepare(Fibre& fibre, unsigned index) {
   SIMT_TSAN(fibre.sanitizer = pool.sanitizers[index]);
 }
 
-SIMT_SCHEDULER void run_block(const std::function<void()>& kernel, std::mt19937& random) {
+void run_block(const std::function<void()>& kernel, std::mt19937& random) {
   Block block;
   const unsigned count = blockDim.x * blockDim.y * blockDim.z;
   block.kernel = &kernel;
+  block.fibres.swap(pool.fibres);
+  block.fibres.clear();
   block.fibres.resize(count);
   block.order.resize(count);
   the_block = &block;
@@ -182,6 +207,7 @@ SIMT_SCHEDULER void run_block(const std::function<void()>& kernel, std::mt19937&
   schedule(random);
   SIMT_TSAN(__tsan_acquire(&block.end_tag));
   the_block = nullptr;
+  pool.fibres.swap(block.fibres);
   if (!block.error.empty()) throw std::runtime_error(block.error);
 }
 
@@ -189,29 +215,28 @@ SIMT_SCHEDULER void run_block(const std::function<void()>& kernel, std::mt19937&
 
 int lane() { return the_block->current_index & 31; }
 
-SIMT_SCHEDULER void fail(const std::string& what, int line) {
+void fail(const std::string& what, int line) {
   the_block->error = "simt: " + what + ", line " + std::to_string(line);
   for (;;) to_scheduler();  // never resumed
 }
 
 void* dynamic_shared() { return shared_memory.data(); }
 
-SIMT_SCHEDULER void sync_block(int line) {
+void sync_block(int line) {
   [[maybe_unused]] char* tag = &the_block->tag[the_block->current->block_barriers++ & 1];
   SIMT_TSAN(__tsan_release(tag));
   wait(State::at_block, line);
   SIMT_TSAN(__tsan_acquire(tag));
 }
 
-SIMT_SCHEDULER bool vote_block(bool vote, int line, int* count) {
+bool vote_block(bool vote, int line, int* count) {
   the_block->votes += vote;
   sync_block(line);
   *count = the_block->counted;
   return *count != 0;
 }
 
-SIMT_SCHEDULER const std::uint64_t* exchange(unsigned mask, int operation, std::uint64_t value,
-                                             int line) {
+const std::uint64_t* exchange(unsigned mask, int operation, std::uint64_t value, int line) {
   Block& block = *the_block;
   Fibre& self = *block.current;
   const int lane = block.current_index & 31, first = block.current_index & ~31;
@@ -251,7 +276,7 @@ SIMT_SCHEDULER const std::uint64_t* exchange(unsigned mask, int operation, std::
   return self.received;
 }
 
-SIMT_SCHEDULER void sync_warp(unsigned mask, int line) {
+void sync_warp(unsigned mask, int line) {
   char* tag = &the_block->current->tag[the_block->current->warp_barriers++ & 1];
   SIMT_TSAN(__tsan_release(tag));
   [[maybe_unused]] const std::uint64_t* tags =

@@ -90,6 +90,24 @@ def big() -> list[Case]:
     return result
 
 
+def tiles() -> list[Case]:
+    """Short rows that are several tiles of the CUDA kernels all the same, with rare tokens in each.
+
+    delete_barriers.py takes these alone.
+    """
+    private, public = cases.logits(750, 3, 1, 520, 3.0, 0.7)
+    public[:, ::9] = private[:, :, ::9] = -800.0
+    public[:, 4::9] = private[:, :, 4::9] = -INF
+    private[0, :, ::27] += 40.0
+    private[:, :, 5::31] -= 800.0  # rare in the mixture alone
+    apart, apart_public = cases.logits(751, 3, 1, 520, 80.0, 80.0)  # sums that overflow
+    return [
+        Case("tiles-rare", private, public),
+        Case("tiles-apart", apart, apart_public),
+        Case("tiles-bfloat16", private.bfloat16(), public.bfloat16()),
+    ]
+
+
 def like_models() -> list[Case]:
     """Rows as language models give them, with a padded vocabulary: single precision serves."""
     plans = [
@@ -264,7 +282,7 @@ class Dump:
 
 def main(path: Path) -> None:
     small = cases.small() + cases.corners()
-    large = cases.wide() + big()
+    large = cases.wide() + big() + tiles()
     plain = like_models()
     empty = Case("no-positions", torch.zeros(3, 0, 5), torch.zeros(0, 5))
     torch.set_num_threads(1)

@@ -1,0 +1,136 @@
+"""Deletes the kernels' barriers one by one and sees whether the checks notice.
+
+    python tests/cuda_on_cpu/delete_barriers.py [PART OF FILE:LINE]
+
+Each mutant is a copy of the sources that lacks one __syncthreads or __syncwarp, or has one atomic
+operation replaced by a plain one. It is built with ThreadSanitizer and runs the "tiles-" cases of
+tests/sanitize/dump_cases.py; a race, a wrong answer, a crash and a standstill count as noticed.
+Exit status 1 where something is not. Run by hand: 30 mutants take about ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("CMakeLists.txt", "csrc", "tests/cuda_on_cpu", "tests/sanitize")
+BUILD = ROOT / "build" / "mutants"
+CASES, PART = BUILD / "cases.bin", "tiles-"
+LONGEST = 120.0  # seconds: some fifteen times what the cases take
+
+# What only regroups lanes orders no memory, and says so.
+BARRIER = re.compile(r"__sync(?:threads|warp)\w*\([^()]*\);(?!\s*// for speed alone)")
+# Each with the statement that two threads may not run at once.
+ATOMICS = (
+    (re.compile(r"atomicAdd\(&((?:[^(),]|\([^()]*\))+), 1u\)"), r"(\1)++"),
+    (re.compile(r"atomicExch\(&([^(),]+), 1\)"), r"(\1) = 1"),
+)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: Path  # relative to ROOT
+    line: int
+    what: str
+    text: str  # of the whole file
+
+    @property
+    def name(self) -> str:
+        return f"{self.file.name}:{self.line}"
+
+
+def mutants() -> Iterator[Mutant]:
+    for path in sorted((ROOT / "csrc" / "cuda").glob("*.cuh")):
+        text = path.read_text()
+        for pattern, instead in ((BARRIER, ";"), *ATOMICS):
+            for match in pattern.finditer(text):
+                changed = text[: match.start()] + match.expand(instead) + text[match.end() :]
+                line = text.count("\n", 0, match.start()) + 1
+                yield Mutant(path.relative_to(ROOT), line, match.group(), changed)
+
+
+def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    folder = Path(sys.executable).parent  # cmake and ninja of the `test` extra
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, errors="replace",
+        timeout=LONGEST, env={**os.environ, "PATH": path, **environment},
+    )  # fmt: skip
+
+
+def prepare() -> None:
+    for name in COPIED:
+        source, copy = ROOT / name, BUILD / "source" / name
+        shutil.rmtree(copy, ignore_errors=True)
+        if source.is_dir():
+            # Without its times: what was last built may be a mutant, and newer than they are.
+            shutil.copytree(source, copy, copy_function=shutil.copyfile)
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+    packages = os.pathsep.join((str(ROOT), str(ROOT / "python")))
+    done = run(sys.executable, ROOT / "tests/sanitize/dump_cases.py", CASES, PYTHONPATH=packages)
+    assert done.returncode == 0, done.stderr
+    done = run(
+        "cmake", "-S", BUILD / "source", "-B", BUILD / "build", "-G", "Ninja",
+        "-DADAPMIXED_SIMT=ON", "-DADAPMIXED_SANITIZE=thread",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def build() -> None:
+    done = run("cmake", "--build", BUILD / "build", "--parallel", 2)
+    assert done.returncode == 0, done.stdout
+
+
+def noticed() -> str:
+    """How the built driver fails; empty where it does not."""
+    fixed = ("setarch", "-R") if shutil.which("setarch") else ()
+    try:
+        done = run(
+            *fixed, BUILD / "build" / "sanitized", CASES, PART, TSAN_OPTIONS="halt_on_error=1"
+        )
+    except subprocess.TimeoutExpired:
+        return "no end"
+    if done.returncode == 0:
+        return ""
+    if "ThreadSanitizer: data race" in done.stderr:
+        return "race"
+    if "simt:" in done.stderr:
+        return "standstill"
+    return "wrong answer" if done.returncode == 1 else f"exit status {done.returncode}"
+
+
+def main(part: str) -> int:
+    began = time.monotonic()
+    prepare()
+    build()
+    assert (found := noticed()) == "", f"the kernels as they are: {found}"
+    chosen = [mutant for mutant in mutants() if part in mutant.name]
+    missed = 0
+    for mutant in chosen:
+        file = BUILD / "source" / mutant.file
+        whole = file.read_text()
+        file.write_text(mutant.text)
+        try:
+            build()
+            found = noticed()
+        finally:
+            file.write_text(whole)
+        missed += not found
+        print(f"{found or 'UNNOTICED':13} {mutant.name:24} {mutant.what}", flush=True)
+    took = time.monotonic() - began
+    print(f"{len(chosen) - missed} of {len(chosen)} noticed, in {took:.0f} s")
+    return 1 if missed or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
