@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 Result = tuple[Tensor, Tensor]
-Program = Callable[[Tensor, Tensor], Result]
+Program = Callable[..., Result]
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 BISECTIONS = 20
@@ -69,7 +69,7 @@ def published(private: Tensor, public: Tensor, order: float, radius: float) -> R
     total = torch.stack(mixed).sum(0)
     mean = total / len(mixed)
     losses = [divergence(mean, (total - row) / (len(mixed) - 1), order) for row in mixed]
-    return torch.tensor(weights), torch.stack(losses)
+    return torch.tensor(weights, device=q.device), torch.stack(losses)
 
 
 def vectorised(
@@ -78,7 +78,7 @@ def vectorised(
     """The same over all models at once."""
     q, p = public[0].softmax(-1), private[:, 0].softmax(-1)
     models = p.shape[0]
-    low, high = torch.zeros(models, 1), torch.ones(models, 1)
+    low, high = q.new_zeros(models, 1), q.new_ones(models, 1)
     whole = divergence(p, q, order)[:, None] <= radius
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -153,22 +153,39 @@ class Smart:
             parts = tuple(compiler(part) for part in parts)
         self._forward, self._backward, self._losses = parts
 
-    def __call__(self, private: Tensor, public: Tensor, order: float, radius: float) -> Result:
+    def __call__(
+        self, private: Tensor, public: Tensor, order: float, radius: float,
+        backward: bool | None = None,
+    ) -> Result:  # fmt: skip
+        """``backward``: whether the other direction is solved too, where it is known beforehand.
+
+        Looking it up waits for the device, which a CUDA graph cannot.
+        """
         q, d, weight = self._forward(private, public, order, radius)
-        # Below this weight G never binds, as 1 + w d >= 1 - w.
-        if float(weight.max()) > -math.expm1(-radius):
+        if self._binds(weight, radius) if backward is None else backward:
             weight = self._backward(q, d, weight, order, radius)
         return weight[:, 0], self._losses(q, d, weight, order)
 
+    def backward(self, private: Tensor, public: Tensor, order: float, radius: float) -> bool:
+        """Whether the other direction must be solved for these logits."""
+        return self._binds(self._forward(private, public, order, radius)[2], radius)
+
+    @staticmethod
+    def _binds(weight: Tensor, radius: float) -> bool:
+        """Below this weight G never binds, as 1 + w d >= 1 - w."""
+        return float(weight.max()) > -math.expm1(-radius)
+
 
 def torch_programs(
-    order: float, radius: float, inputs: tuple[Tensor, Tensor], *, backend: str = "inductor"
-) -> tuple[dict[str, Program], dict[str, float]]:
+    order: float, radius: float, inputs: tuple[Tensor, Tensor], *, backend: str = "inductor",
+    refused: Callable[[str, Exception], None] | None = None,
+) -> tuple[dict[str, Program], dict[str, float]]:  # fmt: skip
     """The contestants by name, compiled for the shape of ``inputs``, and the seconds that took.
 
     The compiler is given the order in two ways, which differ tenfold: as a constant, where it
     turns an integer power into multiplications, and as a tensor at run time, as one program for
-    all orders needs it.
+    all orders needs it. Where ``refused`` is given, it is told of a program that the compiler does
+    not take (on a GPU that needs more than torch), which is left out then.
     """
     torch._dynamo.reset()
     # fullgraph: an error instead of a program that is compiled in pieces.
@@ -176,18 +193,25 @@ def torch_programs(
     constant = compiler(lambda z, z0: vectorised(z, z0, order, radius))
     generic = compiler(vectorised)
     smart, smart_compiled = Smart(), Smart(compiler)
-    given = torch.tensor(order), torch.tensor(radius)
+    given = tuple(torch.tensor(x, device=inputs[0].device) for x in (order, radius))
     programs: dict[str, Program] = {
         LOOP: lambda z, z0: published(z, z0, order, radius),
         EAGER: lambda z, z0: vectorised(z, z0, order, radius),
         RUN_TIME: lambda z, z0: generic(z, z0, *given),
         CONSTANT: constant,
         SMART: lambda z, z0: smart(z, z0, order, radius),
-        SMART_CONSTANT: lambda z, z0: smart_compiled(z, z0, order, radius),
+        SMART_CONSTANT: lambda z, z0, *known: smart_compiled(z, z0, order, radius, *known),
     }
     seconds = {}
     for name in (RUN_TIME, CONSTANT, SMART_CONSTANT):
         start = time.perf_counter()
-        programs[name](*inputs)
+        try:
+            programs[name](*inputs)
+        except Exception as error:
+            if refused is None:
+                raise
+            refused(name, error)
+            del programs[name]
+            continue
         seconds[name] = time.perf_counter() - start
     return programs, seconds

@@ -48,10 +48,10 @@ def interleave(
 ) -> dict[str, Timing]:
     """Calls every contestant ``runs[name]`` times, in turn, so that noise falls on all alike.
 
-    Contestants with fewer runs are spread over the whole time. Before each timed call a contestant is
-    called untimed for 20 ms, at least once if it takes less than half a second, on the other inputs:
-    after another's turn the threads of one library still spin while those of the other have gone to
-    sleep, which costs milliseconds and belongs to neither.
+    Contestants with fewer runs are spread over the whole time. Before each timed call a contestant
+    is called untimed for 20 ms, at least once if it takes less than half a second, on the other
+    inputs: after another's turn the threads of one library still spin while those of the other
+    have gone to sleep, which costs milliseconds and belongs to neither.
 
     Args:
         contestants: by name; called with the number of their call, from which they choose inputs.
@@ -120,18 +120,21 @@ def floors(inputs: list[Query]) -> dict[str, Call]:
     return {READ_ONCE: read, READ_TWICE: read_twice}
 
 
-def _milliseconds(seconds: float) -> str:
+def _digits(value: float) -> str:
     """Four digits, as far as they are there."""
-    value = 1e3 * seconds
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
 @dataclass
 class Report:
-    """Lines of tables and rows of JSON, collected side by side."""
+    """Lines of tables and rows of JSON, collected side by side.
+
+    ``unit`` is that of the lines, "ms" or "µs"; the JSON has seconds.
+    """
 
     lines: list[str] = field(default_factory=list)
     tables: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    unit: str = "ms"
 
     def say(self, line: str = "") -> None:
         """Prints and keeps one line."""
@@ -160,10 +163,11 @@ class Report:
         t = timing.per(queries)
         ratio, rate = t.median / base.median, bytes_read / t.median / 1e9
         share = floor.median / t.median
-        spread = f"[{_milliseconds(t.fastest)}, {_milliseconds(t.slowest)}]"
+        scale = {"ms": 1e3, "µs": 1e6}[self.unit]
+        spread = f"[{_digits(scale * t.fastest)}, {_digits(scale * t.slowest)}]"
         self.say(
-            f"  {name:41}{_milliseconds(t.median):>7} ms  {spread:>20}{ratio:8.2f}x{rate:8.2f} "
-            f"{100 * share:5.1f}%  {fields.get('note', '')}".rstrip()
+            f"  {name:40} {_digits(scale * t.median):>7} {self.unit}  {spread:>20}"
+            f"{ratio:8.2f}x{rate:8.2f} {100 * share:5.1f}%  {fields.get('note', '')}".rstrip()
         )
         row = {"name": name, **asdict(t), "ratio": ratio, "gb_per_s": rate}
         self.tables.setdefault(table, []).append(row | {"share_of_floor": share, **fields})
@@ -264,7 +268,8 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "adapmixed": adapmixed.__version__,
-        "commit": _git("rev-parse", "HEAD") or "unknown",
+        # A copy of the sources may have its commit from the environment.
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("ADAPMIXED_COMMIT") or "unknown",
         # Without git nothing is known about changes.
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))
         if _git("rev-parse", "HEAD")

@@ -24,37 +24,52 @@ WEIGHT_BOUND = 1e-5  # documented: at most this far below the optimum
 ACCEPTED = 1e-3  # beyond this a torch program is marked as wrong
 
 
-def rotation(query_bytes: int, most: int = 128) -> int:
+def rotation(query_bytes: int, most: int = 128, cache: int | None = None) -> int:
     """How many queries in rotation are larger than the last-level cache, with room to spare."""
-    last = max(caches().values(), default=32 * 2**20)
+    last = cache or max(caches().values(), default=32 * 2**20)
     return min(most, max(2, math.ceil(2.2 * last / query_bytes)))
 
 
 def make_query(
     models: int, vocab: int, *, kind: str = "near", positions: int = 1, seed: int = 0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
 ) -> Query:  # fmt: skip
-    """One call's logits, made model by model: no second array of their size."""
+    """One call's logits, made model by model where they shall be: no second array of their size.
+
+    A seed means other numbers on another kind of device.
+    """
     shift, noise = KINDS[kind]
-    generator = torch.Generator().manual_seed(seed)
-    public = PUBLIC_SPREAD * torch.randn(positions, vocab, generator=generator)
-    common = public + shift * torch.randn(positions, vocab, generator=generator)
-    private = torch.empty(models, positions, vocab, dtype=dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal() -> Tensor:
+        return torch.randn(positions, vocab, generator=generator, device=device)
+
+    public = PUBLIC_SPREAD * normal()
+    common = public + shift * normal()
+    private = torch.empty(models, positions, vocab, dtype=dtype, device=device)
     for row in private:
-        row.copy_(common + noise * torch.randn(positions, vocab, generator=generator))
+        row.copy_(common + noise * normal())
     return private, public.to(dtype)
 
 
 def make_queries(
     models: int, vocab: int, *, kind: str = "near", positions: int = 1,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+    cache: int | None = None,
 ) -> list[Query]:  # fmt: skip
-    """Queries in rotation; together they are larger than the cache."""
-    count = rotation(dtype.itemsize * models * positions * vocab)
+    """Queries in rotation; together they are larger than the cache, the CPU's unless given."""
+    count = rotation(dtype.itemsize * models * positions * vocab, cache=cache)
     return [
-        make_query(models, vocab, kind=kind, positions=positions, seed=seed, dtype=dtype)
+        make_query(
+            models, vocab, kind=kind, positions=positions, seed=seed, dtype=dtype, device=device
+        )
         for seed in range(count)
     ]
+
+
+def on_cpu(query: Query) -> Query:
+    """The logits where the reference shall compute."""
+    return query[0].cpu(), query[1].cpu()
 
 
 def _divergences(query: Query, weight: Tensor, order: float) -> Tensor:
@@ -68,6 +83,7 @@ def _divergences(query: Query, weight: Tensor, order: float) -> Tensor:
 
 def check_weights(query: Query, weight: Tensor, order: float, radius: float) -> None:
     """Every weight must satisfy the constraint, and none that is 1e-5 larger may."""
+    query, weight = on_cpu(query), weight.cpu()
     # The float64 sums are good to some 1e-14; the divergence is their logarithm over α - 1.
     slack = 1e-12 / (order - 1)
     if bool((_divergences(query, weight, order) > radius + slack).any()):
@@ -79,12 +95,14 @@ def check_weights(query: Query, weight: Tensor, order: float, radius: float) -> 
 
 
 def true_losses(query: Query, projection: Projection, orders: Sequence[float]) -> Tensor:
-    """The reference's losses for these weights, (N, B, K)."""
-    return oracle.leave_one_out(*query, projection, orders=list(orders))
+    """The reference's losses for these weights, (N, B, K), on the CPU."""
+    pair = projection.weight.cpu(), projection.complement.cpu()
+    return oracle.leave_one_out(*on_cpu(query), pair, orders=list(orders))
 
 
 def check_losses(losses: Tensor, truth: Tensor) -> None:
     """Every loss must be within ``loss_error`` of the reference."""
+    losses = losses.cpu()
     allowed = (adapmixed_ext.loss_error * truth).clamp(min=1e-12)
     if not bool(((losses - truth).abs() <= allowed).all()):
         worst = float(((losses - truth) / truth).abs().max())
@@ -108,9 +126,12 @@ def check_call(
 
 
 def judge(result: Result, weight: Tensor, loss: Tensor) -> dict[str, object]:
-    """Largest relative errors of a torch program; None where they are not finite."""
+    """Largest relative errors of a torch program; None where they are not finite.
+
+    ``weight`` and ``loss``, which are taken as the truth, are on the CPU.
+    """
     errors = [
-        float(((mine.double() - truth) / truth).abs().nan_to_num(nan=math.inf).max())
+        float(((mine.cpu().double() - truth) / truth).abs().nan_to_num(nan=math.inf).max())
         for mine, truth in zip(result, (weight, loss), strict=True)
     ]
     correct = max(errors) <= ACCEPTED

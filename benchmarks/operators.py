@@ -4,6 +4,7 @@
     python -m benchmarks.operators --only speed       # one or several of them
     python -m benchmarks.operators --out PREFIX       # also PREFIX.txt and PREFIX.json
     python -m benchmarks.operators --quick            # tiny sizes: does everything run?
+    python -m benchmarks.operators --device cuda      # the same tables on a GPU
 
 What is timed is checked first against the float64 reference; the contestants of a table take turns
 in one run, on inputs in rotation that are larger than the cache; figures are medians with the
@@ -13,24 +14,21 @@ in the table of single operators).
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 
-from benchmarks import scaling
+from benchmarks import cuda_tables, scaling
 from benchmarks.calls import (
     AFTER_TORCH,
-    EIGHT_ORDERS,
-    HAS_STEP,
     OURS,
     OURS_8,
     STEP,
     STEP_8,
-    fused,
     keep_torch_busy,
     our_calls,
     rotate,
-    two_calls,
 )
 from benchmarks.contestants import LOOP, RUN_TIME, SLOW, Program, torch_programs
 from benchmarks.harness import (
@@ -46,15 +44,10 @@ from benchmarks.harness import (
 )
 from benchmarks.inputs import (
     KINDS,
-    check_call,
-    check_losses,
-    check_weights,
-    few,
     judge,
     make_queries,
-    true_losses,
 )
-from benchmarks.scaling import Sizes
+from benchmarks.scaling import Sizes, check_setting
 
 SETTINGS = ((18.0, 3.6), (3.0, 0.03), (17.5, 3.6))
 QUIET = 0.05  # share of the cores that other processes may take
@@ -93,15 +86,8 @@ def _compare(
     programs: dict[str, Program],
 ) -> None:  # fmt: skip
     first = queries[0]
-    projection, loss = two_calls(first, order, radius, order)
-    truth = true_losses(first, projection, [order])
-    check_losses(loss, truth)
-    check_weights((few(first[0]), first[1]), few(projection.weight), order, radius)
-    for call in (two_calls, fused) if HAS_STEP else (two_calls,):
-        check_call(call, first, order, radius, [order])
-        check_call(call, first, order, radius, EIGHT_ORDERS)
-    weight = projection.weight[:, 0]
-    extra = {name: judge(p(*first), weight, truth[:, 0, 0]) for name, p in programs.items()}
+    weight, truth = check_setting(first, order, radius)
+    extra = {name: judge(p(*first), weight, truth) for name, p in programs.items()}
     calls = {
         name: rotate(queries, lambda query, program: program(*query), program)
         for name, program in programs.items()
@@ -150,7 +136,12 @@ def main() -> None:
                         help=f"of {', '.join(names)}")  # fmt: skip
     parser.add_argument("--models", type=int)
     parser.add_argument("--vocab", type=int)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, help="of the CPU; 2, where that is what is timed")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="--device cuda on the CPU: does it run?")  # fmt: skip
+    parser.add_argument("--seconds", type=float,
+                        help="--device cuda: nothing new begins after so many")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few runs, no meaning")
     parser.add_argument("--out", type=Path, metavar="PREFIX")
     arguments = parser.parse_args()
@@ -158,9 +149,14 @@ def main() -> None:
     sizes = Sizes(arguments.models or default[0], arguments.vocab or default[1], arguments.quick)
     if sizes.models < 4 or sizes.vocab < 256:
         parser.error("the checks need at least 4 models and 256 tokens")
-    torch.set_num_threads(arguments.threads)
-    report = Report()
+    if arguments.device == "cpu" and (arguments.dry_run or arguments.seconds is not None):
+        parser.error("--dry-run and --seconds belong to --device cuda")
+    if arguments.device == "cpu" or arguments.threads:
+        torch.set_num_threads(arguments.threads or 2)
     about = machine()
+    if arguments.device == "cuda":
+        sys.exit(cuda_tables.run(arguments, sizes, about))
+    report = Report()
     caches = ", ".join(f"{k} {v >> 10} KiB" for k, v in about["caches"].items())
     report.say(
         f"{about['cpu']}, {about['cores']} cores ({caches}), {about['threads']} threads, "

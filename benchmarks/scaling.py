@@ -1,9 +1,10 @@
 """The operators alone: each of them, and how time depends on dtype, batch and size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 import adapmixed_ext
 from adapmixed.rng import SeededRandom
@@ -34,9 +35,13 @@ from benchmarks.harness import (
 )
 from benchmarks.inputs import (
     check_call,
+    check_losses,
+    check_weights,
     few,
     make_queries,
     make_query,
+    on_cpu,
+    true_losses,
 )
 
 ORDER, RADIUS = 18.0, 3.6
@@ -56,50 +61,59 @@ class Sizes(NamedTuple):
         return 2 if self.quick else count
 
 
-def _check(query: Query) -> None:
+def check(query: Query) -> None:
     """The two calls and the fused step on some models against the reference."""
     for call in (two_calls, fused) if HAS_STEP else (two_calls,):
         check_call(call, query, ORDER, RADIUS, [ORDER])
 
 
-def _check_single(query: Query, noise: torch.Tensor) -> None:
-    """The operators that the other checks do not reach."""
+def check_setting(query: Query, order: float, radius: float) -> tuple[Tensor, Tensor]:
+    """Our calls on one query; returns weights and the reference's losses, both (N,), on the CPU."""
+    projection, loss = two_calls(query, order, radius, order)
+    truth = true_losses(query, projection, [order])
+    check_losses(loss, truth)
+    check_weights((few(query[0]), query[1]), few(projection.weight), order, radius)
+    for call in (two_calls, fused) if HAS_STEP else (two_calls,):
+        check_call(call, query, order, radius, [order])
+        check_call(call, query, order, radius, EIGHT_ORDERS)
+    return projection.weight[:, 0].cpu(), truth[:, 0, 0]
+
+
+def check_single(query: Query, noise: Tensor) -> None:
+    """The operators that the other checks do not reach, against the reference on the CPU."""
     part = few(query[0]), query[1]
+    known = on_cpu(part)
     projection = adapmixed_ext.project(*part, order=ORDER, radius=RADIUS)
-    p = oracle.mixture(*part, projection)
+    p = oracle.mixture(*known, (projection.weight.cpu(), projection.complement.cpu()))
     screening = adapmixed_ext.screen(*part, noise, **SCREEN)
     target = part[1].argmax(-1)
+    log_p = p[0, target.cpu()].log()
     forward, backward = adapmixed_ext.renyi_divergence(*part, ORDER)
-    true_forward, true_backward = oracle.renyi_divergence(*part, ORDER)
+    true_forward, true_backward = oracle.renyi_divergence(*known, ORDER)
     pairs = (
         ("mixture", adapmixed_ext.mixture(*part, projection), p),
-        ("log_prob", adapmixed_ext.log_prob(*part, projection, target), p[0, target].log()),
-        ("screen", screening.divergence, oracle.screen(*part, noise, **SCREEN)[0]),
+        ("log_prob", adapmixed_ext.log_prob(*part, projection, target), log_p),
+        ("screen", screening.divergence, oracle.screen(*known, noise.cpu(), **SCREEN)[0]),
         ("renyi_divergence", forward, true_forward),
         ("renyi_divergence", backward, true_backward),
     )
     for name, ours, truth in pairs:
-        if not torch.allclose(ours, truth, rtol=adapmixed_ext.loss_error, atol=1e-12):
+        if not torch.allclose(ours.cpu(), truth, rtol=adapmixed_ext.loss_error, atol=1e-12):
             raise SystemExit(f"{name} differs from the reference; nothing is timed")
 
 
-def operators(report: Report, sizes: Sizes) -> None:
-    """Every operator by itself; one query."""
-    queries = make_queries(sizes.models, sizes.vocab)
-    rng = SeededRandom(0)
-    noise = adapmixed_ext.gaussian((1, SCREEN["top_k"]), sigma=0.01, rng=rng)
-    _check(queries[0])
-    _check_single(queries[0], noise)
+def single_calls(queries: Sequence[Query], noise: Tensor, rng: SeededRandom) -> dict[str, Call]:
+    """Every operator by itself, on the query of the turn; what it needs is made beforehand."""
     known = [
         (query, projection, adapmixed_ext.mixture(*query, projection))
         for query in queries
         for projection in [adapmixed_ext.project(*query, order=ORDER, radius=RADIUS)]
     ]
 
-    def each(call: Callable[[Query, Projection, torch.Tensor], object]) -> Call:
+    def each(call: Callable[[Query, Projection, Tensor], object]) -> Call:
         return lambda turn: call(*known[turn % len(known)])
 
-    calls: dict[str, Call] = {
+    return {
         "log_sum_exp": each(lambda q, *_: torch.ops.adapmixed.log_sum_exp(q[0], "private_logits")),
         "project": each(lambda q, *_: adapmixed_ext.project(*q, order=ORDER, radius=RADIUS)),
         "leave_one_out": each(
@@ -122,7 +136,17 @@ def operators(report: Report, sizes: Sizes) -> None:
         "screen": each(lambda q, *_: adapmixed_ext.screen(*q, noise, **SCREEN)),
         "sample": each(lambda q, _, p: adapmixed_ext.sample(p, q[1], rng=rng)),
         "renyi_divergence (N rows)": each(lambda q, *_: adapmixed_ext.renyi_divergence(*q, ORDER)),
-    } | floors(queries)
+    }
+
+
+def operators(report: Report, sizes: Sizes) -> None:
+    """Every operator by itself; one query."""
+    queries = make_queries(sizes.models, sizes.vocab)
+    rng = SeededRandom(0)
+    noise = adapmixed_ext.gaussian((1, SCREEN["top_k"]), sigma=0.01, rng=rng)
+    check(queries[0])
+    check_single(queries[0], noise)
+    calls = single_calls(queries, noise, rng) | floors(queries)
     timings = interleave(calls, dict.fromkeys(calls, sizes.runs(30)))
     report.say(
         f"operators: order {ORDER:g}, radius {RADIUS:g}, {sizes.models} models, {sizes.vocab} "
@@ -137,7 +161,7 @@ def operators(report: Report, sizes: Sizes) -> None:
 def evaluation(report: Report, sizes: Sizes) -> None:
     """The path to log p(target), which never forms (B, V), against the path to a token."""
     queries = make_queries(sizes.models, sizes.vocab)
-    _check(queries[0])
+    check(queries[0])
     target, rng = torch.tensor([7]), SeededRandom(0)
     sampling = "sampling: project + mixture + sample"
     calls: dict[str, Call] = {
@@ -198,7 +222,7 @@ def dtypes(report: Report, sizes: Sizes) -> None:
     inputs = {}
     for label, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)):
         queries = make_queries(sizes.models, sizes.vocab, dtype=dtype)
-        _check(queries[0])
+        check(queries[0])
         inputs[label] = (queries, sizes.runs(40), {"dtype": label})
     report.say(
         f"dtypes: order {ORDER:g}, radius {RADIUS:g}, {sizes.models} models, {sizes.vocab} tokens, "
@@ -216,7 +240,7 @@ def batches(report: Report, sizes: Sizes) -> None:
             queries = make_queries(sizes.models, sizes.vocab, positions=positions)
         else:
             queries = [make_query(sizes.models, sizes.vocab, positions=positions)]
-        _check((queries[0][0][:, :2], queries[0][1][:2]))
+        check((queries[0][0][:, :2], queries[0][1][:2]))
         inputs[f"batch of {positions}"] = (queries, sizes.runs(runs), {"batch": positions})
     report.say(
         f"batches: order {ORDER:g}, radius {RADIUS:g}, {sizes.models} models, {sizes.vocab} "
@@ -234,7 +258,7 @@ def sizes(report: Report, sizes: Sizes) -> None:
     for models in numbers:
         for vocab in vocabs:
             queries = make_queries(models, vocab)
-            _check((queries[0][0][:20], queries[0][1]))
+            check((queries[0][0][:20], queries[0][1]))
             runs = sizes.runs(min(30, max(6, int(2e8 / (models * vocab)))))
             fields = {"models": models, "vocab": vocab}
             inputs[f"N = {models}, V = {vocab}"] = (queries, runs, fields)

@@ -35,12 +35,16 @@ def query() -> harness.Query:
     return inputs.make_query(8, 700, kind="far", seed=3)
 
 
-def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
+def run_quick(*options: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
-    run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.operators", "--quick", "--out", tmp_path / "cpu"],
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.operators", "--quick", *map(str, options)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
+
+
+def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
+    run = run_quick("--out", tmp_path / "cpu")
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "cpu.txt").read_text().strip() == run.stdout.strip()
     content = json.loads((tmp_path / "cpu.json").read_text())
@@ -62,6 +66,37 @@ def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
     for row in judged:
         if row["order"] == 18 and row["kind"] == "near":
             assert row["correct"] is (row["name"].startswith("smart")), row
+
+
+def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:
+    """But for events and graphs, of which a dry run has none."""
+    run = run_quick("--device", "cuda", "--dry-run", "--out", tmp_path / "dry")
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "dry.txt").read_text().strip() == run.stdout.strip()
+    content = json.loads((tmp_path / "dry.json").read_text())
+    assert content["dry"] and content["complete"] and not content["left_out"]
+    assert set(content["machine"]) >= MACHINE | {"commit", "gpu"}
+    assert set(content["tables"]) == TABLES - {"advantages"}
+    for table in TABLES - {"advantages", "compilation"}:
+        names = [row["name"] for row in content["tables"][table]]
+        assert any(name.endswith(", graph") for name in names)
+        assert not any(name.startswith(("sample", "gaussian", "sampling")) and "graph" in name
+                       for name in names)  # fmt: skip
+        for row in content["tables"][table]:
+            assert set(row) >= TIMING, (table, row)
+    batches = content["tables"]["batches"]
+    assert {(row["dtype"], row["batch"]) for row in batches} == {
+        (dtype, batch) for dtype in ("fp32", "bf16") for batch in (1, 8, 64)
+    }
+    late = run_quick("--device", "cuda", "--dry-run", "--seconds", 1e-9)
+    assert late.returncode == 0 and late.stdout.count("the time is over") == 6
+
+
+def test_without_a_gpu_nothing_is_timed() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    run = run_quick("--device", "cuda")
+    assert run.returncode == 1 and "no CUDA device is reachable" in run.stderr
 
 
 @pytest.mark.parametrize(("order", "radius"), [(18.0, 3.6), (3.0, 0.03), (17.5, 3.6), (3.0, 2.0)])

@@ -1,0 +1,82 @@
+"""What the tables on a GPU share: the card, the inputs on it, our calls, and the time there is."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.calls import EIGHT_ORDERS, HAS_STEP, fused, rotate, two_calls
+from benchmarks.cuda_timing import Card, Contestant, interleave
+from benchmarks.harness import Query, Report, Timing
+from benchmarks.inputs import make_queries, make_query
+from benchmarks.scaling import Sizes
+
+GRAPH = ", graph"
+BASE = f"ours: two calls, K = 1{GRAPH}"
+
+
+@dataclass
+class Bench:
+    """What every table needs.
+
+    Attributes:
+        until: a ``time.monotonic()``; nothing new begins after it.
+        left_out: what was not run for want of time or memory.
+    """
+
+    card: Card
+    report: Report
+    sizes: Sizes
+    until: float = math.inf
+    left_out: list[str] = field(default_factory=list)
+
+    def late(self, what: str) -> bool:
+        """Whether the time is over, which is said."""
+        if time.monotonic() < self.until:
+            return False
+        self.leave_out(what, "the time is over")
+        return True
+
+    def leave_out(self, what: str, why: object) -> None:
+        """Says and keeps that there is no figure."""
+        first = str(why).strip().partition("\n")[0]
+        self.report.say(f"  left out: {what}: {first}")
+        self.left_out.append(f"{what}: {first}")
+
+    def queries(
+        self, models: int, vocab: int, *, kind: str = "near", positions: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ) -> list[Query]:  # fmt: skip
+        """Queries in rotation on the card; one, where it is larger than the cache many times."""
+        device, cache = self.card.device, self.card.cache
+        if dtype.itemsize * models * positions * vocab > 8 * cache:
+            return [make_query(models, vocab, kind=kind, positions=positions, dtype=dtype,
+                               device=device)]  # fmt: skip
+        return make_queries(models, vocab, kind=kind, positions=positions, dtype=dtype,
+                            device=device, cache=cache)  # fmt: skip
+
+    def time(
+        self, contestants: Mapping[str, Contestant], runs: Mapping[str, int]
+    ) -> dict[str, Timing]:
+        """One interleaved run."""
+        few = {name: self.sizes.runs(count) for name, count in runs.items()}
+        return interleave(self.card, contestants, few, self.leave_out)
+
+
+def ours(queries: list[Query], order: float, radius: float) -> dict[str, Contestant]:
+    """The two calls and the fused step, for one order and eight, replayed and as called."""
+    result = {}
+    for name, call in (("two calls", two_calls), ("step", fused))[: 1 + HAS_STEP]:
+        for orders in (order, EIGHT_ORDERS):
+            label = f"ours: {name}, K = {8 if orders is EIGHT_ORDERS else 1}"
+            turn = rotate(queries, call, order, radius, orders)
+            result[label] = Contestant(turn, len(queries))
+            result[label + GRAPH] = Contestant(turn, len(queries), replay=True)
+    return result
+
+
+def base_of(timings: Mapping[str, Timing]) -> str:
+    """What ratios relate to: the replayed calls, or if they could not be captured the calls."""
+    return BASE if BASE in timings else BASE.removesuffix(GRAPH)

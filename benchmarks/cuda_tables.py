@@ -1,0 +1,206 @@
+"""The tables on a GPU: ``python -m benchmarks.operators --device cuda``.
+
+The same tables as on the CPU. "graph": replayed CUDA graphs, the time of the GPU alone; without it,
+calls one after the other as Python makes them. All figures are per query. Draws cannot be captured:
+a replay would repeat them.
+"""
+
+import math
+import time
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+
+import torch
+
+import adapmixed_ext
+from adapmixed.rng import SeededRandom
+from benchmarks.calls import draw, evaluate, rotate
+from benchmarks.contestants import (
+    CONSTANT,
+    LOOP,
+    RUN_TIME,
+    SMART_CONSTANT,
+    Program,
+    Smart,
+    torch_programs,
+)
+from benchmarks.cuda_bench import GRAPH, Bench, base_of, ours
+from benchmarks.cuda_grids import batches, dtypes, sizes
+from benchmarks.cuda_timing import Card, Contestant, card_floors
+from benchmarks.harness import READ_ONCE, READ_TWICE, Query, Report, size
+from benchmarks.inputs import KINDS, judge
+from benchmarks.scaling import (
+    ORDER,
+    RADIUS,
+    SCREEN,
+    Sizes,
+    check,
+    check_setting,
+    check_single,
+    single_calls,
+)
+
+# (order, radius, kinds of input): the compiler takes minutes for each pair of the first two.
+SETTINGS = ((18.0, 3.6, tuple(KINDS)), (3.0, 0.03, tuple(KINDS)), (17.5, 3.6, ("near",)))
+
+
+def _programs(
+    queries: list[Query], programs: Mapping[str, Program], order: float, radius: float
+) -> dict[str, Contestant]:
+    """The torch programs as called, and the compiled ones replayed."""
+    # The smart one looks at its weights to save a solve. A graph cannot: it is told.
+    backward = any(Smart().backward(*query, order, radius) for query in queries)
+    result = {}
+    for name, program in programs.items():
+        result[name] = Contestant(
+            rotate(queries, lambda query, program: program(*query), program), len(queries)
+        )
+        if name in (RUN_TIME, CONSTANT, SMART_CONSTANT):
+            known = (backward,) if name == SMART_CONSTANT else ()
+            turn = rotate(queries, lambda query, p, known: p(*query, *known), program, known)
+            result[name + GRAPH] = Contestant(turn, len(queries), replay=True)
+    return result
+
+
+def speed(bench: Bench) -> None:
+    """All contestants on one query in fp32; the published loop at the first setting only."""
+    models, vocab, quick = bench.sizes
+    for order, radius, kinds in SETTINGS[:1] if quick else SETTINGS:
+        if bench.late(f"speed at order {order:g}"):
+            continue
+        inputs = {kind: bench.queries(models, vocab, kind=kind) for kind in kinds}
+        programs, seconds = torch_programs(
+            order, radius, inputs["near"][0], backend="eager" if quick else "inductor",
+            refused=bench.leave_out,
+        )  # fmt: skip
+        for kind, queries in inputs.items():
+            if bench.late(f"speed at order {order:g}, {kind} inputs"):
+                continue
+            whole = order == SETTINGS[0][0] and kind == "near"
+            some = {n: p for n, p in programs.items() if whole or n not in (LOOP, RUN_TIME)}
+            _compare(bench, kind, queries, order, radius, some)
+        for name, taken in seconds.items():
+            bench.report.say(f"  first call of '{name}', which compiles it: {taken:.1f} s")
+            row = {"name": name, "order": order, "radius": radius, "seconds": taken}
+            bench.report.tables.setdefault("compilation", []).append(row)
+        bench.report.say()
+
+
+def _compare(
+    bench: Bench, kind: str, queries: list[Query], order: float, radius: float,
+    programs: dict[str, Program],
+) -> None:  # fmt: skip
+    first, sizes = queries[0], bench.sizes
+    weight, truth = check_setting(first, order, radius)
+    extra = {name: judge(p(*first), weight, truth) for name, p in programs.items()}
+    extra |= {name + GRAPH: fields for name, fields in extra.items()}
+    contestants = _programs(queries, programs, order, radius)
+    contestants |= ours(queries, order, radius) | card_floors(queries)
+    runs = {n: 3 if n == LOOP else 10 if n in programs else 30 for n in contestants}
+    timings = bench.time(contestants, runs)
+    bench.report.say(
+        f"speed: order {order:g}, radius {radius:g}, {kind} inputs (weights "
+        f"{float(weight.min()):.3g} to {float(weight.max()):.3g}), {sizes.models} models, "
+        f"{sizes.vocab} tokens, fp32, one query"
+    )
+    bench.report.add(
+        "speed", timings, base=base_of(timings), floor=READ_TWICE, bytes_read=size(first),
+        extra=extra, kind=kind, order=order, radius=radius, models=sizes.models,
+        vocab=sizes.vocab,
+    )  # fmt: skip
+
+
+def operators(bench: Bench) -> None:
+    """Every operator by itself; one query."""
+    models, vocab, _ = bench.sizes
+    queries, rng = bench.queries(models, vocab), SeededRandom(0)
+    shape, device = (1, SCREEN["top_k"]), bench.card.device
+    noise = adapmixed_ext.gaussian(shape, sigma=0.01, rng=rng, device=device)
+    check(queries[0])
+    check_single(queries[0], noise)
+    calls = single_calls(queries, noise, rng)
+    calls["gaussian (k = 60)"] = lambda turn: adapmixed_ext.gaussian(
+        shape, sigma=0.01, rng=rng, device=device
+    )
+    contestants = {}
+    for name, call in calls.items():
+        contestants[name] = Contestant(call, len(queries))
+        if not name.startswith(("sample", "gaussian")):
+            contestants[name + GRAPH] = Contestant(call, len(queries), replay=True)
+    contestants |= card_floors(queries)
+    timings = bench.time(contestants, dict.fromkeys(contestants, 30))
+    bench.report.say(
+        f"operators: order {ORDER:g}, radius {RADIUS:g}, {models} models, {vocab} tokens, fp32, "
+        "one query; log_prob, sample and gaussian hardly read logits"
+    )
+    bench.report.add(
+        "operators", timings, base=READ_ONCE, floor=READ_ONCE, bytes_read=size(queries[0]),
+        order=ORDER, radius=RADIUS, models=models, vocab=vocab,
+    )  # fmt: skip
+
+
+def evaluation(bench: Bench) -> None:
+    """The path to log p(target) and the path to a token; one query."""
+    models, vocab, _ = bench.sizes
+    queries, rng = bench.queries(models, vocab), SeededRandom(0)
+    check(queries[0])
+    target = torch.tensor([7], device=bench.card.device)
+    sampling, scoring = "sampling: project + mixture + sample", "evaluation: project + log_prob"
+    score = rotate(queries, evaluate, ORDER, RADIUS, target)
+    contestants = {
+        sampling: Contestant(rotate(queries, draw, ORDER, RADIUS, rng), len(queries)),
+        scoring: Contestant(score, len(queries)),
+        scoring + GRAPH: Contestant(score, len(queries), replay=True),
+    } | card_floors(queries)
+    timings = bench.time(contestants, dict.fromkeys(contestants, 30))
+    bench.report.say("evaluation: what a perplexity needs and what a token needs, one query")
+    bench.report.add(
+        "evaluation", timings, base=sampling, floor=READ_TWICE, bytes_read=size(queries[0]),
+        order=ORDER, radius=RADIUS, models=models, vocab=vocab,
+    )  # fmt: skip
+
+
+# Ours first, then the contestants, whose compilation may take all the time there is.
+TABLES: dict[str, Callable[[Bench], None]] = {
+    "batches": batches,
+    "operators": operators,
+    "dtypes": dtypes,
+    "evaluation": evaluation,
+    "sizes": sizes,
+    "speed": speed,
+}
+
+
+def run(options: Namespace, shape: Sizes, about: dict[str, object]) -> int:
+    """Measures and prints the tables; what there is so far is written after each.
+
+    A table that fails, also at a result that differs from the reference, does not take the others
+    with it; the status is 1 then.
+    """
+    card = Card(options.dry_run)
+    until = time.monotonic() + options.seconds if options.seconds else math.inf
+    bench = Bench(card, Report(unit="µs"), shape, until)
+    say, gpu = bench.report.say, card.about()
+    say(f"{gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}; {about['cpu']}")
+    say(
+        f"adapmixed {about['adapmixed']}, torch {about['torch']}, Python {about['python']}, commit "
+        f"{str(about['commit'])[:12]}{' with changes' if about['dirty'] else ''}\n"
+    )
+    names, failed = [name for name in TABLES if name in options.only], []
+    for number, name in enumerate(names, 1):
+        try:
+            if not bench.late(name):
+                TABLES[name](bench)
+                card.forget()
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            say(f"FAILED: {name}: {str(error).strip().partition(chr(10))[0]}\n")
+            failed.append(name)
+        if options.out is not None:
+            bench.report.write(
+                options.out, machine=about | {"gpu": gpu}, quick=shape.quick, dry=card.dry,
+                complete=number == len(names) and not failed and not bench.left_out,
+                left_out=bench.left_out, failed=failed,
+            )  # fmt: skip
+    return int(bool(failed))

@@ -1,0 +1,196 @@
+"""Times contestants on a GPU: by events around bursts of calls, or of replays of CUDA graphs."""
+
+import gc
+import math
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import adapmixed_ext
+from benchmarks.harness import Call, Query, Timing, floors
+
+BURST = 1e-3  # seconds that the calls between two events shall take: an event resolves 0.5 µs
+MOST_CALLS = 64
+WARM_UP = 2e-3
+QUEUEING = 40_000  # clock cycles of the GPU, some 20 µs, in which the CPU queues one replay
+COPY = "floor: copying the logits"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """``call(turn)`` works on the input of that turn, of which there are ``turns``.
+
+    ``replay``: one CUDA graph for each input is replayed, which no Python and no launching of
+    single kernels delays. Without it the figure is that of the calls as Python makes them.
+    """
+
+    call: Call
+    turns: int
+    replay: bool = False
+
+
+class Card:
+    """The GPU; with ``dry`` the CPU in its place, to see whether the program runs."""
+
+    def __init__(self, dry: bool = False) -> None:
+        if not dry and not torch.cuda.is_available():
+            raise SystemExit("no CUDA device is reachable (--dry-run runs the tables without one)")
+        if not dry and not adapmixed_ext.build_info()["cuda"]:
+            raise SystemExit("adapmixed_ext was built without CUDA")
+        self.dry = dry
+        self.device = torch.device("cpu" if dry else "cuda")
+        self.cache = 2**20 if dry else _l2(torch.cuda.get_device_properties(self.device))
+
+    def holds(self, size: int) -> bool:
+        """Whether so many bytes fit, with as many again for what is computed from them."""
+        return self.dry or 2 * size < torch.cuda.mem_get_info(self.device)[0]
+
+    def forget(self) -> None:
+        """Gives back the memory of the last table."""
+        gc.collect()
+        if not self.dry:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+    def captured(self, contestant: Contestant) -> Call:
+        """The contestant as graphs, one for each input, that share their memory."""
+        call, turns = contestant.call, contestant.turns
+        if self.dry:
+            return call
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        pool, graphs = torch.cuda.graph_pool_handle(), []
+        with torch.cuda.stream(stream):
+            for turn in range(min(turns, 3)):
+                call(turn)  # whatever is loaded or compiled at first calls
+            stream.synchronize()
+            for turn in range(turns):
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin(pool=pool)
+                try:
+                    call(turn)
+                except BaseException:
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+                graphs.append(graph)
+        torch.cuda.synchronize(self.device)
+        return lambda turn: graphs[turn % turns].replay()
+
+    def burst(self, call: Call, first: int, count: int, *, ahead: bool, warm: int) -> float:
+        """Seconds per call of ``count`` calls, after ``warm`` that are not counted.
+
+        ``ahead``: the GPU waits until all are queued, so that only its own time is measured;
+        otherwise the uncounted calls are what it is busy with when the first is queued.
+        """
+        for turn in range(first, first + warm):
+            call(turn)
+        first += warm
+        if self.dry:
+            start = time.perf_counter()
+            for turn in range(first, first + count):
+                call(turn)
+            return (time.perf_counter() - start) / count
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if ahead:
+            torch.cuda._sleep(QUEUEING * (count + 2))
+        begin.record()
+        for turn in range(first, first + count):
+            call(turn)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / count
+
+    def about(self) -> dict[str, Any]:
+        """What the figures depend on besides the machine."""
+        build = adapmixed_ext.build_info()
+        if self.dry:
+            return {"name": "none (dry run)", "cuda": None, "driver": None}
+        card = torch.cuda.get_device_properties(self.device)
+        return {
+            "name": card.name,
+            "capability": f"{card.major}.{card.minor}",
+            "memory": card.total_memory,
+            "multiprocessors": card.multi_processor_count,
+            "l2": self.cache,
+            "driver": _ask("driver_version"),
+            "clock": _ask("clocks.max.sm"),
+            "power_limit": _ask("power.limit"),
+            "cuda": torch.version.cuda,
+            "built_for": build["cuda_architectures"],
+        }
+
+
+def _l2(card: Any) -> int:
+    # Where torch does not tell, more than any card has.
+    return int(getattr(card, "L2_cache_size", 0)) or 128 * 2**20
+
+
+def _ask(field: str) -> str | None:
+    """One field of nvidia-smi; None where there is no such program."""
+    command = ["nvidia-smi", "-i", "0", f"--query-gpu={field}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def card_floors(inputs: list[Query]) -> dict[str, Contestant]:
+    """The logits read once and twice by torch's sum, and read and written once by a copy."""
+    target = [torch.empty_like(tensor) for tensor in inputs[0]]
+
+    def copy(turn: int) -> None:
+        for to, tensor in zip(target, inputs[turn % len(inputs)], strict=True):
+            to.copy_(tensor)
+
+    calls: dict[str, Call] = {**floors(inputs), COPY: copy}
+    return {name: Contestant(call, len(inputs), replay=True) for name, call in calls.items()}
+
+
+def interleave(
+    card: Card,
+    contestants: Mapping[str, Contestant],
+    runs: Mapping[str, int],
+    refused: Callable[[str, Exception], None],
+) -> dict[str, Timing]:
+    """Times every contestant ``runs[name]`` times, in turn; each time is that of a burst of calls.
+
+    A contestant that cannot be captured is reported to ``refused`` and left out.
+    """
+    calls, bursts, warm_ups = {}, {}, {}
+    for name, contestant in contestants.items():
+        call = contestant.call
+        if contestant.replay:
+            try:
+                call = card.captured(contestant)
+            except RuntimeError as error:
+                refused(name, error)
+                continue
+        taken = min(card.burst(call, 0, 1, ahead=False, warm=k) for k in (1, 2))
+        calls[name] = call
+        bursts[name] = min(MOST_CALLS, math.ceil(BURST / taken))
+        warm_ups[name] = 0 if taken > 0.5 else min(8, math.ceil(WARM_UP / taken))
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    turns = dict.fromkeys(calls, 0)
+    rounds = max((runs[name] for name in calls), default=0)
+    for turn in range(rounds):
+        for name, call in calls.items():
+            done = len(seconds[name])
+            if done * rounds > turn * runs[name] or done >= runs[name]:
+                continue
+            ahead, warm = contestants[name].replay, warm_ups[name]
+            seconds[name].append(
+                card.burst(call, turns[name], bursts[name], ahead=ahead, warm=warm)
+            )
+            turns[name] += bursts[name] + warm
+    return {
+        name: Timing(statistics.median(s), min(s), max(s), len(s)) for name, s in seconds.items()
+    }

@@ -1,0 +1,135 @@
+"""The GPU's answers at the sizes of real models, held to those of the CPU's operators.
+
+Each is within its documented bound of the truth, so the two are within the sum of both.
+"""
+
+from __future__ import annotations
+
+import checks
+import pytest
+import torch
+import workload
+from torch import Tensor
+
+import adapmixed_ext
+from adapmixed_ext import _C
+
+# N, B, V: a model as people use it, the largest vocabularies, many models, a batch.
+SHAPES = {
+    "usual": (100, 2, 50_257),
+    "wide": (4, 1, 262_144),
+    "many-models": (4096, 1, 64),
+    "batch": (8, 64, 2_003),
+}
+PLANS = [(name, torch.float32) for name in SHAPES]
+PLANS += [(name, dtype) for name in ("usual", "batch") for dtype in (torch.bfloat16, torch.float16)]
+BALLS = ((18.0, 3.6), (3.0, 0.03), (2.5, 0.4))
+ORDERS = [1.5, 2.0, 8.0, 18.0, 64.0]
+
+
+def close(got: Tensor, expected: Tensor, relative: float, absolute: float) -> None:
+    torch.testing.assert_close(got.cpu(), expected, rtol=relative, atol=absolute)
+
+
+@pytest.mark.parametrize(("name", "dtype"), PLANS)
+def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    x = workload.make(20, *SHAPES[name], dtype=dtype, top_k=60)
+    there = x.to(gpu)
+    for order, radius in BALLS:
+        expected = workload.project(x, order, radius)
+        projection = workload.project(there, order, radius).check()
+        close(projection.private_lse, expected.private_lse, 1e-9, 1e-6)
+        close(projection.weight, expected.weight, 1e-5, 1e-90)
+        rows = torch.tensor([0, x.private.shape[0] // 2]), torch.tensor([0, 0])
+        pair = (projection.weight.cpu()[rows], projection.complement.cpu()[rows])
+        report = checks.check_weights(
+            x.private[rows], x.public[rows[1]], pair[0].unsqueeze(0), pair[1].unsqueeze(0),
+            order, [radius],
+        )  # fmt: skip
+        assert not report.failures, report.failures
+        # From here on both start from the GPU's projection.
+        moved = adapmixed_ext.Projection(
+            *(t.cpu() for t in (projection.weight, projection.complement, projection.private_lse,
+                                projection.public_lse, projection.status))
+        )  # fmt: skip
+        for adjacency in ("add_remove", "zero_out"):
+            losses = [
+                adapmixed_ext.leave_one_out(
+                    at.private, at.public, at_projection, orders=ORDERS, adjacency=adjacency
+                )
+                for at, at_projection in ((there, projection), (x, moved))
+            ]
+            close(*losses, 2 * adapmixed_ext.loss_error, 2e-12)
+        mixture = adapmixed_ext.mixture(there.private, there.public, projection)
+        close(mixture, adapmixed_ext.mixture(x.private, x.public, moved), 2e-6, 1e-300)
+        assert float((mixture.sum(-1) - 1).abs().max()) < 1e-9
+        log_prob = adapmixed_ext.log_prob(there.private, there.public, projection, there.targets)
+        expected_log_prob = adapmixed_ext.log_prob(x.private, x.public, moved, x.targets)
+        close(log_prob, expected_log_prob, 2e-12, 2e-6)
+    for operation in ("screen", "renyi_divergence"):
+        answers = workload.OPERATIONS[operation](there), workload.OPERATIONS[operation](x)
+        for got, value in zip(*answers, strict=True):
+            if value.is_floating_point():
+                close(got, value, 2 * adapmixed_ext.loss_error, 2e-12)
+            elif value.dtype != torch.bool:  # a divergence may lie at the threshold
+                assert torch.equal(got.cpu(), value)
+
+
+def test_a_batch_in_groups_is_its_positions(gpu: torch.device) -> None:
+    """Bit for bit: a position does not depend on what shares the workspace with it."""
+    shape = 20, 20, 50_257
+    assert workload.in_groups(*shape)
+    x = workload.make(21, *shape, dtype=torch.bfloat16).to(gpu)
+    (together,) = workload.many_orders(x)
+    stepped = workload.OPERATIONS["step"](x)
+    for b in (0, 11, 12, 19):
+        one = workload.Inputs(
+            x.private[:, b : b + 1], x.public[b : b + 1], x.noise[b : b + 1],
+            x.targets[b : b + 1], x.active[:, b : b + 1].contiguous(),
+        )  # fmt: skip
+        assert torch.equal(workload.many_orders(one)[0], together[:, b : b + 1])
+        alone = workload.OPERATIONS["step"](one)
+        assert torch.equal(alone[0], stepped[0][:, b : b + 1])
+        assert torch.equal(alone[-1], stepped[-1][:, b : b + 1])
+
+
+def test_a_step_is_its_two_calls(gpu: torch.device) -> None:
+    x = workload.make(22, 30, 3, 9_001).to(gpu)
+    projection = workload.project(x)
+    loss = adapmixed_ext.leave_one_out(x.private, x.public, projection, orders=workload.ORDERS)
+    stepped = workload.OPERATIONS["step"](x)
+    assert torch.equal(stepped[0], projection.weight) and torch.equal(stepped[-1], loss)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 1003, 200_001])
+def test_gaussian_is_that_of_the_cpu(count: int, gpu: torch.device) -> None:
+    for seed in range(5):
+        source = workload.Source(seed)
+        there = adapmixed_ext.gaussian(count, sigma=0.7, rng=source, device=gpu)
+        assert there.device == gpu
+        assert torch.equal(there.cpu(), adapmixed_ext.gaussian(count, sigma=0.7, rng=source))
+
+
+@pytest.mark.parametrize("shape", [(64, 50_257), (200, 17), (3, 1), (1, 262_144)])
+def test_sample_is_that_of_the_cpu(shape: tuple[int, int], gpu: torch.device) -> None:
+    generator = torch.Generator().manual_seed(23)
+    public = 3 * torch.randn(*shape, generator=generator)
+    public[:, 1::7] = -torch.inf
+    probabilities = public.double().softmax(-1)
+    for seed in range(5):
+        source = workload.Source(seed)
+        tokens = adapmixed_ext.sample(probabilities.to(gpu), public.to(gpu), rng=source)
+        expected = adapmixed_ext.sample(probabilities, public, rng=source)
+        assert torch.equal(tokens.cpu(), expected)
+        assert bool((public.gather(1, expected[:, None]) > -torch.inf).all())
+
+
+def test_the_build_serves_this_gpu(gpu: torch.device) -> None:
+    """As machine code, or as PTX of an older architecture: one without "-real"."""
+    major, minor = torch.cuda.get_device_capability(gpu)
+    names = _C.cuda_architectures.split()
+    here = 10 * major + minor
+    real = [int("".join(c for c in name if c.isdigit())) for name in names]
+    binary = any(n // 10 == major and n <= here for n in real)
+    ptx = any(n <= here for n, name in zip(real, names, strict=True) if "-real" not in name)
+    assert binary or ptx, names

@@ -1,0 +1,83 @@
+"""CUDA graphs: what replays is what the calls answer, and draws refuse to be captured."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import torch
+import workload
+
+import adapmixed_ext
+
+
+def capture(operation: workload.Operation, static: workload.Inputs) -> tuple:
+    """A graph of the operation on these tensors, and the tensors with its results."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        operation(static)  # loads the kernels
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = operation(static)
+    return graph, results
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("name", workload.OPERATIONS)
+def test_a_replay_answers_what_the_calls_answer(
+    name: str, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    operation = workload.OPERATIONS[name]
+    static = workload.make(1, dtype=dtype).to(gpu)
+    graph, results = capture(operation, static)
+    for seed in (2, 3, 2):
+        fresh = workload.make(seed, dtype=dtype).to(gpu)
+        static.take(fresh)
+        graph.replay()
+        assert workload.same(results, operation(fresh)), seed
+
+
+def test_graphs_with_a_workspace_in_groups(gpu: torch.device) -> None:
+    """A batch whose sums do not fit the workspace at once, and a sort that needs one."""
+    shape = 20, 20, 50_257
+    assert workload.in_groups(*shape)
+    static = workload.make(1, *shape, top_k=3_000).to(gpu)
+    for operation in (workload.many_orders, workload.OPERATIONS["screen"]):
+        graph, results = capture(operation, static)
+        graph.replay()
+        assert workload.same(results, operation(static)), operation
+
+
+def test_several_graphs_share_one_memory(gpu: torch.device) -> None:
+    """As benchmarks and servers do it: replayed in any order, one after the other."""
+    pool, captured = torch.cuda.graph_pool_handle(), {}
+    static = workload.make(4).to(gpu)
+    for operation in workload.OPERATIONS.values():
+        operation(static)
+    torch.cuda.synchronize()
+    for name, operation in workload.OPERATIONS.items():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            results = operation(static)
+        captured[name] = graph, results
+    for name in reversed(captured):
+        graph, results = captured[name]
+        graph.replay()
+        assert workload.same(results, workload.OPERATIONS[name](static)), name
+
+
+def test_draws_are_not_captured(gpu: torch.device) -> None:
+    x = workload.make(5).to(gpu)
+    probabilities = x.public.double().softmax(-1)
+    workload.draws(x, 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(RuntimeError, match="cannot be captured"):
+            adapmixed_ext.gaussian(5, sigma=1.0, rng=workload.Source(1), device=gpu)
+        with pytest.raises(RuntimeError, match="cannot be captured"):
+            adapmixed_ext.sample(probabilities, x.public, rng=workload.Source(1))
+        kept = probabilities + 1.0
+    graph.replay()
+    assert torch.equal(kept, probabilities + 1.0)
+    assert workload.same(workload.draws(x, 1), workload.draws(x, 1))

@@ -1,0 +1,92 @@
+"""Repeated runs, streams, devices: the same bits everywhere, and nobody waits for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import cases
+import pytest
+import torch
+import workload
+
+SHAPES = ((5, 3, 1003), (2, 1, 20_001), (130, 2, 300))
+
+
+@contextmanager
+def synchronisation_forbidden() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_bits_again_and_on_another_stream(
+    shape: tuple[int, int, int], dtype: torch.dtype, gpu: torch.device
+) -> None:
+    x = workload.make(6, *shape, dtype=dtype).to(gpu)
+    stream = torch.cuda.Stream()
+    for name, operation in workload.OPERATIONS.items():
+        first = operation(x)
+        for _ in range(3):
+            assert workload.same(operation(x), first), name
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            elsewhere = operation(x)
+        stream.synchronize()
+        assert workload.same(elsewhere, first), name
+
+
+def test_two_streams_at_once(gpu: torch.device) -> None:
+    """Workspaces belong to their stream: calls that run side by side do not share one."""
+    inputs = [workload.make(seed, 40, 4, 5_003).to(gpu) for seed in (7, 8)]
+    expected = [workload.OPERATIONS["step"](x) for x in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    results: list[list[tuple]] = [[], []]
+    for _ in range(10):
+        for k, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                results[k].append(workload.OPERATIONS["step"](inputs[k]))
+    torch.cuda.synchronize()
+    for k, answers in enumerate(results):
+        assert all(workload.same(answer, expected[k]) for answer in answers)
+
+
+@pytest.mark.parametrize("name", [*workload.OPERATIONS, "draws"])
+def test_nothing_waits_for_the_gpu(name: str, gpu: torch.device) -> None:
+    x = workload.make(9).to(gpu)
+
+    def call() -> tuple[torch.Tensor, ...]:
+        return workload.draws(x, 1) if name == "draws" else workload.OPERATIONS[name](x)
+
+    expected = call()
+    torch.cuda.synchronize()
+    with synchronisation_forbidden():
+        got = call()
+    assert workload.same(got, expected)
+    # And what torch does not see: the calls are back while the GPU is still busy with this.
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)  # half a second
+    got = call()
+    assert not torch.cuda.current_stream().query()
+    assert workload.same(got, expected)
+
+
+def test_tensors_decide_about_the_device(gpu: torch.device) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is only one GPU")
+    other = torch.device("cuda", 1)
+    x = workload.make(10)
+    for name, operation in workload.OPERATIONS.items():
+        expected = operation(x.to(gpu))
+        got = operation(x.to(other))
+        assert {tensor.device for tensor in got} == {other}
+        assert torch.cuda.current_device() == gpu.index
+        # Another model of GPU runs the same kernels: bits may differ only where its own do.
+        if torch.cuda.get_device_name(0) == torch.cuda.get_device_name(1):
+            assert workload.same(got, expected), name
+    assert workload.same(workload.draws(x.to(other), 2), workload.draws(x, 2))

@@ -1,0 +1,80 @@
+"""A build with CUDA on a machine without a GPU: it imports, and says what is missing when called.
+
+The CUDA runtime is linked statically, so that a module with kernels loads where there is no driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import adapmixed_ext
+from adapmixed_ext import _C
+
+pytestmark = [
+    pytest.mark.skipif(
+        not adapmixed_ext.build_info()["cuda"], reason="adapmixed_ext was built without CUDA"
+    ),
+    # By null pointers a GPU would really be sent to address 0.
+    pytest.mark.skipif(
+        torch.cuda.is_available() or any(Path("/dev").glob("nvidia[0-9]*")),
+        reason="there is a GPU",
+    ),
+]
+
+KEY = torch.zeros(32, dtype=torch.uint8)  # read on the CPU, before the runtime is asked
+SHAPE, LOGITS, NOWHERE = (1, 1, 1), (0, 0, 1, 0), (0, 0, 0)
+ENSEMBLE = (SHAPE, LOGITS, LOGITS, 0, 0)
+CALLS: dict[str, tuple[object, ...]] = {
+    "log_sum_exp": (SHAPE, LOGITS, 0, 0),
+    "project": (SHAPE, LOGITS, LOGITS, 0, 18.0, 3.6, 0, 0, 0, 0),
+    "leave_one_out": (*ENSEMBLE, 0, 0, [2.0], False, 1, 0, 0, 0),
+    "step": (SHAPE, LOGITS, LOGITS, 18.0, 3.6, [2.0], False, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+    "mixture": (*ENSEMBLE, 0, 0, 0),
+    "log_prob": (*ENSEMBLE, 0, 0, 0, 0),
+    "renyi_divergence": (SHAPE, LOGITS, LOGITS, 0, 0, [2.0], 0, 0),
+    "screen": (*ENSEMBLE, 0, 0, 0.1, 2.0, 1.0, 1, 1, 0, 0),
+    "gaussian": (KEY.data_ptr(), 1, 0.5, 1, 0),
+    "sample": (0, LOGITS, 1, 1, KEY.data_ptr(), 1, 0, 0),
+}
+
+
+def operators(module: object) -> set[str]:
+    return {name for name in dir(module) if not name.startswith("_")}
+
+
+def test_every_operator_is_called() -> None:
+    assert set(CALLS) == operators(_C.cpu)
+    assert operators(_C.cuda) == operators(_C.cpu) | {"leave_one_out_workspace", "screen_workspace"}
+
+
+def test_what_was_built_is_told() -> None:
+    info = adapmixed_ext.build_info()
+    assert info["cuda"] is True
+    assert str(info["cuda_architectures"]).split()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_says_that_there_is_no_gpu(name: str) -> None:
+    operator: Callable[..., object] = getattr(_C.cuda, name)
+    for _ in range(2):  # the runtime remembers its last error
+        with pytest.raises(RuntimeError, match="found no GPU, or a driver older"):
+            operator(*CALLS[name], NOWHERE)
+
+
+def test_the_sizes_of_workspaces_need_no_gpu() -> None:
+    least = 8 * 100 * 3  # the sums of one chunk
+    assert least <= _C.cuda.leave_one_out_workspace((100, 1, 50_257), 1) < 2**28
+    assert _C.cuda.screen_workspace((100, 1, 50_257), 60) == 0
+    assert _C.cuda.screen_workspace((100, 2, 50_257), 5_000) > 0
+    one, batch = (_C.cuda.leave_one_out_workspace((100, b, 50_257), 8) for b in (1, 64))
+    assert one < batch < 64 * one  # the batch is worked on in groups
+
+
+def test_the_cpu_is_served_as_ever() -> None:
+    public = torch.tensor([[0.0, 1.0, 2.0]])
+    projection = adapmixed_ext.project(public[None] + 0.0, public, order=2, radius=1.0)
+    assert projection.weight.tolist() == [[1.0]]

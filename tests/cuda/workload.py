@@ -1,0 +1,160 @@
+"""Inputs, and every operator on them as one function from inputs to results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cases
+import torch
+from torch import Tensor
+
+import adapmixed_ext
+from adapmixed_ext import _C, Projection, ops
+
+ORDERS = (2.0, 5.5, 18.0)
+
+
+class Inputs(NamedTuple):
+    """(N, B, V), (B, V), screening noise (B, k), targets (B,), slots that take part (N, B)."""
+
+    private: Tensor
+    public: Tensor
+    noise: Tensor
+    targets: Tensor
+    active: Tensor
+
+    def to(self, device: torch.device | str) -> Inputs:
+        return Inputs(*(tensor.to(device) for tensor in self))
+
+    def take(self, other: Inputs) -> None:
+        """Copies the other's values into these tensors, which stay where they are."""
+        for own, given in zip(self, other, strict=True):
+            own.copy_(given)
+
+
+def make(
+    seed: int, models: int = 5, positions: int = 3, vocab: int = 1003,
+    dtype: torch.dtype = torch.float32, top_k: int = 20,
+) -> Inputs:  # fmt: skip
+    """On the CPU. A few tokens are masked, one model is far from the others."""
+    private, public = cases.logits(seed, models, positions, vocab, 3.0, 0.6)
+    generator = torch.Generator().manual_seed(seed)
+    private[0] += 2.0 * torch.randn(positions, vocab, generator=generator)
+    private[-1, :, vocab // 2] = -cases.INF
+    noise = 0.01 * torch.randn(positions, top_k, generator=generator, dtype=torch.float64)
+    targets = torch.randint(vocab, (positions,), generator=generator)
+    active = torch.rand(models, positions, generator=generator) < 0.8
+    return Inputs(private.to(dtype), public.to(dtype), noise, targets, active)
+
+
+def project(x: Inputs, order: float = 18.0, radius: float = 3.6) -> Projection:
+    return adapmixed_ext.project(x.private, x.public, order=order, radius=radius)
+
+
+def _parts(projection: Projection) -> tuple[Tensor, ...]:
+    return (
+        projection.weight, projection.complement, projection.private_lse, projection.public_lse,
+        projection.status,
+    )  # fmt: skip
+
+
+def _project(x: Inputs) -> tuple[Tensor, ...]:
+    # A large target, a small one with an integer order, and one that double decides.
+    settings = ((18.0, 3.6), (3.0, 0.03), (2.5, 0.4))
+    return tuple(part for setting in settings for part in _parts(project(x, *setting)))
+
+
+def _leave_one_out(x: Inputs) -> tuple[Tensor, ...]:
+    projection = project(x)
+    # As if there were others, which answer the public distribution.
+    p, q = adapmixed_ext.mixture(x.private, x.public, projection), x.public.double().softmax(-1)
+    slots = len(x.private) + 45
+    mean = len(x.private) / slots * torch.where(q > 0.0, p / q - 1.0, 0.0)
+    loss = adapmixed_ext.leave_one_out
+    return (
+        loss(x.private, x.public, projection, orders=ORDERS),
+        loss(x.private, x.public, projection, orders=18, adjacency="zero_out"),
+        loss(x.private, x.public, 0.5 * projection.weight, orders=[3.0, 64.0], num_models=slots),
+        loss(x.private, x.public, projection, orders=2.0, num_models=slots, mean_excess=mean),
+    )
+
+
+def many_orders(x: Inputs) -> tuple[Tensor, ...]:
+    """As many orders as there may be: the sums of some ten positions fill the workspace."""
+    orders = [1.0 + 0.5 * k for k in range(1, 33)]
+    return (adapmixed_ext.leave_one_out(x.private, x.public, project(x), orders=orders),)
+
+
+def in_groups(models: int, positions: int, vocab: int) -> bool:
+    """Whether the positions of :func:`many_orders` share the workspace, one group after another."""
+    size = _C.cuda.leave_one_out_workspace
+    one, all_of_them, more = (size((models, b, vocab), 32) for b in (1, positions, 2 * positions))
+    return bool(one < all_of_them == more)
+
+
+def _mixture(x: Inputs) -> tuple[Tensor, ...]:
+    return (adapmixed_ext.mixture(x.private, x.public, project(x)),)
+
+
+def _log_prob(x: Inputs) -> tuple[Tensor, ...]:
+    return (adapmixed_ext.log_prob(x.private, x.public, project(x), x.targets),)
+
+
+def _screen(x: Inputs) -> tuple[Tensor, ...]:
+    found = adapmixed_ext.screen(
+        x.private, x.public, x.noise, weight=0.1, order=18.0, threshold=0.5,
+        top_k=x.noise.shape[1], active=x.active,
+    )  # fmt: skip
+    return found.divergence, found.passed, found.status
+
+
+def _renyi_divergence(x: Inputs) -> tuple[Tensor, ...]:
+    orders = [1.0, 1.5, 18.0, cases.INF]
+    return adapmixed_ext.renyi_divergence(x.private, x.public, orders)
+
+
+def _step(x: Inputs) -> tuple[Tensor, ...]:
+    projection, loss = ops.step(x.private, x.public, order=18.0, radius=3.6, orders=ORDERS)
+    return *_parts(projection), loss
+
+
+Operation = Callable[[Inputs], tuple[Tensor, ...]]
+
+# Whatever does not draw, and so may be captured in a graph.
+OPERATIONS: dict[str, Operation] = {
+    "project": _project,
+    "leave_one_out": _leave_one_out,
+    "mixture": _mixture,
+    "log_prob": _log_prob,
+    "screen": _screen,
+    "renyi_divergence": _renyi_divergence,
+    "step": _step,
+}
+
+
+class Source:
+    """A random source that hands out the same stream at every call: two calls can be compared."""
+
+    seeded = True
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.key = torch.randint(0, 256, (32,), generator=generator, dtype=torch.uint8)
+        self.counter = 2**40 + seed
+
+    def reserve(self) -> tuple[Tensor, int]:
+        return self.key, self.counter
+
+
+def draws(x: Inputs, seed: int) -> tuple[Tensor, ...]:
+    """Both operators that draw."""
+    rng = Source(seed)
+    noise = adapmixed_ext.gaussian((3, 7), sigma=0.7, rng=rng, device=x.public.device)
+    tokens = adapmixed_ext.sample(x.public.double().softmax(-1), x.public, rng=rng)
+    return noise, tokens
+
+
+def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
+    """Bit for bit."""
+    return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(one, other, strict=True))
