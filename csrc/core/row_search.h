@@ -56,7 +56,8 @@ ADAPMIXED_HD Point search(const SumsAt& sums_at, const Target& target, double or
 // sums(x, forward, reverse, target).
 ADAPMIXED_HD_CALLBACK
 template <class RowSums>
-ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius, double ratio_error) {
+ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius,
+                               double ratio_error) {
   const Target target = make_target(order, radius, ratio_error);
   const auto sums = [&](const Point& x, bool forward, bool reverse) {
     return row.sums(x, forward, reverse, target);
