@@ -31,7 +31,8 @@ struct Share {
   int before, total;
 };
 
-// Called by a whole block.
+// Called by a whole block, with a barrier before the next call, which writes what some threads may
+// still read when this returns.
 __device__ inline Share share_of(int count) {
   __shared__ int totals[kMaxWarps];
   int through = count;  // this lane and those before it
@@ -46,7 +47,6 @@ __device__ inline Share share_of(int count) {
     if (w < warp_id()) share.before += totals[w];
     share.total += totals[w];
   }
-  __syncthreads();  // before the next call writes there
   return share;
 }
 
@@ -94,7 +94,7 @@ class BlockLists {
       count = log_q >= kWildLogQ && count <= kListCapacity ? count + 1 : kListCapacity + 1;
     });
     const Share share = share_of(count);
-    if (share.total > kListCapacity - used_) return false;
+    if (share.total > kListCapacity - used_) return false;  // after which no list is made
     int at = used_ + share.before;
     pair_.for_each([&](double log_q, double t) {
       if (!matters(log_q, t, s)) return;

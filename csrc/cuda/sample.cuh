@@ -14,7 +14,8 @@ struct BlockPrefix {
   uint128 before, total;
 };
 
-// Called by a whole block.
+// Called by a whole block, once in a kernel: what is shared here is not read to the end by all when
+// it returns, so that a second call would need a barrier before it.
 __device__ inline BlockPrefix block_prefix(uint128 value) {
   __shared__ std::uint64_t high[kMaxWarps], low[kMaxWarps];
   uint128 sum = value;  // of this lane and those before it
@@ -34,7 +35,6 @@ __device__ inline BlockPrefix block_prefix(uint128 value) {
     if (w < warp_id()) prefix.before += warp;
     prefix.total += warp;
   }
-  __syncthreads();  // before the next call writes there
   return prefix;
 }
 
