@@ -92,6 +92,8 @@ __device__ inline unsigned __int128 shuffle_up(unsigned __int128 value, int by) 
   return static_cast<unsigned __int128>(high) << 64 | low;
 }
 
+// With a barrier before the next call, which writes what some threads may still read when this
+// returns.
 template <class T>
 __device__ Prefix<T> block_prefix(T value) {
   __shared__ T totals[kMaxWarps];
@@ -107,7 +109,6 @@ __device__ Prefix<T> block_prefix(T value) {
     if (w < warp_id()) prefix.before += totals[w];
     prefix.total += totals[w];
   }
-  __syncthreads();  // before the next call writes there
   return prefix;
 }
 

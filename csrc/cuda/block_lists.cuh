@@ -70,7 +70,7 @@ class BlockLists {
       count = log_q >= kWildLogQ && count <= kListCapacity ? count + 1 : kListCapacity + 1;
     });
     const Prefix<int> share = block_prefix(count);
-    if (share.total > kListCapacity - used_) return false;
+    if (share.total > kListCapacity - used_) return false;  // after which no list is made
     int at = used_ + share.before;
     pair_.for_each([&](double log_q, double t) {
       if (!matters(log_q, t, s)) return;

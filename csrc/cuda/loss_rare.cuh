@@ -40,8 +40,10 @@ static __global__ void rare_sums_kernel(const __grid_constant__ LossCall call) {
     for (int w = 0; w < kTileWords; ++w) any |= lanes[w];
     if (any == 0) continue;  // for every thread of the block
     if (lanes[warp_id()] >> lane_id() & 1u) {
-      shared[threadIdx.x] =
+      // Not returned into shared memory, a write that ThreadSanitizer does not see (g++ 12).
+      const RareSums own =
           rare_sums(call.in, call.weights, chunk.position, begin + threadIdx.x, call.all);
+      shared[threadIdx.x] = own;
     }
     __syncthreads();
     for (std::int64_t i = warp_id(); i < call.in.shape.models; i += warp_count()) {
@@ -64,9 +66,10 @@ static __global__ void log_sums_kernel(const __grid_constant__ LossCall call) {
   const LossChunk chunk = loss_chunk(call);
   if (!call.overflowed[chunk.member]) return;
   for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
-    const std::int64_t own = begin + threadIdx.x;
-    if (own < chunk.end) {
-      shared[threadIdx.x] = rare_sums(call.in, call.weights, chunk.position, own, call.all);
+    const std::int64_t v = begin + threadIdx.x;
+    if (v < chunk.end) {
+      const RareSums own = rare_sums(call.in, call.weights, chunk.position, v, call.all);
+      shared[threadIdx.x] = own;  // as above
     }
     __syncthreads();
     const std::int64_t left = chunk.end - begin;

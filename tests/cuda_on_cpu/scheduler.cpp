@@ -1,4 +1,5 @@
 // Runs the threads of one block as fibres, in a settable order.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -23,14 +24,21 @@
 #define SIMT_ASAN(x)
 #endif
 
+#if defined(ADAPMIXED_SANITIZE)
+// The library's jumps are watched by the sanitizers, which take them for frames left for ever.
+using Jump = void* [5];
+#define SIMT_SETJMP __builtin_setjmp
+#define SIMT_LONGJMP __builtin_longjmp
+#else
+using Jump = jmp_buf;
+#define SIMT_SETJMP _setjmp
+#define SIMT_LONGJMP _longjmp
+#endif
+
 namespace simt {
 namespace {
 
 constexpr std::size_t kStack = 128 << 10;
-
-// The compiler's own jumps: the library's are watched by the sanitizers, which take them for frames
-// that are left for ever.
-using Jump = void* [5];
 
 enum class State { ready, at_block, at_warp, done };
 
@@ -95,7 +103,7 @@ __attribute__((noinline)) void to_scheduler() {
   SIMT_ASAN(
       __sanitizer_start_switch_fiber(fibre->state == State::done ? nullptr : &fibre->fake_stack,
                                      the_block->stack, the_block->stack_size));
-  if (!__builtin_setjmp(fibre->resume_point)) __builtin_longjmp(the_block->scheduler, 1);
+  if (!SIMT_SETJMP(fibre->resume_point)) SIMT_LONGJMP(the_block->scheduler, 1);
   SIMT_ASAN(__sanitizer_finish_switch_fiber(fibre->fake_stack, nullptr, nullptr));
 }
 
@@ -114,10 +122,10 @@ __attribute__((noinline)) void resume(int index) {
   block.current = &fibre;
   block.current_index = index;
   threadIdx = fibre.index;
-  if (!__builtin_setjmp(block.scheduler)) {
+  if (!SIMT_SETJMP(block.scheduler)) {
     SIMT_TSAN(__tsan_switch_to_fiber(fibre.sanitizer, 1));
     SIMT_ASAN(__sanitizer_start_switch_fiber(&block.fake_stack, pool.stacks[index].get(), kStack));
-    if (fibre.started) __builtin_longjmp(fibre.resume_point, 1);
+    if (fibre.started) SIMT_LONGJMP(fibre.resume_point, 1);
     fibre.started = true;
     setcontext(&fibre.context);
   }
