@@ -92,8 +92,8 @@ define sanitized
 	  cmake --build $(1) --parallel 2; } >$(1).log 2>&1 || { cat $(1).log; exit 1; }
 endef
 
-# The CUDA kernels for every architecture, warnings and spills being errors, and whether the module
-# that holds them can be imported where there is no GPU.
+# The CUDA kernels for every architecture, warnings and spills being errors; then, where there is no
+# GPU, whether the module that holds them is imported and says so.
 cuda: $(VENV)/.test
 	@echo "building build/cuda"
 	@mkdir -p build/cuda
@@ -101,8 +101,11 @@ cuda: $(VENV)/.test
 	  -DADAPMIXED_WERROR=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
 	  -Dpybind11_DIR="$$(python -m pybind11 --cmakedir)" && cmake --build build/cuda; \
 	  } >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
-	@cd build/cuda && $(CURDIR)/$(BIN)/python -c "import _C; assert _C.with_cuda; \
-	  print('CUDA kernels for', _C.cuda_architectures)"
+	@rm -rf build/cuda/site && mkdir -p build/cuda/site/adapmixed_ext
+	@ln -s $(CURDIR)/adapmixed_ext/*.py build/cuda/site/adapmixed_ext/
+	@cp build/cuda/_C*.so build/cuda/site/adapmixed_ext/
+	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/cuda/site" $(BIN)/python -m pytest -q \
+	  -p no:cacheprovider tests/cuda/test_without_gpu.py
 
 clean:
 	rm -rf build dist *.egg-info adapmixed_ext/_C*.so $(VENV)/.installed-*

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +24,7 @@ class Bench:
     Attributes:
         until: a ``time.monotonic()``; nothing new begins after it.
         left_out: what was not run for want of time or memory.
+        save: writes what there is so far: whoever runs this may end it at any time.
     """
 
     card: Card
@@ -31,6 +32,7 @@ class Bench:
     sizes: Sizes
     until: float = math.inf
     left_out: list[str] = field(default_factory=list)
+    save: Callable[[], None] = lambda: None
 
     def late(self, what: str) -> bool:
         """Whether the time is over, which is said."""

@@ -109,6 +109,7 @@ def _compare(
         extra=extra, kind=kind, order=order, radius=radius, models=sizes.models,
         vocab=sizes.vocab,
     )  # fmt: skip
+    bench.save()
 
 
 def operators(bench: Bench) -> None:
@@ -188,7 +189,19 @@ def run(options: Namespace, shape: Sizes, about: dict[str, object]) -> int:
         f"{str(about['commit'])[:12]}{' with changes' if about['dirty'] else ''}\n"
     )
     names, failed = [name for name in TABLES if name in options.only], []
-    for number, name in enumerate(names, 1):
+    begun: list[str] = []
+
+    def save(finished: bool = False) -> None:
+        if options.out is not None:
+            bench.report.write(
+                options.out, machine=about | {"gpu": gpu}, quick=shape.quick, dry=card.dry,
+                complete=finished and not failed and not bench.left_out, begun=begun,
+                left_out=bench.left_out, failed=failed,
+            )  # fmt: skip
+
+    bench.save = save
+    for name in names:
+        begun.append(name)
         try:
             if not bench.late(name):
                 TABLES[name](bench)
@@ -197,10 +210,5 @@ def run(options: Namespace, shape: Sizes, about: dict[str, object]) -> int:
             traceback.print_exc()
             say(f"FAILED: {name}: {str(error).strip().partition(chr(10))[0]}\n")
             failed.append(name)
-        if options.out is not None:
-            bench.report.write(
-                options.out, machine=about | {"gpu": gpu}, quick=shape.quick, dry=card.dry,
-                complete=number == len(names) and not failed and not bench.left_out,
-                left_out=bench.left_out, failed=failed,
-            )  # fmt: skip
+        save(finished=name == names[-1])
     return int(bool(failed))
