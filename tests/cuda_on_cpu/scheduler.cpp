@@ -1,9 +1,10 @@
 // Runs the threads of one block as fibres, in a settable order.
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -38,7 +39,7 @@ using Jump = jmp_buf;
 namespace simt {
 namespace {
 
-constexpr std::size_t kStack = 128 << 10;
+constexpr std::size_t kStack = 256 << 10;
 
 enum class State { ready, at_block, at_warp, done };
 
@@ -80,15 +81,27 @@ struct Block {
 thread_local Block* the_block = nullptr;
 thread_local std::vector<std::uint64_t> shared_memory;
 
+// Below it a page that nothing may touch: a kernel that needs more ends there, not in another's
+// memory.
+char* make_stack() {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  void* memory = mmap(nullptr, kStack + page, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {
+    throw std::runtime_error("simt: no memory for the threads' stacks");
+  }
+  return static_cast<char*>(memory) + page;
+}
+
 // What is used again from block to block.
 struct Pool {
   std::vector<Fibre> fibres;
-  std::vector<std::unique_ptr<char[]>> stacks;
+  std::vector<char*> stacks;  // kept for good
   std::vector<void*> sanitizers;
 
   void grow(std::size_t count) {
     while (stacks.size() < count) {
-      stacks.emplace_back(new char[kStack]);
+      stacks.push_back(make_stack());
       SIMT_TSAN(sanitizers.push_back(__tsan_create_fiber(0)));
     }
   }
@@ -124,7 +137,7 @@ __attribute__((noinline)) void resume(int index) {
   threadIdx = fibre.index;
   if (!SIMT_SETJMP(block.scheduler)) {
     SIMT_TSAN(__tsan_switch_to_fiber(fibre.sanitizer, 1));
-    SIMT_ASAN(__sanitizer_start_switch_fiber(&block.fake_stack, pool.stacks[index].get(), kStack));
+    SIMT_ASAN(__sanitizer_start_switch_fiber(&block.fake_stack, pool.stacks[index], kStack));
     if (fibre.started) SIMT_LONGJMP(fibre.resume_point, 1);
     fibre.started = true;
     setcontext(&fibre.context);
@@ -189,7 +202,7 @@ void prepare(Fibre& fibre, unsigned index) {
   fibre.index = {index % blockDim.x, index / blockDim.x % blockDim.y,
                  index / blockDim.x / blockDim.y};
   getcontext(&fibre.context);
-  fibre.context.uc_stack.ss_sp = pool.stacks[index].get();
+  fibre.context.uc_stack.ss_sp = pool.stacks[index];
   fibre.context.uc_stack.ss_size = kStack;
   fibre.context.uc_link = nullptr;
   makecontext(&fibre.context, fibre_main, 0);
