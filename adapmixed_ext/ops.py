@@ -3,9 +3,14 @@
 Notation: N models, B positions, V tokens, K Rényi orders; q and p_i the softmax of the public and
 private logits; p̄_i = λ_i p_i + (1−λ_i) q. Logits are float32, bfloat16 or float16 with any row
 stride (one copy is made if the last stride is not 1). Results that carry privacy are float64.
-Bad arguments and bad rows raise ValueError; CPU calls raise at once. There are no gradients.
+Bad arguments and bad rows raise ValueError. There are no gradients. CUDA calls only queue work, and
+can raise for arguments alone: bad rows, and rows that are not those of a projection, have weight 0,
+losses and divergences of +inf, probabilities of NaN and the token -1; ``check()`` of a result with
+a status raises what the CPU raises at once.
 Memory is stated in bytes beyond inputs, that copy and results; on the CPU, threads keep theirs for
-their next call. None of it grows with N·V.
+their next call. None of it grows with N·V. On CUDA ``leave_one_out`` takes at most 64 MiB, or 8·N·
+(2K + 1) where that is more, and about V/8 for each position that shares it; ``screen`` takes 16
+for each of top_k tokens of a position, rounded up to a power of two, where that is above 2048.
 """
 
 import math

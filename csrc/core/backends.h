@@ -1,4 +1,4 @@
-// The two back ends as types, for code that serves both: `Where` is their last argument.
+// The two back ends as types, for code that serves both.
 #pragma once
 
 #include "core/ops.h"
@@ -18,12 +18,10 @@ namespace adapmixed {
   static constexpr auto sample = &backend::sample
 
 struct Cpu {
-  using Where = int;  // threads
   ADAPMIXED_OPERATORS(cpu);
 };
 
 struct Cuda {
-  using Where = cuda::Queue;
   ADAPMIXED_OPERATORS(cuda);
 };
 

@@ -4,6 +4,7 @@
 #include "core/leave_one_out.h"
 #include "cuda/block.cuh"
 #include "cuda/log_add.cuh"
+#include "cuda/projected.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -22,9 +23,7 @@ static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::
       inside && std::isfinite(in.public_lse[b]) && row_of(in.public_logits, 0, b).at(v) < HUGE_VAL;
   double total[1] = {-HUGE_VAL};
   for (std::int64_t i = lane_id(); good && i < in.shape.models; i += kWarp) {
-    const std::int64_t at = i * in.shape.positions + b;
-    good = std::isfinite(in.private_lse[at]) && weights.weight[at] >= 0.0 &&
-           weights.complement[at] >= 0.0;
+    good = admissible(in, weights, i * in.shape.positions + b);
     total[0] = LogAdd{}(total[0], log_projected(in, weights, i, b, v));
   }
   if (!good) total[0] = NAN;  // and so becomes every sum with it

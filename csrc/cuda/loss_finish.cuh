@@ -4,6 +4,7 @@
 
 #include "core/leave_one_out.h"
 #include "cuda/loss_rare.cuh"
+#include "cuda/projected.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -12,14 +13,6 @@ constexpr int kFinishThreads = 128;
 // A projection of other rows shows as a sum of p_bar_i - q that is not 0. Nothing can be raised
 // here, so that such a position's losses are +inf.
 constexpr double kMostBalance = 1e-5;
-
-// Whether a row has a distribution and its weights are weights; NaN fails every comparison.
-__device__ inline bool admissible(const LossCall& call, std::int64_t at) {
-  const double weight = call.weights.weight[at], complement = call.weights.complement[at];
-  return weight >= 0.0 && weight <= 1.0 && complement >= 0.0 && complement <= 1.0 &&
-         std::fabs(weight + complement - 1.0) <= 1e-9 &&
-         std::fabs(call.in.private_lse[at]) < HUGE_VAL;
-}
 
 // The sums over all chunks of what is at `at` in each of them.
 __device__ inline double chunks_total(const LossCall& call, std::int64_t member, std::int64_t at) {
@@ -37,7 +30,8 @@ static __global__ void loss_balance_kernel(const __grid_constant__ LossCall call
     const std::int64_t at = i * call.in.shape.positions + position;
     const double balance = chunks_total(call, member, call.balance_at(i));
     call.balance[at] = balance;
-    if (!(std::fabs(balance) <= kMostBalance && admissible(call, at))) foreign = 1.0;
+    if (!(std::fabs(balance) <= kMostBalance && admissible(call.in, call.weights, at)))
+      foreign = 1.0;
   }
   foreign = block_max(foreign);
   if (threadIdx.x == 0) {

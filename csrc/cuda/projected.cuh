@@ -32,6 +32,13 @@ __device__ inline Projected<double> projected_at(const ModelRow<D>& row, std::in
   return projected(row.log_ratio(v, z0), row.weight, row.complement);
 }
 
+// Whether a row has a distribution and its weights are weights; NaN fails every comparison.
+__device__ inline bool admissible(const Ensemble& in, const Weights& weights, std::int64_t at) {
+  const double weight = weights.weight[at], complement = weights.complement[at];
+  return weight >= 0.0 && weight <= 1.0 && complement >= 0.0 && complement <= 1.0 &&
+         std::fabs(weight + complement - 1.0) <= 1e-9 && std::fabs(in.private_lse[at]) < HUGE_VAL;
+}
+
 // The public probability of a token by log q = lq; 0 where it is wild. A NaN is kept (as inf), so
 // that what belongs to no distribution is noticed.
 __device__ inline double tame_probability(double lq) { return lq < kWildLogQ ? 0.0 : exp_(lq); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import fuzz
@@ -127,3 +128,19 @@ def test_bad_rows_are_reported_and_say_nothing() -> None:
         assert log_prob[worst].isnan().all(), call
         assert not loss.isnan().any()
     assert seen >= 5
+
+
+def test_weights_that_are_none_give_no_answer() -> None:
+    public = torch.linspace(-1.0, 1.0, 40)[None]
+    private = public + torch.linspace(0.3, -0.3, 40) * torch.ones(3, 1, 1)
+    with simulated.kernels():
+        good = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
+        for weight, complement in ((0.5, 0.9), (-0.1, 1.1), (1.5, -0.5), (math.nan, 0.5)):
+            changed = good.weight.clone(), good.complement.clone()
+            changed[0][1], changed[1][1] = weight, complement
+            projection = dataclasses.replace(good, weight=changed[0], complement=changed[1])
+            given = private, public, projection
+            assert (adapmixed_ext.leave_one_out(*given, orders=2.0) == math.inf).all()
+            assert adapmixed_ext.mixture(*given).isnan().all()
+            targets = torch.zeros(1, dtype=torch.int64)
+            assert adapmixed_ext.log_prob(*given, targets).isnan().all(), (weight, complement)

@@ -9,6 +9,7 @@ import simulated
 import torch
 from torch import Tensor
 
+import adapmixed_ext
 from adapmixed.mechanisms import AdaPMixED, PMixED
 from adapmixed.rng import SeededRandom
 
@@ -36,7 +37,9 @@ def test_answers_and_charges_are_the_cpus(name: str) -> None:
     (tokens, from_public, charges), (other_tokens, other_public, other_charges) = outcomes
     assert torch.equal(tokens, other_tokens) and torch.equal(from_public, other_public)
     if charges is not None:
-        torch.testing.assert_close(other_charges, charges, rtol=2e-5, atol=1e-12)
+        # The kernels' sums are in double: what differs is what the CPU's floats cost.
+        bound = adapmixed_ext.loss_error
+        torch.testing.assert_close(other_charges, charges, rtol=bound, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
