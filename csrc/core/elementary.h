@@ -25,9 +25,7 @@ struct ExpParts {
 };
 
 template <class T>
-ADAPMIXED_HD ExpParts<T> exp_parts(T u) {
-  // Past these the result is exactly inf or 0; the clamp keeps n finite for infinite u.
-  u = vmax(vmin(u, T(1e4)), T(-1e4));
+ADAPMIXED_HD ExpParts<T> finite_exp_parts(T u) {
   const T n = vround(u * T(kLog2e));
   T f = vfma(n, T(-kLn2Hi), u);
   f = vfma(n, T(-kLn2Lo), f);
@@ -45,6 +43,12 @@ ADAPMIXED_HD ExpParts<T> exp_parts(T u) {
   p = vfma(p, f, T(1.0 / 6.0));
   p = vfma(p, f, T(0.5));
   return {n, f, p * f * f};
+}
+
+template <class T>
+ADAPMIXED_HD ExpParts<T> exp_parts(T u) {
+  // Past these the result is exactly inf or 0; the clamp keeps n finite for infinite u.
+  return finite_exp_parts(vmax(vmin(u, T(1e4)), T(-1e4)));
 }
 
 template <class T>
@@ -71,6 +75,20 @@ ADAPMIXED_HD Ratio<T> ratio(T t) {
   const ExpParts<T> e = exp_parts(t);
   const T r = vldexp(T(1.0) + (e.f + e.tail), e.n);
   return {r, minus_one(e, r)};
+}
+
+// Relative error of r = p/q in double, from logits whose log-sum-exps are near 0, and from any.
+constexpr double kDoubleRatioError = 1e-12;
+ADAPMIXED_HD double double_ratio_error(double private_lse, double public_lse) {
+  return kDoubleRatioError + 4.5e-16 * (std::fabs(private_lse) + std::fabs(public_lse));
+}
+
+// d alone, of t from -100 to 100; as there beyond. NaN stays NaN.
+template <class T>
+ADAPMIXED_HD_INLINE T ratio_excess(T t) {
+  const ExpParts<T> e = finite_exp_parts(vmax(T(-100.0), vmin(T(100.0), t)));
+  const T scale = power_of_two(e.n);
+  return vfma(scale, e.f + e.tail, scale - T(1.0));
 }
 
 // log X and, where X is near 1, log1p(x) - x with relative accuracy; x = X - 1 is given apart

@@ -1,7 +1,12 @@
-// r - 1 = p/q - 1 in single precision from the logits themselves, with a known error. Templates
-// over F: float, or a SIMD vector of floats (cpu/simd_float.h).
+// r - 1 = p/q - 1 in single precision from the logits themselves, with an error that is in
+// proportion to r - 1 alone, however far r is from 1 and however far the log-sum-exps are apart.
+// Templates over F: float, or a SIMD vector of floats (cpu/simd_float.h).
 //
-// log2 r = (z - z0) log2(e) - c with c = (lse - lse_0) log2(e); r - 1 = 2^n (2^f - 1) + (2^n - 1).
+// In octaves of 2^{1/m}, m = kOctave: with L = m log2(e), a = z0 L of the token and c = (lse -
+// lse_0) L of the row, log r = (z L - a - c) / L. Of a and c the parts on a grid are subtracted in
+// one multiply-add with the whole octaves n, whose result is small and rounds once:
+//   f = z L - (a_grid + c_grid + n m) - a_rest,   r - 1 = 2^n (2^{f/m} - 1) + (2^n - 1),
+// and c_rest, the same for a whole row, is a factor of r (FloatShift::residual).
 #pragma once
 
 #include <cmath>
@@ -14,17 +19,26 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr double kFloatUnit = 0x1p-24;        // half a unit in the last place of 1
 constexpr float kFloatShifter = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-constexpr float kFloatLog2e = 1.44269504f;    // rounded
-// What was lost by that.
-constexpr double kFloatLog2eError = static_cast<double>(kFloatLog2e) - 1.4426950408889634074;
+// 119/64 times log2(e) is a float within 0.003 units (kFloatUnit), log2(e) itself is not.
+constexpr float kOctave = 1.859375f;
+constexpr float kOctaveInverse = 0.537815118f;
+constexpr float kOctavesPerNat = 2.6825111f;
+// a_grid, c_grid and n m are multiples of it, and so is their sum, exactly, up to 2^13.
+constexpr double kGrid = 0x1p-11;
+// |z0| and |lse - lse_0| up to which it is.
+constexpr double kFloatLargest = 1300.0, kFloatDifference = 1000.0;
+// Below this, p is read as this: q >= e^-62 where floats serve, and r is e^-23 at most.
+constexpr double kFloatLogP = -85.0;
 
 ADAPMIXED_HD float vfma(float a, float b, float c) { return std::fma(a, b, c); }
 ADAPMIXED_HD float vfms(float a, float b, float c) { return std::fma(a, b, -c); }
 ADAPMIXED_HD float vmin(float a, float b) { return a < b ? a : b; }
 ADAPMIXED_HD float vmax(float a, float b) { return a > b ? a : b; }
-// 2^n, n an integer >= -126 and shifted = n + kFloatShifter; at least 2^127 for n >= 127.
-ADAPMIXED_HD float exp2_integer(float, float shifted) {
-  shifted = vmin(kFloatShifter + 127.0f, shifted);
+// 2^n, n an integer >= -126 and shifted = n + kFloatShifter; 2^100, more than any r where q >=
+// e^-62, for n >= 100.
+constexpr float kMostOctaves = kFloatShifter + 100.0f;
+ADAPMIXED_HD float exp2_integer(float shifted) {
+  shifted = vmin(kMostOctaves, shifted);
   std::uint32_t bits;
   std::memcpy(&bits, &shifted, sizeof bits);
   bits = (bits << 23) + 0x3f800000u;
@@ -33,49 +47,59 @@ ADAPMIXED_HD float exp2_integer(float, float shifted) {
   return value;
 }
 
-// 2^f - 1 for |f| <= 0.51, relative error below 2.2 units (kFloatUnit) before its own roundings.
+// 2^{f/m} - 1 for |f| <= 0.94.
 template <class F>
-ADAPMIXED_HD_INLINE F exp2_minus_one(F f) {
-  F p = F(0.000154035126f);
-  p = vfma(p, f, F(0.00133907355f));
-  p = vfma(p, f, F(0.00961823749f));
-  p = vfma(p, f, F(0.0555035743f));
-  p = vfma(p, f, F(0.240226498f));
-  p = vfma(p, f, F(0.693147188f));
+ADAPMIXED_HD_INLINE F octave_minus_one(F f) {
+  F p = F(3.7185464e-06f);
+  p = vfma(p, f, F(6.019849e-05f));
+  p = vfma(p, f, F(0.0008046972f));
+  p = vfma(p, f, F(0.008634214f));
+  p = vfma(p, f, F(0.06948434f));
+  p = vfma(p, f, F(0.37278503f));
   return p * f;
 }
 
-// What one row subtracts from its log-ratios, and what it multiplies the result with.
-struct FloatShift {
-  float c;          // rounded
-  float lowest;     // z - z0 below which r < e^-79: read as this
-  double residual;  // 2^-(what the rounding of c and of log2(e) left of it) - 1
-};
-
-ADAPMIXED_HD FloatShift make_shift(double lse_difference) {
-  const double c = lse_difference * 1.4426950408889634074;
-  const auto rounded = static_cast<float>(c);
-  // z - z0 = log r + lse_difference is multiplied with the rounded log2(e); what that does to
-  // log r itself is an error of 0.22 units of it.
-  const double rest = rounded - c - lse_difference * kFloatLog2eError;
-  return {rounded, static_cast<float>(lse_difference - 80.0),
-          std::expm1(rest * 0.69314718055994530942)};
+// x on the grid; |x| < 2^40.
+template <class T>
+ADAPMIXED_HD_INLINE T on_grid(T x) {
+  const T shifter(6755399441055744.0 * kGrid);  // 1.5 * 2^52
+  return (x + shifter) - shifter;
 }
 
-// Errors in units (kFloatUnit): kRatioUnits of |r - 1| and, of r, kLogUnits of |log r| and one of
-// the |lse_difference|, which is lost when z - z0 is rounded.
-constexpr double kRatioUnits = 4.0;
-constexpr double kLogUnits = 2.3;
+// What one row subtracts from its log-ratios, and what it multiplies r with.
+struct FloatShift {
+  float c;          // on the grid
+  float lowest;     // logits below are read as this
+  double residual;  // r = r' (1 + residual)
+};
 
-// r' - 1 with r = r' (1 + residual), from z - z0. NaN stays NaN, and so becomes +inf.
+ADAPMIXED_HD FloatShift make_shift(double private_lse, double public_lse) {
+  const double c = (private_lse - public_lse) * static_cast<double>(kOctavesPerNat);
+  const double grid = on_grid(c);
+  return {static_cast<float>(grid), static_cast<float>(private_lse + kFloatLogP),
+          std::expm1((grid - c) / static_cast<double>(kOctavesPerNat))};
+}
+
+// The error of r - 1 by ratio_excess and a residual, in units (kFloatUnit): kRatioUnits of
+// |r - 1|, 5e-11 of r besides.
+//
+// Given f, the rest is within 2.96 units of r - 1: found by trying every f, at n = 1 (2.26 at n =
+// 0). f is rounded twice, each by a unit of |f| + 2^-12: 2.41 units of r - 1, 2^-12.4 of r. L is
+// off by 0.003 units of log r: 0.2 units of r - 1 at |log r| = 62. A residual of 2^-13.4
+// carries 5.5 of its own units into r.
+constexpr double kRatioUnits = 5.6;
+constexpr double kRatioAbsolute = 5e-11;
+
+// r' - 1 from z and the token's a in its two parts. NaN stays NaN.
 template <class F>
-ADAPMIXED_HD_INLINE F ratio_excess(F difference, const FloatShift& shift) {
-  // The second operand of vmax passes when it is NaN.
-  const F t = vfms(vmax(F(shift.lowest), difference), F(kFloatLog2e), F(shift.c));
-  const F shifted = t + F(kFloatShifter);
+ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& shift) {
+  z = vmax(F(shift.lowest), z);  // its second operand passes when it is NaN
+  const F a = a_grid + F(shift.c);
+  const F shifted = vfma(vfms(z, F(kOctavesPerNat), a), F(kOctaveInverse), F(kFloatShifter));
   const F n = shifted - F(kFloatShifter);
-  const F scale = exp2_integer(n, shifted);
-  return vfma(scale, exp2_minus_one(t - n), scale - F(1.0f));
+  const F f = vfms(z, F(kOctavesPerNat), vfma(n, F(kOctave), a)) - a_rest;
+  const F scale = exp2_integer(shifted);
+  return vfma(scale, octave_minus_one(f), scale - F(1.0f));
 }
 
 ADAPMIXED_CORE_END

@@ -10,12 +10,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Relative error of r = p/q in double, from logits whose log-sum-exps are near 0, and from any.
-constexpr double kDoubleRatioError = 1e-12;
-ADAPMIXED_HD double double_ratio_error(double private_lse, double public_lse) {
-  return kDoubleRatioError + 4.5e-16 * (std::fabs(private_lse) + std::fabs(public_lse));
-}
-
 // log(F / T) or log(G / T), margin included: <= 0 exactly when feasible. inf - inf reads as
 // infeasible.
 ADAPMIXED_HD double log_gap(double value, const Target& target) {

@@ -17,6 +17,16 @@ ADAPMIXED_HD double vsqrt(double a) { return std::sqrt(a); }
 ADAPMIXED_HD double vround(double a) { return std::nearbyint(a); }
 ADAPMIXED_HD double vselect(bool m, double a, double b) { return m ? a : b; }
 ADAPMIXED_HD double vldexp(double a, double n) { return std::ldexp(a, static_cast<int>(n)); }
+// 2^n, |n| <= 1000.
+ADAPMIXED_HD double power_of_two(double n) {
+  n += 6755399441055744.0;  // 1.5 * 2^52: the integer is in the low bits
+  std::uint64_t bits;
+  std::memcpy(&bits, &n, sizeof bits);
+  bits = (bits + 1023) << 52;
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 // a = 2^e m with m in [sqrt(1/2), sqrt(2)), for a normal, positive and finite a.
 ADAPMIXED_HD void vsplit(double a, double& e, double& m) {
   std::int64_t bits;

@@ -69,7 +69,7 @@ class DenseRow {
   // At orders above, or an excess T - 1 below, the rounding of a float is too large a part of it.
   static bool serves(const FloatPublic& q, double order, double excess) {
     return integer_order(order) != 0 && order <= 64.0 && excess > 1e-4 &&
-           q.least_log_q > kFloatLogQ;
+           q.least_log_q > kFloatLogQ && q.largest < kFloatLargest;
   }
 
   DenseRow(const FloatPublic& q, double order, double* scratch)
@@ -78,26 +78,24 @@ class DenseRow {
   // False where floats do not do.
   template <Dtype D>
   bool load(const Row& row, double lse) {
-    const double difference = lse - q_.lse;
-    if (!(std::fabs(difference) < 1e3)) return false;
-    const FloatShift shift = make_shift(difference);
+    if (!(std::fabs(lse - q_.lse) < kFloatDifference)) return false;
+    const FloatShift shift = make_shift(lse, q_.lse);
     // d = r' (1 + residual) - 1.
     scale_ = 1.0 + shift.residual;
     offset_ = shift.residual;
     const std::int64_t vocab = q_.vocab;
     BlockSum second, third;
-    Flt least(0.0f), most(0.0f);
+    Flt least(0.0f);
     bool tail = q_.masked_count != 0;  // where q may be 0, d is that of no token
     const auto step = [&](std::int64_t v, const auto& load) ADAPMIXED_INLINE {
       Quad d, q = Quad::load(q_.q + v);
-      const Quad z0 = Quad::load(q_.logits + v);
+      const Quad grid = Quad::load(q_.grid + v), rest = Quad::load(q_.rest + v);
       ADAPMIXED_UNROLL
       for (int k = 0; k < 4; ++k) {
         __builtin_prefetch(row.data + (v + 1024 + k * Flt::kLanes) * kElementSize<D>);
-        d.v[k] = ratio_excess(load(v + k * Flt::kLanes) - z0.v[k], shift);
+        d.v[k] = ratio_excess(load(v + k * Flt::kLanes), grid.v[k], rest.v[k], shift);
         if (tail) d.v[k] = vselect(q.v[k] > Flt(0.0f), d.v[k], Flt(0.0f));
         least = vmin(d.v[k], least);
-        most = vmax(d.v[k], most);
         d.v[k].store(d_ + v + k * Flt::kLanes);
       }
       const Quad w = (q * d) * d;
@@ -120,21 +118,26 @@ class DenseRow {
     second_ = second.value();
     third_ = third.value();
     least_ = scale_ * -maximum(Flt(0.0f) - least) + offset_;
-    const double largest_log = std::log1p(std::fmax(scale_ * maximum(most) + offset_, 0.0));
-    // Error of d: its own; the logarithm's over d (at most 1 + log r); lambda's rounding; and from
-    // the rounding of z - z_0 the |difference| times r <= |d| + 1, in proportion to d and besides.
-    absolute_ = kFloatUnit * std::fabs(difference);
-    relative_ = kFloatUnit * (kRatioUnits + kLogUnits * (2.0 + largest_log) + 3.0) + absolute_;
     // False also where there are NaN.
-    return second_ > 0.0 && relative_ < 3e-6 && absolute_ < 1e-6 * std::sqrt(second_);
+    return second_ > 0.0;
   }
 
   double second_moment() const { return second_; }
   double third_moment() const { return third_; }
 
-  // Error of the sums relative to them, for a change of lambda / for the values themselves.
-  double relative() const { return relative_; }
-  double constant() const { return 40.0 * kFloatUnit + 4.0 * absolute_ / std::sqrt(second_); }
+  // What rounding costs: where the weight holds(), sums evaluated at weight (1 + relative()) are at
+  // least 1 - constant() times those at weight. In units (kFloatUnit):
+  // relative: 7.6 of x = weight d by d and the affine map; what a power of 1 + x or 1 + y, y = -x /
+  // (1 + x), loses where it is above 1, at most 4 units of its base's x or y, and y itself 4; of d
+  // its absolute error, one unit where |d| > 8e-4.
+  // constant: q 3, products 5, sums of 4 and then 8 terms 10; a power of less than 1, whose excess
+  // doubles the error with each doubling of the exponent, one for each of the order; where |d| <=
+  // 8e-4 the absolute error, of an excess of order (order - 1) x^2 / 2.
+  double relative() const { return 17.0 * kFloatUnit; }
+  double constant(double excess) const {
+    const double absolute = kRatioAbsolute * 1e-3 * order_ * (order_ - 1.0) / excess;
+    return (18.0 + order_) * kFloatUnit + absolute;
+  }
 
   // 1 + lambda d stays away from 0, so that its rounding can be borne.
   bool holds(double weight) const { return 1.0 + weight * least_ > 0.25; }
@@ -173,7 +176,6 @@ class DenseRow {
   float* d_;
   double scale_ = 1.0, offset_ = 0.0;
   double second_ = 0.0, third_ = 0.0, least_ = 0.0;
-  double relative_ = 0.0, absolute_ = 0.0;
 };
 
 ADAPMIXED_CORE_END

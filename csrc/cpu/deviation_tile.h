@@ -1,52 +1,69 @@
-// A tile of the vocabulary of one position in single precision: how all models' delta = p_bar/q - 1
-// differ from the first one's, and what the models share, per token.
+// A tile of the vocabulary of one position: all models' deviations (deviations.h), and what the
+// models share, per token.
 #pragma once
 
-#include <initializer_list>
-
-#include "cpu/float_public.h"
+#include "cpu/deviations.h"
 #include "cpu/loss_plan.h"
+#include "cpu/token_models.h"
 
 ADAPMIXED_CORE_BEGIN
 
+// Sums over all tokens of the tiles for the error bound (loss_bound.h): norms are squared, under p.
+struct TileSums {
+  double balance = 0.0;  // sum q mean delta
+  double common = 0.0;   // norm of mean delta / (slots (1 + mean delta))
+  double middle = 0.0;   // the same of mean delta - base
+  double growth = 0.0;   // the largest mean |delta_i| / (1 + mean delta) that the weights allow
+
+  void add(const TileSums& other) {
+    balance += other.balance;
+    common += other.common;
+    middle += other.middle;
+    growth = std::fmax(growth, other.growth);
+  }
+};
+
 class DeviationTile {
  public:
+  // Mixtures below these times q are rare tokens: by floats, in double.
+  static constexpr double kLeastRatio[2] = {0.25, 1e-3};
+
   static std::int64_t scratch_size(const LossPlan& plan) {  // doubles
-    const std::int64_t tile = plan.tile();
-    return 2 * tile + plan.models * kConstants + 2 * kMostRare +
-           (plan.models + kColumns) * tile / 2;
+    return 4 * plan.tile() + Deviations::scratch_size(plan.models) +
+           TokenModels::scratch_size(plan.models) + 2 * kMostRare +
+           (plan.models + kColumns) * plan.tile() / 2;
   }
 
   DeviationTile(const Ensemble& in, const Weights& weights, const LossPlan& plan, double reach,
-                std::int64_t position, double* memory)
+                std::int64_t position, Arithmetic arithmetic, double* memory)
       : in_(in),
         weights_(weights),
         plan_(plan),
+        arithmetic_(arithmetic),
         reach_(reach),
         position_(position),
-        tile_(plan.tile()) {
-    spread_ = memory;
-    mean_ = spread_ + tile_;
-    memory += 2 * tile_;
-    constants_ = reinterpret_cast<Constants*>(memory);
-    memory += plan.models * kConstants;
+        tile_(plan.tile()),
+        rows_(in, weights, position, arithmetic, memory),
+        token_(in, weights, plan, position, memory + Deviations::scratch_size(plan.models)) {
+    memory += Deviations::scratch_size(plan.models) + TokenModels::scratch_size(plan.models);
+    for (double** column : {&columns_.base, &columns_.total, &mean_, &exact_}) {
+      *column = memory;
+      memory += tile_;
+    }
     rare_ = reinterpret_cast<std::int64_t*>(memory);
     memory += 2 * kMostRare;
     float* floats = reinterpret_cast<float*>(memory);
-    for (float** column : {&base_, &z0_, &q_, &p_, &middle_, &factor_, &partial_}) {
+    for (float** column : {&columns_.grid, &columns_.rest, &columns_.z0, &columns_.partial, &q_,
+                           &p_, &middle_, &factor_}) {
       *column = floats;
       floats += tile_;
     }
-    deviations_ = floats;
-    const double public_lse = in.public_lse[position];
+    columns_.deviations = floats;
+    columns_.width = tile_;
     for (std::int64_t i = 0; i < plan.models; ++i) {
-      const std::int64_t at = i * in.shape.positions + position;
-      const double weight = weights.weight[at];
-      Constants& c = constants_[i];
-      c.shift = make_shift(in.private_lse[at] - public_lse);
-      c.slope = static_cast<float>(weight * (1.0 + c.shift.residual));
-      c.offset = static_cast<float>(weight * c.shift.residual);
+      mean_weight_ += weights.weight[i * in.shape.positions + position] / plan.slots;
     }
+    serves_ = rows_.serves();
   }
 
   // False where floats do not do.
@@ -56,48 +73,55 @@ class DeviationTile {
     const std::int64_t padded = round_up(length, Flt::kLanes);
     load_public<D>(begin, length, padded);
     absent_ = rare_count_;
-    if (serves_) load_models<D>(begin, length);
+    if (serves_) rows_.load<D>(begin, length, columns_);
     if (serves_) prepare(begin, padded);
     return serves_;
   }
 
   // x_i = (middle - deviation of i) factor reach where the mixture p is not 0.
-  const float* deviations(std::int64_t i) const { return deviations_ + i * tile_; }
+  const float* deviations(std::int64_t i) const { return columns_.deviations + i * tile_; }
   const float* middle() const { return middle_; }
   const float* factor() const { return factor_; }
   const float* p() const { return p_; }
-  double mean(std::int64_t lane) const { return mean_[lane]; }  // of delta over the slots
+  // In double: the mean of delta over the slots, and p to match.
+  template <Dtype D>
+  double mean(std::int64_t begin, std::int64_t lane) const {
+    if (arithmetic_.in_double) return mean_[lane];
+    if (std::isnan(exact_[lane])) exact_[lane] = token_.mean<D>(begin + lane);
+    return exact_[lane];
+  }
+  double mixture(std::int64_t lane, double mean) const { return q_[lane] * (1.0 + mean); }
+  const TokenModels& token() const { return token_; }
   // Tokens that are absent there (p = 0) and are not nothing.
   std::int64_t rare_count() const { return rare_count_; }
   std::int64_t rare(std::int64_t k) const { return rare_[k]; }
-  bool balances(std::int64_t k) const { return k >= absent_; }  // in mean_balance already
-  // Over all tiles: sum_v q mean_i delta_i, sum_v p (mean delta_i / (slots (1 + mean delta_i)))^2.
-  double mean_balance() const { return mean_balance_; }
-  double common() const { return common_; }
+  bool balances(std::int64_t k) const { return k >= absent_; }  // in the balance already
+  const TileSums& sums() const { return sums_; }                // of all tiles
 
  private:
-  static constexpr std::int64_t kColumns = 7, kMostRare = 16;
-  static constexpr int kGroup = 4;     // models whose rows are read side by side
-  static constexpr int kPartial = 16;  // models summed in floats before the sum is widened
-
-  struct Constants {
-    FloatShift shift;
-    float slope, offset;  // delta = slope (r' - 1) + offset
-  };
-  static constexpr std::int64_t kConstants = sizeof(Constants) / 8 + 1;
+  static constexpr std::int64_t kColumns = 8, kMostRare = 16;
 
   template <Dtype D>
   void load_public(std::int64_t begin, std::int64_t length, std::int64_t padded) {
     const Row row = row_of(in_.public_logits, 0, position_);
-    const Vec lse(in_.public_lse[position_]);
+    const double public_lse = in_.public_lse[position_];
+    const Vec lse(public_lse);
     for (std::int64_t lane = 0; lane < padded; lane += Flt::kLanes) {
-      const Flt z = load_floats<D>(row.data, begin + lane, begin + length);
+      Flt z = load_floats<D>(row.data, begin + lane, begin + length);
       const Vec low = low_half(z) - lse, high = high_half(z) - lse;
       const Flt log_q = narrow(low, high);
       const auto absent = Flt(static_cast<float>(kFloatLogQ)) > log_q;  // not NaN
       vselect(absent, Flt(0.0f), float_exp(low, high)).store(q_ + lane);
-      // Absent tokens read as r = e^-80, whatever the private row has there.
-      vselect(absent, Flt(3e38f), z).store(z0_ + lane);
+      // Absent tokens read as q = 1, which no private row exceeds.
+      z = vselect(absent, Flt(static_cast<float>(public_lse)), z);
+      if (arithmetic_.in_double) {
+        z.store(columns_.z0 + lane);
+      } else {
+        const FloatTokens a = float_tokens(low_half(z), high_half(z));
+        a.grid.store(columns_.grid + lane), a.rest.store(columns_.rest + lane);
+        Vec(NAN).store(exact_ + lane);
+        Vec(NAN).store(exact_ + lane + Vec::kLanes);
+      }
       for (unsigned bits = absent.bits(); bits != 0; bits &= bits - 1) {
         const std::int64_t v = begin + lane + __builtin_ctz(bits);
         if (v >= begin + length) break;
@@ -126,105 +150,37 @@ class DeviationTile {
     if (serves_) rare_[rare_count_++] = v;
   }
 
-  template <Dtype D>
-  void load_models(std::int64_t begin, std::int64_t length) {
-    for (std::int64_t lane = 0; lane < tile_; lane += Flt::kLanes) {
-      Flt(0.0f).store(partial_ + lane);
-      Flt(0.0f).store(deviations_ + lane);
-      Flt(0.0f).store(base_ + lane);
-      Vec(0.0).store(spread_ + lane);
-      Vec(0.0).store(spread_ + lane + Vec::kLanes);
-    }
-    load_group<D, 1>(0, begin, length);
-    std::int64_t i = 1, unflushed = 0;
-    for (; i + kGroup <= plan_.models; i += kGroup) {
-      load_group<D, kGroup>(i, begin, length);
-      unflushed += kGroup;
-      if (unflushed >= kPartial) flush_spread(), unflushed = 0;
-    }
-    for (; i < plan_.models; ++i) load_group<D, 1>(i, begin, length);
-    flush_spread();
-  }
-
-  template <Dtype D, int kCount>
-  void load_group(std::int64_t first, std::int64_t begin, std::int64_t length) {
-    const char *rows[kCount], *next[kCount];
-    Flt slope[kCount], offset[kCount];
-    FloatShift shift[kCount];
-    for (int g = 0; g < kCount; ++g) {
-      const std::int64_t later = first + g + kCount;
-      rows[g] = row_of(in_.private_logits, first + g, position_).data;
-      next[g] =
-          row_of(in_.private_logits, later < plan_.models ? later : first + g, position_).data;
-      shift[g] = constants_[first + g].shift;
-      slope[g] = Flt(constants_[first + g].slope);
-      offset[g] = Flt(constants_[first + g].offset);
-    }
-    float* out = deviations_ + first * tile_;
-    const auto step = [&](std::int64_t lane, const auto& logits) ADAPMIXED_INLINE {
-      const Flt z0 = Flt::load(z0_ + lane), base = Flt::load(base_ + lane);
-      Flt e[kCount];
-      ADAPMIXED_UNROLL
-      for (int g = 0; g < kCount; ++g) {
-        __builtin_prefetch(next[g] + (begin + lane) * kElementSize<D>);
-        e[g] = vfma(ratio_excess(logits(g) - z0, shift[g]), slope[g], offset[g]) - base;
-      }
-      if (kCount == 1 && first == 0) {
-        e[0].store(base_ + lane);  // e_0 = 0 has been stored
-        return;
-      }
-      ADAPMIXED_UNROLL
-      for (int g = 0; g < kCount; ++g) e[g].store(out + g * tile_ + lane);
-      Flt total = e[0];
-      if constexpr (kCount == 4) total = (e[0] + e[1]) + (e[2] + e[3]);
-      (Flt::load(partial_ + lane) + total).store(partial_ + lane);
-    };
-    std::int64_t lane = 0;
-    for (; lane + Flt::kLanes <= length; lane += Flt::kLanes) {
-      step(lane, [&](int g) ADAPMIXED_INLINE { return load_whole<D>(rows[g], begin + lane); });
-    }
-    if (lane < length) {
-      step(lane, [&](int g) { return load_floats<D>(rows[g], begin + lane, begin + length); });
-    }
-  }
-
-  void flush_spread() {
-    for (std::int64_t lane = 0; lane < tile_; lane += Flt::kLanes) {
-      const Flt partial = Flt::load(partial_ + lane);
-      double* low = spread_ + lane;
-      double* high = low + Vec::kLanes;
-      (Vec::load(low) + low_half(partial)).store(low);
-      (Vec::load(high) + high_half(partial)).store(high);
-      Flt(0.0f).store(partial_ + lane);
-    }
-  }
-
   // p, and t = (middle - e) factor.
   void prepare(std::int64_t begin, std::int64_t padded) {
+    const Vec slots(plan_.slots), missing(plan_.absent / plan_.slots), one(1.0), zero(0.0);
     const Vec share(static_cast<double>(plan_.models) / plan_.slots);
-    const Vec missing(plan_.absent / plan_.slots), each(1.0 / plan_.slots), one(1.0), zero(0.0);
+    const Vec least(kLeastRatio[arithmetic_.in_double]), weights(2.0 * mean_weight_);
     const double divisor = plan_.against_public ? plan_.slots : plan_.slots - 1.0;
-    Vec balance(0.0), common(0.0);
+    Vec balance(0.0), common(0.0), between(0.0), growth(0.0);
     for (std::int64_t lane = 0; lane < padded; lane += Flt::kLanes) {
-      const Flt base = Flt::load(base_ + lane), q = Flt::load(q_ + lane);
+      const Flt q = Flt::load(q_ + lane);
       Vec middle[2], factor[2], p[2];
       unsigned lost = 0;
       for (int half = 0; half < 2; ++half) {
-        const Vec first = half ? high_half(base) : low_half(base);
+        const std::int64_t at = lane + half * Vec::kLanes;
+        const Vec base = Vec::load(columns_.base + at);
         const Vec weight = half ? high_half(q) : low_half(q);
-        const Vec others = Vec::load(spread_ + lane + half * Vec::kLanes) * each;
-        const Vec mean = vfma(first, share, others), ratio = one + mean;
-        mean.store(mean_ + lane + half * Vec::kLanes);
-        middle[half] = plan_.against_public ? zero - first : others - first * missing;
+        const Vec others = Vec::load(columns_.total + at) / slots;
+        const Vec mean = vfma(base, share, others), ratio = one + mean;
+        mean.store(mean_ + at);
+        middle[half] = plan_.against_public ? zero - base : others - base * missing;
         balance = vfma(weight, mean, balance);
         // A mixture far below q: what cancels in 1 + mean is too much.
-        const auto low = (ratio < Vec(0.25)) & (weight > zero);
-        lost |= low.bits() << (half * Vec::kLanes);
+        const auto present = weight > zero, low = ratio < least;
+        lost |= (low & present).bits() << (half * Vec::kLanes);
         const Vec inverse = vselect(low, zero, one / vmax(ratio, Vec(1e-30)));
         p[half] = vselect(low, zero, weight * ratio);
+        growth = vmax(growth, vselect(present, (mean + weights) * inverse, zero));
         factor[half] = inverse * Vec(1.0 / (divisor * reach_));
-        const Vec part = mean * inverse * Vec(1.0 / divisor);
+        const Vec relative = inverse * Vec(1.0 / divisor), part = mean * relative;
         common = vfma(p[half] * part, part, common);
+        const Vec distance = middle[half] * relative;
+        between = vfma(p[half] * distance, distance, between);
       }
       narrow(middle[0], middle[1]).store(middle_ + lane);
       narrow(factor[0], factor[1]).store(factor_ + lane);
@@ -233,21 +189,24 @@ class DeviationTile {
         add_rare_token(begin + lane + __builtin_ctz(lost));
       }
     }
-    mean_balance_ += sum(balance);
-    common_ += sum(common);
+    sums_.add({sum(balance), sum(common), sum(between), maximum(growth)});
   }
 
   const Ensemble& in_;
   const Weights& weights_;
   const LossPlan& plan_;
+  Arithmetic arithmetic_;
   double reach_;
   std::int64_t position_, tile_;
-  double *spread_, *mean_;
-  Constants* constants_;
+  Deviations rows_;
+  TokenModels token_;
+  DeviationColumns columns_{};
+  double *mean_, *exact_;
   std::int64_t* rare_;
-  float *base_, *z0_, *q_, *p_, *middle_, *factor_, *partial_, *deviations_;
+  float *q_, *p_, *middle_, *factor_;
   std::int64_t rare_count_ = 0, absent_ = 0;
-  double mean_balance_ = 0.0, common_ = 0.0;
+  double mean_weight_ = 0.0;
+  TileSums sums_;
   bool serves_ = true;
 };
 

@@ -3,8 +3,8 @@
 // Tile by tile all models' deviations are formed (deviation_tile.h); then, model by model, the
 // neighbour's x_i = p'/p - 1 is a difference of two of the tile's numbers times a factor of the
 // token. Most x are small: sums of p t^k, t = x / reach, serve all orders. Larger ones are listed
-// and summed by themselves, the steepest after a second computation in double; tokens where floats
-// do not do at all go to the log domain one by one.
+// and summed by themselves, after a second computation in double; tokens where floats do not do at
+// all go to the log domain one by one.
 #pragma once
 
 #include <initializer_list>
@@ -20,18 +20,18 @@ class FloatChunk {
  public:
   static std::int64_t scratch_size(const LossPlan& plan, int degree) {  // doubles
     const std::int64_t tile = plan.tile(), models = plan.models;
-    return DeviationTile::scratch_size(plan) + 5 * (tile + 16) + round_up(models, 8) +
+    return DeviationTile::scratch_size(plan) + 5 * (tile + 16) +
            models * (1 + degree) * Vec::kLanes;
   }
 
   FloatChunk(const Ensemble& in, const Weights& weights, const LossPlan& plan, const LossFit& fit,
-             std::int64_t position, double* memory)
+             std::int64_t position, Arithmetic arithmetic, double* memory)
       : in_(in),
         weights_(weights),
         plan_(plan),
         fit_(fit),
         position_(position),
-        tile_(in, weights, plan, fit.reach, position, memory) {
+        tile_(in, weights, plan, fit.reach, position, arithmetic, memory) {
     memory += DeviationTile::scratch_size(plan);
     accumulators_ = memory;
     memory += plan.models * (1 + fit.degree) * Vec::kLanes;
@@ -40,7 +40,6 @@ class FloatChunk {
       *column = memory;
       memory += plan.tile() + 16;
     }
-    ratios_ = memory;
   }
 
   // Adds to the sums of all models, one after the other; false where floats do not do for this
@@ -66,12 +65,14 @@ class FloatChunk {
     return served;
   }
 
-  double mean_balance() const { return mean_balance_ + tile_.mean_balance(); }
-  double common() const { return tile_.common(); }
+  TileSums tile_sums() const {
+    TileSums sums = tile_.sums();
+    sums.balance += rare_balance_;
+    return sums;
+  }
 
  private:
-  static constexpr double kSteep = 8.0;  // of order |x|
-  static constexpr int kBurst = 16;      // vectors summed in floats before the sums are widened
+  static constexpr int kBurst = 16;  // vectors summed in floats before the sums are widened
 
   ModelSums model_sums(double* sums, std::int64_t i) const {
     return {sums + i * ModelSums::size(fit_.degree, plan_.options.num_orders), fit_.degree};
@@ -84,7 +85,7 @@ class FloatChunk {
     for (std::int64_t k = 0; k < tile_.rare_count(); ++k) {
       const RareToken token(in_, weights_, position_, tile_.rare(k), plan_);
       if (!tile_.balances(k)) {
-        mean_balance_ += std::exp(token.log_mixture()) - std::exp(token.log_q());
+        rare_balance_ += std::exp(token.log_mixture()) - std::exp(token.log_q());
       }
       for (std::int64_t i = 0; i < plan_.models; ++i) add_rare(token, i, model_sums(sums, i));
     }
@@ -114,9 +115,9 @@ class FloatChunk {
       }
       if (listed_.count != 0) {
         listed_.set_excess(plan_, weights_.weight[i * in_.shape.positions + position_]);
-        listed_.add_to(plan_, true, to);
+        listed_.add_to(plan_, to);
       }
-      if (recomputed_.count != 0) recomputed_.add_to(plan_, false, to);
+      if (recomputed_.count != 0) recomputed_.add_to(plan_, to);
     }
   }
 
@@ -180,44 +181,19 @@ class FloatChunk {
         recomputed_.add(x, ps[k]);  // NaN: to be seen in the sums
         continue;
       }
-      // What the excess makes of an error of x grows with order |x|, and where 1 + x cancels.
-      if (x < -0.5 || std::fabs(x) * plan_.largest_order > kSteep) {
-        recomputed_.add(token_excess<D>(i, v), ps[k]);
+      const double mean = tile_.template mean<D>(begin, lane + k),
+                   p = tile_.mixture(lane + k, mean);
+      // Where 1 + x cancels.
+      if (x < -0.5) {
+        recomputed_.add(tile_.token().template excess_from_rest<D>(i, v), p);
       } else {
         const std::int64_t at = i * in_.shape.positions + position_;
         const double z = row_of(in_.private_logits, i, position_).at(v);
         const double z0 = row_of(in_.public_logits, 0, position_).at(v);
         const double difference = in_.private_lse[at] - in_.public_lse[position_];
-        listed_.add_ratio(z - z0 - difference, tile_.mean(lane + k), ps[k]);
+        listed_.add_ratio(z - z0 - difference, mean, p);
       }
     }
-  }
-
-  // x of one model at one token in double, from all models' logits.
-  template <Dtype D>
-  double token_excess(std::int64_t i, std::int64_t v) const {
-    const std::int64_t models = plan_.models, positions = in_.shape.positions;
-    const double z0 = row_of(in_.public_logits, 0, position_).at(v);
-    const double public_lse = in_.public_lse[position_];
-    const char* data = row_of(in_.private_logits, 0, position_).data;
-    const std::int64_t stride = in_.private_logits.stride_model * kElementSize<D>;
-    for (std::int64_t j = 0; j < models; ++j) {
-      const double z = Row{data + j * stride, D}.at(v);
-      ratios_[j] = z - z0 - (in_.private_lse[j * positions + position_] - public_lse);
-    }
-    for (std::int64_t j = models; j < round_up(models, 8); ++j) ratios_[j] = 0.0;
-    for (std::int64_t j = 0; j < models; j += Vec::kLanes) {
-      exp_(Vec::load(ratios_ + j)).store(ratios_ + j);
-    }
-    double total = plan_.absent, rest = plan_.absent;
-    for (std::int64_t j = 0; j < models; ++j) {
-      const std::int64_t at = j * positions + position_;
-      const double ratio = std::fma(weights_.weight[at], ratios_[j], weights_.complement[at]);
-      total += ratio;
-      if (j != i) rest += ratio;
-    }
-    if (plan_.against_public) return (rest + 1.0) / total - 1.0;
-    return rest * plan_.slots / ((plan_.slots - 1.0) * total) - 1.0;
   }
 
   void add_rare(const RareToken& token, std::int64_t i, const ModelSums& sums) const {
@@ -239,9 +215,9 @@ class FloatChunk {
   const LossFit& fit_;
   std::int64_t position_;
   DeviationTile tile_;
-  double *accumulators_, *ratios_;
+  double* accumulators_;
   TokenList listed_{}, recomputed_{};
-  double mean_balance_ = 0.0;
+  double rare_balance_ = 0.0;
 };
 
 ADAPMIXED_CORE_END

@@ -1,106 +1,27 @@
 // D<->_alpha(p || p') of every model and order, p' the mixture without that model.
 //
-// Each position is summed in single precision with a bound on what that may have cost
-// (float_chunk.h). Where the bound does not hold, and where few models or sums from other ranks ask
-// for it, the position is summed in double (exact_leave_one_out.h). The vocabulary is cut into
-// chunks whose sums are added in order: the result does not depend on the number of threads.
+// Each position is summed in single precision (float_chunk.h) with a bound on what that may have
+// cost (loss_bound.h), its deviations in single precision, too, or in double, as a sample suggests.
+// Where the bound does not hold deviations in double are next, and last all in double
+// (exact_leave_one_out.h), as where few models or sums from other ranks ask for it. The vocabulary
+// is cut into chunks whose sums are added in order: the result does not depend on the number of
+// threads.
 #include <atomic>
 #include <memory>
 #include <vector>
 
 #include "cpu/exact_leave_one_out.h"
 #include "cpu/float_chunk.h"
+#include "cpu/loss_bound.h"
+#include "cpu/loss_sample.h"
 #include "cpu/row_sums.h"
 #include "cpu/table.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// Relative error of a loss that the float sums may have; python adds loss_error, which is larger.
-constexpr double kLossError = 9.8e-6;
 // Below this many slots most x are large.
 constexpr std::int64_t kFewSlots = 4;
-
-// The float sums of one position.
-struct PositionSums {
-  const LossFit& fit;
-  double* data;
-  std::int64_t stride;
-  double mean_balance, common;
-
-  ModelSums model(std::int64_t i) const { return {data + i * stride, fit.degree}; }
-};
-
-// What single precision cost model i, by the sums themselves.
-class ErrorBound {
- public:
-  // shift: the largest |lse - public lse| of a model, and of its product with the weight.
-  ErrorBound(const LossPlan& plan, const PositionSums& sums, double shift, double weighted_shift)
-      : plan_(plan), sums_(sums), shift_(shift), weighted_shift_(weighted_shift) {
-    for (std::int64_t i = 0; i < plan.models; ++i) mean_ += second(i);
-    mean_ = std::sqrt(mean_ / static_cast<double>(plan.models));
-    first_ = std::sqrt(second(0));
-    common_ = plan.against_public ? 0.0 : std::sqrt(sums.common);
-    others_ = 1.0 / std::fmax(plan.slots - 1.0, 1.0);
-  }
-
-  // sum p x^2.
-  double second(std::int64_t i) const {
-    const ModelSums m = sums_.model(i);
-    return sums_.fit.reach * sums_.fit.reach * m.moments()[0] + m.listed_second();
-  }
-
-  // Whether loss k of model i is within kLossError (or 1e-12 nats) of the truth; sets it.
-  bool loss(std::int64_t i, std::int64_t k, double& result) const {
-    const ModelSums m = sums_.model(i);
-    const LossFit& fit = sums_.fit;
-    const double order = plan_.options.orders[k];
-    double forward_slope, reverse_slope;
-    const double forward_bulk = fit.forward[k].sum(m.moments(), fit.degree, forward_slope);
-    const double reverse_bulk = fit.reverse[k].sum(m.moments(), fit.degree, reverse_slope);
-    const ListedSums& large = m.listed(k);
-    const double forward = forward_bulk + large.forward, reverse = reverse_bulk + large.reverse;
-    const double excess = std::fmax(std::fmax(forward, reverse), 0.0);
-    result = std::log1p(excess) / (order - 1.0);
-    if (!std::isfinite(forward) || !std::isfinite(reverse)) return false;
-
-    // The error of x: in proportion to x itself, and, as a norm under p like `size`, what it shares
-    // with the other models: their deltas' rounding, that of sums over models, of z - z_0. The last
-    // costs delta = w (r - 1) shift times w r <= |delta| + w.
-    const double u = kFloatUnit, size = std::sqrt(second(i));
-    const double own = 14.0 * u + 2.0 * u * shift_;
-    const double shared =
-        u * (20.0 * common_ + (plan_.against_public ? 0.0 : 10.0 * mean_) + 7.0 * first_ +
-             5.0 * mean_ + shift_ * (2.0 * common_ + mean_) + 2.0 * weighted_shift_ * others_) +
-        1e-11 * others_;
-    // sum p x c'(x), and an upper bound on sum p |c'(x)| y for any y of norm `shared`.
-    const double slope = std::fmax(std::fabs(forward_slope), std::fabs(reverse_slope));
-    const double curvature = order * (order - 1.0) * (second(i) - m.listed_second());
-    const double moved =
-        own * slope + (size > 0.0 ? shared / size : 0.0) * std::fmax(slope, curvature);
-    const double bulk = std::fabs(forward_bulk) + std::fabs(reverse_bulk);
-    const double interpolation =
-        std::fmax(fit.forward[k].error, fit.reverse[k].error) * m.moments()[0];
-    // In a listed x only the mean delta is rounded, by 15 units and the shift of the models' mean
-    // |delta|; x is at least the reach, and mean - delta at least reach / others_ times the
-    // mixture.
-    const double spread = std::fmax((common_ + mean_) / others_, 1.0);
-    const double listed =
-        large.rough_slope * u *
-            ((15.0 + shift_) * spread * (1.0 + others_ / fit.reach) + 2.0 + 2.0 * shift_) +
-        1e-12 * large.slope +
-        20.0 * u * std::fmax(std::fabs(large.forward), std::fabs(large.reverse));
-    const double total = moved + 12.0 * u * bulk + interpolation + listed;
-    const double allowed = kLossError * (1.0 + excess) * std::log1p(excess);
-    return total <= allowed || total <= 1e-12 * (order - 1.0);
-  }
-
- private:
-  const LossPlan& plan_;
-  const PositionSums& sums_;
-  double shift_, weighted_shift_;
-  double mean_ = 0.0, first_ = 0.0, common_ = 0.0, others_ = 0.0;
-};
 
 class Call {
  public:
@@ -114,32 +35,64 @@ class Call {
         threads_(threads) {}
 
   void run() {
-    const std::int64_t positions = in_.shape.positions, models = in_.shape.models;
-    if (positions == 0) return;
-    std::unique_ptr<std::atomic<bool>[]> failed(new std::atomic<bool>[positions]);
-    const bool floats = plan_.slots >= kFewSlots && plan_.options.mean_excess == nullptr;
-    for (std::int64_t b = 0; b < positions; ++b) failed[b].store(!floats);
-    if (floats) {
+    const std::int64_t positions = in_.shape.positions;
+    std::vector<std::int64_t> left;
+    for (std::int64_t b = 0; b < positions; ++b) left.push_back(b);
+    if (plan_.slots >= kFewSlots && plan_.options.mean_excess == nullptr && positions > 0) {
       choose_fits();
-      const std::int64_t chunks = (plan_.vocab + plan_.chunk() - 1) / plan_.chunk();
-      // Positions in groups: the chunks' sums take at most 32 MB or one position's worth.
-      const std::int64_t each = chunks * (models * stride(kMaxMoments) + 2);
-      const std::int64_t fit = (std::int64_t{1} << 22) / each;
-      const std::int64_t group = fit < 1 ? 1 : fit < positions ? fit : positions;
-      double* memory = cpu::thread_scratch(group * each, 1);
-      for (std::int64_t first = 0; first < positions; first += group) {
-        const std::int64_t here = positions - first < group ? positions - first : group;
-        sum_chunks(first, here, chunks, memory, failed.get());
+      choose_arithmetic();
+      left = sum_all(left);
+      std::vector<std::int64_t> again, last;
+      for (const std::int64_t b : left) {
+        (arithmetic_[b].in_double ? last : again).push_back(b);
+        arithmetic_[b].in_double = true;
       }
+      left = sum_all(again);
+      left.insert(left.end(), last.begin(), last.end());
     }
-    for (std::int64_t b = 0; b < positions; ++b) {
-      if (failed[b].load()) exact(b);
-    }
+    for (const std::int64_t b : left) exact(b);
   }
 
  private:
   std::int64_t stride(int degree) const {
     return ModelSums::size(degree, plan_.options.num_orders);
+  }
+
+  void choose_arithmetic() {
+    const std::int64_t models = in_.shape.models;
+    arithmetic_.resize(in_.shape.positions);
+    cpu::parallel_for(in_.shape.positions, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
+      double* scratch = cpu::thread_scratch(sample_scratch_size(models));
+      for (std::int64_t b = begin; b < end; ++b) {
+        with_dtype(in_.private_logits.dtype, [&](auto tag) {
+          arithmetic_[b] =
+              sample_arithmetic<decltype(tag)::value>(in_, weights_, plan_, b, scratch);
+        });
+      }
+    });
+  }
+
+  // Sums some positions; returns those of them where that did not do.
+  std::vector<std::int64_t> sum_all(const std::vector<std::int64_t>& positions) {
+    const std::int64_t count = static_cast<std::int64_t>(positions.size());
+    std::vector<std::int64_t> left;
+    if (count == 0) return left;
+    const std::int64_t chunks = (plan_.vocab + plan_.chunk() - 1) / plan_.chunk();
+    // Positions in groups: the chunks' sums take at most 32 MB or one position's worth.
+    const std::int64_t each = chunks * chunk_size();
+    const std::int64_t fit = (std::int64_t{1} << 22) / each;
+    const std::int64_t group = fit < 1 ? 1 : fit < count ? fit : count;
+    double* memory = cpu::thread_scratch(group * each, 1);
+    std::unique_ptr<std::atomic<bool>[]> failed(new std::atomic<bool>[group]);
+    for (std::int64_t first = 0; first < count; first += group) {
+      const std::int64_t here = count - first < group ? count - first : group;
+      for (std::int64_t b = 0; b < here; ++b) failed[b].store(false);
+      sum_chunks(positions.data() + first, here, chunks, memory, failed.get());
+      for (std::int64_t b = 0; b < here; ++b) {
+        if (failed[b].load()) left.push_back(positions[first + b]);
+      }
+    }
+    return left;
   }
 
   // The degree for each position, from its largest weight, and the fits that are needed.
@@ -169,38 +122,45 @@ class Call {
     }
   }
 
-  // memory: for each chunk of each position the models' sums, then balance and common.
-  void sum_chunks(std::int64_t first, std::int64_t count, std::int64_t chunks, double* memory,
-                  std::atomic<bool>* failed) {
-    const std::int64_t models = in_.shape.models, length = plan_.chunk();
-    const std::int64_t each = models * stride(kMaxMoments) + 2;
+  // Doubles for one chunk of one position: the models' sums, and the tile's.
+  std::int64_t chunk_size() const {
+    return in_.shape.models * stride(kMaxMoments) + sizeof(TileSums) / sizeof(double);
+  }
+
+  void sum_chunks(const std::int64_t* positions, std::int64_t count, std::int64_t chunks,
+                  double* memory, std::atomic<bool>* failed) {
+    const std::int64_t models = in_.shape.models, length = plan_.chunk(), each = chunk_size();
+    const auto tile_sums = [&](std::int64_t task) {
+      return reinterpret_cast<TileSums*>(memory + task * each + models * stride(kMaxMoments));
+    };
     cpu::parallel_for(count * chunks, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
       double* scratch = cpu::thread_scratch(FloatChunk::scratch_size(plan_, kMaxMoments));
       for (std::int64_t task = begin; task < end; ++task) {
-        const std::int64_t position = first + task / chunks, start = task % chunks * length;
-        if (failed[position].load(std::memory_order_relaxed)) continue;
+        const std::int64_t b = task / chunks, position = positions[b],
+                           start = task % chunks * length;
+        if (failed[b].load(std::memory_order_relaxed)) continue;
         const std::int64_t stop = start + length < plan_.vocab ? start + length : plan_.vocab;
         const LossFit& fit = *fits_[position];
         double* own = memory + task * each;
-        const std::int64_t size = models * stride(fit.degree);
-        for (std::int64_t k = 0; k < size; ++k) own[k] = 0.0;
-        FloatChunk chunk(in_, weights_, plan_, fit, position, scratch);
-        if (!chunk.add(start, stop, own)) failed[position].store(true, std::memory_order_relaxed);
-        own[size] = chunk.mean_balance();
-        own[size + 1] = chunk.common();
+        for (std::int64_t k = 0; k < models * stride(fit.degree); ++k) own[k] = 0.0;
+        FloatChunk chunk(in_, weights_, plan_, fit, position, arithmetic_[position], scratch);
+        if (!chunk.add(start, stop, own)) failed[b].store(true, std::memory_order_relaxed);
+        *tile_sums(task) = chunk.tile_sums();
       }
     });
     cpu::parallel_for(count, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t b = begin; b < end; ++b) {
-        if (failed[first + b].load()) continue;
-        const LossFit& fit = *fits_[first + b];
+        if (failed[b].load()) continue;
+        const LossFit& fit = *fits_[positions[b]];
         double* total = memory + b * chunks * each;
-        const std::int64_t size = models * stride(fit.degree);
+        PositionSums sums{fit, total, stride(fit.degree), *tile_sums(b * chunks)};
         for (std::int64_t c = 1; c < chunks; ++c) {
-          for (std::int64_t k = 0; k < size + 2; ++k) total[k] += total[c * each + k];
+          for (std::int64_t k = 0; k < models * stride(fit.degree); ++k) {
+            total[k] += total[c * each + k];
+          }
+          sums.tile.add(*tile_sums(b * chunks + c));
         }
-        const PositionSums sums{fit, total, stride(fit.degree), total[size], total[size + 1]};
-        if (!finish(first + b, sums)) failed[first + b].store(true);
+        if (!finish(positions[b], sums)) failed[b].store(true);
       }
     });
   }
@@ -208,20 +168,22 @@ class Call {
   // The losses of one position; false where floats were not enough for one of them.
   bool finish(std::int64_t position, const PositionSums& sums) {
     const std::int64_t orders = plan_.options.num_orders;
-    double shift = 0.0, weighted_shift = 0.0;
+    const double mean_balance = sums.tile.balance;
+    double largest_weight = 0.0, ratio_error = 0.0;
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
       const std::int64_t at = i * in_.shape.positions + position;
       // sum p x is mean sum q delta less this model's, over the others; or this model's over all.
       balance_[at] = plan_.against_public
                          ? -plan_.slots * sums.model(i).first()
-                         : sums.mean_balance - (plan_.slots - 1.0) * sums.model(i).first();
+                         : mean_balance - (plan_.slots - 1.0) * sums.model(i).first();
       if (!(std::fabs(balance_[at]) < 1e-5)) return false;  // to be named by the exact sums
-      const double own = std::fabs(in_.private_lse[at] - in_.public_lse[position]);
-      shift = std::fmax(shift, own);
-      weighted_shift = std::fmax(weighted_shift, weights_.weight[at] * own);
+      largest_weight = std::fmax(largest_weight, weights_.weight[at]);
+      ratio_error =
+          std::fmax(ratio_error, double_ratio_error(in_.private_lse[at], in_.public_lse[position]));
     }
-    if (!(std::fabs(sums.mean_balance) < 1e-5)) return false;
-    const ErrorBound bound(plan_, sums, shift, weighted_shift);
+    if (!(std::fabs(mean_balance) < 1e-5)) return false;
+    const LossBound bound(plan_, sums, arithmetic_[position].in_double, largest_weight,
+                          ratio_error);
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
       double* out = loss_ + (i * in_.shape.positions + position) * orders;
       for (std::int64_t k = 0; k < orders; ++k) {
@@ -265,6 +227,7 @@ class Call {
   const Weights& weights_;
   const LossPlan plan_;
   std::unique_ptr<const LossFit*[]> fits_;
+  std::vector<Arithmetic> arithmetic_;
   double *loss_, *balance_;
   int threads_;
 };

@@ -13,7 +13,7 @@ ADAPMIXED_CORE_BEGIN
 struct LossFit {
   int degree = 0;
   double reach = 0.0;
-  ExcessPolynomial forward[kMaxOrders], reverse[kMaxOrders];
+  ExcessFit forward[kMaxOrders], reverse[kMaxOrders];
 };
 
 struct LossPlan : Neighbours {
@@ -59,15 +59,14 @@ struct LossPlan : Neighbours {
   }
 };
 
-// Excess sums over single tokens, and the larger of their slopes by log x: of those whose x was
-// computed in floats, and of the others.
+// Excess sums over single tokens, and the larger of their slopes by log x.
 struct ListedSums {
-  double forward, reverse, rough_slope, slope;
+  double forward, reverse, slope;
 };
 
 // Sums of one model over a chunk, later over a position; a view.
 struct ModelSums {
-  static std::int64_t size(int degree, std::int64_t orders) { return 2 + degree + 4 * orders; }
+  static std::int64_t size(int degree, std::int64_t orders) { return 2 + degree + 3 * orders; }
 
   double* data;
   int degree;

@@ -34,7 +34,7 @@ class Solver {
   bool dense(const DenseRow& row, Point& found) const {
     Target target{};
     target.log_target = log_target_;
-    target.excess = excess_ * (1.0 - row.constant());
+    target.excess = excess_ * (1.0 - row.constant(excess_));
     bool strained = false;
     const auto sums = [&](const Point& x, bool forward, bool reverse) {
       // A relative error of d is one of lambda.
@@ -46,7 +46,8 @@ class Solver {
     };
     Point start{1.0, 0.0};
     const double guess = moment_guess(row);
-    if (guess < 0.7) start = at_weight(guess * (1.0 - row.relative() - 0.6 * row.constant()));
+    if (guess < 0.7)
+      start = at_weight(guess * (1.0 - row.relative() - 0.6 * row.constant(excess_)));
     found = search(sums, target, order_, radius_, start, {1.0, 0.0}, {1e-6, 1e-5});
     return !strained && !delicate(found);
   }
@@ -108,9 +109,8 @@ class Rows {
       return;
     }
     if (float_position_ != position) {
-      const float absent = solver_.listing() ? NAN : 0.0f;
       public_.load<D>(row_of(in_.public_logits, 0, position), public_lse, vocab_,
-                      !solver_.listing(), absent, float_memory_);
+                      !solver_.listing(), float_memory_);
       float_position_ = position;
       floats_serve_ = solver_.floats_serve(public_);
     }

@@ -54,6 +54,7 @@ inline Vec vtrunc(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_ZERO);
 inline Vec vround(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT); }
 inline Vec vselect(Mask m, Vec a, Vec b) { return _mm512_mask_blend_pd(m.m, b.v, a.v); }
 inline Vec vldexp(Vec a, Vec n) { return _mm512_scalef_pd(a.v, n.v); }
+inline Vec power_of_two(Vec n) { return _mm512_scalef_pd(_mm512_set1_pd(1.0), n.v); }
 inline void vsplit(Vec a, Vec& e, Vec& m) {
   const __m512i bits = _mm512_castpd_si512(a.v);
   const __m512i k =
@@ -116,6 +117,11 @@ inline Vec power_of_two(Vec n) {
   // 1.5 * 2^52 puts the integer n into the low mantissa bits.
   const __m256i k = _mm256_castpd_si256(_mm256_add_pd(n.v, _mm256_set1_pd(6755399441055744.0)));
   return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_add_epi64(k, _mm256_set1_epi64x(1023)), 52));
+}
+// a 2^n, a and the result normal, shifted = n + 1.5 * 2^52.
+inline Vec add_exponent(Vec a, Vec shifted) {
+  const __m256i n = _mm256_slli_epi64(_mm256_castpd_si256(shifted.v), 52);
+  return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a.v), n));
 }
 inline Vec vldexp(Vec a, Vec n) {
   // Three factors reach every result from denormal to overflow; clamped beyond, where it is 0 or
@@ -190,6 +196,15 @@ inline Vec vtrunc(Vec a) { return Vec(static_cast<double>(static_cast<std::int64
 inline Vec vround(Vec a) { return Vec(vround(a.v)); }
 inline Vec vselect(Mask m, Vec a, Vec b) { return m.m ? a : b; }
 inline Vec vldexp(Vec a, Vec n) { return Vec(vldexp(a.v, n.v)); }
+inline Vec power_of_two(Vec n) { return Vec(power_of_two(n.v)); }
+inline Vec add_exponent(Vec a, Vec shifted) {
+  std::uint64_t bits, n;
+  std::memcpy(&bits, &a.v, sizeof bits);
+  std::memcpy(&n, &shifted.v, sizeof n);
+  bits += n << 52;
+  std::memcpy(&a.v, &bits, sizeof bits);
+  return a;
+}
 inline void vsplit(Vec a, Vec& e, Vec& m) { vsplit(a.v, e.v, m.v); }
 inline Vec load_u32(const std::uint32_t* p) { return Vec(static_cast<double>(*p)); }
 inline Vec load_f32(const float* p) { return Vec(*p); }

@@ -53,8 +53,8 @@ inline Flt vmax(Flt a, Flt b) { return _mm512_max_ps(a.v, b.v); }
 inline Flt vabs(Flt a) { return _mm512_abs_ps(a.v); }
 inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm512_mask_blend_ps(m.m, b.v, a.v); }
 // core/float_ratio.h. Integer operations: vscalefps occupies the adders for several cycles.
-inline Flt exp2_integer(Flt, Flt shifted) {
-  shifted = vmin(Flt(kFloatShifter + 127.0f), shifted);
+inline Flt exp2_integer(Flt shifted) {
+  shifted = vmin(Flt(kMostOctaves), shifted);
   const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
   return _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f800000)));
 }
@@ -114,8 +114,8 @@ inline Flt vmin(Flt a, Flt b) { return _mm256_min_ps(a.v, b.v); }
 inline Flt vmax(Flt a, Flt b) { return _mm256_max_ps(a.v, b.v); }
 inline Flt vabs(Flt a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v); }
 inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm256_blendv_ps(b.v, a.v, m.m); }
-inline Flt exp2_integer(Flt, Flt shifted) {
-  shifted = vmin(Flt(kFloatShifter + 127.0f), shifted);
+inline Flt exp2_integer(Flt shifted) {
+  shifted = vmin(Flt(kMostOctaves), shifted);
   const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(n, _mm256_set1_epi32(0x3f800000)));
 }
@@ -166,9 +166,7 @@ inline Flt vmin(Flt a, Flt b) { return {a.a < b.a ? a.a : b.a, a.b < b.b ? a.b :
 inline Flt vmax(Flt a, Flt b) { return {a.a > b.a ? a.a : b.a, a.b > b.b ? a.b : b.b}; }
 inline Flt vabs(Flt a) { return {std::fabs(a.a), std::fabs(a.b)}; }
 inline Flt vselect(FltMask m, Flt a, Flt b) { return {m.m & 1u ? a.a : b.a, m.m & 2u ? a.b : b.b}; }
-inline Flt exp2_integer(Flt n, Flt shifted) {
-  return {exp2_integer(n.a, shifted.a), exp2_integer(n.b, shifted.b)};
-}
+inline Flt exp2_integer(Flt shifted) { return {exp2_integer(shifted.a), exp2_integer(shifted.b)}; }
 inline Flt reciprocal(Flt a) { return {1.0f / a.a, 1.0f / a.b}; }
 inline Vec low_half(Flt a) { return Vec(static_cast<double>(a.a)); }
 inline Vec high_half(Flt a) { return Vec(static_cast<double>(a.b)); }

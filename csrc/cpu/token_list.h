@@ -32,8 +32,7 @@ struct TokenList {
     }
   }
 
-  // rough: the mean over the models in their x is that of floats.
-  void add_to(const LossPlan& plan, bool rough, const ModelSums& sums) const {
+  void add_to(const LossPlan& plan, const ModelSums& sums) const {
     for (int k = 0; k < Vec::kLanes; ++k) xs[count + k] = ps[count + k] = 0.0;
     Vec first(0.0), second(0.0);
     for (std::int64_t j = 0; j < count; j += Vec::kLanes) {
@@ -45,9 +44,8 @@ struct TokenList {
     sums.listed_second() += sum(second);
     for (std::int64_t k = 0; k < plan.options.num_orders; ++k) {
       ListedSums& to = sums.listed(k);
-      double& slope = rough ? to.rough_slope : to.slope;
-      slope += plan.integers[k] != 0 ? add_integer(plan.integers[k], to)
-                                     : add_real(plan.options.orders[k], to);
+      to.slope += plan.integers[k] != 0 ? add_integer(plan.integers[k], to)
+                                        : add_real(plan.options.orders[k], to);
     }
   }
 

@@ -198,8 +198,8 @@ def test_rare_tokens_keep_a_weight() -> None:
 
 
 def drawn_by_hand(p: Tensor, public: Tensor, key: bytes, counter: int) -> list[int]:
-    """Rebuilt from the stream: 128-bit words, masked to the total's width, rejected beyond it, then
-    the first token whose cumulative weight exceeds the draw."""
+    """Rebuilt from the stream: 128-bit words, masked to the width of 1.5 times the total, rejected
+    beyond the total, then the first token whose cumulative weight exceeds the draw."""
     tokens = []
     for b, weights in enumerate(reference.sampling_weights(p, public)):
         draw, token = uniform_below(key, counter, b, sum(weights)), 0
@@ -253,7 +253,7 @@ def test_no_token_with_q_above_0_is_lost(device: torch.device) -> None:
 
 def uniform_below(key: bytes, counter: int, lane: int, total: int) -> int:
     nonce = counter.to_bytes(8, "little") + lane.to_bytes(4, "little")
-    mask = (1 << (total - 1).bit_length()) - 1
+    mask = (1 << (total - 1 + total // 2).bit_length()) - 1
     for index in range(100):
         stream = block(key, index, nonce)
         for start in range(0, 64, 16):

@@ -1,0 +1,74 @@
+// The largest errors of core/float_ratio.h, in units (kFloatUnit): of 2^n 2^{f/m} - 1 given f, over
+// every float f in reach and the n where they are largest; and of r - 1 as a whole, over random
+// logits, relative to what is allowed.
+#include <algorithm>
+#include <cstdio>
+#include <random>
+
+#include "core/float_ratio.h"
+
+using namespace adapmixed::ADAPMIXED_ISA;
+
+// e^x - 1 for |x| <= 0.36, within 1e-15 of itself.
+static double small_expm1(double x) {
+  double factorial = 1307674368000.0, sum = 1.0 / factorial;
+  for (int k = 15; k >= 2; --k) sum = sum * x + 1.0 / (factorial /= k);
+  return x * sum;
+}
+
+static double worst_given_f(int n) {
+  const float scale = exp2_integer(static_cast<float>(n) + kFloatShifter);
+  double worst[8] = {};
+  std::uint32_t first, last;
+  const float least = 0x1p-20f, most = 0.94f;
+  std::memcpy(&first, &least, sizeof first);
+  std::memcpy(&last, &most, sizeof last);
+  for (const float sign : {1.0f, -1.0f}) {
+    for (std::uint32_t bits = first; bits + 8 <= last; bits += 8) {
+      for (std::uint32_t k = 0; k < 8; ++k) {
+        const std::uint32_t own = bits + k;
+        float f;
+        std::memcpy(&f, &own, sizeof f);
+        f *= sign;
+        const double exact = small_expm1(f * (0.69314718055994530942 / kOctave));
+        const double truth = scale * exact + (scale - 1.0);
+        const double found = vfma(scale, octave_minus_one(f), scale - 1.0f);
+        worst[k] = std::max(worst[k], std::fabs(found / truth - 1.0));
+      }
+    }
+  }
+  return *std::max_element(worst, worst + 8) / kFloatUnit;
+}
+
+static double worst_of_all(long count) {
+  std::mt19937_64 random(1);
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  double worst = 0.0;
+  for (long k = 0; k < count; ++k) {
+    // log r from -60 to 60, often near 0; logits and log-sum-exps far from each other.
+    const double size = std::exp(-18.0 * uniform(random)) * 60.0;
+    const double public_lse = (2.0 * uniform(random) - 1.0) * 1200.0 * uniform(random);
+    const double difference = (2.0 * uniform(random) - 1.0) * 999.0 * uniform(random);
+    const auto z0 = static_cast<float>(public_lse - 62.0 * uniform(random));
+    const auto z = static_cast<float>(z0 + difference + (2.0 * uniform(random) - 1.0) * size);
+    const double private_lse = public_lse + difference;
+    if (z - private_lse < kFloatLogP + 0.01 || z > private_lse) continue;
+    const double a = static_cast<double>(z0) * kOctavesPerNat, grid = on_grid(a);
+    const FloatShift shift = make_shift(private_lse, public_lse);
+    const double raw =
+        ratio_excess(z, static_cast<float>(grid), static_cast<float>(a - grid), shift);
+    const double found = raw * (1.0 + shift.residual) + shift.residual;
+    const long double log_r = static_cast<long double>(z) - z0 - (private_lse - public_lse);
+    const long double truth = expm1l(log_r);
+    // The doubles' own rounding: that of a difference of log-sum-exps is not the ratio's.
+    const double allowed = kRatioUnits * kFloatUnit * std::fabs(static_cast<double>(truth)) +
+                           (kRatioAbsolute + 5e-13) * static_cast<double>(truth + 1);
+    worst = std::max(worst, static_cast<double>(fabsl(found - truth)) / allowed);
+  }
+  return worst;
+}
+
+int main() {
+  std::printf("%.4f %.4f %.4f %.4f\n", worst_given_f(0), worst_given_f(1), worst_given_f(2),
+              worst_of_all(20000000));
+}
