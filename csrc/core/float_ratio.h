@@ -27,6 +27,9 @@ constexpr float kOctavesPerNat = 2.6825111f;
 constexpr double kGrid = 0x1p-11;
 // |z0| and |lse - lse_0| up to which it is.
 constexpr double kFloatLargest = 1300.0, kFloatDifference = 1000.0;
+// Tokens with a smaller q are not for floats: r could reach beyond 2^100, and q r^2 leave the
+// range.
+constexpr double kFloatLogQ = -62.0;
 // Below this, p is read as this: q >= e^-62 where floats serve, and r is e^-23 at most.
 constexpr double kFloatLogP = -85.0;
 

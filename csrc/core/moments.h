@@ -32,6 +32,12 @@ struct SquareTimes {
   double coefficients[kMaxMoments];  // of t^{2+k}
   double error;                      // at most, over t^2
 
+  // From coefficients and the largest error seen of what x^2 stands before.
+  ADAPMIXED_HD void set_scale(double reach, int degree) {
+    error *= 1.3 * reach * reach;
+    for (int k = 0; k < degree; ++k) coefficients[k] *= reach * reach;
+  }
+
   // sum over k of coefficients[k] moments[k], moments[k] = sum p t^{2+k}; `slope`: the same of x
   // times the derivative.
   ADAPMIXED_HD double sum(const double* moments, int degree, double& slope) const {
@@ -58,37 +64,58 @@ struct SquareTimes {
   }
 };
 
-// Newton's interpolation of f on |x| <= reach at `degree` Chebyshev points, expanded in powers of
-// t = x / reach.
-template <class Function>
-ADAPMIXED_HD SquareTimes fit_square_times(const Function& f, double reach, int degree) {
-  double points[kMaxMoments], divided[kMaxMoments];
-  for (int j = 0; j < degree; ++j) {
-    points[j] = std::cos(3.14159265358979324 * (j + 0.5) / degree);
-    divided[j] = f(reach * points[j]);
-  }
+// The Chebyshev points in t, of which there are `degree`.
+ADAPMIXED_HD double chebyshev_point(int j, int degree) {
+#if defined(__CUDA_ARCH__)
+  return cospi((j + 0.5) / degree);  // cos would keep room to reduce large arguments
+#else
+  return std::cos(3.14159265358979324 * (j + 0.5) / degree);
+#endif
+}
+
+// Newton's interpolation of the values there, which are lost, expanded in powers of t.
+ADAPMIXED_HD void interpolate(const double* points, double* values, int degree,
+                              double* coefficients) {
+  for (int j = 0; j < degree; ++j) coefficients[j] = 0.0;
   for (int order = 1; order < degree; ++order) {
     for (int j = degree - 1; j >= order; --j) {
-      divided[j] = (divided[j] - divided[j - 1]) / (points[j] - points[j - order]);
+      values[j] = (values[j] - values[j - 1]) / (points[j] - points[j - order]);
     }
+  }
+  for (int j = degree - 1; j >= 0; --j) {
+    // coefficients = coefficients (t - points[j]) + values[j]
+    for (int k = degree - 1; k > 0; --k) {
+      coefficients[k] = coefficients[k - 1] - points[j] * coefficients[k];
+    }
+    coefficients[0] = values[j] - points[j] * coefficients[0];
+  }
+}
+
+// Between the points, finer than the interpolant's wiggles: where its error is looked for.
+ADAPMIXED_HD int probe_count(int degree) { return 4 * degree + 1; }
+ADAPMIXED_HD double probe(int j, int degree) { return -1.0 + 2.0 * j / (4.0 * degree); }
+ADAPMIXED_HD double interpolated(const double* coefficients, int degree, double t) {
+  double value = 0.0;
+  for (int k = degree - 1; k >= 0; --k) value = value * t + coefficients[k];
+  return value;
+}
+
+// The interpolant of f on |x| <= reach, times x^2.
+template <class Function>
+ADAPMIXED_HD SquareTimes fit_square_times(const Function& f, double reach, int degree) {
+  double points[kMaxMoments] = {}, values[kMaxMoments] = {};
+  for (int j = 0; j < degree; ++j) {
+    points[j] = chebyshev_point(j, degree);
+    values[j] = f(reach * points[j]);
   }
   SquareTimes fit{};
-  for (int j = degree - 1; j >= 0; --j) {
-    // fit = fit (t - points[j]) + divided[j]
-    for (int k = degree - 1; k > 0; --k) {
-      fit.coefficients[k] = fit.coefficients[k - 1] - points[j] * fit.coefficients[k];
-    }
-    fit.coefficients[0] = divided[j] - points[j] * fit.coefficients[0];
+  interpolate(points, values, degree, fit.coefficients);
+  for (int j = 0; j < probe_count(degree); ++j) {
+    const double t = probe(j, degree);
+    const double error = std::fabs(interpolated(fit.coefficients, degree, t) - f(reach * t));
+    fit.error = std::fmax(fit.error, error);
   }
-  // Between the points, finer than the interpolant's wiggles.
-  for (int j = 0; j <= 4 * degree; ++j) {
-    const double t = -1.0 + 2.0 * j / (4.0 * degree);
-    double value = 0.0;
-    for (int k = degree - 1; k >= 0; --k) value = value * t + fit.coefficients[k];
-    fit.error = std::fmax(fit.error, std::fabs(value - f(reach * t)));
-  }
-  fit.error *= 1.3 * reach * reach;
-  for (double& c : fit.coefficients) c *= reach * reach;
+  fit.set_scale(reach, degree);
   return fit;
 }
 

@@ -37,9 +37,9 @@ ADAPMIXED_HD uint128 integer_weight(double p, bool supported) {
   return shift >= 0 ? static_cast<uint128>(bits) << shift : bits >> -shift;
 }
 
-// Uniform on [0, total), 0 < total < 2^127, by rejection: every draw succeeds with probability > 1/3.
-// Numbers have the width of 1.5 total: which ones are drawn does not depend on whether rounding
-// brought a total of about 2^100 below or above that.
+// Uniform on [0, total), 0 < total < 2^127, by rejection: every draw succeeds with probability >
+// 1/3. Numbers have the width of 1.5 total: which ones are drawn does not depend on whether
+// rounding brought a total of about 2^100 below or above that.
 ADAPMIXED_HD uint128 uniform_below(const Stream& stream, uint128 total) {
   uint128 mask = total - 1 + (total >> 1);
   for (int s = 1; s < 128; s *= 2) mask |= mask >> s;

@@ -2,32 +2,15 @@
 // models share, per token.
 #pragma once
 
+#include "core/loss_bound.h"
 #include "cpu/deviations.h"
 #include "cpu/loss_plan.h"
 #include "cpu/token_models.h"
 
 ADAPMIXED_CORE_BEGIN
 
-// Sums over all tokens of the tiles for the error bound (loss_bound.h): norms are squared, under p.
-struct TileSums {
-  double balance = 0.0;  // sum q mean delta
-  double common = 0.0;   // norm of mean delta / (slots (1 + mean delta))
-  double middle = 0.0;   // the same of mean delta - base
-  double growth = 0.0;   // the largest mean |delta_i| / (1 + mean delta) that the weights allow
-
-  void add(const TileSums& other) {
-    balance += other.balance;
-    common += other.common;
-    middle += other.middle;
-    growth = std::fmax(growth, other.growth);
-  }
-};
-
 class DeviationTile {
  public:
-  // Mixtures below these times q are rare tokens: by floats, in double.
-  static constexpr double kLeastRatio[2] = {0.25, 1e-3};
-
   static std::int64_t scratch_size(const LossPlan& plan) {  // doubles
     return 4 * plan.tile() + Deviations::scratch_size(plan.models) +
            TokenModels::scratch_size(plan.models) + 2 * kMostRare +
@@ -96,7 +79,7 @@ class DeviationTile {
   std::int64_t rare_count() const { return rare_count_; }
   std::int64_t rare(std::int64_t k) const { return rare_[k]; }
   bool balances(std::int64_t k) const { return k >= absent_; }  // in the balance already
-  const TileSums& sums() const { return sums_; }                // of all tiles
+  const TokenSums& sums() const { return sums_; }               // of all tiles
 
  private:
   static constexpr std::int64_t kColumns = 8, kMostRare = 16;
@@ -154,7 +137,7 @@ class DeviationTile {
   void prepare(std::int64_t begin, std::int64_t padded) {
     const Vec slots(plan_.slots), missing(plan_.absent / plan_.slots), one(1.0), zero(0.0);
     const Vec share(static_cast<double>(plan_.models) / plan_.slots);
-    const Vec least(kLeastRatio[arithmetic_.in_double]), weights(2.0 * mean_weight_);
+    const Vec least(least_ratio(arithmetic_.in_double)), weights(2.0 * mean_weight_);
     const double divisor = plan_.against_public ? plan_.slots : plan_.slots - 1.0;
     Vec balance(0.0), common(0.0), between(0.0), growth(0.0);
     for (std::int64_t lane = 0; lane < padded; lane += Flt::kLanes) {
@@ -206,7 +189,7 @@ class DeviationTile {
   float *q_, *p_, *middle_, *factor_;
   std::int64_t rare_count_ = 0, absent_ = 0;
   double mean_weight_ = 0.0;
-  TileSums sums_;
+  TokenSums sums_;
   bool serves_ = true;
 };
 

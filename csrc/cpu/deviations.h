@@ -11,7 +11,7 @@ ADAPMIXED_CORE_BEGIN
 // they differ by. In double, with one model's delta as base, rounded to a float at the end.
 struct Arithmetic {
   bool in_double;
-  std::int64_t base_model;  // -1: none
+  std::int64_t base_model;  // in double; -1: base 0, against the public distribution
 };
 
 // One array each, a number for each token of the stretch unless said otherwise.

@@ -65,8 +65,8 @@ class FloatChunk {
     return served;
   }
 
-  TileSums tile_sums() const {
-    TileSums sums = tile_.sums();
+  TokenSums token_sums() const {
+    TokenSums sums = tile_.sums();
     sums.balance += rare_balance_;
     return sums;
   }

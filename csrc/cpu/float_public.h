@@ -8,10 +8,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Tokens with a smaller q are not for floats: r could reach beyond 2^100, and q r^2 leave the
-// range.
-constexpr double kFloatLogQ = -62.0;
-
 // e^u within 3 units for -80 <= u <= 80, from doubles: the reduction is exact enough for floats.
 // Below -80, -inf included, some positive number below 1e-34; NaN stays NaN.
 inline Flt float_exp(Vec low, Vec high) {

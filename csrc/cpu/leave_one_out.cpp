@@ -12,16 +12,12 @@
 
 #include "cpu/exact_leave_one_out.h"
 #include "cpu/float_chunk.h"
-#include "cpu/loss_bound.h"
 #include "cpu/loss_sample.h"
 #include "cpu/row_sums.h"
 #include "cpu/table.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
-
-// Below this many slots most x are large.
-constexpr std::int64_t kFewSlots = 4;
 
 class Call {
  public:
@@ -113,25 +109,35 @@ class Call {
       for (std::int64_t i = 0; i < in_.shape.models; ++i) {
         largest = std::fmax(largest, weights_.weight[i * positions + b]);
       }
-      auto& fit = known[plan_.degree(largest)];
+      const int degree = degree_at(loss_degree(plan_, largest));
+      auto& fit = known[degree];
       if (!fit) {
         fit.reset(new LossFit);
-        plan_.fit(plan_.degree(largest), *fit);
+        fit_all(degree, *fit);
       }
       fits_[b] = fit.get();
     }
   }
 
+  void fit_all(int degree, LossFit& fit) const {
+    fit.degree = degree;
+    fit.reach = moment_reach(plan_.largest_order, degree);
+    for (std::int64_t k = 0; k < plan_.options.num_orders; ++k) {
+      fit.forward[k] = fit_excess(plan_.options.orders[k], fit.reach, degree);
+      fit.reverse[k] = fit_excess(1.0 - plan_.options.orders[k], fit.reach, degree);
+    }
+  }
+
   // Doubles for one chunk of one position: the models' sums, and the tile's.
   std::int64_t chunk_size() const {
-    return in_.shape.models * stride(kMaxMoments) + sizeof(TileSums) / sizeof(double);
+    return in_.shape.models * stride(kMaxMoments) + sizeof(TokenSums) / sizeof(double);
   }
 
   void sum_chunks(const std::int64_t* positions, std::int64_t count, std::int64_t chunks,
                   double* memory, std::atomic<bool>* failed) {
     const std::int64_t models = in_.shape.models, length = plan_.chunk(), each = chunk_size();
-    const auto tile_sums = [&](std::int64_t task) {
-      return reinterpret_cast<TileSums*>(memory + task * each + models * stride(kMaxMoments));
+    const auto token_sums = [&](std::int64_t task) {
+      return reinterpret_cast<TokenSums*>(memory + task * each + models * stride(kMaxMoments));
     };
     cpu::parallel_for(count * chunks, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
       double* scratch = cpu::thread_scratch(FloatChunk::scratch_size(plan_, kMaxMoments));
@@ -145,7 +151,7 @@ class Call {
         for (std::int64_t k = 0; k < models * stride(fit.degree); ++k) own[k] = 0.0;
         FloatChunk chunk(in_, weights_, plan_, fit, position, arithmetic_[position], scratch);
         if (!chunk.add(start, stop, own)) failed[b].store(true, std::memory_order_relaxed);
-        *tile_sums(task) = chunk.tile_sums();
+        *token_sums(task) = chunk.token_sums();
       }
     });
     cpu::parallel_for(count, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
@@ -153,41 +159,47 @@ class Call {
         if (failed[b].load()) continue;
         const LossFit& fit = *fits_[positions[b]];
         double* total = memory + b * chunks * each;
-        PositionSums sums{fit, total, stride(fit.degree), *tile_sums(b * chunks)};
+        TokenSums tokens = *token_sums(b * chunks);
         for (std::int64_t c = 1; c < chunks; ++c) {
           for (std::int64_t k = 0; k < models * stride(fit.degree); ++k) {
             total[k] += total[c * each + k];
           }
-          sums.tile.add(*tile_sums(b * chunks + c));
+          tokens.add(*token_sums(b * chunks + c));
         }
-        if (!finish(positions[b], sums)) failed[b].store(true);
+        if (!finish(positions[b], total, tokens)) failed[b].store(true);
       }
     });
   }
 
   // The losses of one position; false where floats were not enough for one of them.
-  bool finish(std::int64_t position, const PositionSums& sums) {
-    const std::int64_t orders = plan_.options.num_orders;
-    const double mean_balance = sums.tile.balance;
-    double largest_weight = 0.0, ratio_error = 0.0;
-    for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+  bool finish(std::int64_t position, double* sums, const TokenSums& tokens) {
+    const std::int64_t models = in_.shape.models, orders = plan_.options.num_orders;
+    const LossFit& fit = *fits_[position];
+    const auto model = [&](std::int64_t i) {
+      return ModelSums{sums + i * stride(fit.degree), fit.degree};
+    };
+    LossPrecision precision{arithmetic_[position].in_double, 0.0, 0.0};
+    double mean_norm = 0.0;
+    for (std::int64_t i = 0; i < models; ++i) {
       const std::int64_t at = i * in_.shape.positions + position;
       // sum p x is mean sum q delta less this model's, over the others; or this model's over all.
-      balance_[at] = plan_.against_public
-                         ? -plan_.slots * sums.model(i).first()
-                         : mean_balance - (plan_.slots - 1.0) * sums.model(i).first();
+      balance_[at] = plan_.against_public ? -plan_.slots * model(i).first()
+                                          : tokens.balance - (plan_.slots - 1.0) * model(i).first();
       if (!(std::fabs(balance_[at]) < 1e-5)) return false;  // to be named by the exact sums
-      largest_weight = std::fmax(largest_weight, weights_.weight[at]);
-      ratio_error =
-          std::fmax(ratio_error, double_ratio_error(in_.private_lse[at], in_.public_lse[position]));
+      mean_norm += std::sqrt(model(i).second(fit.reach)) / static_cast<double>(models);
+      precision.largest_weight = std::fmax(precision.largest_weight, weights_.weight[at]);
+      precision.ratio_error = std::fmax(
+          precision.ratio_error, double_ratio_error(in_.private_lse[at], in_.public_lse[position]));
     }
-    if (!(std::fabs(mean_balance) < 1e-5)) return false;
-    const LossBound bound(plan_, sums, arithmetic_[position].in_double, largest_weight,
-                          ratio_error);
-    for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+    if (!(std::fabs(tokens.balance) < 1e-5)) return false;
+    const LossBound bound(plan_, fit.reach, fit.degree, tokens, precision, mean_norm);
+    for (std::int64_t i = 0; i < models; ++i) {
       double* out = loss_ + (i * in_.shape.positions + position) * orders;
       for (std::int64_t k = 0; k < orders; ++k) {
-        if (!bound.loss(i, k, out[k])) return false;
+        if (!bound.loss(model(i), fit.forward[k], fit.reverse[k], model(i).listed(k),
+                        plan_.options.orders[k], out[k])) {
+          return false;
+        }
       }
     }
     return true;

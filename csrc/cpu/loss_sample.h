@@ -2,14 +2,11 @@
 // leads to is checked by loss_bound.h.
 #pragma once
 
+#include "core/loss_bound.h"
 #include "cpu/deviations.h"
 #include "cpu/token_models.h"
 
 ADAPMIXED_CORE_BEGIN
-
-constexpr std::int64_t kSampledTokens = 64;
-// The mean of delta, as a norm, over the models' distance from it, up to which floats serve.
-constexpr double kMostCommon = 0.8;
 
 inline std::int64_t sample_scratch_size(std::int64_t models) {
   return TokenModels::scratch_size(models) + models;
@@ -37,12 +34,11 @@ Arithmetic sample_arithmetic(const Ensemble& in, const Weights& weights, const N
       apart += part / static_cast<double>(models);
     }
   }
-  if (!(common > kMostCommon * kMostCommon * apart)) return {false, -1};
   std::int64_t nearest = 0;
   for (std::int64_t i = 1; i < models; ++i) {
     if (distance[i] < distance[nearest]) nearest = i;
   }
-  return {true, nearest};
+  return {common > kMostCommon * kMostCommon * apart, nearest};
 }
 
 ADAPMIXED_CORE_END

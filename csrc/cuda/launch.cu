@@ -22,6 +22,17 @@ void check(cudaError_t error) {
                            cudaGetErrorName(error) + said);
 }
 
+std::int64_t most_shared_bytes() {
+#if defined(ADAPMIXED_SIMT)
+  return 227 * 1024;
+#else
+  int device = 0, bytes = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+#endif
+}
+
 DeviceGuard::DeviceGuard(const Queue& queue) {
   int current = 0;
   check(cudaGetDevice(&current));

@@ -26,6 +26,9 @@ class DeviceGuard {
   int previous_ = -1;
 };
 
+// The most dynamic shared memory that a block of the current device may have.
+std::int64_t most_shared_bytes();
+
 // Queues kernel(arguments...), with `shared` bytes of dynamic shared memory.
 template <class... P, class... A>
 void launch([[maybe_unused]] const Queue& queue, void (*kernel)(P...), dim3 grid, dim3 block,
@@ -34,6 +37,10 @@ void launch([[maybe_unused]] const Queue& queue, void (*kernel)(P...), dim3 grid
 #if defined(ADAPMIXED_SIMT)
   simt::launch(kernel, grid, block, shared, static_cast<P>(arguments)...);
 #else
+  if (shared > 48 * 1024) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared)));
+  }
   const auto stream = static_cast<cudaStream_t>(queue.stream);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;

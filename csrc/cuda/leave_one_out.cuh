@@ -142,6 +142,7 @@ __global__ void __launch_bounds__(kLossThreads, 3)
     loss_sums_kernel(const __grid_constant__ LossCall call) {
   __shared__ LossTile tile;
   const LossChunk chunk = loss_chunk(call);
+  if (call.finished(chunk.member)) return;
   for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
     load_tile<D>(call, chunk.position, begin, chunk.end, tile, chunk.rare_lanes(begin));
     __syncthreads();

@@ -41,9 +41,10 @@ struct LossLayout {
     group = rows < 1 ? 1 : rows < shape.positions ? rows : shape.positions;
   }
 
-  // Of each position the sums, a bit for each token and two flags. At most 64 MiB of sums, or those
-  // of one chunk where that is more.
-  std::int64_t bytes() const { return group * (chunks * per_chunk * 8 + (words + 2) * 4); }
+  // At most 64 MiB, or the sums of one chunk where that is more; a bit for each token and two
+  // flags.
+  std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
+  std::int64_t other_bytes() const { return group * (words + 2) * 4; }
 };
 
 struct LossOrders {
@@ -65,7 +66,9 @@ struct LossCall {
   // (group): the rows are not those of the projection, or no rows; some sum overflowed.
   std::int32_t *foreign, *overflowed;
   double *loss, *balance;
+  const std::int32_t* done;  // (group), or null: losses are there already, from floats
 
+  __device__ bool finished(std::int64_t member) const { return done != nullptr && done[member]; }
   // The sums of (model, order) in one chunk's, and the balance.
   ADAPMIXED_HD std::int64_t sums_at(std::int64_t model, std::int64_t order) const {
     return 2 * (model * orders.count + order);

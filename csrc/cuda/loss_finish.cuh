@@ -25,6 +25,7 @@ __device__ inline double chunks_total(const LossCall& call, std::int64_t member,
 // One block a position.
 static __global__ void loss_balance_kernel(const __grid_constant__ LossCall call) {
   const std::int64_t member = blockIdx.x, position = call.first + member;
+  if (call.finished(member)) return;
   double foreign = std::fabs(call.in.public_lse[position]) < HUGE_VAL ? 0.0 : 1.0;
   for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
     const std::int64_t at = i * call.in.shape.positions + position;
@@ -57,7 +58,7 @@ __device__ inline LossPlace loss_place(const LossCall& call) {
 
 static __global__ void loss_kernel(const __grid_constant__ LossCall call) {
   const LossPlace at = loss_place(call);
-  if (!at.exists) return;
+  if (!at.exists || call.finished(at.member)) return;
   double loss = HUGE_VAL;
   if (!call.foreign[at.member]) {
     const std::int64_t sums = call.sums_at(at.model, at.order);
@@ -72,7 +73,7 @@ static __global__ void loss_kernel(const __grid_constant__ LossCall call) {
 // After log_sums_kernel.
 static __global__ void log_loss_kernel(const __grid_constant__ LossCall call) {
   const LossPlace at = loss_place(call);
-  if (!at.exists || !call.overflowed[at.member]) return;
+  if (!at.exists || call.finished(at.member) || !call.overflowed[at.member]) return;
   double& loss = call.loss_of(at.model, at.position)[at.order];
   if (loss != HUGE_VAL) return;
   const double* sums = call.sums + at.member * call.layout.chunks * call.layout.per_chunk +

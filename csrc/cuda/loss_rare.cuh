@@ -34,6 +34,7 @@ __device__ inline void add_rare_tokens(const LossCall& call, std::int64_t positi
 static __global__ void rare_sums_kernel(const __grid_constant__ LossCall call) {
   __shared__ RareSums shared[kLossTile];
   const LossChunk chunk = loss_chunk(call);
+  if (call.finished(chunk.member)) return;
   for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
     const std::uint32_t* lanes = chunk.rare_lanes(begin);
     std::uint32_t any = 0;
@@ -64,7 +65,7 @@ static __global__ void rare_sums_kernel(const __grid_constant__ LossCall call) {
 static __global__ void log_sums_kernel(const __grid_constant__ LossCall call) {
   __shared__ RareSums shared[kLossTile];
   const LossChunk chunk = loss_chunk(call);
-  if (!call.overflowed[chunk.member]) return;
+  if (call.finished(chunk.member) || !call.overflowed[chunk.member]) return;
   for (std::int64_t begin = chunk.begin; begin < chunk.end; begin += kLossTile) {
     const std::int64_t v = begin + threadIdx.x;
     if (v < chunk.end) {

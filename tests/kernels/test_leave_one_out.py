@@ -273,3 +273,20 @@ def test_an_empty_batch(device: torch.device) -> None:
     projection = adapmixed_ext.project(private, public, order=2.0, radius=1.0)
     loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[2.0, 3.0])
     assert loss.shape == (3, 0, 2) and loss.dtype == torch.float64
+
+
+@pytest.mark.parametrize("order", [256.0, 4096.0, 1e4, 1e6])
+def test_differences_that_floats_do_not_see(isa: str, order: float) -> None:
+    """Weights a rounding apart, on logits whose float deviations agree: what the losses are is the
+    square of what floats lost, at orders high enough to show it. All that a sample would look at is
+    masked."""
+    public = torch.full((1, 128), -math.inf)
+    public[0, 1::2] = 0.0
+    public[0, 1] = -8.0
+    private = public.repeat(4, 1, 1)
+    private[:, 0, 1] = 5.0
+    weight = torch.full((4, 1), 0.5000000689178705, dtype=torch.float64)
+    weight[0] = 0.5000000111758709
+    loss = adapmixed_ext.leave_one_out(private, public, weight, orders=order)
+    exact = reference.leave_one_out(private, public, weight, orders=order)
+    torch.testing.assert_close(loss, exact, rtol=adapmixed_ext.loss_error, atol=1e-12)

@@ -1,0 +1,109 @@
+// What the single-precision kernels of one leave-one-out call are told: the first attempt at every
+// position, whose bound (core/loss_bound.h) says whether the sums in double are needed after it.
+//
+// A block takes one tile of the vocabulary with all models' deviations in its shared memory and
+// leaves the models' sums in the workspace, which the double kernels write over where they must.
+#pragma once
+
+#include "core/loss_bound.h"
+#include "cuda/loss_call.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kFloatThreads = 256;
+constexpr int kMostExact = 96;  // tokens of a tile that can be left to double
+#if defined(ADAPMIXED_SIMT)
+constexpr int kMostTile = 64;  // so that the tests' short rows have several tiles
+#else
+constexpr int kMostTile = 256;
+#endif
+// Two such blocks fit a multiprocessor of sm_90 and later, one of sm_80. Smaller architectures use
+// the double kernels alone.
+constexpr std::int64_t kFloatShared = 112 * 1024;
+
+// What one model's rows are read with (core/float_ratio.h).
+struct alignas(16) FloatModel {
+  float c, lowest, slope, offset;  // delta = slope (r' - 1) + offset
+};
+
+// What the first kernel finds for one position.
+struct FloatPosition {
+  int degree;      // degree_at of it; -1: floats do not serve
+  int base_model;  // of deviations in double; -1: none, base 0
+  double mean_weight;
+  LossPrecision precision;
+};
+
+// What a token that is left to double is for all models.
+struct ExactToken {
+  int lane;      // in the tile
+  bool for_all;  // else for those models alone whose |t| > 1
+  double z0, balance;
+  MixtureToken<double> mixture;
+};
+
+// What all threads read of a token.
+struct TileToken {
+  float middle, factor, p;
+};
+
+struct FloatLayout {
+  std::int64_t tile, tiles;
+  std::int64_t per_model;  // doubles
+  std::int64_t per_tile;   // doubles: the models' sums and TokenSums
+  std::int64_t group;      // positions that fit the workspace; 0: floats do not serve
+
+  FloatLayout() = default;
+  FloatLayout(const Shape& shape, std::int64_t orders) {
+    per_model = ModelSums::size(kMaxMoments, orders);
+    per_tile = shape.models * per_model + 4;
+    std::int64_t room = kFloatShared - fixed_bytes();
+    tile = room / (4 * shape.models + static_cast<std::int64_t>(sizeof(TileToken))) - 1;
+    tile = tile < kMostTile ? tile / kPackTile * kPackTile : kMostTile;
+    tiles = tile > 0 ? (shape.vocab + tile - 1) / tile : 0;
+    const std::int64_t rows = tile > 0 ? kLossMemory / (tiles * per_tile) : 0;
+    group = rows < shape.positions ? rows : shape.positions;
+  }
+
+  // Deviations of a model lie a bank apart from the next one's.
+  ADAPMIXED_HD std::int64_t pitch() const { return tile + 1; }
+  static std::int64_t fixed_bytes() {
+    return kMostExact * static_cast<std::int64_t>(sizeof(ExactToken)) + 2048;
+  }
+  std::int64_t shared_bytes(std::int64_t models) const {
+    return kMostExact * static_cast<std::int64_t>(sizeof(ExactToken)) +
+           tile * static_cast<std::int64_t>(sizeof(TileToken)) + 4 * models * pitch();
+  }
+  // Besides what the double kernels have, whose sums share their memory with these.
+  std::int64_t sums_bytes() const { return group * tiles * per_tile * 8; }
+  std::int64_t other_bytes(std::int64_t models, std::int64_t orders) const {
+    return kDegrees * orders * 2 * static_cast<std::int64_t>(sizeof(ExcessFit)) +
+           group * (models * static_cast<std::int64_t>(sizeof(FloatModel)) +
+                    static_cast<std::int64_t>(sizeof(FloatPosition)) + 8);
+  }
+
+ private:
+  static constexpr std::int64_t kPackTile = 32;
+};
+
+// After the double kernels' call, whose workspace the sums share.
+struct FloatCall {
+  FloatLayout layout;
+  ExcessFit* fits;           // (kDegrees, K, 2): forward, reverse
+  FloatModel* models;        // (group, N)
+  FloatPosition* positions;  // (group)
+  std::int32_t* failed;      // (group)
+  std::int32_t* done;        // (group): the losses are there
+};
+
+// Sums of the tile's models, and of its tokens, in the workspace.
+__device__ inline double* float_sums(const LossCall& call, const FloatCall& floats,
+                                     std::int64_t member, std::int64_t tile) {
+  return call.sums + (member * floats.layout.tiles + tile) * floats.layout.per_tile;
+}
+__device__ inline const ExcessFit& fit_of(const FloatCall& floats, int degree, int orders, int k,
+                                          bool reverse) {
+  return floats.fits[(degree * orders + k) * 2 + (reverse ? 1 : 0)];
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,99 @@
+"""leave_one_out in single precision on the simulated GPU: what it serves, and what it leaves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import simulated
+import torch
+from torch import Tensor
+
+import adapmixed_ext
+from adapmixed_ext import Projection, reference
+
+Ensemble = tuple[Tensor, Tensor]
+
+
+def ensemble(models: int, vocab: int, *, shift: float, noise: float, seed: int = 0) -> Ensemble:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    public = 3 * normal(2, vocab)
+    return public + shift * normal(2, vocab) + noise * normal(models, 2, vocab), public
+
+
+def worst_error(private: Tensor, public: Tensor, projection: Projection, **options: object) -> float:
+    """Relative, against the float64 reference; the same in every order of threads."""
+    exact = reference.leave_one_out(private, public, projection, **options)
+    found = []
+    for order in simulated.ORDERS:
+        with simulated.kernels(*order):
+            found.append(adapmixed_ext.leave_one_out(private, public, projection, **options))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    error = (found[0] - exact).abs() - 1e-12
+    assert torch.all(error <= adapmixed_ext.loss_error * exact), (found[0], exact)
+    return float(((found[0] - exact).abs() / exact).max())
+
+
+# Doubles agree with the reference to this; floats do not.
+DOUBLE = 1e-11
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift,noise", [(0.0, 0.7), (0.0, 1.5), (1.5, 0.3)])
+def test_floats_serve(shift: float, noise: float, dtype: torch.dtype, adjacency: str) -> None:
+    """Models near the public one, far from it (tokens beyond reach) and with a shift in common
+    (deviations in double); masked tokens, too, and rows that do not fill a tile."""
+    private, public = (t.to(dtype) for t in ensemble(33, 333, shift=shift, noise=noise))
+    private[..., 5::50] = public[..., 5::50] = -math.inf
+    private[3, 0, 7] = -math.inf
+    projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
+    options = {"orders": [2.0, 3.0, 7.5, 32.0], "adjacency": adjacency}
+    assert worst_error(private, public, projection, **options) > DOUBLE
+
+
+def test_tokens_left_to_double_within_floats() -> None:
+    """A canary of one model, a token that the mixture has nearly lost, and one with q < e^-62."""
+    private, public = ensemble(20, 300, shift=0.0, noise=0.5)
+    private[4, :, 30] += 9.0
+    private[:, :, 40] -= 12.0
+    public[:, 50], private[:, :, 50] = -90.0, -80.0
+    weight = torch.full((20, 2), 0.9999, dtype=torch.float64)
+    assert worst_error(private, public, weight, orders=[2.0, 8.0]) > DOUBLE
+
+
+def test_losses_outside_the_bound_are_done_in_double() -> None:
+    """Weights a rounding apart, at orders high enough to show it."""
+    private, public = ensemble(4, 128, shift=0.0, noise=0.0)
+    private[..., 1] += 5.0
+    weight = torch.full((4, 2), 0.5000000689178705, dtype=torch.float64)
+    weight[0] = 0.5000000111758709
+    assert worst_error(private, public, weight, orders=[1e4]) < 1e-6
+
+
+def test_slots_without_a_model() -> None:
+    private, public = ensemble(12, 200, shift=0.5, noise=0.5)
+    projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
+    assert worst_error(private, public, projection, orders=[3.0], num_models=50) > DOUBLE
+
+
+def test_identical_models_lose_nothing() -> None:
+    private, public = ensemble(1, 200, shift=1.0, noise=0.0)
+    private = private.expand(9, 2, 200)
+    projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
+    with simulated.kernels():
+        loss = adapmixed_ext.leave_one_out(private, public, projection, orders=[3.0, 64.0])
+    assert torch.all(loss == 0.0)
+
+
+def test_rows_of_another_projection_have_no_loss() -> None:
+    private, public = ensemble(12, 200, shift=0.0, noise=0.5)
+    projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
+    other = private + torch.randn(200, generator=torch.Generator().manual_seed(1))
+    with simulated.kernels():
+        loss = adapmixed_ext.leave_one_out(other, public, projection, orders=[3.0])
+    assert torch.all(loss == math.inf)
