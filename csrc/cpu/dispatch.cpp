@@ -42,6 +42,22 @@ ADAPMIXED_DECLARE(avx512)
 namespace adapmixed::cpu {
 namespace {
 
+#if defined(ADAPMIXED_X86)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+#if defined(ADAPMIXED_EMULATE_AVX512)
+  return has_avx2();
+#else
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("fma");
+#endif
+}
+#endif
+
 const Table* find(const char* name) {
   static const Table scalar_table = adapmixed::scalar::make_table("scalar");
   if (std::strcmp(name, "scalar") == 0) return &scalar_table;
@@ -49,15 +65,8 @@ const Table* find(const char* name) {
   static const Table avx2_table = adapmixed::avx2::make_table("avx2");
   static const Table avx512_table = adapmixed::avx512::make_table("avx512");
   __builtin_cpu_init();
-  if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") &&
-      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-    return &avx2_table;
-  }
-  if (std::strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma")) {
-    return &avx512_table;
-  }
+  if (std::strcmp(name, "avx2") == 0 && has_avx2()) return &avx2_table;
+  if (std::strcmp(name, "avx512") == 0 && has_avx512()) return &avx512_table;
 #endif
   return nullptr;
 }
