@@ -3,8 +3,8 @@
     python tests/kernels/fuzz.py --count 2000 --seed 0
 
 runs the cases 0 to 1999 and prints a summary; `--seed S --count 1` runs case S again alone, and
-`--device cuda` all but those with bad rows on a GPU. The float64 reference and extended precision
-find what looks wrong, mpmath decides whether it is.
+`--device cuda` all but those with bad rows on a GPU; `--isa avx512` takes that path in all of them.
+The float64 reference and extended precision find what looks wrong, mpmath decides whether it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import extended
 import torch
 from checks import Report
 from fuzz_answers import check_mixture, check_renyi, check_screen, drawn
-from fuzz_cases import Call, build
+from fuzz_cases import ISAS, Call, build
 from on_device import OnDevice
 from torch import Tensor
 
@@ -209,6 +209,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--isa", choices=ISAS, help="the path of every case, not the case's own")
     options = parser.parse_args()
     on_cpu = options.device == "cpu"
     operators = adapmixed_ext if on_cpu else OnDevice(options.device)
@@ -217,6 +218,7 @@ def main() -> int:
         call = build(seed)
         if call.expected is not None and not on_cpu:
             continue  # nothing is raised there
+        call.isa = options.isa or call.isa
         kinds[call.kind] += 1
         report = run(call, operators)
         for failure in report.failures:
