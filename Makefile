@@ -37,7 +37,7 @@ require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test bench lint sanitize cuda clean rebuild
+.PHONY: demo test bench lint sanitize isa cuda clean rebuild
 
 demo: $(INSTALLED)
 	$(BIN)/adapmixed demo --out report
@@ -91,6 +91,11 @@ define sanitized
 	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(1) $(2) && \
 	  cmake --build $(1) --parallel 2; } >$(1).log 2>&1 || { cat $(1).log; exit 1; }
 endef
+
+# The kernel tests and fuzzed calls on the AVX-512 path, its instructions emulated: see tests/isa/.
+isa: $(VENV)/.test
+	$(BIN)/python tests/isa/emulated.py -m pytest -q -p no:cacheprovider tests/kernels
+	$(BIN)/python tests/isa/emulated.py tests/kernels/fuzz.py --isa avx512 --count 1000
 
 # The CUDA kernels for every architecture, warnings and spills being errors; then, where there is no
 # GPU, whether the module that holds them is imported and says so.

@@ -1,0 +1,53 @@
+"""The AVX-512 path where there is none: a few kernel tests with its instructions emulated.
+
+All of them, and more fuzzed calls, are `make isa`; with AVX-512 tests/kernels runs the path itself.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import emulated
+import pytest
+
+from adapmixed_ext import _C
+
+pytestmark = pytest.mark.skipif(
+    _C.instruction_set() != "avx2", reason="AVX-512 itself is here, or there is not even AVX2"
+)
+KERNELS = emulated.ROOT / "tests" / "kernels"
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    return emulated.environment()
+
+
+def run(environment: dict[str, str], *arguments: object) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(
+        command, env=environment, cwd=emulated.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_emulated_module_is_imported(environment: dict[str, str]) -> None:
+    program = "from adapmixed_ext import _C; print(_C.instruction_set(), _C.__file__)"
+    name, path = run(environment, "-c", program).split()
+    assert name == "avx512" and path.startswith(str(emulated.BUILD))
+
+
+def test_kernel_tests_pass(environment: dict[str, str]) -> None:
+    files = [KERNELS / f"test_{name}.py" for name in ("chacha", "random", "step")]
+    chosen = "avx512 or every_path or integer_law"
+    output = run(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen)
+    (passed,) = re.findall(r"(\d+) passed", output)
+    assert int(passed) >= 50 and "skipped" not in output, output
+
+
+def test_fuzzed_calls(environment: dict[str, str]) -> None:
+    output = run(environment, KERNELS / "fuzz.py", "--isa", "avx512", "--count", 60)
+    assert re.search(r"^60 cases .* 0 failures$", output, re.MULTILINE), output
