@@ -17,6 +17,10 @@
 // plus eta sum p (x c'(x) - c(x)), and in second order by half the largest c'' within reach times
 // the square of the norm of x's error: that alone is left where the computed x are 0.
 //
+// Listed tokens. Their own delta is in double. By a float mu x is off by eta (|x| + 1 / divisor)
+// and p by eta, here with the mean |delta_j| itself; an excess is at most x times its derivative. p
+// is off by 4 units besides.
+//
 // Moments. p is off by 4 units besides eta; a term p t^{2+k} by 2 + k more, and 16 terms are added
 // in floats.
 #pragma once
@@ -48,12 +52,14 @@ struct TokenSums {
   double common = 0.0;   // norm of mu F
   double middle = 0.0;   // norm of (mu - base) F
   double growth = 0.0;   // the largest (mu + 2 mean weight) / (1 + mu)
+  double rough = 0.0;    // the largest mean |delta_j| / (1 + mu) where x is listed by a float mu
 
   ADAPMIXED_HD void add(const TokenSums& other) {
     balance += other.balance;
     common += other.common;
     middle += other.middle;
     growth = std::fmax(growth, other.growth);
+    rough = std::fmax(rough, other.rough);
   }
 };
 
@@ -84,6 +90,7 @@ class LossBound {
                               (divisor * std::sqrt(least_ratio(precision.in_double))));
     size_absolute_ = absolute;
     growth_ = (mean + 2.0 * absolute) * sums.growth;
+    rough_ = (mean + 2.0 * absolute) * sums.rough * (2.0 + 1.0 / (divisor * reach));
     listed_ = precision.ratio_error * (2.0 + 16.0 * (1.0 + sums.growth) / (divisor * reach));
   }
 
@@ -96,8 +103,8 @@ class LossBound {
     const double moved = own_ * size + shared_ + size_absolute_ * size;
     const double curvature = order * (order - 1.0) * std::exp(-(order + 1.0) * std::log1p(-reach_));
     const double second_order = 0.5 * curvature * moved * moved;
-    const Sum forward = direction(forward_fit, m, size, listed.forward, listed.slope);
-    const Sum reverse = direction(reverse_fit, m, size, listed.reverse, listed.slope);
+    const Sum forward = direction(forward_fit, m, size, listed.forward, listed);
+    const Sum reverse = direction(reverse_fit, m, size, listed.reverse, listed);
     const double excess = std::fmax(std::fmax(forward.value, reverse.value), 0.0);
     result = std::log1p(excess) / (order - 1.0);
     if (!std::isfinite(forward.value) || !std::isfinite(reverse.value)) return false;
@@ -111,8 +118,8 @@ class LossBound {
     double value, error;
   };
 
-  ADAPMIXED_HD Sum direction(const ExcessFit& fit, const ModelSums& m, double size, double listed,
-                             double listed_slope) const {
+  ADAPMIXED_HD Sum direction(const ExcessFit& fit, const ModelSums& m, double size,
+                             double own_listed, const ListedSums& listed) const {
     const double u = kFloatUnit;
     const double* moments = m.moments();
     double slope, unused;
@@ -123,13 +130,14 @@ class LossBound {
         own_ * std::fabs(slope) +
         (shared_ + size_absolute_ * size) * std::sqrt(std::fmax(squared_slope, 0.0)) +
         growth_ * std::fabs(slope - bulk) + fit.excess.rounding(moments, degree_, 22.0 * u, u) +
-        fit.excess.error * moments[0] + 3.0 * u * std::fabs(listed) + listed_ * listed_slope;
-    return {bulk + listed, error};
+        fit.excess.error * moments[0] + 4.0 * u * std::fabs(own_listed) +
+        rough_ * listed.rough_slope + listed_ * (listed.slope + listed.rough_slope);
+    return {bulk + own_listed, error};
   }
 
   double reach_;
   int degree_;
-  double own_, shared_, size_absolute_, growth_, listed_;
+  double own_, shared_, size_absolute_, growth_, rough_, listed_;
 };
 
 ADAPMIXED_CORE_END

@@ -29,15 +29,16 @@ ADAPMIXED_HD int loss_degree(const Neighbours& all, double largest_weight) {
   return index;
 }
 
-// Excess sums over single tokens, and the larger of their slopes by log x.
+// Excess sums over single tokens, and the larger of their slopes by log x: of those whose mean over
+// the models is that of floats, and of the others.
 struct ListedSums {
-  double forward, reverse, slope;
+  double forward, reverse, rough_slope, slope;
 };
 
 // Sums of one model over a chunk, later over a position; a view.
 struct ModelSums {
   ADAPMIXED_HD static std::int64_t size(int degree, std::int64_t orders) {
-    return 2 + degree + 3 * orders;
+    return 2 + degree + 4 * orders;
   }
 
   double* data;

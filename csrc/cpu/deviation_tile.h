@@ -37,7 +37,7 @@ class DeviationTile {
     memory += 2 * kMostRare;
     float* floats = reinterpret_cast<float*>(memory);
     for (float** column : {&columns_.grid, &columns_.rest, &columns_.z0, &columns_.partial, &q_,
-                           &p_, &middle_, &factor_}) {
+                           &p_, &middle_, &factor_, &spread_}) {
       *column = floats;
       floats += tile_;
     }
@@ -66,10 +66,24 @@ class DeviationTile {
   const float* middle() const { return middle_; }
   const float* factor() const { return factor_; }
   const float* p() const { return p_; }
-  // In double: the mean of delta over the slots, and p to match.
+  // The mean of delta over the slots, and whether it is one of doubles.
+  double mean(std::int64_t lane) const { return mean_[lane]; }
+  bool exact() const { return arithmetic_.in_double; }
+  // The mean |delta| over the slots to the mixture's 1 + mean; 0 where the mean is exact.
+  double spread(std::int64_t lane) const {
+    if (exact()) return 0.0;
+    float& known = spread_[lane];
+    if (known < 0.0f) {
+      double total = 0.0;
+      for (std::int64_t i = 0; i < plan_.models; ++i) total += std::fabs(deviations(i)[lane]);
+      known = static_cast<float>(1.001 * total / (plan_.slots * (1.0 + mean_[lane])));
+    }
+    return known;
+  }
+  // In double: the mean, and p to match.
   template <Dtype D>
-  double mean(std::int64_t begin, std::int64_t lane) const {
-    if (arithmetic_.in_double) return mean_[lane];
+  double exact_mean(std::int64_t begin, std::int64_t lane) const {
+    if (exact()) return mean_[lane];
     if (std::isnan(exact_[lane])) exact_[lane] = token_.mean<D>(begin + lane);
     return exact_[lane];
   }
@@ -82,7 +96,7 @@ class DeviationTile {
   const TokenSums& sums() const { return sums_; }               // of all tiles
 
  private:
-  static constexpr std::int64_t kColumns = 8, kMostRare = 16;
+  static constexpr std::int64_t kColumns = 9, kMostRare = 16;
 
   template <Dtype D>
   void load_public(std::int64_t begin, std::int64_t length, std::int64_t padded) {
@@ -102,6 +116,7 @@ class DeviationTile {
       } else {
         const FloatTokens a = float_tokens(low_half(z), high_half(z));
         a.grid.store(columns_.grid + lane), a.rest.store(columns_.rest + lane);
+        Flt(-1.0f).store(spread_ + lane);
         Vec(NAN).store(exact_ + lane);
         Vec(NAN).store(exact_ + lane + Vec::kLanes);
       }
@@ -172,7 +187,7 @@ class DeviationTile {
         add_rare_token(begin + lane + __builtin_ctz(lost));
       }
     }
-    sums_.add({sum(balance), sum(common), sum(between), maximum(growth)});
+    sums_.add({sum(balance), sum(common), sum(between), maximum(growth), 0.0});
   }
 
   const Ensemble& in_;
@@ -186,7 +201,7 @@ class DeviationTile {
   DeviationColumns columns_{};
   double *mean_, *exact_;
   std::int64_t* rare_;
-  float *q_, *p_, *middle_, *factor_;
+  float *q_, *p_, *middle_, *factor_, *spread_;
   std::int64_t rare_count_ = 0, absent_ = 0;
   double mean_weight_ = 0.0;
   TokenSums sums_;

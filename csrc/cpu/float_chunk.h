@@ -3,8 +3,8 @@
 // Tile by tile all models' deviations are formed (deviation_tile.h); then, model by model, the
 // neighbour's x_i = p'/p - 1 is a difference of two of the tile's numbers times a factor of the
 // token. Most x are small: sums of p t^k, t = x / reach, serve all orders. Larger ones are listed
-// and summed by themselves, after a second computation in double; tokens where floats do not do at
-// all go to the log domain one by one.
+// and summed by themselves, the steepest after a second computation in double; tokens where floats
+// do not do at all go to the log domain one by one.
 #pragma once
 
 #include <initializer_list>
@@ -67,12 +67,14 @@ class FloatChunk {
 
   TokenSums token_sums() const {
     TokenSums sums = tile_.sums();
+    sums.rough = rough_;
     sums.balance += rare_balance_;
     return sums;
   }
 
  private:
-  static constexpr int kBurst = 16;  // vectors summed in floats before the sums are widened
+  static constexpr double kSteep = 5.0;  // of order |x|
+  static constexpr int kBurst = 16;      // vectors summed in floats before the sums are widened
 
   ModelSums model_sums(double* sums, std::int64_t i) const {
     return {sums + i * ModelSums::size(fit_.degree, plan_.options.num_orders), fit_.degree};
@@ -115,9 +117,9 @@ class FloatChunk {
       }
       if (listed_.count != 0) {
         listed_.set_excess(plan_, weights_.weight[i * in_.shape.positions + position_]);
-        listed_.add_to(plan_, to);
+        listed_.add_to(plan_, !tile_.exact(), to);
       }
-      if (recomputed_.count != 0) recomputed_.add_to(plan_, to);
+      if (recomputed_.count != 0) recomputed_.add_to(plan_, false, to);
     }
   }
 
@@ -181,17 +183,24 @@ class FloatChunk {
         recomputed_.add(x, ps[k]);  // NaN: to be seen in the sums
         continue;
       }
-      const double mean = tile_.template mean<D>(begin, lane + k),
-                   p = tile_.mixture(lane + k, mean);
-      // Where 1 + x cancels.
-      if (x < -0.5) {
-        recomputed_.add(tile_.token().template excess_from_rest<D>(i, v), p);
+      if (x < -0.5) {  // 1 + x cancels
+        const double mean = tile_.template exact_mean<D>(begin, lane + k);
+        recomputed_.add(tile_.token().template excess_from_rest<D>(i, v),
+                        tile_.mixture(lane + k, mean));
+        continue;
+      }
+      const std::int64_t at = i * in_.shape.positions + position_;
+      const double z = row_of(in_.private_logits, i, position_).at(v);
+      const double z0 = row_of(in_.public_logits, 0, position_).at(v);
+      const double log_ratio = z - z0 - (in_.private_lse[at] - in_.public_lse[position_]);
+      // What the excess makes of an error of x grows with order |x|.
+      if (!tile_.exact() && std::fabs(x) * plan_.largest_order > kSteep) {
+        const double mean = tile_.template exact_mean<D>(begin, lane + k);
+        recomputed_.add(plan_.excess(weights_.weight[at] * ratio(log_ratio).d, mean),
+                        tile_.mixture(lane + k, mean));
       } else {
-        const std::int64_t at = i * in_.shape.positions + position_;
-        const double z = row_of(in_.private_logits, i, position_).at(v);
-        const double z0 = row_of(in_.public_logits, 0, position_).at(v);
-        const double difference = in_.private_lse[at] - in_.public_lse[position_];
-        listed_.add_ratio(z - z0 - difference, mean, p);
+        listed_.add_ratio(log_ratio, tile_.mean(lane + k), ps[k]);
+        rough_ = std::fmax(rough_, tile_.spread(lane + k));
       }
     }
   }
@@ -217,7 +226,7 @@ class FloatChunk {
   DeviationTile tile_;
   double* accumulators_;
   TokenList listed_{}, recomputed_{};
-  double rare_balance_ = 0.0;
+  double rare_balance_ = 0.0, rough_ = 0.0;
 };
 
 ADAPMIXED_CORE_END

@@ -16,6 +16,13 @@ struct LossPlan : Neighbours {
     for (std::int64_t k = 0; k < o.num_orders; ++k) integers[k] = integer_order(o.orders[k]);
   }
 
+  // x of a model's delta and the slots' mean of them.
+  template <class T>
+  T excess(T delta, T mean) const {
+    if (against_public) return (T(0.0) - delta) / (T(slots) * (T(1.0) + mean));
+    return (mean - delta) / (T(slots - 1.0) * (T(1.0) + mean));
+  }
+
   // Tokens in a chunk: the unit of work, whose sums are added in order.
   std::int64_t chunk() const {
     const std::int64_t share = round_up((vocab + 31) / 32, 64);

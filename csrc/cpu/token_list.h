@@ -22,17 +22,15 @@ struct TokenList {
 
   // x from the log r and the means that were added.
   void set_excess(const LossPlan& plan, double weight) const {
-    const Vec one(1.0), slots(plan.slots), others(plan.slots - 1.0);
     for (int k = 0; k < Vec::kLanes; ++k) xs[count + k] = means[count + k] = 0.0;
     for (std::int64_t j = 0; j < count; j += Vec::kLanes) {
-      const Vec delta = Vec(weight) * ratio(Vec::load(xs + j)).d, mean = Vec::load(means + j);
-      const Vec x = plan.against_public ? (Vec(0.0) - delta) / (slots * (one + mean))
-                                        : (mean - delta) / (others * (one + mean));
-      x.store(xs + j);
+      const Vec delta = Vec(weight) * ratio(Vec::load(xs + j)).d;
+      plan.excess(delta, Vec::load(means + j)).store(xs + j);
     }
   }
 
-  void add_to(const LossPlan& plan, const ModelSums& sums) const {
+  // rough: the mean over the models in their x is that of floats.
+  void add_to(const LossPlan& plan, bool rough, const ModelSums& sums) const {
     for (int k = 0; k < Vec::kLanes; ++k) xs[count + k] = ps[count + k] = 0.0;
     Vec first(0.0), second(0.0);
     for (std::int64_t j = 0; j < count; j += Vec::kLanes) {
@@ -44,8 +42,9 @@ struct TokenList {
     sums.listed_second() += sum(second);
     for (std::int64_t k = 0; k < plan.options.num_orders; ++k) {
       ListedSums& to = sums.listed(k);
-      to.slope += plan.integers[k] != 0 ? add_integer(plan.integers[k], to)
-                                        : add_real(plan.options.orders[k], to);
+      (rough ? to.rough_slope : to.slope) += plan.integers[k] != 0
+                                                 ? add_integer(plan.integers[k], to)
+                                                 : add_real(plan.options.orders[k], to);
     }
   }
 

@@ -11,7 +11,6 @@
 ADAPMIXED_CORE_BEGIN
 
 constexpr int kFloatThreads = 256;
-constexpr int kMostExact = 96;  // tokens of a tile that can be left to double
 #if defined(ADAPMIXED_SIMT)
 constexpr int kMostTile = 64;  // so that the tests' short rows have several tiles
 #else
@@ -68,10 +67,10 @@ struct FloatLayout {
   // Deviations of a model lie a bank apart from the next one's.
   ADAPMIXED_HD std::int64_t pitch() const { return tile + 1; }
   static std::int64_t fixed_bytes() {
-    return kMostExact * static_cast<std::int64_t>(sizeof(ExactToken)) + 2048;
+    return kMostTile * static_cast<std::int64_t>(sizeof(ExactToken)) + 2048;
   }
   std::int64_t shared_bytes(std::int64_t models) const {
-    return kMostExact * static_cast<std::int64_t>(sizeof(ExactToken)) +
+    return kMostTile * static_cast<std::int64_t>(sizeof(ExactToken)) +
            tile * static_cast<std::int64_t>(sizeof(TileToken)) + 4 * models * pitch();
   }
   // Besides what the double kernels have, whose sums share their memory with these.

@@ -7,8 +7,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The tokens whose bits are set, in order; their number, also where it is more than kMostExact.
-// Called by a whole block.
+// The tokens whose bits are set, in order; their number. Called by a whole block.
 __device__ inline int list_exact(const std::uint32_t* exact, const std::uint32_t* for_all,
                                  ExactToken* list) {
   int count = 0;
@@ -19,10 +18,8 @@ __device__ inline int list_exact(const std::uint32_t* exact, const std::uint32_t
       std::uint32_t before = bits & ((1u << thread) - 1);
       int at = count;
       for (; before != 0; before &= before - 1) ++at;
-      if (at < kMostExact) {
-        list[at].lane = 32 * w + thread;
-        list[at].for_all = (for_all[w] >> thread & 1u) != 0;
-      }
+      list[at].lane = 32 * w + thread;
+      list[at].for_all = (for_all[w] >> thread & 1u) != 0;
     }
     for (std::uint32_t left = bits; left != 0; left &= left - 1) ++count;
   }
@@ -79,7 +76,7 @@ __device__ void add_exact_token(const LossCall& call, std::int64_t position, std
 }
 
 // Adds them to the models' sums, which this block has written; returns what they have for the
-// balance. served: false where they are too many or too rare. Called by a whole block.
+// balance. served: false where one is too rare. Called by a whole block.
 template <Dtype D>
 __device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats,
                                    std::int64_t member, std::int64_t begin,
@@ -88,7 +85,6 @@ __device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats
                                    const float* deviations, double* sums, bool& served) {
   const std::int64_t position = call.first + member;
   const int count = list_exact(exact, for_all, list);
-  served = served && count <= kMostExact;
   if (count == 0 || !served) return 0.0;  // for every thread of the block
   __syncthreads();
   const auto* public_row = row_bits<D>(call.in.public_logits, 0, position);

@@ -34,7 +34,7 @@ static __global__ void float_loss_kernel(const __grid_constant__ LossCall call,
   const double reach = moment_reach(call.all.largest_order, degree);
   double* sums = float_sums(call, floats, member, 0);
   const double* last = sums + models * floats.layout.per_model;
-  const TokenSums tokens{last[0], last[1], last[2], last[3]};
+  const TokenSums tokens{last[0], last[1], last[2], last[3], 0.0};
   const auto model = [&](std::int64_t i) {
     return ModelSums{sums + i * floats.layout.per_model, degree};
   };

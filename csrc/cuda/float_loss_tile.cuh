@@ -116,7 +116,7 @@ __device__ TileToken load_token(const LossCall& call, const FloatCall& floats,
   const double relative = 1.0 / (ratio * (all.against_public ? all.slots : all.slots - 1.0));
   const double p = q * ratio, part = mean * relative, distance = middle * relative;
   findings.sums.add({q * mean, p * part * part, p * distance * distance,
-                     (mean + 2.0 * found.mean_weight) / ratio});
+                     (mean + 2.0 * found.mean_weight) / ratio, 0.0});
   return {static_cast<float>(middle), static_cast<float>(relative / reach), static_cast<float>(p)};
 }
 
@@ -175,7 +175,7 @@ __device__ inline void add_all_moments(const LossCall& call, const FloatLayout& 
       add_moments<kMaxMoments>(own, tokens, count, reach, exact, out);
     }
     for (int k = 0; k < call.orders.count; ++k) {
-      ModelSums{out, degree}.listed(k) = {0.0, 0.0, 0.0};
+      ModelSums{out, degree}.listed(k) = {0.0, 0.0, 0.0, 0.0};
     }
   }
 }
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
   const int degree = degree_at(found.degree), width = static_cast<int>(floats.layout.tile);
   const double reach = moment_reach(call.all.largest_order, degree);
   auto* list = dynamic_shared<ExactToken>();
-  auto* tokens = reinterpret_cast<TileToken*>(list + kMostExact);
+  auto* tokens = reinterpret_cast<TileToken*>(list + kMostTile);
   auto* deviations = reinterpret_cast<float*>(tokens + width);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kMostTile / 32) exact[thread] = exact_for_all[thread] = 0;
