@@ -70,11 +70,6 @@ inline Flt narrow(Vec low, Vec high) {
   return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low.v)), _mm512_cvtpd_ps(high.v),
                             1);
 }
-// The lanes in m, packed to the front of p; all of p[0, kLanes) is written. Returns their number.
-inline int compress(float* p, FltMask m, Flt a) {
-  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(m.m, a.v));
-  return __builtin_popcount(m.m);
-}
 inline Flt load_float_f32(const float* p) { return _mm512_loadu_ps(p); }
 inline Flt load_float_bf16(const std::uint16_t* p) {
   const __m512i wide =
@@ -181,18 +176,6 @@ inline Flt load_float_f16(const std::uint16_t* p) {
   return {static_cast<float>(f16_to_double(p[0])), static_cast<float>(f16_to_double(p[1]))};
 }
 
-#endif
-
-#if !defined(__AVX512F__)
-inline int compress(float* p, FltMask m, Flt a) {
-  float lanes[Flt::kLanes];
-  a.store(lanes);
-  int count = 0;
-  for (int i = 0; i < Flt::kLanes; ++i) {
-    if (m.bits() >> i & 1u) p[count++] = lanes[i];
-  }
-  return count;
-}
 #endif
 
 // While it lives, results below the normal range are 0 on this thread: for sums where they cannot

@@ -25,7 +25,9 @@ def ensemble(models: int, vocab: int, *, shift: float, noise: float, seed: int =
     return public + shift * normal(2, vocab) + noise * normal(models, 2, vocab), public
 
 
-def worst_error(private: Tensor, public: Tensor, projection: Projection, **options: object) -> float:
+def worst_error(
+    private: Tensor, public: Tensor, projection: Projection, **options: object
+) -> float:
     """Relative, against the float64 reference; the same in every order of threads."""
     exact = reference.leave_one_out(private, public, projection, **options)
     found = []

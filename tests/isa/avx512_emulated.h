@@ -146,14 +146,6 @@ inline Doubles mask_blend_pd(__mmask8 m, Doubles a, Doubles b) {
   for (unsigned i = 0; i < 8; ++i) x[i] = m >> i & 1 ? y[i] : x[i];
   return as<Doubles>(x);
 }
-inline Floats maskz_compress_ps(__mmask16 m, Floats a) {
-  const auto x = as<FloatLanes>(a);
-  FloatLanes packed{};
-  for (unsigned i = 0, count = 0; i < 16; ++i) {
-    if (m >> i & 1) packed[count++] = x[i];
-  }
-  return as<Floats>(packed);
-}
 // The low four bits of each index: three name a lane, the fourth chooses the table.
 inline Integers permutex2var_epi64(Integers a, Integers index, Integers b) {
   const auto x = as<Int64Lanes>(a), y = as<Int64Lanes>(b);
@@ -306,7 +298,6 @@ ADAPMIXED_CORE_END
 #define _mm512_loadu_si512 emulated::loadu_si512
 #define _mm512_mask_blend_pd emulated::mask_blend_pd
 #define _mm512_mask_blend_ps emulated::mask_blend_ps
-#define _mm512_maskz_compress_ps emulated::maskz_compress_ps
 #define _mm512_max_pd emulated::max_pd
 #define _mm512_max_ps emulated::max_ps
 #define _mm512_min_pd emulated::min_pd
