@@ -27,12 +27,11 @@ __device__ void fit_by_warp(const Function& f, double reach, int degree, double*
         std::fmax(error[0], std::fabs(interpolated(fit->coefficients, degree, t) - f(reach * t)));
   }
   warp_reduce(error, Max{});
-  __syncwarp();  // all have read the coefficients
+  __syncwarp();  // all have read the coefficients; and before the scratch is used again
   if (lane_id() == 0) {
     fit->error = error[0];
     fit->set_scale(reach, degree);
   }
-  __syncwarp();  // before the scratch is used again
 }
 
 // One warp for each of (degree, order, direction).
