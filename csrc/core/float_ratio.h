@@ -30,7 +30,8 @@ constexpr double kFloatLargest = 1300.0, kFloatDifference = 1000.0;
 // Tokens with a smaller q are not for floats: r could reach beyond 2^100, and q r^2 leave the
 // range.
 constexpr double kFloatLogQ = -62.0;
-// Below this, p is read as this: q >= e^-62 where floats serve, and r is e^-23 at most.
+// Below this, p is read as this: q >= e^-62 where floats serve, and r is e^-23 at most. That is
+// beyond kRatioAbsolute only where q < e^-61, tokens whose mass is nothing.
 constexpr double kFloatLogP = -85.0;
 
 ADAPMIXED_HD float vfma(float a, float b, float c) { return std::fma(a, b, c); }

@@ -8,6 +8,9 @@
 
 ADAPMIXED_CORE_BEGIN
 
+// A projection of other rows shows as a sum of p_bar_i - q that is further from 0.
+constexpr double kMostBalance = 1e-5;
+
 // D<->_alpha = log1p(max(A, B)) / (alpha - 1). What is not a number is not known to be small: +inf.
 ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, double order) {
   if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;

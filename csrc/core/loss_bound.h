@@ -94,10 +94,10 @@ class LossBound {
     listed_ = precision.ratio_error * (2.0 + 16.0 * (1.0 + sums.growth) / (divisor * reach));
   }
 
-  // Whether the loss is within kLossError (or 1e-12 nats) of the truth; sets it.
-  ADAPMIXED_HD bool loss(const ModelSums& m, const ExcessFit& forward_fit,
-                         const ExcessFit& reverse_fit, const ListedSums& listed, double order,
-                         double& result) const {
+  // Whether the loss at order k is within kLossError (or 1e-12 nats) of the truth; sets it.
+  ADAPMIXED_HD bool loss(const ModelSums& m, std::int64_t k, const ExcessFit& forward_fit,
+                         const ExcessFit& reverse_fit, double order, double& result) const {
+    const ListedSums& listed = m.listed(k);
     const double size = std::sqrt(m.second(reach_));
     // |c''| = order (order - 1) (1 + x)^s, s = order - 2 or -order - 1.
     const double moved = own_ * size + shared_ + size_absolute_ * size;

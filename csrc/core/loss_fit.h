@@ -1,17 +1,10 @@
-// The interpolants of one leave-one-out call, and the sums that they are applied to.
+// The degrees of the interpolants of a leave-one-out call, and the sums that they are applied to.
 #pragma once
 
 #include "core/moments.h"
 #include "core/neighbour.h"
 
 ADAPMIXED_CORE_BEGIN
-
-// The interpolants of all orders at one degree.
-struct LossFit {
-  int degree = 0;
-  double reach = 0.0;
-  ExcessFit forward[kMaxOrders], reverse[kMaxOrders];
-};
 
 constexpr int kDegrees = 4;
 ADAPMIXED_HD int degree_at(int index) {

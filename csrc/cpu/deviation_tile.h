@@ -69,7 +69,8 @@ class DeviationTile {
   // The mean of delta over the slots, and whether it is one of doubles.
   double mean(std::int64_t lane) const { return mean_[lane]; }
   bool exact() const { return arithmetic_.in_double; }
-  // The mean |delta| over the slots to the mixture's 1 + mean; 0 where the mean is exact.
+  // The mean |delta| over the slots to the mixture's 1 + mean, with more than their rounding added;
+  // 0 where the mean is exact.
   double spread(std::int64_t lane) const {
     if (exact()) return 0.0;
     float& known = spread_[lane];

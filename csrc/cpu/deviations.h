@@ -69,11 +69,11 @@ class Deviations {
     }
     if (arithmetic_.in_double) {
       load_base<D>(begin, length, to);
-      load_all<D>([&](auto count, std::int64_t first) {
+      load_all([&](auto count, std::int64_t first) {
         load_in_double<D, decltype(count)::value>(first, begin, length, to);
       });
     } else {
-      load_all<D>([&](auto count, std::int64_t first) {
+      load_all([&](auto count, std::int64_t first) {
         load_in_floats<D, decltype(count)::value>(first, begin, length, to);
         // What is added in floats: 8 models' at most, of which equal ones are still exact.
         constexpr int kCount = decltype(count)::value;
@@ -99,7 +99,7 @@ class Deviations {
     static constexpr int value = kCount;
   };
 
-  template <Dtype D, class Load>
+  template <class Load>
   void load_all(const Load& load) const {
     std::int64_t i = 0;
     for (; i + kGroup <= in_.shape.models; i += kGroup) load(Count<kGroup>{}, i);

@@ -1,8 +1,8 @@
 // D<->_alpha(p || p') of every model and order, p' the mixture without that model.
 //
 // Each position is summed in single precision (float_chunk.h) with a bound on what that may have
-// cost (loss_bound.h), its deviations in single precision, too, or in double, as a sample suggests.
-// Where the bound does not hold deviations in double are next, and last all in double
+// cost (core/loss_bound.h), its deviations in single precision, too, or in double, as a sample
+// suggests. Where the bound does not hold deviations in double are next, and last all in double
 // (exact_leave_one_out.h), as where few models or sums from other ranks ask for it. The vocabulary
 // is cut into chunks whose sums are added in order: the result does not depend on the number of
 // threads.
@@ -113,18 +113,9 @@ class Call {
       auto& fit = known[degree];
       if (!fit) {
         fit.reset(new LossFit);
-        fit_all(degree, *fit);
+        plan_.fit_all(degree, *fit);
       }
       fits_[b] = fit.get();
-    }
-  }
-
-  void fit_all(int degree, LossFit& fit) const {
-    fit.degree = degree;
-    fit.reach = moment_reach(plan_.largest_order, degree);
-    for (std::int64_t k = 0; k < plan_.options.num_orders; ++k) {
-      fit.forward[k] = fit_excess(plan_.options.orders[k], fit.reach, degree);
-      fit.reverse[k] = fit_excess(1.0 - plan_.options.orders[k], fit.reach, degree);
     }
   }
 
@@ -185,19 +176,19 @@ class Call {
       // sum p x is mean sum q delta less this model's, over the others; or this model's over all.
       balance_[at] = plan_.against_public ? -plan_.slots * model(i).first()
                                           : tokens.balance - (plan_.slots - 1.0) * model(i).first();
-      if (!(std::fabs(balance_[at]) < 1e-5)) return false;  // to be named by the exact sums
+      if (!(std::fabs(balance_[at]) < kMostBalance)) return false;  // to be named by the exact sums
       mean_norm += std::sqrt(model(i).second(fit.reach)) / static_cast<double>(models);
       precision.largest_weight = std::fmax(precision.largest_weight, weights_.weight[at]);
       precision.ratio_error = std::fmax(
           precision.ratio_error, double_ratio_error(in_.private_lse[at], in_.public_lse[position]));
     }
-    if (!(std::fabs(tokens.balance) < 1e-5)) return false;
+    if (!(std::fabs(tokens.balance) < kMostBalance)) return false;
     const LossBound bound(plan_, fit.reach, fit.degree, tokens, precision, mean_norm);
     for (std::int64_t i = 0; i < models; ++i) {
       double* out = loss_ + (i * in_.shape.positions + position) * orders;
       for (std::int64_t k = 0; k < orders; ++k) {
-        if (!bound.loss(model(i), fit.forward[k], fit.reverse[k], model(i).listed(k),
-                        plan_.options.orders[k], out[k])) {
+        if (!bound.loss(model(i), k, fit.forward[k], fit.reverse[k], plan_.options.orders[k],
+                        out[k])) {
           return false;
         }
       }

@@ -1,10 +1,17 @@
-// What all positions of one leave-one-out call share: orders and sizes.
+// What all positions of one leave-one-out call share: orders, interpolants, sizes.
 #pragma once
 
 #include "core/loss_fit.h"
 #include "cpu/rows.h"
 
 ADAPMIXED_CORE_BEGIN
+
+// The interpolants of all orders at one degree.
+struct LossFit {
+  int degree = 0;
+  double reach = 0.0;
+  ExcessFit forward[kMaxOrders], reverse[kMaxOrders];
+};
 
 struct LossPlan : Neighbours {
   const LeaveOneOutOptions& options;
@@ -14,6 +21,15 @@ struct LossPlan : Neighbours {
   LossPlan(const Shape& shape, const LeaveOneOutOptions& o)
       : Neighbours(neighbours_of(shape, o)), options(o), models(shape.models), vocab(shape.vocab) {
     for (std::int64_t k = 0; k < o.num_orders; ++k) integers[k] = integer_order(o.orders[k]);
+  }
+
+  void fit_all(int degree, LossFit& fit) const {
+    fit.degree = degree;
+    fit.reach = moment_reach(largest_order, degree);
+    for (std::int64_t k = 0; k < options.num_orders; ++k) {
+      fit.forward[k] = fit_excess(options.orders[k], fit.reach, degree);
+      fit.reverse[k] = fit_excess(1.0 - options.orders[k], fit.reach, degree);
+    }
   }
 
   // x of a model's delta and the slots' mean of them.

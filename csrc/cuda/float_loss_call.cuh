@@ -20,6 +20,8 @@ constexpr int kMostTile = 256;
 // the double kernels alone.
 constexpr std::int64_t kFloatShared = 112 * 1024;
 
+constexpr int kTokenSums = 4;  // TokenSums without `rough`: all listed tokens are exact
+
 // What one model's rows are read with (core/float_ratio.h).
 struct alignas(16) FloatModel {
   float c, lowest, slope, offset;  // delta = slope (r' - 1) + offset
@@ -55,10 +57,10 @@ struct FloatLayout {
   FloatLayout() = default;
   FloatLayout(const Shape& shape, std::int64_t orders) {
     per_model = ModelSums::size(kMaxMoments, orders);
-    per_tile = shape.models * per_model + 4;
-    std::int64_t room = kFloatShared - fixed_bytes();
+    per_tile = shape.models * per_model + kTokenSums;
+    const std::int64_t room = kFloatShared - kStaticShared - list_bytes();
     tile = room / (4 * shape.models + static_cast<std::int64_t>(sizeof(TileToken))) - 1;
-    tile = tile < kMostTile ? tile / kPackTile * kPackTile : kMostTile;
+    tile = tile < kMostTile ? tile / 32 * 32 : kMostTile;
     tiles = tile > 0 ? (shape.vocab + tile - 1) / tile : 0;
     const std::int64_t rows = tile > 0 ? kLossMemory / (tiles * per_tile) : 0;
     group = rows < shape.positions ? rows : shape.positions;
@@ -66,12 +68,9 @@ struct FloatLayout {
 
   // Deviations of a model lie a bank apart from the next one's.
   ADAPMIXED_HD std::int64_t pitch() const { return tile + 1; }
-  static std::int64_t fixed_bytes() {
-    return kMostTile * static_cast<std::int64_t>(sizeof(ExactToken)) + 2048;
-  }
   std::int64_t shared_bytes(std::int64_t models) const {
-    return kMostTile * static_cast<std::int64_t>(sizeof(ExactToken)) +
-           tile * static_cast<std::int64_t>(sizeof(TileToken)) + 4 * models * pitch();
+    return list_bytes() + tile * static_cast<std::int64_t>(sizeof(TileToken)) +
+           4 * models * pitch();
   }
   // Besides what the double kernels have, whose sums share their memory with these.
   std::int64_t sums_bytes() const { return group * tiles * per_tile * 8; }
@@ -82,7 +81,10 @@ struct FloatLayout {
   }
 
  private:
-  static constexpr std::int64_t kPackTile = 32;
+  static constexpr std::int64_t kStaticShared = 2048;  // more than the kernel's
+  static std::int64_t list_bytes() {
+    return kMostTile * static_cast<std::int64_t>(sizeof(ExactToken));
+  }
 };
 
 // After the double kernels' call, whose workspace the sums share.

@@ -70,8 +70,9 @@ __device__ void add_exact_token(const LossCall& call, std::int64_t position, std
     ListedSums& sums = to.listed(k);
     sums.forward += forward;
     sums.reverse += reverse;
-    // x times the derivative of (1+x)^s - 1 - s x is at most this for s = order and 1 - order.
-    sums.slope += order * (forward + reverse) * std::fmax(1.0, 1.0 / x.X);
+    // x times the derivative of (1+x)^s - 1 - s x is at most this for s = order and 1 - order; 2
+    // instead of an order near 1, as next to x = 0.
+    sums.slope += std::fmax(order, 2.0) * (forward + reverse) * std::fmax(1.0, 1.0 / x.X);
   }
 }
 

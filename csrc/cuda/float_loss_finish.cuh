@@ -56,9 +56,9 @@ static __global__ void float_loss_kernel(const __grid_constant__ LossCall call,
   for (std::int64_t at = threadIdx.x; at < models * orders; at += blockDim.x) {
     const std::int64_t i = at / orders;
     const int k = static_cast<int>(at % orders);
-    if (!bound.loss(model(i), fit_of(floats, found.degree, orders, k, false),
-                    fit_of(floats, found.degree, orders, k, true), model(i).listed(k),
-                    call.orders.value[k], call.loss_of(i, position)[k])) {
+    if (!bound.loss(model(i), k, fit_of(floats, found.degree, orders, k, false),
+                    fit_of(floats, found.degree, orders, k, true), call.orders.value[k],
+                    call.loss_of(i, position)[k])) {
       refused = 1.0;
     }
   }

@@ -74,7 +74,7 @@ __device__ bool any_private(const LossCall& call, std::int64_t position, std::in
   return any;
 }
 
-// The token at `lane` of the tile that begins at `begin`. exact: it is left to double, for all
+// Token v, and the models' deviations there into `column`. exact: it is left to double, for all
 // models.
 template <Dtype D>
 __device__ TileToken load_token(const LossCall& call, const FloatCall& floats,

@@ -10,9 +10,8 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kFinishThreads = 128;
 
-// A projection of other rows shows as a sum of p_bar_i - q that is not 0. Nothing can be raised
-// here, so that such a position's losses are +inf.
-constexpr double kMostBalance = 1e-5;
+// A projection of other rows (kMostBalance) cannot be raised here: such a position's losses are
+// +inf.
 
 // The sums over all chunks of what is at `at` in each of them.
 __device__ inline double chunks_total(const LossCall& call, std::int64_t member, std::int64_t at) {
