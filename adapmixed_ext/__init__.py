@@ -13,16 +13,19 @@ except ImportError as error:
         "Python outside the repository if adapmixed is installed elsewhere"
     ) from error
 
-from ._types import Projection, RandomSource, Screening
+from ._types import Clipping, Projection, RandomSource, Screening
+from .clipping import clip_project
 from .divergence import renyi_divergence
 from .draws import gaussian, sample
 from .ops import leave_one_out, log_prob, loss_error, mixture, project, screen
 
 __all__ = [
+    "Clipping",
     "Projection",
     "RandomSource",
     "Screening",
     "build_info",
+    "clip_project",
     "gaussian",
     "leave_one_out",
     "log_prob",

@@ -86,23 +86,23 @@ register(
 
 # leave_one_out: (N, B, K)
 def _leave_one_out(*args: Any) -> Tensor:
-    *tensors, orders, zero_out, num_models, mean_excess = args
+    *inputs, orders, zero_out, num_models, mean_excess = args
     loss = _leave_one_out_fake(*args)
     mean_pointer = 0 if mean_excess is None else mean_excess.data_ptr()
     options = list(orders), zero_out, num_models, mean_pointer
-    balance = torch.empty_like(tensors[2])
+    balance = torch.empty_like(inputs[2])
     pointers = loss.data_ptr(), balance.data_ptr()
     on = backend(loss.device)
-    size = on.workspace("leave_one_out", tuple(tensors[0].shape), len(orders))
-    inputs = *weighted(*tensors), *options, *pointers
-    on.call("leave_one_out", tensors[0], *inputs, workspace=size)
+    size = on.workspace("leave_one_out", tuple(inputs[0].shape), len(orders))
+    arguments = *weighted(*inputs), *options, *pointers
+    on.call("leave_one_out", inputs[0], *arguments, workspace=size)
     if on.immediate:
         _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
     return loss
 
 
 def _leave_one_out_fake(*args: Any) -> Tensor:
-    private_lse, orders = args[2], args[6]
+    private_lse, orders = args[2], args[-4]
     loss: Tensor = private_lse.new_empty((*private_lse.shape, len(orders)))
     return loss
 
@@ -159,41 +159,42 @@ register(
 
 
 # mixture: (B, V)
-def _mixture(*tensors: Tensor) -> Tensor:
-    result = _mixture_fake(*tensors)
+def _mixture(*args: Any) -> Tensor:
+    result = _mixture_fake(*args)
     on = backend(result.device)
-    on.call("mixture", tensors[0], *weighted(*tensors), result.data_ptr())
+    on.call("mixture", args[0], *weighted(*args), result.data_ptr())
     if on.immediate:
         _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
 
 
-def _mixture_fake(*tensors: Tensor) -> Tensor:
-    return tensors[1].new_empty(tensors[1].shape, dtype=F64)
+def _mixture_fake(*args: Any) -> Tensor:
+    public_logits: Tensor = args[1]
+    return public_logits.new_empty(public_logits.shape, dtype=F64)
 
 
 register(f"mixture({WEIGHTED}) -> Tensor", _mixture, _mixture_fake)
 
 
 # log_prob: (B,); a target outside the vocabulary would be read outside the rows
-def _log_prob(*tensors: Tensor) -> Tensor:
-    targets, vocab = tensors[6], tensors[1].shape[-1]
+def _log_prob(*args: Any) -> Tensor:
+    *inputs, targets = args
+    vocab = args[1].shape[-1]
     on = backend(targets.device)
     if on.immediate:
         outside = ((targets < 0) | (targets >= vocab)).nonzero()
         if outside.numel():
             at, got = int(outside[0]), int(targets[outside[0]])
             raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {got}")
-    result = _log_prob_fake(*tensors)
-    inputs = *weighted(*tensors[:6]), targets.data_ptr(), result.data_ptr()
-    on.call("log_prob", tensors[0], *inputs)
+    result = _log_prob_fake(*args)
+    on.call("log_prob", args[0], *weighted(*inputs), targets.data_ptr(), result.data_ptr())
     if on.immediate:
         _refuse_foreign("position ", ~(result <= 1e-6))
     return result
 
 
-def _log_prob_fake(*tensors: Tensor) -> Tensor:
-    return torch.empty_like(tensors[3])
+def _log_prob_fake(*args: Any) -> Tensor:
+    return torch.empty_like(args[3])
 
 
 register(f"log_prob({WEIGHTED}, Tensor targets) -> Tensor", _log_prob, _log_prob_fake)

@@ -89,11 +89,13 @@ def ensemble(
     )
 
 
-def weighted(*tensors: Tensor) -> tuple[Any, ...]:
-    """The same with weight and complement behind it."""
-    return (*ensemble(*tensors[:4]), tensors[4].data_ptr(), tensors[5].data_ptr())
+def weighted(*arguments: Any) -> tuple[Any, ...]:
+    """The same with how the projected distributions come from it behind it."""
+    *tensors, weight, complement, active, lower, upper = arguments
+    mask = 0 if active is None else active.data_ptr()
+    return *ensemble(*tensors), (weight.data_ptr(), complement.data_ptr(), mask, lower, upper)
 
 
 # Schemas of these arguments.
 ENSEMBLE = "Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse"
-WEIGHTED = f"{ENSEMBLE}, Tensor weight, Tensor complement"
+WEIGHTED = f"{ENSEMBLE}, Tensor weight, Tensor complement, Tensor? active, float lower, float upper"

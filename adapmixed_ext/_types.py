@@ -63,6 +63,37 @@ class Projection:
 
 
 @dataclass(frozen=True)
+class Clipping:
+    """Distributions clipped to a box around q: p̄_i = clip(s p_i, lower q, upper q).
+
+    Attributes:
+        log_scale: (N, B) float64, log s; +inf where p̄_i = upper q wherever p_i > 0.
+        residual: (N, B) float64, p̄_i/q of the tokens with p_i = 0 < q.
+        charge: (N, B, K) float64 in nats, or None where no orders were given; private.
+        active: (N, B) bool, the slots that take part; the others answer q. None: all.
+        private_lse: (N, B) float64, log-sum-exp of each private row.
+        public_lse: (B,) float64, log-sum-exp of each public row.
+        status: (N, B) int32, 0 where the row and its public row are good.
+        lower, upper: c and C; both 1 where one of them is, since p̄_i = q then.
+    """
+
+    log_scale: Tensor
+    residual: Tensor
+    charge: Tensor | None
+    active: Tensor | None
+    private_lse: Tensor
+    public_lse: Tensor
+    status: Tensor
+    lower: float
+    upper: float
+
+    def check(self) -> "Clipping":
+        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        raise_row_errors("private_logits", self.status)
+        return self
+
+
+@dataclass(frozen=True)
 class Screening:
     """Outcome of the screening test at each position.
 

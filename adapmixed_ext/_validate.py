@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _C
-from ._types import Projection
+from ._types import Clipping, Projection
 
 _LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -148,7 +148,33 @@ def slots(num_models: int | None, private_logits: Tensor) -> int:
     return present if num_models is None else integer("num_models", num_models, present)
 
 
-def weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]:
+def box(lower: object, upper: object) -> tuple[float, float]:
+    """The ratios c in [0, 1] and C in [1, 1e100], both 1 if one is: p̄ = q then."""
+    c = number("lower", lower, least=0.0, most=1.0)
+    d = number("upper", upper, least=1.0, most=1e100)
+    return (1.0, 1.0) if c == 1.0 or d == 1.0 else (c, d)
+
+
+def weights(projection: object, private_logits: Tensor) -> tuple[object, ...]:
+    """(weight, complement, active, lower, upper) of the operators: see csrc/core/ops.h."""
+    if isinstance(projection, Clipping):
+        return _box_weights(projection, private_logits)
+    return *_ball_weights(projection, private_logits), None, 0.0, 0.0
+
+
+def _box_weights(clipping: Clipping, private_logits: Tensor) -> tuple[object, ...]:
+    shape = tuple(private_logits.shape[:2])
+    lower, upper = box(clipping.lower, clipping.upper)
+    scale = typed("projection.log_scale", clipping.log_scale, torch.float64, shape, private_logits)
+    residual = typed("projection.residual", clipping.residual, torch.float64, shape, private_logits)
+    residual = torch.ops.adapmixed.checked(residual, "projection.residual", lower, upper)
+    active = clipping.active
+    if active is not None:
+        active = typed("projection.active", active, torch.bool, shape, private_logits)
+    return scale, residual, active, lower, upper
+
+
+def _ball_weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]:
     """(weight, complement), float64 contiguous, from a Projection or a bare weight tensor."""
     shape = tuple(private_logits.shape[:2])
     if isinstance(projection, Projection):
@@ -175,7 +201,7 @@ def weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]
     return weight, 1.0 - weight
 
 
-def row_sums(projection: Projection, private_logits: Tensor) -> tuple[Tensor, Tensor]:
+def row_sums(projection: Projection | Clipping, private_logits: Tensor) -> tuple[Tensor, Tensor]:
     """A projection's (private_lse, public_lse), which must be those of these logits' rows."""
     shape = tuple(private_logits.shape[:2])
     return (

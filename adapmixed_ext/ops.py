@@ -15,14 +15,14 @@ for each of top_k tokens of a position, rounded up to a power of two, where that
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators)
 from . import _validate as check
-from ._types import Projection, Screening
+from ._types import Clipping, Projection, Screening
 from ._validate import ensemble_logits as ensemble_logits
 
 _ops = torch.ops.adapmixed
@@ -53,10 +53,10 @@ def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
 
 
 def _weighted(
-    private_logits: Tensor, public_logits: Tensor, projection: Projection | Tensor
-) -> tuple[Tensor, ...]:
-    """The six tensors that operators on a weighted ensemble start with."""
-    if isinstance(projection, Projection):
+    private_logits: Tensor, public_logits: Tensor, projection: Projection | Clipping | Tensor
+) -> tuple[Any, ...]:
+    """What operators on a projected ensemble start with: logits, their sums, how to project."""
+    if isinstance(projection, Projection | Clipping):
         private, public = check.ensemble_logits(private_logits, public_logits)
         known = (private, public, *check.row_sums(projection, private))
     else:
@@ -184,7 +184,7 @@ def _loss_options(
 def leave_one_out(
     private_logits: Tensor,
     public_logits: Tensor,
-    projection: Projection | Tensor,
+    projection: Projection | Clipping | Tensor,
     *,
     orders: float | Sequence[float],
     adjacency: Adjacency = "add_remove",
@@ -201,7 +201,7 @@ def leave_one_out(
 
     Args:
         private_logits, public_logits: (N, B, V) and (B, V).
-        projection: a Projection of these logits, or a weight tensor (N, B) in [0, 1].
+        projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
         orders: one order or up to 32 orders, each > 1.
         adjacency: "add_remove" or "zero_out".
         num_models: public number of slots ≥ N; absent slots answer q.
@@ -254,13 +254,13 @@ def step(
 
 
 def mixture(
-    private_logits: Tensor, public_logits: Tensor, projection: Projection | Tensor
+    private_logits: Tensor, public_logits: Tensor, projection: Projection | Clipping | Tensor
 ) -> Tensor:
     """p = mean_i p̄_i, the distribution the token is drawn from (Algorithm 1, line 15).
 
     Args:
         private_logits, public_logits: (N, B, V) and (B, V).
-        projection: a Projection of these logits, or a weight tensor (N, B) in [0, 1].
+        projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
 
     Returns:
         (B, V) float64; rows sum to 1 up to rounding.
@@ -272,14 +272,14 @@ def mixture(
 def log_prob(
     private_logits: Tensor,
     public_logits: Tensor,
-    projection: Projection | Tensor,
+    projection: Projection | Clipping | Tensor,
     targets: Tensor,
 ) -> Tensor:
     """log p(target) without forming (B, V): what a perplexity needs.
 
     Args:
         private_logits, public_logits: (N, B, V) and (B, V).
-        projection: a Projection of these logits, or a weight tensor (N, B) in [0, 1].
+        projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
         targets: (B,) int64, tokens in [0, V).
 
     Returns:

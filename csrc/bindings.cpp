@@ -25,7 +25,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("use_instruction_set",
         [](const std::string& name) { return cpu::use_instruction_set(name.c_str()); });
 
-  bindings::add_operators<adapmixed::Cpu>(m.def_submodule("cpu"));
+  py::module_ cpu_operators = m.def_submodule("cpu");
+  bindings::add_operators<adapmixed::Cpu>(cpu_operators);
+  bindings::add_cpu_operators(cpu_operators);
 #if defined(ADAPMIXED_WITH_CUDA)
   m.attr("with_cuda") = true;
   py::module_ cuda = m.def_submodule("cuda");

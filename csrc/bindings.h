@@ -41,6 +41,14 @@ inline Ensemble ensemble_of(const ShapeTuple& shape, const LogitsTuple& private_
           pointer<const double>(private_lse), pointer<const double>(public_lse)};
 }
 
+// (weight, complement, active or 0, lower, upper), core/ops.h's Weights.
+using WeightsTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uintptr_t, double, double>;
+
+inline Weights weights_of(const WeightsTuple& t) {
+  return {pointer<const double>(std::get<0>(t)), pointer<const double>(std::get<1>(t)),
+          std::get<3>(t), std::get<4>(t), pointer<const bool>(std::get<2>(t))};
+}
+
 inline std::array<std::uint8_t, 32> key_of(std::uintptr_t address) {
   std::array<std::uint8_t, 32> key{};
   const auto* bytes = pointer<const std::uint8_t>(address);
@@ -89,20 +97,20 @@ void add_operators(py::module_ m) {
                      Place<Backend>::from(place));
   });
 
-  m.def("leave_one_out", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                            std::uintptr_t private_lse, std::uintptr_t public_lse,
-                            std::uintptr_t weight, std::uintptr_t complement,
-                            std::vector<double> orders, bool zero_out, std::int64_t num_models,
-                            std::uintptr_t mean_excess, std::uintptr_t loss, std::uintptr_t balance,
-                            typename Place<Backend>::Given place) {
-    const py::gil_scoped_release nogil;
-    const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
-                                     zero_out, num_models, pointer<const double>(mean_excess)};
-    Backend::leave_one_out(
-        ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
-        {pointer<const double>(weight), pointer<const double>(complement)}, options,
-        pointer<double>(loss), pointer<double>(balance), Place<Backend>::from(place));
-  });
+  m.def(
+      "leave_one_out", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+                          std::uintptr_t private_lse, std::uintptr_t public_lse,
+                          WeightsTuple weights, std::vector<double> orders, bool zero_out,
+                          std::int64_t num_models, std::uintptr_t mean_excess, std::uintptr_t loss,
+                          std::uintptr_t balance, typename Place<Backend>::Given place) {
+        const py::gil_scoped_release nogil;
+        const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
+                                         zero_out, num_models, pointer<const double>(mean_excess)};
+        Backend::leave_one_out(
+            ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
+            weights_of(weights), options, pointer<double>(loss), pointer<double>(balance),
+            Place<Backend>::from(place));
+      });
 
   m.def("step", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                    double order, double radius, std::vector<double> orders, bool zero_out,
@@ -125,24 +133,22 @@ void add_operators(py::module_ m) {
   });
 
   m.def("mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                      std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t weight,
-                      std::uintptr_t complement, std::uintptr_t probabilities,
-                      typename Place<Backend>::Given place) {
+                      std::uintptr_t private_lse, std::uintptr_t public_lse, WeightsTuple weights,
+                      std::uintptr_t probabilities, typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     Backend::mixture(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
-                     {pointer<const double>(weight), pointer<const double>(complement)},
-                     pointer<double>(probabilities), Place<Backend>::from(place));
+                     weights_of(weights), pointer<double>(probabilities),
+                     Place<Backend>::from(place));
   });
 
   m.def("log_prob", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                       std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t weight,
-                       std::uintptr_t complement, std::uintptr_t targets, std::uintptr_t result,
+                       std::uintptr_t private_lse, std::uintptr_t public_lse, WeightsTuple weights,
+                       std::uintptr_t targets, std::uintptr_t result,
                        typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     Backend::log_prob(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
-                      {pointer<const double>(weight), pointer<const double>(complement)},
-                      pointer<const std::int64_t>(targets), pointer<double>(result),
-                      Place<Backend>::from(place));
+                      weights_of(weights), pointer<const std::int64_t>(targets),
+                      pointer<double>(result), Place<Backend>::from(place));
   });
 
   m.def("renyi_divergence", [](ShapeTuple shape, LogitsTuple p_logits, LogitsTuple q_logits,
@@ -188,6 +194,26 @@ void add_operators(py::module_ m) {
           Backend::sample(pointer<const double>(probabilities), logits_of(public_logits), positions,
                           vocab, key_of(key).data(), counter, pointer<std::int64_t>(tokens),
                           pointer<std::int32_t>(status), Place<Backend>::from(place));
+        });
+}
+
+// Operators that only the CPU has.
+inline void add_cpu_operators(py::module_ m) {
+  m.def("clip_project",
+        [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+           std::uintptr_t public_lse, double lower, double upper, std::vector<double> orders,
+           std::int64_t num_models, std::uintptr_t log_scale, std::uintptr_t residual,
+           std::uintptr_t charge, std::uintptr_t private_lse, std::uintptr_t status, int threads) {
+          const py::gil_scoped_release nogil;
+          const ClipOptions options{lower, upper, orders.data(),
+                                    static_cast<std::int64_t>(orders.size()), num_models};
+          cpu::clip_project(
+              {shape_of(shape), logits_of(private_logits), logits_of(public_logits),
+               pointer<const double>(public_lse)},
+              options,
+              {pointer<double>(log_scale), pointer<double>(residual), pointer<double>(charge),
+               pointer<double>(private_lse), pointer<std::int32_t>(status)},
+              threads);
         });
 }
 

@@ -31,12 +31,24 @@ ADAPMIXED_HD double log_add(double a, double b) {
   return high == -HUGE_VAL ? high : high + std::log1p(std::exp(std::fmin(a, b) - high));
 }
 
+// The same under a box.
+ADAPMIXED_HD double log_clipped(const Weights& weights, std::int64_t at, double log_p,
+                                double log_q) {
+  if (weights.active != nullptr && !weights.active[at]) return log_q;
+  if (log_q == -HUGE_VAL) return log_q;
+  if (log_p == -HUGE_VAL) return log_q + std::log(weights.complement[at]);
+  const double log_ratio = weights.weight[at] + (log_p - log_q);
+  // What is not a number stays one.
+  return log_q + vmin(std::log(weights.upper), vmax(std::log(weights.lower), log_ratio));
+}
+
 // log p_bar_i(v) from the logits, for tokens whose q is masked or below the range of q * ratio.
 ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, std::int64_t model,
                                   std::int64_t position, std::int64_t v) {
   const std::int64_t at = model * in.shape.positions + position;
   const double log_q = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
   const double log_p = row_of(in.private_logits, model, position).at(v) - in.private_lse[at];
+  if (weights.upper > 0.0) return log_clipped(weights, at, log_p, log_q);
   if (log_p == log_q) return log_q;  // exactly, whatever the weight
   // 0 * anything is 0 here, also where the logit is -inf.
   const double from_p = weights.weight[at] > 0.0 ? std::log(weights.weight[at]) + log_p : -HUGE_VAL;
@@ -61,6 +73,7 @@ ADAPMIXED_HD double rare_gain(const Ensemble& in, const Weights& weights, std::i
   const std::int64_t at = model * in.shape.positions + position;
   const double z = row_of(in.private_logits, model, position).at(v);
   if (z == -HUGE_VAL || std::isnan(z)) return z == -HUGE_VAL ? 0.0 : z;
+  if (weights.upper > 0.0) return 0.0;  // at most upper q
   return weights.weight[at] * std::exp(z - in.private_lse[at]);
 }
 

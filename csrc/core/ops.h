@@ -61,13 +61,32 @@ struct ProjectResults {
   std::int32_t* status;  // (N, B)
 };
 
-// p_bar = weight p + complement q; the complement is kept apart because 1 - 2e-22 is no double.
+// How the projected distributions come from p and q. A Renyi ball's: p_bar = weight p + complement
+// q; the complement is kept apart because 1 - 2e-22 is no double. A box's, where upper > 0: p_bar =
+// clip(e^weight p, lower q, upper q), and complement q where p = 0.
 struct Weights {
-  const double* weight;      // (N, B)
-  const double* complement;  // (N, B)
+  const double* weight;      // (N, B): lambda, or log s
+  const double* complement;  // (N, B): 1 - lambda, or the residual
+  double lower = 0.0, upper = 0.0;
+  const bool* active = nullptr;  // (N, B) or null; a box's slots that do not take part answer q
 };
 
 constexpr std::int64_t kMaxOrders = 32;
+
+// The box of ratios to q, and the orders of the charges, none where these are not wanted.
+struct ClipOptions {
+  double lower, upper;      // 0 <= lower <= 1 <= upper
+  const double* orders;     // (K), each > 1, K <= kMaxOrders
+  std::int64_t num_orders;  // may be 0
+  std::int64_t num_models;  // >= N
+};
+struct ClipResults {
+  double* log_scale;     // (N, B), log s; +inf where p_bar = upper q wherever p > 0
+  double* residual;      // (N, B), p_bar / q where p = 0
+  double* charge;        // (N, B, K)
+  double* private_lse;   // (N, B)
+  std::int32_t* status;  // (N, B)
+};
 
 struct LeaveOneOutOptions {
   const double* orders;  // (K), each > 1, K <= kMaxOrders
@@ -107,6 +126,8 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
                  std::int64_t vocab, double* lse, std::int32_t* status, int threads);
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads);
+void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+                  int threads);
 // loss: (N, B, K). balance: (N, B), sum_v (p_bar_i - q), 0 up to rounding if the rows are those of
 // the log-sum-exps.
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,

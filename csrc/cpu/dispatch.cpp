@@ -10,6 +10,7 @@
   namespace adapmixed::isa {                    \
   void add_log_sum_exp(cpu::Table& table);      \
   void add_project(cpu::Table& table);          \
+  void add_clip_project(cpu::Table& table);     \
   void add_leave_one_out(cpu::Table& table);    \
   void add_mixture(cpu::Table& table);          \
   void add_renyi_divergence(cpu::Table& table); \
@@ -22,6 +23,7 @@
     table.name = name;                          \
     add_log_sum_exp(table);                     \
     add_project(table);                         \
+    add_clip_project(table);                    \
     add_leave_one_out(table);                   \
     add_mixture(table);                         \
     add_renyi_divergence(table);                \
@@ -102,6 +104,10 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads) {
   table().project(in, order, radius, out, threads);
+}
+void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+                  int threads) {
+  table().clip_project(in, options, out, threads);
 }
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, int threads) {

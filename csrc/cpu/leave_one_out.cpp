@@ -34,7 +34,9 @@ class Call {
     const std::int64_t positions = in_.shape.positions;
     std::vector<std::int64_t> left;
     for (std::int64_t b = 0; b < positions; ++b) left.push_back(b);
-    if (plan_.slots >= kFewSlots && plan_.options.mean_excess == nullptr && positions > 0) {
+    const bool floats_serve =
+        plan_.slots >= kFewSlots && plan_.options.mean_excess == nullptr && weights_.upper == 0.0;
+    if (floats_serve && positions > 0) {
       choose_fits();
       choose_arithmetic();
       left = sum_all(left);
@@ -200,9 +202,11 @@ class Call {
   void exact(std::int64_t position) {
     const std::int64_t models = in_.shape.models, positions = in_.shape.positions;
     const std::int64_t orders = plan_.options.num_orders, vocab = plan_.vocab;
-    cpu::Buffer memory(models * (4 + orders));
+    cpu::Buffer memory(models * (5 + orders));
     double *lse = memory.data(), *weight = lse + models, *complement = weight + models;
     double *balance = complement + models, *loss = balance + models;
+    bool* active =
+        weights_.active == nullptr ? nullptr : reinterpret_cast<bool*>(loss + models * orders);
     Logits rows = in_.private_logits, public_row = in_.public_logits;
     rows.data = row_of(rows, 0, position).data;
     public_row.data = row_of(public_row, 0, position).data;
@@ -212,12 +216,14 @@ class Call {
         weight[i] = weights_.weight[at];
         complement[i] = weights_.complement[at];
         lse[i] = in_.private_lse[at];
+        if (active != nullptr) active[i] = weights_.active[at];
       }
     });
     const Ensemble one{{models, 1, vocab}, rows, public_row, lse, in_.public_lse + position};
     LeaveOneOutOptions options = plan_.options;
     if (options.mean_excess != nullptr) options.mean_excess += position * vocab;
-    exact_leave_one_out(one, {weight, complement}, options, loss, balance, threads_);
+    const Weights own{weight, complement, weights_.lower, weights_.upper, active};
+    exact_leave_one_out(one, own, options, loss, balance, threads_);
     for (std::int64_t i = 0; i < models; ++i) {
       balance_[i * positions + position] = balance[i];
       for (std::int64_t k = 0; k < orders; ++k) {

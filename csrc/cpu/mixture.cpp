@@ -1,35 +1,109 @@
-// p = mean_i p_bar_i, the distribution the token is drawn from.
+// p = mean_i p_bar_i, the distribution the token is drawn from: terms s_i p_i, which are
+// exponentials of a logit each, clipped where there is a box, and what the slots share of q.
 #include "core/leave_one_out.h"
-#include "cpu/mixture_tile.h"
+#include "cpu/exp_from.h"
 #include "cpu/parallel.h"
+#include "cpu/rows.h"
 #include "cpu/table.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads) {
-  const std::int64_t vocab = in.shape.vocab;
-  const std::int64_t width = MixtureTile::tile_width(in.shape.models);
-  const std::int64_t tiles = (vocab + width - 1) / width;
-  const std::int64_t count = in.shape.positions * tiles;
-  cpu::parallel_for(count, 4, threads, [&](std::int64_t first, std::int64_t last) {
-    double* memory = cpu::thread_scratch(MixtureTile::scratch_size(in.shape.models));
-    for (std::int64_t task = first; task < last; ++task) {
-      const std::int64_t position = task / tiles, begin = task % tiles * width;
-      const std::int64_t end = begin + width < vocab ? begin + width : vocab;
-      MixtureTile tile(in, weights, position, memory);
-      tile.load(begin, end);
-      double* out = probabilities + position * vocab + begin;
-      for (std::int64_t lane = 0; begin + lane < end; lane += Vec::kLanes) {
-        double p[Vec::kLanes];
-        (tile.q(lane) * tile.mean(lane).ratio).store(p);
-        for (int l = 0; l < Vec::kLanes && begin + lane + l < end; ++l) out[lane + l] = p[l];
-      }
-      for (std::int64_t k = 0; k < tile.wild_count(); ++k) {
-        out[tile.wild(k) - begin] = rare_mean(in, weights, position, tile.wild(k));
-      }
+// Tokens in a tile: what is kept of them stays in the first-level cache.
+constexpr std::int64_t kTile = 1024;
+
+// A stretch of one position's vocabulary: all models, one after another.
+class Tile {
+ public:
+  static constexpr std::int64_t kScratch = 2 * kTile;
+
+  Tile(const Ensemble& in, const Weights& weights, std::int64_t position, double* memory)
+      : in_(in), weights_(weights), position_(position), q_(memory), sum_(memory + kTile) {}
+
+  // The mixture at the tokens from begin to end.
+  void mix(std::int64_t begin, std::int64_t end, double* out) {
+    begin_ = begin, end_ = end;
+    const Row row = row_of(in_.public_logits, 0, position_);
+    with_dtype(row.dtype, [&](auto tag) { load_public<decltype(tag)::value>(row); });
+    double shared = 0.0;
+    for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+      const Row own = row_of(in_.private_logits, i, position_);
+      with_dtype(own.dtype, [&](auto tag) { shared += add<decltype(tag)::value>(own, i); });
     }
-  });
+    const double models = static_cast<double>(in_.shape.models);
+    for (std::int64_t v = 0; v < end - begin; ++v) {
+      out[v] = q_[v] < 0.0 ? rare_mean(in_, weights_, position_, begin + v)
+                           : (sum_[v] + shared * q_[v]) / models;
+    }
+  }
+
+ private:
+  // q, or -1 where it is masked or too rare; a NaN stays, so that what belongs to no distribution
+  // is noticed.
+  template <Dtype D>
+  void load_public(const Row& row) {
+    const Vec lse(in_.public_lse[position_]);
+    for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
+      const Vec lq = load_logits<D>(row.data, v, end_) - lse;
+      vselect(lq < Vec(kWildLogQ), Vec(-1.0), exp_(lq)).store(q_ + v - begin_);
+      Vec(0.0).store(sum_ + v - begin_);
+    }
+  }
+
+  // Adds one model's terms; returns its share of q.
+  template <Dtype D>
+  double add(const Row& row, std::int64_t model) {
+    const std::int64_t at = model * in_.shape.positions + position_;
+    const bool box = weights_.upper > 0.0;
+    if (box && weights_.active != nullptr && !weights_.active[at]) return 1.0;
+    if (!box && weights_.weight[at] == 0.0) return weights_.complement[at];
+    // s p = e^{z - m}.
+    const double m =
+        in_.private_lse[at] - (box ? weights_.weight[at] : std::log(weights_.weight[at]));
+    if (box) {
+      const Vec lower(weights_.lower), upper(weights_.upper), residual(weights_.complement[at]);
+      add_terms<D>(row, m, [&](Vec term, Vec z, Vec q) ADAPMIXED_INLINE {
+        const Vec inside = vmin(upper * q, vmax(lower * q, term));
+        return vselect(z == Vec(-HUGE_VAL), residual * q, inside);
+      });
+      return 0.0;
+    }
+    add_terms<D>(row, m, [](Vec term, Vec, Vec) ADAPMIXED_INLINE { return term; });
+    return weights_.complement[at];
+  }
+
+  template <Dtype D, class Clip>
+  void add_terms(const Row& row, double m, const Clip& clip) {
+    const ExpFrom from(m);
+    const Vec origin(m), reach(600.0);
+    for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
+      const Vec z = load_logits<D>(row.data, v, end_);
+      const Vec distance = vabs(z - origin);
+      // Far terms and masked ones take the longer way.
+      const Vec term = (distance > reach).any() ? exp_(z - origin) : from.exp(z);
+      double* sum = sum_ + v - begin_;
+      (Vec::load(sum) + clip(term, z, Vec::load(q_ + v - begin_))).store(sum);
+    }
+  }
+
+  const Ensemble& in_;
+  const Weights& weights_;
+  std::int64_t position_, begin_ = 0, end_ = 0;
+  double *q_, *sum_;
+};
+
+void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads) {
+  const std::int64_t vocab = in.shape.vocab, tiles = (vocab + kTile - 1) / kTile;
+  cpu::parallel_for(in.shape.positions * tiles, 4, threads,
+                    [&](std::int64_t first, std::int64_t last) {
+                      double* memory = cpu::thread_scratch(Tile::kScratch);
+                      for (std::int64_t task = first; task < last; ++task) {
+                        const std::int64_t position = task / tiles, begin = task % tiles * kTile;
+                        const std::int64_t end = begin + kTile < vocab ? begin + kTile : vocab;
+                        Tile(in, weights, position, memory)
+                            .mix(begin, end, probabilities + position * vocab + begin);
+                      }
+                    });
 }
 
 }  // namespace

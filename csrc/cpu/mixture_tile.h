@@ -3,7 +3,7 @@
 // lambda r. Both are kept because each is accurate where the other cancels.
 #pragma once
 
-#include "core/neighbour.h"
+#include "core/clipping.h"
 #include "cpu/rows.h"
 
 ADAPMIXED_CORE_BEGIN
@@ -81,7 +81,7 @@ class MixtureTile {
   void load_model(const Row& row, std::int64_t model, std::int64_t begin, std::int64_t end) {
     const std::int64_t at = model * in_.shape.positions + position_;
     const Vec shift(in_.private_lse[at] - in_.public_lse[position_]);
-    const Vec weight(weights_.weight[at]), complement(weights_.complement[at]);
+    const Member<Vec> member(weights_, at);
     const Row public_row = row_of(in_.public_logits, 0, position_);
     double* excess = excess_ + model * width_ - begin;
     double* ratio_out = ratio_ + model * width_ - begin;
@@ -89,7 +89,7 @@ class MixtureTile {
       const Vec t =
           load_logits<D>(row.data, v, end) - load_logits<D>(public_row.data, v, end) - shift;
       const auto present = Vec::load(q_ + v - begin) > Vec(0.0);
-      const Projected<Vec> own = projected(vselect(present, t, Vec(0.0)), weight, complement);
+      const Projected<Vec> own = member(vselect(present, t, Vec(0.0)));
       own.excess.store(excess + v);
       own.ratio.store(ratio_out + v);
       accumulate(excess_spread_ + v - begin, own.excess - Vec::load(excess_ + v - begin));

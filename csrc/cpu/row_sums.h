@@ -9,18 +9,25 @@
 
 ADAPMIXED_CORE_BEGIN
 
+// Takes the terms e^{z - m} of a row's tokens from v on, two vectors at a time: nothing is kept.
+struct Forget {
+  void operator()(std::int64_t, Vec, Vec) const {}
+};
+
 // log sum of e^z over a row, by e^{z - m}: within 2e-14 besides the rounding of m itself. Terms
 // with |z - m| > 600 are cut off there; NaN where there is a NaN.
-template <Dtype D>
-double log_sum_from(const char* data, std::int64_t vocab, double m) {
+template <Dtype D, class Keep = Forget>
+double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& keep = {}) {
   const Flt lowest(static_cast<float>(m - 600.0)), highest(static_cast<float>(m + 600.0));
   const ExpFrom from(m);
   constexpr std::int64_t kGroup = 4 * Flt::kLanes;
   Vec low(0.0), high(0.0);
-  const auto add = [&](Flt z) ADAPMIXED_INLINE {
+  const auto add = [&](std::int64_t v, Flt z) ADAPMIXED_INLINE {
     z = vmin(highest, vmax(lowest, z));  // NaN, the second operand, passes
-    low = low + from.exp(low_half(z));
-    high = high + from.exp(high_half(z));
+    const Vec e_low = from.exp(low_half(z)), e_high = from.exp(high_half(z));
+    keep(v, e_low, e_high);
+    low = low + e_low;
+    high = high + e_high;
   };
   std::int64_t v = 0;
   for (; v + kGroup <= vocab; v += kGroup) {
@@ -28,9 +35,9 @@ double log_sum_from(const char* data, std::int64_t vocab, double m) {
       __builtin_prefetch(data + (v + 32 * kGroup) * kElementSize<D> + line);
     }
     ADAPMIXED_UNROLL
-    for (int k = 0; k < 4; ++k) add(load_whole<D>(data, v + k * Flt::kLanes));
+    for (int k = 0; k < 4; ++k) add(v + k * Flt::kLanes, load_whole<D>(data, v + k * Flt::kLanes));
   }
-  for (; v < vocab; v += Flt::kLanes) add(load_floats<D>(data, v, vocab));
+  for (; v < vocab; v += Flt::kLanes) add(v, load_floats<D>(data, v, vocab));
   return from.origin() + std::log(sum(low + high));
 }
 
@@ -61,10 +68,11 @@ void log_sum_exp_row(const char* data, std::int64_t vocab, double* lse, std::int
 
 // The same in one pass, from a logit of this row that is likely to be among the large ones; NaN
 // where it was not, or the row has a status.
-template <Dtype D>
-double log_sum_exp_near(const char* data, std::int64_t vocab, double reference) {
+template <Dtype D, class Keep = Forget>
+double log_sum_exp_near(const char* data, std::int64_t vocab, double reference,
+                        const Keep& keep = {}) {
   if (!(std::fabs(reference) < 1e4)) return std::nan("");
-  const double lse = log_sum_from<D>(data, vocab, reference);
+  const double lse = log_sum_from<D>(data, vocab, reference, keep);
   return lse - reference < 500.0 ? lse : std::nan("");  // also where it is NaN
 }
 

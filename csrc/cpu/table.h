@@ -10,6 +10,7 @@ struct Table {
   const char* name;
   decltype(&cpu::log_sum_exp) log_sum_exp;
   decltype(&cpu::project) project;
+  decltype(&cpu::clip_project) clip_project;
   decltype(&cpu::leave_one_out) leave_one_out;
   decltype(&cpu::mixture) mixture;
   decltype(&cpu::renyi_divergence) renyi_divergence;
@@ -23,6 +24,7 @@ struct Table {
 ADAPMIXED_CORE_BEGIN
 void add_log_sum_exp(cpu::Table& table);
 void add_project(cpu::Table& table);
+void add_clip_project(cpu::Table& table);
 void add_leave_one_out(cpu::Table& table);
 void add_mixture(cpu::Table& table);
 void add_renyi_divergence(cpu::Table& table);

@@ -16,6 +16,7 @@ def _inputs() -> dict[str, tuple[object, ...]]:
     private_lse, _ = torch.ops.adapmixed.log_sum_exp(private, "private_logits")
     public_lse, _ = torch.ops.adapmixed.log_sum_exp(public, "public_logits")
     ensemble = (private, public, private_lse, public_lse)
+    ball = (None, 0.0, 0.0)
     weight = torch.full((3, 2), 0.25, dtype=torch.float64)
     noise = torch.full((2, 4), 0.01, dtype=torch.float64)
     active = torch.tensor([[True, False]] * 3)
@@ -23,10 +24,11 @@ def _inputs() -> dict[str, tuple[object, ...]]:
     return {
         "log_sum_exp": (private, "private_logits"),
         "project": (private, public, public_lse, 18.0, 3.6),
-        "leave_one_out": (*ensemble, weight, 1 - weight, [2.0, 18.0], False, 5, None),
+        "clip_project": (private, public, public_lse, 0.5, 2.0, [2.0, 18.0], 5),
+        "leave_one_out": (*ensemble, weight, 1 - weight, *ball, [2.0, 18.0], False, 5, None),
         "step": (private, public, 18.0, 3.6, [2.0, 18.0], False, 5),
-        "mixture": (*ensemble, weight, 1 - weight),
-        "log_prob": (*ensemble, weight, 1 - weight, torch.tensor([3, 16])),
+        "mixture": (*ensemble, weight, 1 - weight, *ball),
+        "log_prob": (*ensemble, weight, 1 - weight, *ball, torch.tensor([3, 16])),
         "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.0, 2.0]),
         "screen": (*ensemble, noise, active, 0.1, 3.0, 1.0, 4, 3),
         "gaussian": (key, 3, [4, 5], 0.5),

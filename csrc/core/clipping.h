@@ -1,0 +1,101 @@
+// The density-ratio box: p_bar = clip(s p, c q, C q) with the s that makes it sum to 1, the KL
+// projection of p onto the distributions whose ratio to q lies in [c, C], and what it charges.
+//
+// S(s) = sum clip(s p, c q, C q) grows from c to C q(supp p) + c (1 - q(supp p)), piecewise
+// linearly. Where that does not reach 1, p_bar = C q on the support of p and the same multiple of
+// q, at least c, off it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/neighbour.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// How far S may end up from 1, where logits are of ordinary size.
+constexpr double kClipError = 2e-13;
+
+struct ClipSums {
+  double total;   // S
+  double moving;  // the part of it that grows with s: s p(v) of the tokens inside the box
+};
+
+// log s with S = 1: Newton's steps, exact once no token changes sides, in a bracket. `sums(log s)`.
+// False where no s below e^limit gives 1. *log_scale: where to start, then the result.
+template <class Sums>
+ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit,
+                                   double* log_scale) {
+  double low = std::log1p(-lower) - 1e-9, high = HUGE_VAL;  // S <= c + s
+  double t = *log_scale;
+  for (int k = 0; k < 400; ++k) {
+    const ClipSums at = sums(t);
+    const double gap = 1.0 - at.total;
+    if (std::isnan(gap)) return false;
+    *log_scale = t;
+    if (std::fabs(gap) <= kClipError) return true;
+    (gap > 0.0 ? low : high) = t;
+    // Steps that overshoot by turns shrink the bracket slowly: every fourth halves it.
+    double next = k % 4 == 3 && high < HUGE_VAL ? NAN : t + std::log1p(gap / at.moving);
+    if (!(next > low && next < high)) {
+      next = high < HUGE_VAL ? 0.5 * (low + high) : t + std::fabs(t) + 1.0;
+    }
+    if (next == t || next == low || next == high) return true;  // no double is closer
+    if (next > limit) return false;
+    t = next;
+  }
+  return true;
+}
+
+// p_bar / q of one model, t = log p/q.
+template <class T>
+ADAPMIXED_HD_INLINE Projected<T> clipped(T t, T log_scale, T residual, T lower, T upper) {
+  const Ratio<T> r = ratio(t + log_scale);
+  const T one(1.0);
+  const auto absent = t == T(-HUGE_VAL);
+  return {vselect(absent, residual - one, vmin(upper - one, vmax(r.d, lower - one))),
+          vselect(absent, residual, vmin(upper, vmax(r.r, lower)))};
+}
+
+// p_bar / q of one model from t, whichever way it is projected.
+template <class T>
+class Member {
+ public:
+  ADAPMIXED_HD Member(const Weights& weights, std::int64_t at)
+      : first_(weights.weight[at]),
+        second_(weights.complement[at]),
+        lower_(weights.lower),
+        upper_(weights.upper),
+        box_(weights.upper > 0.0),
+        answers_public_(box_ && weights.active != nullptr && !weights.active[at]) {}
+
+  ADAPMIXED_HD_INLINE Projected<T> operator()(T t) const {
+    if (!box_) return projected(t, first_, second_);
+    if (answers_public_) return {T(0.0), T(1.0)};
+    return clipped(t, first_, second_, lower_, upper_);
+  }
+
+ private:
+  T first_, second_, lower_, upper_;
+  bool box_, answers_public_;
+};
+
+// The charge of the per-model filter: with U = p_bar / q, W = ((N-1) c + 1) / N and y = (U - 1) /
+// (N W), the Renyi divergence of the larger of both directions between ((N-1) c + U) / N and W, all
+// other slots at their lowest: log1p(W max(sum q e_alpha(y), sum q e_{1-alpha}(y))) / (alpha - 1),
+// e_s(y) = (1+y)^s - 1 - s y.
+struct ChargeScale {
+  double slots;  // N W
+  double share;  // W
+
+  ADAPMIXED_HD ChargeScale(double lower, std::int64_t num_models)
+      : slots(static_cast<double>(num_models - 1) * lower + 1.0),
+        share(slots / static_cast<double>(num_models)) {}
+
+  ADAPMIXED_HD double of(double forward, double reverse, double order) const {
+    const double excess = share * std::fmax(forward, reverse);
+    return std::isnan(excess) ? HUGE_VAL : std::log1p(std::fmax(excess, 0.0)) / (order - 1.0);
+  }
+};
+
+ADAPMIXED_CORE_END

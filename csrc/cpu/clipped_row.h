@@ -1,0 +1,190 @@
+// One row's share S(s) = sum clip(s p, c q, C q) in double: from its exponentials, kept from the
+// pass that sums them, or from logarithms, which serve every input.
+#pragma once
+
+#include <cmath>
+
+#include "core/clipping.h"
+#include "cpu/row_sums.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// The public row as all private rows of its position read it; padded to whole groups with q = 0.
+struct ClipPublic {
+  static constexpr std::int64_t kGroup = 4 * Vec::kLanes;
+
+  Row row;
+  double lse;
+  std::int64_t vocab, padded;
+  double *q, *inverse;  // 1 / q, 0 where q is too small to have one
+  std::int64_t top;     // the most likely token
+  // The likely tokens, from which the rows guess s: what they weigh, and the rest of q.
+  static constexpr double kLikely = 1.0 / 4096;
+  static constexpr std::int64_t kMostLikely = 4096 + kGroup;
+  double* likely_q;
+  std::int32_t* likely;
+  std::int64_t likely_count;
+  double unlikely;
+
+  static std::int64_t padding(std::int64_t vocab) { return round_up(vocab, 32); }
+  static std::int64_t scratch_size(std::int64_t vocab) {
+    return 2 * padding(vocab) + kMostLikely + kMostLikely / 2;
+  }
+
+  template <Dtype D>
+  void load(const Row& public_row, double public_lse, std::int64_t row_vocab, double* memory) {
+    row = public_row, lse = public_lse, vocab = row_vocab, padded = padding(vocab);
+    q = memory, inverse = q + padded;
+    double largest = -1.0;
+    for (std::int64_t v = 0; v < padded; v += Vec::kLanes) {
+      const Vec here = v < vocab ? exp_(load_logits<D>(row.data, v, vocab) - Vec(lse)) : Vec(0.0);
+      here.store(q + v);
+      vselect(here > Vec(1e-300), Vec(1.0) / here, Vec(0.0)).store(inverse + v);
+    }
+    likely_q = inverse + padded, likely = reinterpret_cast<std::int32_t*>(likely_q + kMostLikely);
+    likely_count = 0, unlikely = 1.0;
+    for (std::int64_t v = 0; v < vocab; ++v) {
+      if (q[v] > largest) largest = q[v], top = v;
+      if (q[v] < kLikely || likely_count == 4096) continue;
+      unlikely -= q[v];
+      likely_q[likely_count] = q[v];
+      likely[likely_count++] = static_cast<std::int32_t>(v);
+    }
+    unlikely = std::fmax(unlikely, 0.0);
+  }
+};
+
+class ClippedRow {
+  // s p of what is kept by load_exponentials.
+  struct Times {
+    Vec scale;
+    Vec operator()(Vec e, Vec) const { return scale * e; }
+  };
+  Times times(double log_s) const { return {Vec(std::exp(log_s + offset_))}; }
+
+ public:
+  static std::int64_t scratch_size(std::int64_t vocab) {
+    return ClipPublic::padding(vocab) + 2 * ClipPublic::kMostLikely;
+  }
+
+  ClippedRow(const ClipPublic& q, double lower, double upper, double* memory)
+      : q_(q), lower_(lower), upper_(upper), values_(memory) {}
+
+  // Keeps e^{z - m} with m the public row's most likely token's logit; the log-sum-exp, or NaN
+  // where that does not do.
+  template <Dtype D>
+  double load_exponentials(const Row& row) {
+    const double reference = row.at(q_.top);
+    for (std::int64_t v = q_.padded - 2 * ClipPublic::kGroup; v < q_.padded; ++v) {
+      if (v >= 0) values_[v] = 0.0;
+    }
+    const double lse = log_sum_exp_near<D>(row.data, q_.vocab, reference,
+                                           [&](std::int64_t v, Vec low, Vec high) ADAPMIXED_INLINE {
+                                             low.store(values_ + v);
+                                             high.store(values_ + v + Vec::kLanes);
+                                           });
+    offset_ = ExpFrom(reference).origin() - lse;
+    return lse;
+  }
+
+  // S, where no e^{z - m} that was cut off can matter.
+  ClipSums of_exponentials(double log_s) const {
+    return sums(values_, q_.q, q_.padded, times(log_s));
+  }
+  double most_scale() const { return 500.0 - offset_; }
+
+  // Where log s is likely to be: the solution with all unlikely tokens taken for one.
+  double guess() const {
+    double *e = values_ + q_.padded, *q = e + ClipPublic::kMostLikely, rest = 1.0;
+    std::int64_t count = q_.likely_count;
+    const double unit = std::exp(offset_);
+    for (std::int64_t k = 0; k < count; ++k) {
+      e[k] = values_[q_.likely[k]];
+      q[k] = q_.likely_q[k];
+      rest -= unit * e[k];
+    }
+    e[count] = std::fmax(rest, 0.0) / unit;
+    q[count++] = q_.unlikely;
+    for (; count % ClipPublic::kGroup != 0; ++count) e[count] = q[count] = 0.0;
+    double log_s = 0.0;
+    const auto rough = [&](double at) { return sums(e, q, count, times(at)); };
+    return solve_clip_scale(rough, lower_, 50.0, &log_s) ? log_s : 0.0;
+  }
+
+  // Keeps p_bar / q.
+  void set_ratios(double log_s) {
+    const Vec scale(std::exp(log_s + offset_)), low(lower_), high(upper_);
+    for (std::int64_t v = 0; v < q_.padded; v += Vec::kLanes) {
+      const Vec r = scale * Vec::load(values_ + v) * Vec::load(q_.inverse + v);
+      vmin(high, vmax(low, r)).store(values_ + v);
+    }
+  }
+
+  // Keeps t = log p/q, -inf where p = 0; q of the tokens that p has, and of the others.
+  template <Dtype D>
+  void load_logarithms(const Row& row, double lse, double& covered, double& uncovered) {
+    const Vec shift(lse - q_.lse), none(-HUGE_VAL);
+    Vec with(0.0), without(0.0);
+    for (std::int64_t v = 0; v < q_.padded; v += Vec::kLanes) {
+      const Vec q = Vec::load(q_.q + v);
+      Vec t = none;
+      if (v < q_.vocab) {
+        const Vec z0 = load_logits<D>(q_.row.data, v, q_.vocab);
+        t = load_logits<D>(row.data, v, q_.vocab) - z0 - shift;
+        t = vselect(z0 > none, t, none);
+      }
+      const auto has = t > none;
+      with = with + vselect(has, q, Vec(0.0));
+      without = without + vselect(has, Vec(0.0), q);
+      t.store(values_ + v);
+    }
+    covered = sum(with), uncovered = sum(without);
+  }
+
+  ClipSums of_logarithms(double log_s) const {
+    return sums(values_, q_.q, q_.padded,
+                [shift = Vec(log_s)](Vec t, Vec q) { return q * exp_(t + shift); });
+  }
+
+  void set_ratios_of_logarithms(double log_s, double residual) {
+    const Vec none(-HUGE_VAL), low(lower_), high(upper_), shift(log_s), rest(residual);
+    for (std::int64_t v = 0; v < q_.padded; v += Vec::kLanes) {
+      const Vec t = Vec::load(values_ + v);
+      const Vec r = vmin(high, vmax(low, exp_(t + shift)));
+      vselect(t > none, r, rest).store(values_ + v);
+    }
+  }
+
+  const double* ratios() const { return values_; }
+
+ private:
+  // `scaled`: s p from what is kept, and q.
+  template <class Scaled>
+  ClipSums sums(const double* values, const double* weights, std::int64_t count,
+                const Scaled& scaled) const {
+    constexpr int kWays = 4;
+    const Vec lower(lower_), upper(upper_), zero(0.0);
+    Vec total[kWays], moving[kWays];
+    for (int k = 0; k < kWays; ++k) total[k] = moving[k] = zero;
+    for (std::int64_t v = 0; v < count; v += ClipPublic::kGroup) {
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < kWays; ++k) {
+        const std::int64_t at = v + k * Vec::kLanes;
+        const Vec q = Vec::load(weights + at);
+        const Vec x = scaled(Vec::load(values + at), q);
+        const Vec low = lower * q, high = upper * q;
+        total[k] = total[k] + vmin(high, vmax(low, x));
+        moving[k] = moving[k] + vselect((x > low) & (x < high), x, zero);
+      }
+    }
+    return {sum(total[0] + total[1] + (total[2] + total[3])),
+            sum(moving[0] + moving[1] + (moving[2] + moving[3]))};
+  }
+
+  const ClipPublic& q_;
+  double lower_, upper_;
+  double* values_;
+  double offset_ = 0.0;
+};
+
+ADAPMIXED_CORE_END
