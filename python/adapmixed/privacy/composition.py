@@ -19,7 +19,8 @@ from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.dominating import DominatingPair, accounted_box, clipped_mixing_pair
 
 POINTS = 2**20
-"""Grid points across the composed loss; ε changes by less than 1e-6 relative beyond 2^18."""
+"""Grid points across the composed loss: a second or two. ε is then above the limit of ever finer
+grids by less than 1e-5, relatively, up to 99 840 queries at N = 100, δ = 1e-5 (2^18: 6e-5)."""
 
 _DEVIATIONS = 20.0  # of the composed loss that the grid spans: tails far below any δ in use
 _LAW_ERROR = 2.0**-49  # relative, of a pair's masses: they come from a few roundings
@@ -80,20 +81,24 @@ def composed_epsilon(
     slack = queries * _LAW_ERROR
     share = delta * math.exp(-slack) * (1 - 2.0**-50)
     pure = queries * loss if shift == 0 else math.inf
-    bound = min(pure, _by_renyi(pair, queries, share, shift))
+    bound = min(pure, renyi_epsilon(pair, queries, share, screening=screening))
     room = share - queries * _FFT_ERROR
     if room > share / 2:
         bound = min(bound, _by_loss_distribution(pair, queries, room, shift, points))
     return math.nextafter((bound + 2 * slack) * (1 + 2.0**-40), math.inf) if bound > 0 else 0.0
 
 
-def _by_renyi(pair: DominatingPair, queries: int, delta: float, shift: float) -> float:
-    """Both orders of the pair at the best Rényi order: pair and queries are fixed beforehand."""
-    best = math.inf
-    other = pair.exchanged()
+def renyi_epsilon(
+    pair: DominatingPair, queries: int, delta: float, *, screening: float = 0.0
+) -> float:
+    """A larger ε than `composed_epsilon`'s, in a millisecond: by Rényi costs at the best order.
+
+    The order may be chosen since pair and queries are fixed beforehand. Arguments as there.
+    """
+    best, other = math.inf, pair.exchanged()
     for order in _ORDERS:
-        cost = queries * max(pair.renyi(order), other.renyi(order)) + order * shift**2 / 2
-        best = min(best, rdp_to_dp(order, cost * (1 + 1e-9), delta))
+        single = max(pair.renyi(order), other.renyi(order)) + order * screening
+        best = min(best, rdp_to_dp(order, queries * single * (1 + 1e-9), delta))
     return best
 
 
@@ -171,12 +176,12 @@ def _split(pair: DominatingPair, interval: float) -> tuple[dict[int, float], dic
 
 
 def _power(single: Any, times: int, tail: float) -> Any:
-    """`single` composed with itself, in two stages.
+    """`single` composed with itself, in two stages where there are many.
 
     dp-accounting bounds the range of a composition by moments whose orders suit lists that are not
     much shorter than the range; in one stage it would take many times the points.
     """
-    if times <= 16:
+    if times <= 1024:
         return single.self_compose(times, tail)
     stage = math.isqrt(times)
     total = _power(single, stage, tail).self_compose(times // stage, tail)

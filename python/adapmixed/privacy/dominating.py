@@ -92,7 +92,8 @@ def clipped_mixing_pair(
       what is left without it is q, so the pair of zero-out.
 
     For the first two an atom of mass (N-1)(1-c)/N in both is added: the others' mass beyond c q.
-    The pairs grow with the box and shrink with N. Proof: docs/privacy.md, section 11.
+    The pairs grow with the box and shrink with N (add/remove: from N = 2 on, so that one more model
+    is covered, too). Proof: docs/privacy.md, section 11.
 
     Args:
         lower, upper: the box of p̄_i/q, 0 <= lower <= 1 <= upper, both finite.
