@@ -43,7 +43,7 @@ PRIVACY_FOR_MECHANISMS = {"adapmixed.privacy.events", "adapmixed.privacy.convers
 
 # Rooms whose foreign imports are part of the contract.
 FOREIGN = {
-    "privacy": {"numpy"},
+    "privacy": {"numpy", "dp_accounting"},
     "rng": {"torch"},
     "mechanisms": {"torch"},
     "decoding": {"torch"},

@@ -1,6 +1,12 @@
-"""Privacy accounting: events in, (ε, δ) guarantees out. Imports numpy only, never torch."""
+"""Privacy accounting: events in, (ε, δ) guarantees out. Never imports torch.
+
+numpy is imported at once, dp-accounting with the first guarantee that needs it.
+"""
 
 from adapmixed.privacy.accountant import Accountant
+from adapmixed.privacy.bounded_range import RANGE_ERROR, bounded_range_rho
+from adapmixed.privacy.checks import ADJACENCIES, QUESTIONS
+from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
 from adapmixed.privacy.conversions import (
     amplification_rate,
     c_alpha,
@@ -15,9 +21,16 @@ from adapmixed.privacy.conversions import (
     subsampled_rdp,
     zcdp_to_dp,
 )
+from adapmixed.privacy.dominating import (
+    BOX_ERROR,
+    DominatingPair,
+    accounted_box,
+    clipped_mixing_pair,
+)
 from adapmixed.privacy.events import (
-    ADJACENCIES,
     LOSS_ABSOLUTE_ERROR,
+    BoundedRangeAnswer,
+    ClippedAnswer,
     Event,
     GaussianScreening,
     LeaveOneOutLoss,
@@ -29,10 +42,16 @@ from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
 
 __all__ = [
     "ADJACENCIES",
+    "BOX_ERROR",
     "KINDS",
     "LOSS_ABSOLUTE_ERROR",
+    "QUESTIONS",
+    "RANGE_ERROR",
     "RULES",
     "Accountant",
+    "BoundedRangeAnswer",
+    "ClippedAnswer",
+    "DominatingPair",
     "Event",
     "GaussianScreening",
     "Guarantee",
@@ -40,8 +59,13 @@ __all__ = [
     "PublicAnswer",
     "RenyiBound",
     "UnprotectedAnswer",
+    "accounted_box",
     "amplification_rate",
+    "bounded_range_rho",
     "c_alpha",
+    "clipped_mixing_epsilon",
+    "clipped_mixing_pair",
+    "composed_epsilon",
     "gaussian_rdp",
     "published_bound",
     "published_target_leakage",

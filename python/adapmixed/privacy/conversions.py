@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from adapmixed.privacy.events import check_count, check_order, check_real
+from adapmixed.privacy.checks import check_count, check_order, check_real
 
 _SUM_SLACK = 2.0**-50
 _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this

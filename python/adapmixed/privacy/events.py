@@ -1,8 +1,9 @@
 """Privacy events: what a mechanism did, as frozen records that the accountant composes.
 
 A mechanism never accounts: it emits events. Every answered query appears in exactly one of the
-answering events (`LeaveOneOutLoss`, `RenyiBound`, `PublicAnswer`, `UnprotectedAnswer`), and a
-noisy screening that preceded the answer appears in a `GaussianScreening` besides.
+answering events (`LeaveOneOutLoss`, `RenyiBound`, `ClippedAnswer`, `BoundedRangeAnswer`,
+`PublicAnswer`, `UnprotectedAnswer`), and a noisy screening that preceded the answer appears in a
+`GaussianScreening` besides.
 
 Shapes: N = `num_models`, B = positions (queries) of the event, K = number of Rényi orders.
 Errors are `ValueError`s that name the field, its value and what is allowed.
@@ -10,66 +11,23 @@ Errors are `ValueError`s that name the field, its value and what is allowed.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-ADJACENCIES = ("add_remove", "zero_out")
-"""Neighbouring ensembles: one member's model removed, or its slot answering the public model."""
+from adapmixed.privacy.checks import (
+    check_adjacency,
+    check_box,
+    check_clip,
+    check_count,
+    check_order,
+    check_real,
+)
 
 LOSS_ABSOLUTE_ERROR = 1e-12
 """Absolute error that the accountant adds to every realised loss that is not exactly zero."""
-
-
-def check_count(name: str, value: Any, minimum: int) -> int:
-    """`value` as an int that is at least `minimum`, else ValueError."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
-    if isinstance(value, bool) or count < minimum:
-        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
-    return count
-
-
-def check_real(name: str, value: Any, *, infinite: bool = False) -> float:
-    """`value` as a float >= 0 that is not NaN (and finite unless `infinite`), else ValueError."""
-    number = _as_float(name, value)
-    if math.isnan(number) or number < 0 or (math.isinf(number) and not infinite):
-        allowed = ">= 0" if infinite else "finite and >= 0"
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
-    return number
-
-
-def check_order(value: Any, name: str = "order") -> float:
-    """`value` as a finite Rényi order > 1, else ValueError."""
-    order = _as_float(name, value)
-    if not order > 1:
-        raise ValueError(f"{name} must be > 1, got {value!r}")
-    if math.isinf(order):
-        raise ValueError(f"{name} must be finite, got {value!r}")
-    return order
-
-
-def check_adjacency(value: Any) -> str:
-    """`value` if it is one of `ADJACENCIES`, else ValueError."""
-    if value not in ADJACENCIES:
-        raise ValueError(f"adjacency must be one of {ADJACENCIES}, got {value!r}")
-    return str(value)
-
-
-def _as_float(name: str, value: Any) -> float:
-    if isinstance(value, bool | str):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a number, got {value!r}") from None
 
 
 @dataclass(frozen=True)
@@ -182,6 +140,73 @@ class RenyiBound:
 
 
 @dataclass(frozen=True)
+class ClippedAnswer:
+    """`queries` queries answered by ClippedMixing: the mean of N models clipped to a box around q.
+
+    The guarantee comes from a dominating pair (`clipped_mixing_pair`) composed `budget` times, so
+    the box, N and the number of queries are fixed beforehand: the whole budget is charged with the
+    first query. Contexts, and when to stop, may depend on the answers.
+
+    Args:
+        lower, upper: the nominal box of p̄_i/q, 0 <= lower <= 1 <= upper < inf. Accounted is one
+            wider by `BOX_ERROR`.
+        num_models: N >= 1.  queries: answered here.
+        budget: how many queries the guarantee is for, >= 1. None is recorded, not accounted: the
+            accountant refuses it.
+    """
+
+    lower: float
+    upper: float
+    num_models: int
+    queries: int
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        low, high = check_box(self.lower, self.upper)
+        object.__setattr__(self, "lower", low)
+        object.__setattr__(self, "upper", high)
+        object.__setattr__(self, "num_models", check_count("num_models", self.num_models, 1))
+        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", check_count("budget", self.budget, 1))
+
+
+@dataclass(frozen=True)
+class BoundedRangeAnswer:
+    """`queries` queries answered by ClippedLogPool: p ∝ q exp((scale/N) Σ_i clip(log p_i/q, a, b)).
+
+    Without one slot the log-ratio changes within a range η = scale (b - a)/N: (η²/8)-zCDP each, for
+    zero-out and add/remove alike (N is a public constant of the formula); replace-one has 2η.
+    Costs add up. scale, a and b may differ between events if their schedule is public; where they
+    depend on earlier answers only a filter gives a guarantee.
+
+    Args:
+        scale: κ >= 0, finite.  lower, upper: a <= 0 <= b, finite, in log units.
+        num_models: N >= 1.  queries: answered here.
+        budget: how many queries the guarantee is for: all charged with the first; settings are then
+            the same in every event. None charges every query as it comes, for a number of queries
+            that was fixed beforehand.
+    """
+
+    scale: float
+    lower: float
+    upper: float
+    num_models: int
+    queries: int
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        low, high = check_clip(self.lower, self.upper)
+        object.__setattr__(self, "scale", check_real("scale", self.scale))
+        object.__setattr__(self, "lower", low)
+        object.__setattr__(self, "upper", high)
+        object.__setattr__(self, "num_models", check_count("num_models", self.num_models, 1))
+        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", check_count("budget", self.budget, 1))
+
+
+@dataclass(frozen=True)
 class PublicAnswer:
     """`queries` queries answered from public values only: they cost nothing."""
 
@@ -201,5 +226,13 @@ class UnprotectedAnswer:
         object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
 
 
-Event = GaussianScreening | LeaveOneOutLoss | RenyiBound | PublicAnswer | UnprotectedAnswer
+Event = (
+    GaussianScreening
+    | LeaveOneOutLoss
+    | RenyiBound
+    | ClippedAnswer
+    | BoundedRangeAnswer
+    | PublicAnswer
+    | UnprotectedAnswer
+)
 """Any privacy event."""

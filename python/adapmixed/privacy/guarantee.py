@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
-from adapmixed.privacy.events import ADJACENCIES, check_real
+from adapmixed.privacy.checks import QUESTIONS, check_real
 
 RULES = ("per_model", "paper")
 """max_i Σ_t (default; never larger) and the paper's Σ_t max_i."""
@@ -16,7 +16,11 @@ KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")
 _ADJACENCY_WORDS = {
     "zero_out": "one shard is emptied and its slot answers the public distribution (zero-out)",
     "add_remove": "the ensemble lacks one shard's model (add/remove)",
+    "replace_one": "any change of the records in one shard (replace-one)",
 }
+
+METHODS = ("pld", "zcdp")
+"""How a fixed total without a rule was composed: by loss distributions, by zCDP."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,15 @@ class Guarantee:
         delta: 0 for "public", 1 for "none".
         kind: one of `KINDS`.
         unit: what is protected: one whole "shard".
-        adjacency: "zero_out", "add_remove", or None when nothing private was used or protected.
-        rule: "per_model", "paper", or None likewise.
+        adjacency: "zero_out", "add_remove", "replace_one", or None when nothing private was used or
+            protected.
+        rule: "per_model", "paper", or None likewise and where the total is the same for all models.
         order: the Rényi order that gives `epsilon` (of the binding model), None without one.
         orders: all orders fixed beforehand, over which δ was split.
         queries: answered queries.
         budget: for "fixed": how many queries the guarantee was planned for and covers, whenever the
             answers stop; None where it covers exactly `queries`, fixed beforehand.
+        method: one of `METHODS` where `rule` is None, else None: Rényi costs by that rule.
     """
 
     epsilon: float | None
@@ -47,6 +53,7 @@ class Guarantee:
     orders: tuple[float, ...] = ()
     queries: int = 0
     budget: int | None = None
+    method: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -57,10 +64,12 @@ class Guarantee:
             check_real("epsilon", self.epsilon, infinite=True)
         if not 0 <= self.delta <= 1:
             raise ValueError(f"delta must be in [0, 1], got {self.delta!r}")
-        if self.adjacency is not None and self.adjacency not in ADJACENCIES:
-            raise ValueError(f"adjacency must be one of {ADJACENCIES}, got {self.adjacency!r}")
+        if self.adjacency is not None and self.adjacency not in QUESTIONS:
+            raise ValueError(f"adjacency must be one of {QUESTIONS}, got {self.adjacency!r}")
         if self.rule is not None and self.rule not in RULES:
             raise ValueError(f"rule must be one of {RULES}, got {self.rule!r}")
+        if self.method is not None and self.method not in METHODS:
+            raise ValueError(f"method must be one of {METHODS}, got {self.method!r}")
 
     def __str__(self) -> str:
         answers = f"{self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"
@@ -73,10 +82,12 @@ class Guarantee:
         if self.kind == "public":
             return f"ε = 0, δ = 0 for one whole {self.unit}: the {answers} used public values only."
         basis = f"{self._order_words()}; neighbouring: {_ADJACENCY_WORDS[self.adjacency or '']}"
+        if self.rule is not None:
+            basis += f"; rule {self.rule}"
         if self.kind == "published":
             return (
                 f"{pair} for one whole {self.unit} over {answers} is the number claimed by the "
-                f"published data-independent bound ({basis}; rule {self.rule}). That bound is "
+                f"published data-independent bound ({basis}). That bound is "
                 f"known to be invalid and can understate the loss without limit: no privacy "
                 f"guarantee follows from this number."
             )
@@ -88,8 +99,7 @@ class Guarantee:
                 condition = ""
             words = (
                 f"{whose} are (ε, δ)-differentially private for one whole {self.unit} with {pair}, "
-                f"a guarantee fixed in advance that may be published{condition} ({basis}; rule "
-                f"{self.rule})."
+                f"a guarantee fixed in advance that may be published{condition} ({basis})."
             )
             if self.adjacency == "zero_out":
                 words += (
@@ -99,12 +109,16 @@ class Guarantee:
             return words
         return (
             f"{pair} for one whole {self.unit} over {answers}, data-dependent and ex-post "
-            f"({basis}; rule {self.rule}). This value depends on the private data and must not be "
+            f"({basis}). This value depends on the private data and must not be "
             f"published; it is not (ε, δ)-DP with a constant ε; it covers the removal of a "
             f"member, not the addition of one."
         )
 
     def _order_words(self) -> str:
+        if self.method == "pld":
+            return "privacy loss distribution of a dominating pair"
+        if self.method == "zcdp" and self.order is not None:
+            return f"zero-concentrated DP at its best Rényi order, {self.order:.6g}"
         if self.order is None:
             return "no Rényi order"
         if len(self.orders) > 1:

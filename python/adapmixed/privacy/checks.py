@@ -1,0 +1,88 @@
+"""Checks of arguments, shared by events, conversions and planning.
+
+Each returns the value in its plain type or raises a ValueError that names the argument, its value
+and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+ADJACENCIES = ("add_remove", "zero_out")
+"""Neighbouring ensembles: one member's model removed, or its slot answering the public model."""
+
+QUESTIONS = (*ADJACENCIES, "replace_one")
+"""What fixed guarantees can be asked for: also any change of the records inside one shard."""
+
+
+def check_count(name: str, value: Any, minimum: int) -> int:
+    """`value` as an int that is at least `minimum`, else ValueError."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+    if isinstance(value, bool) or count < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+    return count
+
+
+def check_real(name: str, value: Any, *, infinite: bool = False) -> float:
+    """`value` as a float >= 0 that is not NaN (and finite unless `infinite`), else ValueError."""
+    number = _as_float(name, value)
+    if math.isnan(number) or number < 0 or (math.isinf(number) and not infinite):
+        allowed = ">= 0" if infinite else "finite and >= 0"
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+    return number
+
+
+def check_order(value: Any, name: str = "order") -> float:
+    """`value` as a finite Rényi order > 1, else ValueError."""
+    order = _as_float(name, value)
+    if not order > 1:
+        raise ValueError(f"{name} must be > 1, got {value!r}")
+    if math.isinf(order):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return order
+
+
+def check_adjacency(value: Any) -> str:
+    """`value` if it is one of `ADJACENCIES`, else ValueError."""
+    if value not in ADJACENCIES:
+        raise ValueError(f"adjacency must be one of {ADJACENCIES}, got {value!r}")
+    return str(value)
+
+
+def check_question(value: Any) -> str:
+    """`value` if it is one of `QUESTIONS`, else ValueError."""
+    if value not in QUESTIONS:
+        raise ValueError(f"adjacency must be one of {QUESTIONS}, got {value!r}")
+    return str(value)
+
+
+def check_box(lower: Any, upper: Any) -> tuple[float, float]:
+    """The box (lower, upper) of p̄_i/q as floats, 0 <= lower <= 1 <= upper, else ValueError."""
+    low, high = check_real("lower", lower), check_real("upper", upper)
+    if low > 1:
+        raise ValueError(f"lower must be in [0, 1], got {lower!r}")
+    if high < 1:
+        raise ValueError(f"upper must be >= 1, got {upper!r}")
+    return low, high
+
+
+def check_clip(lower: Any, upper: Any) -> tuple[float, float]:
+    """The clip range of log p_i/q as floats, lower <= 0 <= upper, else ValueError."""
+    low, high = _as_float("lower", lower), _as_float("upper", upper)
+    if not -math.inf < low <= 0:
+        raise ValueError(f"lower must be finite and <= 0, got {lower!r}")
+    return low, check_real("upper", high)
+
+
+def _as_float(name: str, value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a number, got {value!r}") from None

@@ -1,0 +1,244 @@
+"""Composed ε: the table of the documentation, exact enumeration, dp-accounting's own rounding."""
+
+import itertools
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+import numpy as np
+import pytest
+from box_attack import hockey_stick, neighbours, random_laws
+from dp_accounting import gaussian_mechanism
+from dp_accounting.pld import privacy_loss_distribution
+
+from adapmixed.privacy import (
+    QUESTIONS,
+    DominatingPair,
+    clipped_mixing_epsilon,
+    clipped_mixing_pair,
+    composed_epsilon,
+    rdp_to_dp,
+)
+from adapmixed.privacy.composition import _split
+
+DELTA = 1e-5
+QUERIES = (1024, 9728, 99_840)
+# N = 100, c = e^-r, C = e^r, δ = 1e-5: rounded up to three digits; docs/privacy.md, section 11.
+TABLE = {
+    (0.10, "zero_out"): (0.104, 0.355, 1.27),
+    (0.25, "zero_out"): (0.308, 1.05, 3.86),
+    (0.50, "zero_out"): (0.762, 2.63, 10.3),
+    (1.00, "zero_out"): (2.27, 8.15, 36.7),
+    (0.10, "add_remove"): (0.206, 0.699, 2.54),
+    (0.25, "add_remove"): (0.549, 1.89, 7.16),
+    (0.50, "add_remove"): (1.19, 4.15, 17.0),
+    (1.00, "add_remove"): (2.97, 10.8, 50.8),
+    (0.10, "replace_one"): (0.216, 0.735, 2.67),
+    (0.25, "replace_one"): (0.612, 2.12, 8.14),
+    (0.50, "replace_one"): (1.43, 5.11, 21.7),
+    (1.00, "replace_one"): (3.86, 15.0, 76.0),
+}
+
+
+def rounded_up(value):
+    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(Decimal(value)))
+
+
+@pytest.mark.parametrize("r, adjacency", TABLE)
+def test_the_table(r, adjacency):
+    box = (math.exp(-r), math.exp(r))
+    found = [
+        clipped_mixing_epsilon(*box, 100, queries, DELTA, adjacency, points=2**18)
+        for queries in QUERIES
+    ]
+    assert tuple(map(rounded_up, found)) == TABLE[r, adjacency]
+
+
+def enumerated(pair, queries):
+    """All outcomes of `queries` independent draws of the pair: (P, Q)."""
+    masses = []
+    for law in (pair.p, pair.q):
+        total = np.array([1.0])
+        for _ in range(queries):
+            total = np.multiply.outer(total, np.array(law)).ravel()
+        masses.append(total)
+    return masses
+
+
+def exact_epsilon(pair, queries, delta):
+    """The smallest ε >= 0 with Σ (P - e^ε Q)_+ <= δ both ways, by bisection."""
+    p, q = enumerated(pair, queries)
+
+    def beyond(epsilon):
+        ratio = np.array([math.exp(epsilon)])
+        return max(hockey_stick(p, q, ratio)[0], hockey_stick(q, p, ratio)[0])
+
+    if beyond(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, 60.0
+    if beyond(high) > delta:
+        return math.inf
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+@pytest.mark.parametrize("queries", range(1, 9))
+@pytest.mark.parametrize(
+    "lower, upper, num_models", [(0.5, 2.0, 2), (0.8, 5.0, 10), (0.1, 1.05, 3), (0.6, 1.5, 1)]
+)
+def test_against_enumeration(lower, upper, num_models, queries, adjacency):
+    pair = clipped_mixing_pair(lower, upper, num_models, adjacency)
+    for delta in (1e-2, 1e-5):
+        exact = exact_epsilon(pair, queries, delta)
+        found = composed_epsilon(pair, queries, delta, points=2**14)
+        assert found >= exact * (1 - 1e-12)
+        assert found <= exact * (1 + 1e-6) + 1e-9 or found - exact < 0.002 * pair.largest_loss()
+
+
+def test_infinite_ratios():
+    pair = clipped_mixing_pair(0.0, 2.0, 50, "zero_out")
+    for queries in (1, 3):
+        assert composed_epsilon(pair, queries, DELTA) == math.inf
+        exact = exact_epsilon(pair, queries, 0.1)
+        found = composed_epsilon(pair, queries, 0.1, points=2**14)
+        assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-3)
+    disjoint = DominatingPair((1.0, 0.0), (0.0, 1.0))
+    assert composed_epsilon(disjoint, 1, 0.5) == math.inf
+    assert composed_epsilon(disjoint, 1, 0.5, screening=0.1) == math.inf
+    part = DominatingPair((0.9, 0.1), (1.0, 0.0))
+    assert composed_epsilon(part, 1, 0.11, points=2**12) == pytest.approx(0.0, abs=0.02)
+    assert composed_epsilon(part, 2, 0.11) == math.inf
+
+
+def test_adaptive_answers_stay_below_the_composed_pair():
+    """Two queries; the second ensemble depends on the first token."""
+    generator = np.random.default_rng(4)
+    ratios = np.exp(np.linspace(-3, 3, 61))
+    for lower, upper, num_models in ((0.5, 2.0, 2), (0.2, 1.3, 3), (0.8, 4.0, 1)):
+        for adjacency in QUESTIONS:
+            pair = clipped_mixing_pair(lower, upper, num_models, adjacency)
+            p, q = enumerated(pair, 2)
+            forward, backward = hockey_stick(p, q, ratios), hockey_stick(q, p, ratios)
+            for _ in range(10):
+                first = random_laws(generator, 3, num_models, lower, upper)
+                first_p, first_q = neighbours(*first, adjacency)
+                parts = [
+                    neighbours(*random_laws(generator, 3, num_models, lower, upper), adjacency)
+                    for _ in range(3)
+                ]
+                p = np.concatenate([a * b[0] for a, b in zip(first_p, parts, strict=True)])
+                q = np.concatenate([a * b[1] for a, b in zip(first_q, parts, strict=True)])
+                assert (hockey_stick(p, q, ratios) <= forward + 1e-12).all()
+                assert (hockey_stick(q, p, ratios) <= backward + 1e-12).all()
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+@pytest.mark.parametrize("lower, upper", [(0.7788, 1.284), (0.6, 7.0), (0.05, 1.1)])
+def test_between_the_two_roundings_of_dp_accounting(lower, upper, adjacency):
+    """Rounding every loss up and down at a fine interval encloses the true value."""
+    pair, queries = clipped_mixing_pair(lower, upper, 100, adjacency), 100
+    logs = [
+        {atom: math.log(mass) for atom, mass in enumerate(law) if mass > 0}
+        for law in (pair.p, pair.q)
+    ]
+    bounds = []
+    for pessimistic in (False, True):
+        single = privacy_loss_distribution.from_two_probability_mass_functions(
+            logs[1],
+            logs[0],
+            pessimistic_estimate=pessimistic,
+            value_discretization_interval=2e-5,
+            symmetric=False,
+        )
+        bounds.append(single.self_compose(queries).get_epsilon_for_delta(DELTA))
+    found = composed_epsilon(pair, queries, DELTA, points=2**16)
+    assert bounds[0] <= found <= bounds[1]
+    assert bounds[1] - bounds[0] < 5e-3
+
+
+def test_splitting_keeps_both_laws():
+    for pair in (clipped_mixing_pair(0.3, 4.0, 5, adjacency) for adjacency in QUESTIONS):
+        for interval in (0.3, 1e-3, 1e-6):
+            forward, backward = _split(pair, interval)
+            assert math.fsum(forward.values()) == pytest.approx(1, abs=1e-14)
+            assert math.fsum(backward.values()) == pytest.approx(1, abs=1e-14)
+            for index, mass in forward.items():
+                assert backward[-index] == pytest.approx(mass * math.exp(-index * interval))
+
+
+def test_screening_alone_is_one_gaussian():
+    free = DominatingPair((1.0,), (1.0,))
+    for rho in (1e-8, 1e-6, 1e-4):
+        exact = gaussian_mechanism.get_epsilon_gaussian(1 / math.sqrt(2 * rho * 9728), DELTA)
+        found = composed_epsilon(free, 9728, DELTA, screening=rho, points=2**16)
+        assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-3)
+
+
+def test_screening_composes_as_a_gaussian():
+    """Against dp-accounting throughout, at a finer interval and its other discretization."""
+    pair, queries, rho = clipped_mixing_pair(0.6, 2.0, 20, "zero_out"), 300, 1e-4
+    logs = [dict(enumerate(map(math.log, law))) for law in (pair.p, pair.q)]
+    single = privacy_loss_distribution.from_two_probability_mass_functions(
+        logs[1], logs[0], value_discretization_interval=1e-5, symmetric=False
+    )
+    gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+        1 / math.sqrt(2 * rho * queries), value_discretization_interval=1e-5
+    )
+    theirs = single.self_compose(queries).compose(gaussian).get_epsilon_for_delta(DELTA)
+    found = composed_epsilon(pair, queries, DELTA, screening=rho, points=2**16)
+    assert theirs - queries * 1e-5 <= found <= theirs + 1e-3
+    assert composed_epsilon(pair, queries, DELTA, points=2**16) < found
+
+
+def test_costs_rise_with_everything_that_costs():
+    def cost(r=0.25, queries=1000, delta=DELTA, num_models=100, screening=0.0):
+        box = (math.exp(-r), math.exp(r))
+        return clipped_mixing_epsilon(
+            *box, num_models, queries, delta, "zero_out", screening=screening, points=2**14
+        )
+
+    here = cost()
+    assert cost(r=0.3) > here and cost(queries=1100) > here and cost(screening=1e-6) > here
+    assert cost(delta=1e-4) < here and cost(num_models=110) < here
+    assert cost(queries=0) == 0.0 and cost(r=0.0) == 0.0
+    assert cost(delta=0.5) == 0.0
+
+
+def test_any_delta():
+    """Where FFT noise is not small against δ the bound in closed form is given."""
+    pair, queries = clipped_mixing_pair(0.7, 1.5, 100, "zero_out"), 10_000
+    found = [composed_epsilon(pair, queries, 10.0**-k, points=2**16) for k in range(2, 40, 3)]
+    assert found == sorted(found) and math.isfinite(found[-1])
+    for delta, epsilon in zip([10.0**-k for k in range(2, 40, 3)], found, strict=True):
+        orders = np.geomspace(1.01, 2e3, 400)
+        both = [max(pair.renyi(a), pair.exchanged().renyi(a)) for a in orders]
+        renyi = min(rdp_to_dp(a, queries * d, delta) for a, d in zip(orders, both, strict=True))
+        assert epsilon <= renyi * (1 + 1e-2)
+        assert epsilon >= 0.8 * renyi
+    assert composed_epsilon(pair, 3, 1e-300) <= 3 * pair.largest_loss() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"queries": -1}, "queries must be an integer >= 0"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\), got 1.0"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),
+        ({"screening": -1.0}, "screening must be finite and >= 0"),
+        ({"points": 2}, "points must be an integer >= 16"),
+    ],
+)
+def test_arguments_in_words(changes, message):
+    arguments = {"queries": 10, "delta": DELTA, "screening": 0.0, "points": 1024, **changes}
+    with pytest.raises(ValueError, match=message):
+        composed_epsilon(DominatingPair((0.6, 0.4), (0.4, 0.6)), **arguments)
+
+
+def test_every_pair_of_orders_is_the_larger_one():
+    """Exchanging the pair changes nothing: both orders are asked."""
+    for adjacency, queries in itertools.product(QUESTIONS, (3, 500)):
+        pair = clipped_mixing_pair(0.8, 3.0, 20, adjacency)
+        ways = [composed_epsilon(x, queries, DELTA, points=2**14) for x in (pair, pair.exchanged())]
+        assert ways[0] == pytest.approx(ways[1], rel=1e-9)

@@ -1,0 +1,172 @@
+"""Dominating pairs: their masses, random attacks on them, how they grow with box and ensemble."""
+
+import math
+
+import numpy as np
+import pytest
+from box_attack import BOXES, hockey_stick, neighbours, random_laws
+
+from adapmixed.privacy import (
+    BOX_ERROR,
+    QUESTIONS,
+    DominatingPair,
+    accounted_box,
+    clipped_mixing_pair,
+)
+
+RATIOS = np.concatenate([[0.0], np.exp(np.linspace(-4, 4, 161)), 1 + np.linspace(-0.05, 0.05, 41)])
+
+
+def of_pair(pair, ratios=RATIOS):
+    return hockey_stick(np.array(pair.p), np.array(pair.q), ratios)
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+@pytest.mark.parametrize("num_models", [1, 2, 3, 10])
+@pytest.mark.parametrize("lower, upper", BOXES)
+def test_no_ensemble_in_the_box_beats_its_pair(lower, upper, num_models, adjacency):
+    generator = np.random.default_rng([num_models, QUESTIONS.index(adjacency), int(upper * 100)])
+    pair = clipped_mixing_pair(lower, upper, num_models, adjacency)
+    forward, backward = of_pair(pair), of_pair(pair.exchanged())
+    for _ in range(60):
+        vocabulary = int(generator.integers(2, 7))
+        laws = random_laws(generator, vocabulary, num_models, lower, upper)
+        p, q = neighbours(*laws, adjacency)
+        assert (hockey_stick(p, q, RATIOS) <= forward + 1e-12).all()
+        assert (hockey_stick(q, p, RATIOS) <= backward + 1e-12).all()
+
+
+@pytest.mark.parametrize("num_models", [2, 3, 10])
+@pytest.mark.parametrize("lower, upper", BOXES[:8])
+def test_add_remove_pair_is_attained(lower, upper, num_models):
+    """Tokens are the pair's corners: slot 0 has ratio U there, every other slot V."""
+    pair = clipped_mixing_pair(lower, upper, num_models, "add_remove")
+    raised, lowered = (1 - lower) / (upper - lower), (upper - 1) / (upper - lower)
+    mass = min(raised, lowered)
+    corner = lower if raised <= 0.5 else upper
+    q = np.array([mass, mass, 1 - 2 * mass])
+    own, others = np.array([upper, lower, corner]) * q, np.array([lower, upper, corner]) * q
+    assert own.sum() == pytest.approx(1) and others.sum() == pytest.approx(1)
+    p, without = (own + (num_models - 1) * others) / num_models, others
+    assert hockey_stick(p, without, RATIOS) == pytest.approx(of_pair(pair), abs=1e-12)
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+@pytest.mark.parametrize("lower, upper", BOXES)
+def test_one_model_attains_its_pair(lower, upper, adjacency):
+    if lower == 1 or upper == 1:
+        return
+    pair = clipped_mixing_pair(lower, upper, 1, adjacency)
+    raised, lowered = (1 - lower) / (upper - lower), (upper - 1) / (upper - lower)
+    if adjacency != "replace_one":
+        p, q = [raised * upper, lowered * lower], [raised, lowered]
+    else:
+        mass = min(raised, lowered)
+        rest = (1 - 2 * mass) * (lower if raised <= 0.5 else upper)
+        p, q = [mass * upper, mass * lower, rest], [mass * lower, mass * upper, rest]
+    assert hockey_stick(np.array(p), np.array(q), RATIOS) == pytest.approx(of_pair(pair), abs=1e-12)
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+def test_pairs_grow_with_the_box_and_shrink_with_the_ensemble(adjacency):
+    generator = np.random.default_rng(3)
+    for _ in range(300):
+        lower, upper = generator.uniform(0, 1), 1 + generator.exponential(2)
+        num_models = int(generator.integers(1, 30))
+        here = of_pair(clipped_mixing_pair(lower, upper, num_models, adjacency))
+        wider = (lower * generator.uniform(0, 1), upper * (1 + generator.exponential(0.5)))
+        for box in (wider, accounted_box(lower, upper)):
+            assert (here <= of_pair(clipped_mixing_pair(*box, num_models, adjacency)) + 1e-13).all()
+        if adjacency == "add_remove" and num_models == 1:
+            continue  # without the one model q is left, which lies inside every box
+        more = of_pair(clipped_mixing_pair(lower, upper, num_models + 1, adjacency))
+        assert (more <= here + 1e-13).all()
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+def test_answers_computed_with_an_error_stay_below_the_accounted_pair(adjacency):
+    """The stated error of the mixture, at its limit and always to the attacker's advantage."""
+    generator, num_models, lower, upper = np.random.default_rng(8), 4, 0.7, 1.6
+    error = BOX_ERROR * lower / (2 * num_models * upper)
+    exact = clipped_mixing_pair(lower, upper, num_models, adjacency)
+    accounted = clipped_mixing_pair(*accounted_box(lower, upper), num_models, adjacency)
+    room = of_pair(accounted) - of_pair(exact)
+    assert room.max() > 10 * error * lower / num_models  # the widening is visible at this error
+    for _ in range(200):
+        p, q = neighbours(*random_laws(generator, 4, num_models, lower, upper), adjacency)
+        sign = np.where(p > q, 1, -1)
+        p, q = p * (1 + sign * error), q * (1 - sign * error)
+        p, q = p / p.sum(), q / q.sum()
+        assert (hockey_stick(p, q, RATIOS) <= of_pair(accounted) + 1e-15).all()
+
+
+def test_masses():
+    pair = clipped_mixing_pair(0.5, 2.0, 4, "zero_out")
+    # π = 1/3; others 1.5; U = 2, 0.5; the common atom 3/8.
+    assert pair.p == pytest.approx((3.5 / 12, 2 * 2 / 12, 0.375))
+    assert pair.q == pytest.approx((2.5 / 12, 2 * 2.5 / 12, 0.375))
+    for lower, upper in BOXES:
+        for num_models in (1, 2, 100):
+            for adjacency in QUESTIONS:
+                pair = clipped_mixing_pair(lower, upper, num_models, adjacency)
+                assert math.fsum(pair.p) == pytest.approx(1, abs=1e-15)
+                assert math.fsum(pair.q) == pytest.approx(1, abs=1e-15)
+                assert all(a > 0 or b > 0 for a, b in zip(pair.p, pair.q, strict=True))
+    infinite = clipped_mixing_pair(0.0, 3.0, 5, "add_remove")
+    assert infinite.largest_loss() == math.inf and infinite.renyi(2.0) == math.inf
+    # With lower = 0 a token may be held up by slot i alone: emptying it is seen with mass 1/N.
+    emptied = clipped_mixing_pair(0.0, 3.0, 5, "zero_out").exchanged()
+    assert emptied.hockey_stick(50.0) == pytest.approx(2 / 3 / 5)
+
+
+def test_a_box_without_room_answers_the_public_distribution():
+    for box in ((1.0, 1.0), (1.0, 3.0), (0.2, 1.0)):
+        for adjacency in QUESTIONS:
+            assert clipped_mixing_pair(*box, 7, adjacency) == DominatingPair((1.0,), (1.0,))
+        assert accounted_box(*box) == box
+    assert accounted_box(0.5, 2.0) == (0.5 * (1 - BOX_ERROR), 2 * (1 + BOX_ERROR))
+    assert accounted_box(0.0, 2.0)[0] == 0.0
+
+
+def test_divergences_of_a_pair():
+    pair = DominatingPair((0.6, 0.4), (0.5, 0.5))
+    assert pair.hockey_stick(0.0) == pytest.approx(0.1)
+    assert pair.renyi(2.0) == pytest.approx(math.log(0.72 + 0.32), rel=1e-14)
+    assert pair.exchanged().p == pair.q
+    assert pair.largest_loss() == pytest.approx(math.log(1.25))
+    near = clipped_mixing_pair(1 - 1e-7, 1 + 1e-7, 100, "zero_out")
+    chi = math.fsum((a - b) ** 2 / b for a, b in zip(near.p, near.q, strict=True))
+    assert near.renyi(2.0) == pytest.approx(chi, rel=1e-5)
+    assert DominatingPair((1.0, 0.0), (0.5, 0.5)).renyi(3.0) == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.1, 2.0, 3, "zero_out"), r"lower must be in \[0, 1\], got 1.1"),
+        ((-0.1, 2.0, 3, "zero_out"), "lower must be finite and >= 0, got -0.1"),
+        ((0.5, 0.9, 3, "zero_out"), "upper must be >= 1, got 0.9"),
+        ((0.5, math.inf, 3, "zero_out"), "upper must be finite"),
+        ((0.5, 2.0, 0, "zero_out"), "num_models must be an integer >= 1, got 0"),
+        ((0.5, 2.0, 3, "swap"), "adjacency must be one of .*'replace_one'.*, got 'swap'"),
+    ],
+)
+def test_box_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        clipped_mixing_pair(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "message"),
+    [
+        ((0.5, 0.5), (1.0,), "same number of atoms, got 2 and 1"),
+        ((0.5, 0.4), (0.5, 0.5), "p must sum to 1"),
+        ((1.5, -0.5), (0.5, 0.5), "p must be one or more masses >= 0"),
+        ((), (), "p must be one or more masses"),
+        ((1.0, 0.0), (1.0, 0.0), "got one that has neither"),
+        ((math.nan, 1.0), (0.5, 0.5), "p must be one or more masses"),
+    ],
+)
+def test_pair_errors(p, q, message):
+    with pytest.raises(ValueError, match=message):
+        DominatingPair(p, q)
