@@ -13,18 +13,22 @@ except ImportError as error:
         "Python outside the repository if adapmixed is installed elsewhere"
     ) from error
 
-from ._types import Projection, RandomSource, Screening
+from ._types import LogPool, Projection, RandomSource, Screening
 from .divergence import renyi_divergence
 from .draws import gaussian, sample
 from .ops import leave_one_out, log_prob, loss_error, mixture, project, screen
+from .pooling import log_pool, log_pool_sum
 
 __all__ = [
+    "LogPool",
     "Projection",
     "RandomSource",
     "Screening",
     "build_info",
     "gaussian",
     "leave_one_out",
+    "log_pool",
+    "log_pool_sum",
     "log_prob",
     "loss_error",
     "mixture",

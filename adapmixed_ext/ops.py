@@ -22,7 +22,8 @@ from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators)
 from . import _validate as check
-from ._types import Projection, Screening
+from . import pooling
+from ._types import LogPool, Projection, Screening
 from ._validate import ensemble_logits as ensemble_logits
 
 _ops = torch.ops.adapmixed
@@ -254,17 +255,19 @@ def step(
 
 
 def mixture(
-    private_logits: Tensor, public_logits: Tensor, projection: Projection | Tensor
+    private_logits: Tensor, public_logits: Tensor, projection: Projection | LogPool | Tensor
 ) -> Tensor:
     """p = mean_i p̄_i, the distribution the token is drawn from (Algorithm 1, line 15).
 
     Args:
         private_logits, public_logits: (N, B, V) and (B, V).
-        projection: a Projection of these logits, or a weight tensor (N, B) in [0, 1].
+        projection: a Projection or LogPool of these logits, or a weight tensor (N, B) in [0, 1].
 
     Returns:
         (B, V) float64; rows sum to 1 up to rounding.
     """
+    if isinstance(projection, LogPool):
+        return pooling.pool_mixture(private_logits, public_logits, projection)
     p: Tensor = _ops.mixture(*_weighted(private_logits, public_logits, projection))
     return p
 
@@ -272,14 +275,14 @@ def mixture(
 def log_prob(
     private_logits: Tensor,
     public_logits: Tensor,
-    projection: Projection | Tensor,
+    projection: Projection | LogPool | Tensor,
     targets: Tensor,
 ) -> Tensor:
     """log p(target) without forming (B, V): what a perplexity needs.
 
     Args:
         private_logits, public_logits: (N, B, V) and (B, V).
-        projection: a Projection of these logits, or a weight tensor (N, B) in [0, 1].
+        projection: a Projection or LogPool of these logits, or a weight tensor (N, B) in [0, 1].
         targets: (B,) int64, tokens in [0, V).
 
     Returns:
@@ -287,6 +290,8 @@ def log_prob(
         a log-probability of the mixture is private. Only the targets' logits are read: with a
         Projection the rows are taken to be those that it was made from.
     """
+    if isinstance(projection, LogPool):
+        return pooling.pool_log_prob(private_logits, public_logits, projection, targets)
     ensemble = _weighted(private_logits, public_logits, projection)
     positions = tuple(ensemble[1].shape[:1])
     wanted = check.typed("targets", targets, torch.int64, positions, ensemble[0])
