@@ -22,9 +22,9 @@ from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators)
 from . import _validate as check
-from . import pooling
 from ._types import LogPool, Projection, Screening
 from ._validate import ensemble_logits as ensemble_logits
+from .pooling import pool_log_prob, pool_mixture
 
 _ops = torch.ops.adapmixed
 
@@ -267,7 +267,7 @@ def mixture(
         (B, V) float64; rows sum to 1 up to rounding.
     """
     if isinstance(projection, LogPool):
-        return pooling.pool_mixture(private_logits, public_logits, projection)
+        return pool_mixture(private_logits, public_logits, projection)
     p: Tensor = _ops.mixture(*_weighted(private_logits, public_logits, projection))
     return p
 
@@ -291,7 +291,7 @@ def log_prob(
         Projection the rows are taken to be those that it was made from.
     """
     if isinstance(projection, LogPool):
-        return pooling.pool_log_prob(private_logits, public_logits, projection, targets)
+        return pool_log_prob(private_logits, public_logits, projection, targets)
     ensemble = _weighted(private_logits, public_logits, projection)
     positions = tuple(ensemble[1].shape[:1])
     wanted = check.typed("targets", targets, torch.int64, positions, ensemble[0])

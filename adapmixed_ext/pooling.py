@@ -79,8 +79,8 @@ def log_pool(
 ) -> LogPool:
     """The pool's log-normaliser, and what each model can change in it.
 
-    u_i is within 2^−k + 2e-14 + 5e-16 (|lse_i| + |lse_0|) of the clipped log-ratio; the span is
-    exactly that of the u_i that enter the pool. p_i = 0 < q clips to a.
+    u_i is within 2^−k + 5e-14 + 5e-16 (|lse_i| + |lse_0| + max(−a, b)) of the clipped log-ratio;
+    the span is exactly that of the u_i that enter the pool. p_i = 0 < q clips to a.
     Memory: at most 16·V + 2^14 for each thread; on CUDA 8·B·V.
 
     Args:
@@ -135,6 +135,7 @@ def log_pool_sum(
         (B, V) float64, 0 where q = 0; private.
     """
     private, public = check.ensemble_logits(private_logits, public_logits)
+    check.integer("num_models", num_models, private.shape[0])
     bounds = _bounds(lower, upper, num_models, private)
     total: Tensor = _ops.log_pool_sum(
         private, public, _active(active, private), bounds.lower, bounds.upper, bounds.num_models

@@ -17,6 +17,7 @@ struct Member {
   const char* data;
   double origin;
   double low = HUGE_VAL, high = -HUGE_VAL;
+  bool bad = false;  // a NaN or +inf was met
 };
 
 // A sum in progress is that of the bits of clipped positions, 0.0 before the first. This turns the
@@ -31,13 +32,21 @@ Vec sum_offset(std::int64_t count) {
   return Vec(bits);
 }
 
-// Adds the rows' clipped positions at [begin, end) to sums[begin...] and finds their extremes over
-// the tokens that the public row has.
-template <Dtype D, int kRows, bool kAdd, bool kTrack>
+// What to do with the rows' positions besides adding them up.
+enum class Look {
+  none,
+  extremes,  // over the tokens that the public row has
+  faults,    // rows that may have changed since their log-sum-exps were taken
+};
+
+// Adds the rows' clipped positions at [begin, end) to sums[begin...].
+template <Dtype D, int kRows, bool kAdd, Look kLook>
 void add_rows(const PoolGrid& grid, const char* public_row, Member* members, std::int64_t begin,
               std::int64_t end, double* sums) {
+  constexpr bool kTrack = kLook == Look::extremes;
   const char* data[kRows];
   Vec origin[kRows], low[kRows], high[kRows];
+  Mask bad = Vec(0.0).is_nan();
   for (int r = 0; r < kRows; ++r) {
     data[r] = members[r].data;
     origin[r] = Vec(members[r].origin);
@@ -50,7 +59,9 @@ void add_rows(const PoolGrid& grid, const char* public_row, Member* members, std
     Vec sum = kAdd ? Vec::load(sums + v) : Vec(0.0);
     ADAPMIXED_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const Vec x = grid.position(load_logits<D>(data[r], v, stop) - z0, origin[r]);
+      const Vec z = load_logits<D>(data[r], v, stop);
+      const Vec x = grid.position(z - z0, origin[r]);
+      if (kLook == Look::faults) bad = bad | z.is_nan() | (z == Vec(HUGE_VAL));
       if (kTrack) low[r] = vmin(x, low[r]), high[r] = vmax(x, high[r]);
       if (kAdd) sum = add_bits(sum, grid.clipped(x));
     }
@@ -59,8 +70,8 @@ void add_rows(const PoolGrid& grid, const char* public_row, Member* members, std
   std::int64_t v = begin;
   for (; v + Vec::kLanes <= end; v += Vec::kLanes) add(v, v + Vec::kLanes);
   if (v < end) add(v, end);
-  if (!kTrack) return;
-  for (int r = 0; r < kRows; ++r) {
+  if (kLook == Look::faults) members[0].bad = bad.any();
+  for (int r = 0; kTrack && r < kRows; ++r) {
     members[r].low = -maximum(Vec(0.0) - low[r]);
     members[r].high = maximum(high[r]);
   }
@@ -202,10 +213,10 @@ class Position {
     for (std::int64_t begin = 0; begin < vocab_ && (kAdd || tracking); begin += kTile) {
       const std::int64_t end = begin + kTile < vocab_ ? begin + kTile : vocab_;
       if (!tracking) {
-        add_rows<D, kRows, kAdd, false>(grid_, public_.data, members, begin, end, sums);
+        add_rows<D, kRows, kAdd, Look::none>(grid_, public_.data, members, begin, end, sums);
         continue;
       }
-      add_rows<D, kRows, kAdd, true>(grid_, public_.data, members, begin, end, sums);
+      add_rows<D, kRows, kAdd, Look::extremes>(grid_, public_.data, members, begin, end, sums);
       tracking = false;
       for (int r = 0; r < kRows; ++r) {
         tracking = tracking || !grid_.clips_both(members[r].low, members[r].high);
@@ -272,12 +283,14 @@ void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPool
   for (std::int64_t b = whole; b < in.shape.positions; ++b) run(b, threads);
 }
 
-// The sums of u_i at [begin, end) of one position, kGridZero added, into sums[0...].
+// The sums of u_i at [begin, end) of one position, kGridZero added, into sums[0...]; false where a
+// row has what is no logit.
 template <Dtype D>
-void add_tile(const PoolGrid& grid, const Ensemble& in, const LogPoolOptions& options,
+bool add_tile(const PoolGrid& grid, const Ensemble& in, const LogPoolOptions& options,
               std::int64_t position, std::int64_t begin, std::int64_t end, double* sums) {
   const char* public_row = row_of(in.public_logits, 0, position).data;
   std::int64_t held = 0, count = 0;
+  bool good = true;
   Member members[kGroup];
   for (std::int64_t v = 0; v < kTile; v += Vec::kLanes) Vec(0.0).store(sums + v);
   for (std::int64_t i = 0; i < in.shape.models; ++i) {
@@ -287,16 +300,19 @@ void add_tile(const PoolGrid& grid, const Ensemble& in, const LogPoolOptions& op
     members[held++] = {row_of(in.private_logits, i, position).data,
                        grid.origin(in.private_lse[at], in.public_lse[position])};
     if (held < kGroup) continue;
-    add_rows<D, kGroup, true, false>(grid, public_row, members, begin, end, sums - begin);
+    add_rows<D, kGroup, true, Look::faults>(grid, public_row, members, begin, end, sums - begin);
+    good = good && !members[0].bad;
     held = 0;
   }
   for (std::int64_t r = 0; r < held; ++r) {
-    add_rows<D, 1, true, false>(grid, public_row, members + r, begin, end, sums - begin);
+    add_rows<D, 1, true, Look::faults>(grid, public_row, members + r, begin, end, sums - begin);
+    good = good && !members[r].bad;
   }
   const Vec offset = sum_offset(count);
   for (std::int64_t v = 0; v < kTile; v += Vec::kLanes) {
     add_bits(Vec::load(sums + v), offset).store(sums + v);
   }
+  return good;
 }
 
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
@@ -308,9 +324,13 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
     constexpr Dtype D = decltype(tag)::value;
     const std::int64_t end = begin + kTile < vocab ? begin + kTile : vocab;
     const Row public_row = row_of(in.public_logits, 0, position);
-    const Vec lse(in.public_lse[position]), normaliser(log_normaliser[position]);
+    const Vec lse(in.public_lse[position]);
+    Vec normaliser(log_normaliser[position]);
     double sums[kTile];
-    if (given == nullptr) add_tile<D>(grid, in, options, position, begin, end, sums);
+    // Infinite probabilities are noticed in their sum.
+    if (given == nullptr && !add_tile<D>(grid, in, options, position, begin, end, sums)) {
+      normaliser = Vec(-HUGE_VAL);
+    }
     for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
       const Vec sum = given == nullptr ? grid.nats(Vec::load(sums + v - begin))
                                        : load_doubles(given + position * vocab, v, vocab);
