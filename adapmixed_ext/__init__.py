@@ -13,14 +13,16 @@ except ImportError as error:
         "Python outside the repository if adapmixed is installed elsewhere"
     ) from error
 
-from ._types import Clipping, Projection, RandomSource, Screening
+from ._types import Clipping, LogPool, Projection, RandomSource, Screening
 from .clipping import clip_project
 from .divergence import renyi_divergence
 from .draws import gaussian, sample
 from .ops import leave_one_out, log_prob, loss_error, mixture, project, screen
+from .pooling import log_pool, log_pool_sum
 
 __all__ = [
     "Clipping",
+    "LogPool",
     "Projection",
     "RandomSource",
     "Screening",
@@ -28,6 +30,8 @@ __all__ = [
     "clip_project",
     "gaussian",
     "leave_one_out",
+    "log_pool",
+    "log_pool_sum",
     "log_prob",
     "loss_error",
     "mixture",

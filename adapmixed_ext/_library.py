@@ -37,7 +37,7 @@ register(
 )
 
 
-def _refuse_foreign(name: str, foreign: Tensor) -> None:
+def refuse_foreign(name: str, foreign: Tensor) -> None:
     """Raises where rows turn out not to be those whose log-sum-exps were given."""
     bad = foreign.nonzero()
     if bad.numel():
@@ -97,7 +97,7 @@ def _leave_one_out(*args: Any) -> Tensor:
     arguments = *weighted(*inputs), *options, *pointers
     on.call("leave_one_out", inputs[0], *arguments, workspace=size)
     if on.immediate:
-        _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
+        refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
     return loss
 
 
@@ -138,7 +138,7 @@ def _step(*args: Any) -> tuple[Tensor, ...]:
         # In this order: each is defined where those before it found nothing.
         raise_row_errors("public_logits", public_status)
         raise_row_errors("private_logits", results[4])
-        _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
+        refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
     return results
 
 
@@ -164,7 +164,7 @@ def _mixture(*args: Any) -> Tensor:
     on = backend(result.device)
     on.call("mixture", args[0], *weighted(*args), result.data_ptr())
     if on.immediate:
-        _refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
+        refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
     return result
 
 
@@ -176,20 +176,24 @@ def _mixture_fake(*args: Any) -> Tensor:
 register(f"mixture({WEIGHTED}) -> Tensor", _mixture, _mixture_fake)
 
 
-# log_prob: (B,); a target outside the vocabulary would be read outside the rows
+def refuse_targets(targets: Tensor, vocab: int) -> None:
+    """Raises for a target outside the vocabulary, which would be read outside the rows."""
+    outside = ((targets < 0) | (targets >= vocab)).nonzero()
+    if outside.numel():
+        at, got = int(outside[0]), int(targets[outside[0]])
+        raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {got}")
+
+
+# log_prob: (B,)
 def _log_prob(*args: Any) -> Tensor:
     *inputs, targets = args
-    vocab = args[1].shape[-1]
     on = backend(targets.device)
     if on.immediate:
-        outside = ((targets < 0) | (targets >= vocab)).nonzero()
-        if outside.numel():
-            at, got = int(outside[0]), int(targets[outside[0]])
-            raise ValueError(f"targets[{at}] must be a token in [0, {vocab}), got {got}")
+        refuse_targets(targets, args[1].shape[-1])
     result = _log_prob_fake(*args)
     on.call("log_prob", args[0], *weighted(*inputs), targets.data_ptr(), result.data_ptr())
     if on.immediate:
-        _refuse_foreign("position ", ~(result <= 1e-6))
+        refuse_foreign("position ", ~(result <= 1e-6))
     return result
 
 

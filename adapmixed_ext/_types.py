@@ -111,3 +111,37 @@ class Screening:
         """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
         raise_row_errors("private_logits", self.status)
         return self
+
+
+@dataclass(frozen=True)
+class LogPool:
+    """p(v) = q(v) exp((scale/num_models) Σ_i u_i(v) − log_normaliser), u_i clipped log-ratios.
+
+    Attributes:
+        log_normaliser: (B,) float64; private, as are the log-sum-exps.
+        span: (N, B) float64, max u_i − min u_i over the tokens with q > 0, of inactive slots, too.
+        private_lse: (N, B) float64, log-sum-exp of each private row.
+        public_lse: (B,) float64, log-sum-exp of each public row.
+        lower, upper, scale: the clip bounds, and what the mean of the u_i is multiplied by.
+        num_models: the slots that the sum is divided by.
+        active: (N, B) bool, slots that take part; None: all.
+        status: (N, B) int32, 0 where the row and its public row are good.
+        sum_log_ratio: (B, V) float64, Σ_i u_i over all ranks; None: that of the rows themselves.
+    """
+
+    log_normaliser: Tensor
+    span: Tensor
+    private_lse: Tensor
+    public_lse: Tensor
+    lower: float
+    upper: float
+    scale: float
+    num_models: int
+    active: Tensor | None
+    status: Tensor
+    sum_log_ratio: Tensor | None = None
+
+    def check(self) -> "LogPool":
+        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        raise_row_errors("private_logits", self.status)
+        return self

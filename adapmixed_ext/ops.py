@@ -22,8 +22,9 @@ from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators)
 from . import _validate as check
-from ._types import Clipping, Projection, Screening
+from ._types import Clipping, LogPool, Projection, Screening
 from ._validate import ensemble_logits as ensemble_logits
+from .pooling import pool_log_prob, pool_mixture
 
 _ops = torch.ops.adapmixed
 
@@ -254,17 +255,22 @@ def step(
 
 
 def mixture(
-    private_logits: Tensor, public_logits: Tensor, projection: Projection | Clipping | Tensor
+    private_logits: Tensor,
+    public_logits: Tensor,
+    projection: Projection | Clipping | LogPool | Tensor,
 ) -> Tensor:
     """p = mean_i p̄_i, the distribution the token is drawn from (Algorithm 1, line 15).
 
     Args:
         private_logits, public_logits: (N, B, V) and (B, V).
-        projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
+        projection: a Projection, Clipping or LogPool of these logits, or a weight tensor (N, B) in
+            [0, 1].
 
     Returns:
         (B, V) float64; rows sum to 1 up to rounding.
     """
+    if isinstance(projection, LogPool):
+        return pool_mixture(private_logits, public_logits, projection)
     p: Tensor = _ops.mixture(*_weighted(private_logits, public_logits, projection))
     return p
 
@@ -272,14 +278,15 @@ def mixture(
 def log_prob(
     private_logits: Tensor,
     public_logits: Tensor,
-    projection: Projection | Clipping | Tensor,
+    projection: Projection | Clipping | LogPool | Tensor,
     targets: Tensor,
 ) -> Tensor:
     """log p(target) without forming (B, V): what a perplexity needs.
 
     Args:
         private_logits, public_logits: (N, B, V) and (B, V).
-        projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
+        projection: a Projection, Clipping or LogPool of these logits, or a weight tensor (N, B) in
+            [0, 1].
         targets: (B,) int64, tokens in [0, V).
 
     Returns:
@@ -287,6 +294,8 @@ def log_prob(
         a log-probability of the mixture is private. Only the targets' logits are read: with a
         Projection the rows are taken to be those that it was made from.
     """
+    if isinstance(projection, LogPool):
+        return pool_log_prob(private_logits, public_logits, projection, targets)
     ensemble = _weighted(private_logits, public_logits, projection)
     positions = tuple(ensemble[1].shape[:1])
     wanted = check.typed("targets", targets, torch.int64, positions, ensemble[0])

@@ -295,3 +295,30 @@ def sampling_weights(probabilities: Tensor, public_logits: Tensor) -> list[list[
         [max(int(p * _UNIT_WEIGHT), 1) if held else 0 for p, held in zip(*row, strict=True)]
         for row in rows
     ]
+
+
+def log_pool(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    *,
+    lower: float,
+    upper: float,
+    scale: float,
+    num_models: int | None = None,
+    active: Tensor | None = None,
+    sum_log_ratio: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """p ~ q exp((scale/N) sum_i u_i), u_i = clip(log p_i/q, lower, upper).
+
+    Returns (log p (B, V), the log-normaliser (B,), span = max u_i - min u_i (N, B) where q > 0).
+    """
+    log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
+    absent = torch.isneginf(log_q)
+    u = torch.where(absent, 0.0, log_p - log_q).clamp(lower, upper)
+    most = torch.where(absent, -math.inf, u).amax(-1)
+    span = most - torch.where(absent, math.inf, u).amin(-1)
+    if sum_log_ratio is None:
+        sum_log_ratio = u.sum(0) if active is None else (u * active.unsqueeze(-1)).sum(0)
+    log_weight = log_q + scale / (num_models or private_logits.shape[0]) * sum_log_ratio
+    log_normaliser = torch.logsumexp(log_weight, -1)
+    return log_weight - log_normaliser.unsqueeze(-1), log_normaliser, span

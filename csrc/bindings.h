@@ -222,6 +222,8 @@ inline void add_workspaces(py::module_ m) {
   m.def("leave_one_out_workspace", [](ShapeTuple shape, std::int64_t num_orders) {
     return cuda::leave_one_out_workspace(shape_of(shape), num_orders);
   });
+  m.def("log_pool_workspace",
+        [](ShapeTuple shape) { return cuda::log_pool_workspace(shape_of(shape)); });
   m.def("screen_workspace", [](ShapeTuple shape, std::int64_t top_k) {
     return cuda::screen_workspace(shape_of(shape), top_k);
   });

@@ -54,8 +54,8 @@ FOREIGN = {
 
 # Inside adapmixed_ext, bottom up.
 EXT_ORDER = [
-    "_C", "_types", "_validate", "_registry", "_library", "_random_library", "divergence", "draws",
-    "ops", "__init__",
+    "_C", "_types", "_validate", "_registry", "_library", "_random_library", "_pooling_library",
+    "divergence", "draws", "pooling", "ops", "__init__",
 ]  # fmt: skip
 
 

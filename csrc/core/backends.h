@@ -12,6 +12,9 @@ namespace adapmixed {
   static constexpr auto step = &backend::step;                         \
   static constexpr auto mixture = &backend::mixture;                   \
   static constexpr auto log_prob = &backend::log_prob;                 \
+  static constexpr auto log_pool = &backend::log_pool;                 \
+  static constexpr auto pool_mixture = &backend::pool_mixture;         \
+  static constexpr auto pool_log_prob = &backend::pool_log_prob;       \
   static constexpr auto renyi_divergence = &backend::renyi_divergence; \
   static constexpr auto screen = &backend::screen;                     \
   static constexpr auto gaussian = &backend::gaussian;                 \

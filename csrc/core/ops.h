@@ -120,6 +120,24 @@ struct ScreenOptions {
   const double* noise;  // (B, top_k), already scaled by sigma
 };
 
+struct LogPoolOptions {
+  double lower, upper;          // a <= 0 <= b
+  double scale;                 // kappa
+  std::int64_t num_models;      // >= N; slots that are absent have u_i = 0
+  const bool* active;           // (N, B) or null: of the others u_i = 0
+  const double* sum_log_ratio;  // (B, V) sum_i u_i over all ranks, or null: over the rows given
+};
+// As far as they are wanted: the first two or the sum may be null.
+struct LogPoolResults {
+  double* log_normaliser;       // (B) log sum_v q exp((kappa/N) sum_i u_i)
+  double* span;                 // (N, B) max_v u_i - min_v u_i, q > 0
+  double* sum;                  // (B, V) sum_i u_i of the rows given, 0 where q = 0
+  double* private_lse;          // (N, B)
+  std::int32_t* status;         // (N, B)
+  double* public_lse;           // (B)
+  std::int32_t* public_status;  // (B)
+};
+
 namespace cpu {
 
 void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
@@ -139,6 +157,13 @@ bool step(const StepInputs& in, double order, double radius, const LeaveOneOutOp
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads);
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
               double* result, int threads);
+void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+              int threads);
+// mixture and log_prob of a pool with this log-normaliser.
+void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
+                  double* probabilities, int threads);
+void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
+                   const std::int64_t* targets, double* result, int threads);
 // One row pair per position: in.shape.models == 1, private = P, public = Q.
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads);
@@ -187,6 +212,13 @@ void mixture(const Ensemble& in, const Weights& weights, double* probabilities, 
 // NaN for a target outside [0, V).
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
               double* result, const Queue& queue);
+std::int64_t log_pool_workspace(const Shape& shape);
+void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+              const Queue& queue);
+void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
+                  double* probabilities, const Queue& queue);
+void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
+                   const std::int64_t* targets, double* result, const Queue& queue);
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, const Queue& queue);
 std::int64_t screen_workspace(const Shape& shape, std::int64_t top_k);

@@ -13,6 +13,7 @@
   void add_clip_project(cpu::Table& table);     \
   void add_leave_one_out(cpu::Table& table);    \
   void add_mixture(cpu::Table& table);          \
+  void add_log_pool(cpu::Table& table);         \
   void add_renyi_divergence(cpu::Table& table); \
   void add_keystream(cpu::Table& table);        \
   void add_gaussian(cpu::Table& table);         \
@@ -26,6 +27,7 @@
     add_clip_project(table);                    \
     add_leave_one_out(table);                   \
     add_mixture(table);                         \
+    add_log_pool(table);                        \
     add_renyi_divergence(table);                \
     add_keystream(table);                       \
     add_gaussian(table);                        \
@@ -115,6 +117,14 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
 }
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads) {
   table().mixture(in, weights, probabilities, threads);
+}
+void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+              int threads) {
+  table().log_pool(in, options, out, threads);
+}
+void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
+                  double* probabilities, int threads) {
+  table().pool_mixture(in, options, log_normaliser, probabilities, threads);
 }
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads) {

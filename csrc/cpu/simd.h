@@ -62,6 +62,10 @@ inline void vsplit(Vec a, Vec& e, Vec& m) {
   e = _mm512_cvtepi64_pd(k);
   m = _mm512_castsi512_pd(_mm512_sub_epi64(bits, _mm512_slli_epi64(k, 52)));
 }
+// The sums of the bit patterns as integers.
+inline Vec add_bits(Vec a, Vec b) {
+  return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a.v), _mm512_castpd_si512(b.v)));
+}
 inline Vec load_u32(const std::uint32_t* p) {
   return _mm512_cvtepu32_pd(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -130,6 +134,9 @@ inline Vec vldexp(Vec a, Vec n) {
   const Vec third = vround(n * Vec(1.0 / 3.0));
   const Vec s = power_of_two(third);
   return ((a * s) * s) * power_of_two(n - third - third);
+}
+inline Vec add_bits(Vec a, Vec b) {
+  return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a.v), _mm256_castpd_si256(b.v)));
 }
 inline void vsplit(Vec a, Vec& e, Vec& m) {
   const __m256i bits = _mm256_castpd_si256(a.v);
@@ -203,6 +210,14 @@ inline Vec add_exponent(Vec a, Vec shifted) {
   std::memcpy(&n, &shifted.v, sizeof n);
   bits += n << 52;
   std::memcpy(&a.v, &bits, sizeof bits);
+  return a;
+}
+inline Vec add_bits(Vec a, Vec b) {
+  std::uint64_t x, y;
+  std::memcpy(&x, &a.v, sizeof x);
+  std::memcpy(&y, &b.v, sizeof y);
+  x += y;
+  std::memcpy(&a.v, &x, sizeof x);
   return a;
 }
 inline void vsplit(Vec a, Vec& e, Vec& m) { vsplit(a.v, e.v, m.v); }

@@ -13,6 +13,8 @@ struct Table {
   decltype(&cpu::clip_project) clip_project;
   decltype(&cpu::leave_one_out) leave_one_out;
   decltype(&cpu::mixture) mixture;
+  decltype(&cpu::log_pool) log_pool;
+  decltype(&cpu::pool_mixture) pool_mixture;
   decltype(&cpu::renyi_divergence) renyi_divergence;
   decltype(&cpu::keystream) keystream;
   decltype(&cpu::gaussian) gaussian;
@@ -27,6 +29,7 @@ void add_project(cpu::Table& table);
 void add_clip_project(cpu::Table& table);
 void add_leave_one_out(cpu::Table& table);
 void add_mixture(cpu::Table& table);
+void add_log_pool(cpu::Table& table);
 void add_renyi_divergence(cpu::Table& table);
 void add_keystream(cpu::Table& table);
 void add_gaussian(cpu::Table& table);

@@ -1,11 +1,13 @@
 // The CUDA back end's operators, run by the scheduler of this folder on memory of the CPU.
 #include "bindings.h"
+#include "log_pool_bindings.h"
 #include "simt.h"
 
 namespace py = pybind11;
 
 PYBIND11_MODULE(_cuda_on_cpu, m) {
   adapmixed::bindings::add_operators<adapmixed::Cuda>(m);
+  adapmixed::bindings::add_log_pool<adapmixed::Cuda>(m);
   adapmixed::bindings::add_workspaces(m);
   m.def("set_order", [](const std::string& name, unsigned seed) {
     simt::config.order = name == "forward"   ? simt::Order::forward

@@ -22,6 +22,7 @@ from typing import Any
 
 import checks
 import extended
+import pools
 import torch
 from checks import Report
 from fuzz_answers import check_mixture, check_renyi, check_screen, drawn
@@ -94,6 +95,8 @@ def _operators(
         "top_k": top_k, "num_models": call.slots, "active": choose.choice((None, active)),
     }  # fmt: skip
     targets = torch.randint(vocab, (positions,), generator=generator)
+    setting = choose.choice(pools.SETTINGS)
+    on = choose.choice((None, torch.rand(private.shape[:2], generator=generator) < 0.7))
     model = choose.randrange(private.shape[0])
     orders = [1.0, *call.orders, INF]
     return {
@@ -103,11 +106,35 @@ def _operators(
         ),
         "mixture": lambda: operators.mixture(private, public, projection),
         "log_prob": lambda: (targets, operators.log_prob(private, public, projection, targets)),
+        "log_pool": lambda: pooled(operators, private, public, targets, setting, on),
         "screen": lambda: (noise, screening, operators.screen(
             private, public, noise, **screening)),
         "renyi": lambda: (model, orders, operators.renyi_divergence(
             private[model], public, orders)),
     }  # fmt: skip
+
+
+def pooled(
+    operators: Any, private: Tensor, public: Tensor, targets: Tensor, setting: pools.Setting,
+    active: Tensor | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """One pool, what is answered from it, and its sums."""
+    options = setting.options(private.shape[0])
+    pool = operators.log_pool(private, public, active=active, **options)
+    mixture = operators.mixture(private, public, pool)
+    log_prob = operators.log_prob(private, public, pool, targets)
+    del options["scale"]
+    sums = operators.log_pool_sum(private, public, active=active, **options)
+    return setting, active, targets, pool, mixture, log_prob, sums
+
+
+def _check_pool(call: Call, answer: tuple[Any, ...], report: Report) -> None:
+    setting, active, targets, pool, mixture, log_prob, sums = answer
+    truth = pools.Truth(call.private, call.public, setting, active)
+    pools.check_answers(truth, pool, mixture, targets.unsqueeze(1), log_prob.unsqueeze(1), report)
+    units = sums / setting.unit(call.private.shape[0])
+    if not (torch.equal(units, units.round()) and bool((units.abs() < 2.0**51).all())):
+        report.failures.append("log_pool_sum: no exact sum")
 
 
 def _refused(call: Call, operators: Any, report: Report) -> None:
@@ -171,6 +198,7 @@ def _answered(call: Call, operators: Any, report: Report) -> None:
         private, public, extended.array(weight), extended.array(complement)
     )  # fmt: skip
     check_mixture(own, mixture, *answers["log_prob"], report)
+    _check_pool(call, answers["log_pool"], report)
     check_screen(call, *answers["screen"], report)
     check_renyi(call, *answers["renyi"], report)
     token = operators.sample(mixture, public, rng=Source(call.seed))
@@ -197,6 +225,10 @@ def _check_threads(
         pairs.append((name, calls[name](), answers[name]))
     pairs.append(("log_prob", calls["log_prob"]()[1], answers["log_prob"][1]))
     pairs.append(("screen", calls["screen"]()[2].divergence, answers["screen"][2].divergence))
+    again_pool = calls["log_pool"]()
+    for k in (4, 5, 6):
+        pairs.append(("log_pool", again_pool[k], answers["log_pool"][k]))
+    pairs.append(("log_pool", again_pool[3].span, answers["log_pool"][3].span))
     again_token = operators.sample(answers["mixture"], call.public, rng=Source(call.seed))
     pairs.append(("sample", again_token, token))
     for name, one, other in pairs:

@@ -223,3 +223,31 @@ def screening(
     if total == 0:
         return INF
     return renyi([s / total for s in score], [q[v] / base for v in ranked], order)
+
+
+def log_pool(
+    private: Tensor,
+    public: Tensor,
+    *,
+    lower: float,
+    upper: float,
+    scale: float,
+    slots: int = 0,
+    active: Sequence[bool] | None = None,
+) -> tuple[list[mpf], mpf, list[mpf]]:
+    """(p, log-normaliser, spans) of one position: private (N, V), public (V,)."""
+    q = softmax(public)
+    held = [v for v in range(len(q)) if q[v] > 0]
+    a, b = mpf(lower), mpf(upper)
+    ratios = [
+        {v: a if row[v] == 0 else min(max(mp.log(row[v] / q[v]), a), b) for v in held}
+        for row in map(softmax, private)
+    ]
+    counted = [u for i, u in enumerate(ratios) if active is None or active[i]]
+    share = mpf(scale) / (slots or len(ratios))
+    weight = [ZERO] * len(q)
+    for v in held:
+        weight[v] = q[v] * mp.exp(share * mp.fsum(u[v] for u in counted))
+    total = mp.fsum(weight)
+    spans = [max(u.values()) - min(u.values()) for u in ratios]
+    return [w / total for w in weight], mp.log(total), spans

@@ -65,7 +65,17 @@ def _log_prob(p: Tensor, q: Tensor, **options: Any) -> Any:
     return adapmixed_ext.log_prob(p, q, projection, targets)
 
 
-ENSEMBLE: list[Callable[..., Any]] = [_project, _screen, _loss, _mixture, _log_prob]
+def _log_pool(p: Tensor, q: Tensor, **options: Any) -> Any:
+    return adapmixed_ext.log_pool(p, q, **{"lower": -0.25, "upper": 1.0, "scale": 2.0} | options)
+
+
+def _log_pool_sum(p: Tensor, q: Tensor, **options: Any) -> Any:
+    defaults = {"lower": -0.25, "upper": 1.0, "num_models": N}
+    return adapmixed_ext.log_pool_sum(p, q, **defaults | options)
+
+
+POOLS: list[Callable[..., Any]] = [_log_pool, _log_pool_sum]
+ENSEMBLE: list[Callable[..., Any]] = [_project, _screen, _loss, _mixture, _log_prob, *POOLS]
 WEIGHTED: list[Callable[..., Any]] = [_loss, _mixture, _log_prob]
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of the step beyond inputs and results: what its docstring states, no more.
+"""Peak memory of the step and the pool beyond inputs and results: as their docstrings state.
 
 Measured as resident memory in a fresh process, where no thread has scratch memory yet.
 """
@@ -23,12 +23,13 @@ pytestmark = pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="no /proc to reset a peak in"
 )
 
-# Prints the growth of the peak over three balls, each solved another way (lists, float sums, double
-# sums), and over losses with and without single precision; then what the measurement makes of a
-# tensor of as many bytes as there are logits.
+# Prints the growth of the peak over two pools; that over three balls, each solved another way
+# (lists, float sums, double sums), and over losses with and without single precision; then what the
+# measurement makes of a tensor of as many bytes as there are logits.
 PROGRAM = """
 import ctypes, sys
 import torch
+import adapmixed_ext
 from adapmixed_ext import ops
 
 models, vocab, threads = map(int, sys.argv[1:4])
@@ -64,9 +65,18 @@ def step(private, public):
     yield ops.step(private, public, order=18.0, radius=3.6, orders=orders)
 
 
+def pool(private, public):
+    box = {"lower": -0.25, "upper": 1.0, "num_models": len(private)}
+    for positions in (1, 5):  # shared by the threads, or one each
+        rows = private.expand(-1, positions, -1), public.expand(positions, -1)
+        yield adapmixed_ext.log_pool(*rows, scale=2.0, **box)
+
+
 torch.manual_seed(0)
-list(step(*logits(5, 640)))  # loads the code, starts the threads
+for call in (pool, step):
+    list(call(*logits(5, 640)))  # loads the code, starts the threads
 private, public = logits(models, vocab)
+print(growth(lambda: list(pool(private, public))))
 print(growth(lambda: list(step(private, public))))
 print(growth(lambda: torch.zeros(private.numel(), dtype=torch.uint8)))
 """
@@ -78,8 +88,14 @@ def bound(models: int, vocab: int, threads: int, orders: int = ORDERS) -> int:
     return threads * (96 * vocab + 2048 * models + 2**19) + sums + 64 * models + 2**16
 
 
+def pool_bound(vocab: int, threads: int) -> int:
+    """Bytes, as stated in the docstring of ``log_pool``."""
+    return threads * (16 * vocab + 2**14)
+
+
 @cache
-def measured(models: int, vocab: int, threads: int) -> int:
+def measured(models: int, vocab: int, threads: int) -> tuple[int, int]:
+    """Growth of the peak over steps, and over pools."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(models), str(vocab), str(threads)],
         check=True,
@@ -89,10 +105,10 @@ def measured(models: int, vocab: int, threads: int) -> int:
         # Memory that is free goes back at once: what is measured is what is in use.
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
     )
-    growth, control = map(int, done.stdout.split())
+    pool, growth, control = map(int, done.stdout.split())
     logits = models * vocab
     assert 0.9 * logits < control < 1.1 * logits + SLACK, "the measurement sees nothing"
-    return growth
+    return growth, pool
 
 
 @pytest.mark.parametrize(
@@ -100,20 +116,23 @@ def measured(models: int, vocab: int, threads: int) -> int:
     [(64, VOCAB, 1), (128, VOCAB, 1), (256, VOCAB, 1), (256, VOCAB, 2), (64, 4 * VOCAB, 1)],
 )
 def test_the_stated_bound_holds(models: int, vocab: int, threads: int) -> None:
-    got = measured(models, vocab, threads)
+    got, pool = measured(models, vocab, threads)
     assert got <= bound(models, vocab, threads) + SLACK
     # Scratch memory that the bound makes room for was really used.
     assert got >= 40 * vocab
+    assert pool <= pool_bound(vocab, threads) + SLACK
+    assert pool >= 4 * vocab
 
 
 def test_the_bound_is_far_below_the_logits() -> None:
     """Not even a byte for each of them."""
     assert bound(256, VOCAB, 1) + SLACK < 256 * VOCAB
+    assert pool_bound(VOCAB, 1) + SLACK < 64 * VOCAB
 
 
 @pytest.mark.parametrize("models", [64, 128])
 def test_twice_the_models_cost_what_the_bound_says(models: int) -> None:
-    more = measured(2 * models, VOCAB, 1) - measured(models, VOCAB, 1)
+    more = measured(2 * models, VOCAB, 1)[0] - measured(models, VOCAB, 1)[0]
     stated = bound(2 * models, VOCAB, 1) - bound(models, VOCAB, 1)
     assert more <= stated + SLACK
     assert stated + SLACK < models * VOCAB

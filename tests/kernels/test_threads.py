@@ -45,6 +45,15 @@ def everything(case: cases.Case) -> list[Tensor]:
             adapmixed_ext.log_prob(private, public, projection, targets),
             adapmixed_ext.sample(mixture, public, rng=Rng()),
         ]
+    for lower, upper in ((-0.25, 1.0), (-60.0, 50.0)):
+        box = {"lower": lower, "upper": upper, "num_models": private.shape[0] + 2}
+        pool = adapmixed_ext.log_pool(private, public, scale=2.0, **box)
+        results += [pool.log_normaliser, pool.span, pool.private_lse, pool.public_lse]
+        results += [
+            adapmixed_ext.mixture(private, public, pool),
+            adapmixed_ext.log_prob(private, public, pool, targets),
+            adapmixed_ext.log_pool_sum(private, public, **box),
+        ]
     noise = adapmixed_ext.gaussian((public.shape[0], 9), sigma=0.01, rng=Rng())
     screening = adapmixed_ext.screen(
         private, public, noise, weight=0.1, order=18.0, threshold=1.0, top_k=9

@@ -1,0 +1,180 @@
+"""The logarithmic pool of clipped log-ratios: validate, document, call, as in ``ops.py``.
+
+u_i(v) = clip(log p_i(v) − log q(v), a, b), a ≤ 0 ≤ b, and p(v) ∝ q(v) exp((κ/N) Σ_i u_i(v)), where
+q = 0 gives p = 0. N = ``num_models`` counts slots: one that is absent or not active has u_i = 0.
+
+Without model i log p changes by (κ/N) u_i and a constant: by a range of at most κ·span_i/N ≤
+κ(b − a)/N. The u_i are multiples of 2^−k in [a, b], k from N, a and b alone, 40 at most, so that
+their sums are exact; what rounding adds to the range is less than 2^−49 (1 + κ·max(−a, b) + L), L
+the largest −log q of the tokens compared, for those with p ≥ 2^−1022 (csrc/core/log_pool.h).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _pooling_library  # noqa: F401  (registers the operators)
+from . import _validate as check
+from ._types import LogPool
+
+_ops = torch.ops.adapmixed
+
+_MOST = 1e6  # of a clip bound and of κ times it, as of logits
+_MOST_SUM = 2.0**31  # leaves 20 binary places to each u_i
+
+
+class _Bounds(NamedTuple):
+    lower: float
+    upper: float
+    num_models: int
+
+
+def _bounds(lower: object, upper: object, num_models: int | None, private: Tensor) -> _Bounds:
+    low = check.finite("lower", lower, least=-_MOST, most=0.0)
+    high = check.finite("upper", upper, least=0.0, most=_MOST)
+    slots = check.slots(num_models, private)
+    reach = max(-low, high)
+    if slots * reach > _MOST_SUM:
+        raise ValueError(
+            f"num_models * max(-lower, upper) must be <= 2**31, got {slots} * {reach:g}"
+        )
+    return _Bounds(low, high, slots)
+
+
+def _scale(scale: object, bounds: _Bounds) -> float:
+    value = check.finite("scale", scale, least=0.0)
+    reach = max(-bounds.lower, bounds.upper)
+    if value * reach > _MOST:
+        raise ValueError(
+            f"scale * max(-lower, upper) must be <= {_MOST:g}, got {value:g} * {reach:g}"
+        )
+    return value
+
+
+def _active(active: Tensor | None, private: Tensor, name: str = "active") -> Tensor | None:
+    shape = tuple(private.shape[:2])
+    return None if active is None else check.typed(name, active, torch.bool, shape, private)
+
+
+def _given_sum(name: str, total: Tensor | None, public: Tensor, bounds: _Bounds) -> Tensor | None:
+    if total is None:
+        return None
+    total = check.typed(name, total, torch.float64, tuple(public.shape), public)
+    least, most = bounds.num_models * bounds.lower, bounds.num_models * bounds.upper
+    checked: Tensor = _ops.checked(total, name, least, most)
+    return checked
+
+
+def log_pool(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    *,
+    lower: float,
+    upper: float,
+    scale: float,
+    num_models: int | None = None,
+    active: Tensor | None = None,
+    sum_log_ratio: Tensor | None = None,
+) -> LogPool:
+    """The pool's log-normaliser, and what each model can change in it.
+
+    u_i is within 2^−k + 5e-14 + 5e-16 (|lse_i| + |lse_0| + max(−a, b)) of the clipped log-ratio;
+    the span is exactly that of the u_i that enter the pool. p_i = 0 < q clips to a.
+    Memory: at most 16·V + 2^14 for each thread; on CUDA 8·B·V.
+
+    Args:
+        private_logits: (N, B, V).
+        public_logits: (B, V), same dtype and device.
+        lower: a ≤ 0, at least −1e6.
+        upper: b ≥ 0, at most 1e6.
+        scale: κ ≥ 0; above 1 it sharpens what the models agree on. κ·max(−a, b) ≤ 1e6.
+        num_models: public number of slots ≥ N, by which the sum is divided; N·max(−a, b) ≤ 2^31.
+        active: (N, B) bool, slots that take part. None: all. Spans are those of all.
+        sum_log_ratio: (B, V) float64, Σ_i u_i over all ranks, for an ensemble that is spread over
+            several: the sum of their :func:`log_pool_sum`. Then these N rows are this rank's, and
+            the results have the bits that they have on one rank.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, numbers outside their range, N = 0, V = 0, a tensor
+            that requires grad, a row with NaN, +inf or no finite value.
+    """
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    bounds = _bounds(lower, upper, num_models, private)
+    scale = _scale(scale, bounds)
+    active = _active(active, private)
+    total = _given_sum("sum_log_ratio", sum_log_ratio, public, bounds)
+    log_normaliser, span, private_lse, public_lse, status = _ops.log_pool(
+        private, public, active, total, bounds.lower, bounds.upper, scale, bounds.num_models
+    )
+    return LogPool(
+        log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,
+        bounds.num_models, active, status, total,
+    )  # fmt: skip
+
+
+def log_pool_sum(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    *,
+    lower: float,
+    upper: float,
+    num_models: int,
+    active: Tensor | None = None,
+) -> Tensor:
+    """Σ_i u_i over this rank's models: what ranks add up before :func:`log_pool`.
+
+    Exact sums, so that the order in which ranks are added does not matter. Memory: as there.
+
+    Args:
+        private_logits, public_logits: (N, B, V) of this rank's models, and (B, V).
+        lower, upper, active: as for :func:`log_pool`.
+        num_models: slots of the whole ensemble.
+
+    Returns:
+        (B, V) float64, 0 where q = 0; private.
+    """
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    check.integer("num_models", num_models, private.shape[0])
+    bounds = _bounds(lower, upper, num_models, private)
+    total: Tensor = _ops.log_pool_sum(
+        private, public, _active(active, private), bounds.lower, bounds.upper, bounds.num_models
+    )
+    return total
+
+
+def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tuple[object, ...]:
+    """The ensemble's five tensors, and the options behind them."""
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    models, positions = private.shape[:2]
+    of_rows = check.typed(
+        "projection.private_lse", pool.private_lse, torch.float64, (models, positions), private
+    )
+    of_positions = (
+        check.typed(f"projection.{name}", getattr(pool, name), torch.float64, (positions,), private)
+        for name in ("public_lse", "log_normaliser")
+    )
+    bounds = _bounds(pool.lower, pool.upper, pool.num_models, private)
+    return (
+        private, public, of_rows, *of_positions,
+        _active(pool.active, private, "projection.active"),
+        _given_sum("projection.sum_log_ratio", pool.sum_log_ratio, public, bounds),
+        bounds.lower, bounds.upper, _scale(pool.scale, bounds), bounds.num_models,
+    )  # fmt: skip
+
+
+def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
+    """:func:`adapmixed_ext.mixture` of a LogPool. Internal."""
+    p: Tensor = _ops.pool_mixture(*_pooled(private_logits, public_logits, pool))
+    return p
+
+
+def pool_log_prob(
+    private_logits: Tensor, public_logits: Tensor, pool: LogPool, targets: Tensor
+) -> Tensor:
+    """:func:`adapmixed_ext.log_prob` of a LogPool. Internal."""
+    known = _pooled(private_logits, public_logits, pool)
+    positions = tuple(public_logits.shape[:1])
+    wanted = check.typed("targets", targets, torch.int64, positions, private_logits)
+    result: Tensor = _ops.pool_log_prob(*known[:5], wanted, *known[5:])
+    return result

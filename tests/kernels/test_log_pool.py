@@ -1,0 +1,281 @@
+"""log_pool, and mixture and log_prob of a LogPool, against the oracles and by their properties."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import cases
+import mpmath as mp
+import oracle
+import pools
+import pytest
+import torch
+from cases import Case
+from mpmath import mpf
+from pools import SETTINGS, Setting
+from torch import Tensor
+
+import adapmixed_ext
+from adapmixed_ext import LogPool, reference
+
+ALL = cases.small() + cases.corners()
+USUAL = SETTINGS[0]
+
+
+def pool_of(private: Tensor, public: Tensor, setting: Setting = USUAL, **more: object) -> LogPool:
+    options = {**setting.options(private.shape[0]), **more}
+    return adapmixed_ext.log_pool(private, public, **options)
+
+
+@pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
+@pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[1], SETTINGS[4]])
+def test_against_the_oracle(case: Case, setting: Setting, device: torch.device) -> None:
+    case = case.to(device)
+    models, positions = case.private.shape[:2]
+    pool = pool_of(case.private, case.public, setting)
+    assert pool.log_normaliser.dtype == pool.span.dtype == torch.float64
+    assert pool.span.shape == (models, positions) and pool.log_normaliser.shape == (positions,)
+    mixture, log_prob = pools.probabilities(case.private, case.public, pool)
+    assert mixture.dtype == log_prob.dtype == torch.float64
+    errors = pools.Truth(case.private.cpu(), case.public.cpu(), setting)
+    for b in range(positions):
+        p, log_normaliser, spans = oracle.log_pool(
+            case.private[:, b], case.public[b], lower=setting.lower, upper=setting.upper,
+            scale=setting.scale, slots=models + setting.extra,
+        )  # fmt: skip
+        bound = errors.log_error[b].max().item()
+        assert abs(mpf(pool.log_normaliser[b].item()) - log_normaliser) <= bound
+        for i, span in enumerate(spans):
+            assert abs(mpf(pool.span[i, b].item()) - span) <= 2 * errors.ratio_error[i, b].item()
+        for v, exact in enumerate(p):
+            got, log_got = mixture[b, v].item(), log_prob[b, v].item()
+            if exact == 0:
+                assert got == 0.0 and log_got == -math.inf
+                continue
+            assert abs(mpf(log_got) - mp.log(exact)) <= errors.log_error[b, v].item()
+            assert abs(mpf(got) - exact) <= bound * exact + mpf(2) ** -1021
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_every_instruction_set(setting: Setting, isa: str) -> None:
+    for case in ALL + cases.wide()[:1]:
+        report = pools.check_pool(case.private, case.public, setting)
+        assert not report.failures, (case.name, report.failures)
+
+
+@pytest.mark.parametrize("case", cases.wide(), ids=cases.ids(cases.wide()))
+def test_wide_vocabularies_against_the_reference(case: Case, device: torch.device) -> None:
+    moved = case.to(device)
+    active = torch.rand(case.private.shape[:2], generator=torch.Generator().manual_seed(1)) < 0.6
+    for setting in SETTINGS[:4]:
+        options = setting.options(case.private.shape[0])
+        log_p, log_normaliser, span = reference.log_pool(
+            case.private, case.public, active=active, **options
+        )
+        pool = pool_of(moved.private, moved.public, setting, active=active.to(device))
+        torch.testing.assert_close(pool.span.cpu(), span, rtol=0.0, atol=1e-11)
+        torch.testing.assert_close(pool.log_normaliser.cpu(), log_normaliser, rtol=0.0, atol=1e-11)
+        mixture = adapmixed_ext.mixture(moved.private, moved.public, pool).cpu()
+        torch.testing.assert_close(mixture, log_p.exp(), rtol=1e-10, atol=1e-300)
+        targets = torch.tensor([5, 7])[: case.public.shape[0]]
+        log_prob = adapmixed_ext.log_prob(moved.private, moved.public, pool, targets.to(device))
+        exact = log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(log_prob.cpu(), exact, rtol=0.0, atol=1e-10)
+
+
+def test_q_remains_without_a_box_without_a_scale_and_of_equal_rows(device: torch.device) -> None:
+    for case in (*cases.masked(), *cases.wide()):
+        case = case.to(device)
+        q = torch.softmax(case.public.double(), -1)
+        same = case.public.expand_as(case.private)
+        for private, setting in (
+            (case.private, Setting(0.0, 0.0, 2.0)),
+            (case.private, Setting(-1.0, 2.0, 0.0)),
+            (same, Setting(-1.0, 2.0, 1.5)),
+        ):
+            pool = pool_of(private, case.public, setting)
+            mixture = adapmixed_ext.mixture(private, case.public, pool)
+            torch.testing.assert_close(mixture, q, rtol=1e-11, atol=1e-300)
+            assert ((mixture == 0) == torch.isneginf(case.public)).all(), case.name
+            assert (pool.log_normaliser.abs() < 1e-11).all(), case.name
+            if private is same or setting.reach == 0:
+                assert (pool.span == 0).all(), case.name
+
+
+def test_masks(device: torch.device) -> None:
+    """q = 0 gives p = 0, of models that have the token, too; p_i = 0 < q clips to a."""
+    by_name = {case.name: case.to(device) for case in cases.masked()}
+    case = by_name["masked-mixed"]
+    pool = pool_of(case.private, case.public)
+    p = adapmixed_ext.mixture(case.private, case.public, pool)
+    assert p[0, 4].item() == 0.0 and (p[0, :4] > 0).all() and (p[0, 5:] > 0).all()
+    four = torch.tensor([4], device=device)
+    assert adapmixed_ext.log_prob(case.private, case.public, pool, four).item() == -math.inf
+    sums = adapmixed_ext.log_pool_sum(
+        case.private, case.public, lower=-0.25, upper=1.0, num_models=3
+    )
+    assert sums[0, 4].item() == 0.0
+    case = by_name["masked-private"]  # token 7 is missing in all three
+    sums = adapmixed_ext.log_pool_sum(
+        case.private, case.public, lower=-0.25, upper=1.0, num_models=3
+    )
+    assert sums[0, 7].item() == -0.75 and sums.min().item() == -0.75
+    point = by_name["private-point-mass"]
+    assert (pool_of(point.private, point.public).span == 1.25).all()
+
+
+def test_slots_that_are_inactive_or_absent_have_no_part(device: torch.device) -> None:
+    private, public = cases.logits(60, 6, 3, 300, 2.0, 0.7)
+    private, public = private.to(device), public.to(device)
+    active = torch.tensor([[True] * 3, [False] * 3, [True, False, True]] * 2, device=device)
+    emptied = torch.where(active.unsqueeze(-1), private, public)
+    some = pool_of(private, public, active=active)
+    for pool, rows in ((some, private), (pool_of(emptied, public), emptied)):
+        p = adapmixed_ext.mixture(rows, public, pool)
+        log_prob = adapmixed_ext.log_prob(rows, public, pool, torch.arange(3, device=device))
+        for b in range(3):
+            present = private[active[:, b], b : b + 1].contiguous()
+            alone = pool_of(present, public[b : b + 1], num_models=6)
+            assert torch.equal(alone.log_normaliser[0], pool.log_normaliser[b])
+            row = adapmixed_ext.mixture(present, public[b : b + 1], alone)
+            assert torch.equal(row[0], p[b])
+            torch.testing.assert_close(log_prob[b], p[b, b].log(), rtol=1e-13, atol=0.0)
+    # What a slot would cost is known before it takes part.
+    assert torch.equal(some.span, pool_of(private, public).span)
+    none = pool_of(private, public, active=torch.zeros_like(active))
+    q = torch.softmax(public.double(), -1)
+    torch.testing.assert_close(adapmixed_ext.mixture(private, public, none), q)
+
+
+@pytest.mark.parametrize("setting", SETTINGS[:5], ids=str)
+def test_ranks_give_the_bits_of_one(setting: Setting, device: torch.device) -> None:
+    private, public = cases.logits(61, 7, 2, 500, 2.0, 0.7)
+    public[:, 9] = -math.inf
+    private, public = private.to(device), public.to(device)
+    active = (torch.rand(7, 2, generator=torch.Generator().manual_seed(2)) < 0.7).to(device)
+    options = setting.options(7)
+    whole = pool_of(private, public, setting, active=active)
+    own = {name: options[name] for name in ("lower", "upper", "num_models")}
+    parts = [slice(0, 1), slice(1, 4), slice(4, 7)]
+    sums = [
+        adapmixed_ext.log_pool_sum(private[part], public, active=active[part], **own)
+        for part in parts
+    ]
+    for order in ((0, 1, 2), (2, 0, 1)):
+        total = sums[order[0]] + sums[order[1]] + sums[order[2]]
+        one = adapmixed_ext.log_pool_sum(private, public, active=active, **own)
+        assert torch.equal(total, one)
+        assert torch.equal(total / setting.unit(7), (total / setting.unit(7)).round())
+        for part in parts:
+            rank = adapmixed_ext.log_pool(
+                private[part], public, active=active[part], sum_log_ratio=total, **options
+            )
+            assert torch.equal(rank.log_normaliser, whole.log_normaliser)
+            assert torch.equal(rank.span, whole.span[part])
+            got = adapmixed_ext.mixture(private[part], public, rank)
+            assert torch.equal(got, adapmixed_ext.mixture(private, public, whole))
+            targets = torch.tensor([9, 4], device=device)
+            got = adapmixed_ext.log_prob(private[part], public, rank, targets)
+            assert torch.equal(got, adapmixed_ext.log_prob(private, public, whole, targets))
+
+
+def test_the_order_of_models_does_not_change_a_bit(device: torch.device) -> None:
+    private, public = cases.logits(62, 9, 2, 3000, 2.0, 0.7)
+    private, public = private.to(device), public.to(device)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
+    one, other = pool_of(private, public), pool_of(private[order], public)
+    assert torch.equal(one.log_normaliser, other.log_normaliser)
+    assert torch.equal(one.span[order], other.span)
+    assert torch.equal(
+        adapmixed_ext.mixture(private, public, one),
+        adapmixed_ext.mixture(private[order], public, other),
+    )
+
+
+def test_the_order_of_tokens_and_constants_do_not_matter(device: torch.device) -> None:
+    private, public = cases.logits(63, 4, 2, 999, 3.0, 0.8)
+    private[1, :, 40], public[:, 50] = -math.inf, -math.inf
+    private, public = private.to(device), public.to(device)
+    plain = pool_of(private, public)
+    p = adapmixed_ext.mixture(private, public, plain)
+    order = torch.randperm(999, generator=torch.Generator().manual_seed(4)).to(device)
+    turned = private[..., order].contiguous(), public[:, order].contiguous()
+    # Multiples of 2^-10 are added exactly to these.
+    raised = (private * 1024).round() / 1024, (public * 1024).round() / 1024
+    base = pool_of(*raised)
+    shift = torch.tensor([3.0, -17.5, 100.25, 0.0], device=device)[:, None, None]
+    moved = raised[0] + shift, raised[1] - 64.0
+    for got, rows, expected, truth in (
+        (pool_of(*turned), turned, plain, p[:, order]),
+        (pool_of(*moved), moved, base, adapmixed_ext.mixture(*raised, base)),
+    ):
+        torch.testing.assert_close(got.log_normaliser, expected.log_normaliser, rtol=0, atol=1e-11)
+        torch.testing.assert_close(got.span, expected.span, rtol=0, atol=1e-11)
+        torch.testing.assert_close(adapmixed_ext.mixture(*rows, got), truth, rtol=1e-11, atol=0)
+
+
+def test_identical_models_are_one(device: torch.device) -> None:
+    private, public = cases.logits(64, 1, 2, 700, 2.0, 0.7)
+    private, public = private.to(device), public.to(device)
+    one = pool_of(private, public)
+    for copies in (2, 4, 8):  # their mean is the one's log-ratio exactly
+        rows = private.expand(copies, 2, 700)
+        many = pool_of(rows, public)
+        assert torch.equal(many.log_normaliser, one.log_normaliser)
+        assert torch.equal(many.span, one.span.expand(copies, 2))
+
+
+def test_many_slots_and_wide_boxes_take_a_coarser_grid() -> None:
+    private, public = cases.logits(65, 3, 1, 50, 2.0, 0.7)
+    for setting in (Setting(-1e3, 1e3, 1.0, 2**21 - 3), Setting(-1.0, 0.5, 1e6, 2**31 - 3)):
+        assert setting.unit(3) >= 2.0**-21
+        report = pools.check_pool(private, public, setting)
+        assert not report.failures, report.failures
+
+
+def test_a_position_does_not_depend_on_its_batch(device: torch.device) -> None:
+    for case in (*cases.wide(), *cases.strided()):
+        case = case.to(device)
+        batch = pool_of(case.private, case.public)
+        p = adapmixed_ext.mixture(case.private, case.public, batch)
+        for b in range(case.public.shape[0]):
+            row = case.private[:, b : b + 1], case.public[b : b + 1]
+            single = pool_of(*row)
+            assert torch.equal(single.log_normaliser[0], batch.log_normaliser[b])
+            assert torch.equal(single.span[:, 0], batch.span[:, b])
+            assert torch.equal(adapmixed_ext.mixture(*row, single)[0], p[b])
+
+
+def test_no_positions_and_one_token(device: torch.device) -> None:
+    private, public = torch.zeros(3, 0, 5, device=device), torch.zeros(0, 5, device=device)
+    pool = pool_of(private, public)
+    assert pool.span.shape == (3, 0) and pool.log_normaliser.shape == (0,)
+    assert adapmixed_ext.mixture(private, public, pool).shape == (0, 5)
+    targets = torch.zeros(0, dtype=torch.int64, device=device)
+    assert adapmixed_ext.log_prob(private, public, pool, targets).shape == (0,)
+    one = torch.full((2, 1, 1), 3.5, device=device)
+    pool = pool_of(one, one[0])
+    assert (pool.span == 0).all() and adapmixed_ext.mixture(one, one[0], pool).item() == 1.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_rows_that_are_not_those_of_the_pool_are_refused(value: float) -> None:
+    private, public = cases.logits(66, 5, 2, 40, 2.0, 0.7)
+    pool = pool_of(private, public)
+    zero = torch.zeros(2, dtype=torch.int64)
+    for side in ("private", "public"):
+        rows = private.clone(), public.clone()
+        rows[side == "public"][..., 1, 0] = value
+        for use in (
+            lambda rows=rows: adapmixed_ext.mixture(*rows, pool),
+            lambda rows=rows: adapmixed_ext.log_prob(*rows, pool, zero),
+        ):
+            with pytest.raises(ValueError, match=r"at position \[1\] they are not the rows"):
+                use()
+    with pytest.raises(ValueError, match="must belong to these logits"):
+        adapmixed_ext.mixture(private[:, [1, 0]], public, pool)
+    with pytest.raises(ValueError, match="must belong to these logits"):
+        adapmixed_ext.mixture(
+            private, public, dataclasses.replace(pool, log_normaliser=pool.log_normaliser + 1e-5)
+        )

@@ -1,0 +1,150 @@
+"""What the pool's guarantee rests on, attacked: without slot i log p moves by a range of at most
+(scale/N) span_i, and span_i is at most the width of the box; rounding adds what is stated."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import cases
+import pools
+import pytest
+import torch
+from pools import SETTINGS, Setting
+from torch import Tensor
+
+import adapmixed_ext
+
+
+def rows(seed: int) -> tuple[Tensor, Tensor]:
+    """Random ensembles, and such as try to leave the bound: extremes at one token, masks, huge
+    offsets, models that all agree but one."""
+    choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    models, vocab = choose.choice((1, 2, 3, 8, 33)), choose.choice((1, 2, 5, 40, 1100))
+    spread = choose.choice((0.1, 3.0, 30.0))
+    public = spread * torch.randn(2, vocab, generator=generator)
+    private = public + choose.choice((1e-6, 0.3, 5.0)) * torch.randn(
+        models, 2, vocab, generator=generator
+    )
+    kind = choose.randrange(6)
+    if kind == 1:  # one model against all others
+        private = public.expand(models, 2, vocab).clone()
+        private[0, :, 0] += 60.0
+    elif kind == 2:  # half of the tokens gone, another half raised
+        private[0, :, ::2] = -math.inf
+        private[0, :, 1::2] += 9.0
+        private[0, :, -1] = 0.0
+    elif kind == 3:
+        private[::2] += 9e5
+        public = public - 9e5
+    elif kind == 4 and vocab > 2:
+        public[:, 1] = -math.inf
+        private[..., 2] -= 700.0
+    elif kind == 5:  # next to the bounds of the box
+        choices = torch.tensor([-0.25, 1.0, 0.5, -2.0])
+        at = torch.randint(4, private.shape, generator=generator)
+        private = public + choices[at] * (
+            1 + 1e-7 * torch.randn(private.shape, generator=generator)
+        )
+    return private, public
+
+
+def log_probabilities(private: Tensor, public: Tensor, pool: adapmixed_ext.LogPool) -> Tensor:
+    """From both operators: log of the mixture, and log_prob of the tokens, each (B, V)."""
+    positions, vocab = public.shape
+    tokens = range(vocab) if vocab <= 40 else [*range(20), *range(vocab - 20, vocab)]
+    logs = adapmixed_ext.mixture(private, public, pool).log()
+    exact = torch.full_like(logs, math.nan)
+    for v in tokens:
+        exact[:, v] = adapmixed_ext.log_prob(private, public, pool, torch.full((positions,), v))
+    return torch.stack([logs, exact])
+
+
+def check(private: Tensor, public: Tensor, setting: Setting, without: str) -> int:
+    models = private.shape[0]
+    options = setting.options(models)
+    pool = adapmixed_ext.log_pool(private, public, **options)
+    log_p = log_probabilities(private, public, pool)
+    compared = 0
+    for i in {0, models - 1}:
+        if without == "inactive":
+            active = torch.ones(models, public.shape[0], dtype=torch.bool)
+            active[i] = False
+            other_rows = private
+            other = adapmixed_ext.log_pool(private, public, active=active, **options)
+        else:
+            other_rows = private.clone()
+            other_rows[i] = public
+            other = adapmixed_ext.log_pool(other_rows, public, **options)
+        moved = log_p - log_probabilities(other_rows, public, other)
+        for b in range(public.shape[0]):
+            span = Fraction(pool.span[i, b].item())
+            assert span <= Fraction(setting.upper) - Fraction(setting.lower)
+            bound = float(span) * setting.scale / options["num_models"]
+            for way in (0, 1):
+                counted = (log_p[way, b] > pools.NORMAL) & moved[way, b].isfinite()
+                known = moved[way, b][counted]
+                if not known.numel():
+                    continue
+                log_q = torch.log_softmax(public[b].double(), -1)[counted]
+                slack = pools.rounding(setting, -log_q.min().item())
+                assert (known.max() - known.min()).item() <= bound + slack, (i, b, way)
+                compared += 1
+            # Nothing appears or disappears.
+            support = torch.isneginf(public[b])
+            assert torch.equal(torch.isneginf(log_p[0, b]) & support, support)
+    return compared
+
+
+@pytest.mark.parametrize("without", ["inactive", "public"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_emptying_a_slot_stays_within_its_span(setting: Setting, without: str, isa: str) -> None:
+    compared = 0
+    for seed in range(36):
+        compared += check(*rows(seed), setting, without)
+    assert compared > 100
+
+
+def test_the_bound_is_attained() -> None:
+    """A model at both ends of the box: the span is its width, the range all of it."""
+    public = torch.zeros(1, 4)
+    private = public.expand(5, 1, 4).clone()
+    private[2, 0, 0], private[2, 0, 1] = 8.0, -8.0
+    setting = SETTINGS[0]
+    options = setting.options(5)
+    pool = adapmixed_ext.log_pool(private, public, **options)
+    assert pool.span[2].item() == 1.25 and (pool.span[[0, 1, 3, 4]] == 0).all()
+    active = torch.ones(5, 1, dtype=torch.bool)
+    active[2] = False
+    other = adapmixed_ext.log_pool(private, public, active=active, **options)
+    moved = adapmixed_ext.mixture(private, public, pool).log()
+    moved -= adapmixed_ext.mixture(private, public, other).log()
+    assert abs((moved.max() - moved.min()).item() - 1.25 * 2.0 / 5) < 1e-14
+
+
+def test_what_others_do_leaves_no_trace_in_the_difference(isa: str) -> None:
+    """The sum without slot i is exactly the sum with it minus u_i, whatever the others are."""
+    private, public = cases.logits(70, 40, 1, 777, 3.0, 1.0)
+    box = {"lower": -0.25, "upper": 1.0, "num_models": 40}
+    own = adapmixed_ext.log_pool_sum(private[3:4], public, **box)
+    active = torch.ones(40, 1, dtype=torch.bool)
+    active[3] = False
+    with_it = adapmixed_ext.log_pool_sum(private, public, **box)
+    without = adapmixed_ext.log_pool_sum(private, public, active=active, **box)
+    assert torch.equal(with_it - without, own)
+    assert own.max().item() <= 1.0 and own.min().item() >= -0.25
+    span = adapmixed_ext.log_pool(private, public, scale=2.0, **box).span[3, 0].item()
+    assert (own.max() - own.min()).item() == span
+
+
+@pytest.mark.parametrize("bounds", [(-0.1, 0.3), (-1 / 3, 2 / 3), (-1e-13, 1e-13)])
+def test_bounds_that_are_no_multiples_are_kept(bounds: tuple[float, float]) -> None:
+    """The clip bounds of the grid lie inside those given."""
+    public = torch.zeros(1, 3)
+    private = torch.tensor([[[9.0, -9.0, 0.0]]])
+    sums = adapmixed_ext.log_pool_sum(
+        private, public, lower=bounds[0], upper=bounds[1], num_models=7
+    )
+    assert bounds[0] <= sums.min().item() <= sums.max().item() <= bounds[1]
+    assert sums.max().item() > bounds[1] - 2.0**-39 and sums.min().item() < bounds[0] + 2.0**-39
