@@ -3,12 +3,16 @@
 from adapmixed.mechanisms.adapmixed import PRESETS, AdaPMixED
 from adapmixed.mechanisms.base import Answer, Mechanism, Proposal
 from adapmixed.mechanisms.baselines import PublicOnly, Unprotected
+from adapmixed.mechanisms.clipped import ClippedMixing
+from adapmixed.mechanisms.log_pool import ClippedLogPool
 from adapmixed.mechanisms.pmixed import PMixED
 
 __all__ = [
     "PRESETS",
     "AdaPMixED",
     "Answer",
+    "ClippedLogPool",
+    "ClippedMixing",
     "Mechanism",
     "PMixED",
     "Proposal",

@@ -8,7 +8,7 @@ N models, B positions, V tokens, K orders, as in ``adapmixed_ext``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
+from adapmixed.mechanisms.public_rules import Restricted
 from adapmixed.privacy.events import Event
 from adapmixed_ext import RandomSource
 from adapmixed_ext.ops import prepare
@@ -39,12 +40,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Law:
-    """The distribution an answer is drawn from: the mean of weight·p_i + complement·q."""
+    """The distribution an answer is drawn from: the mixture, or pool, of projected rows."""
 
     private_logits: Tensor
     public_logits: Tensor
-    projection: ops.Projection
+    projection: ops.Projection | ops.Clipping | ops.LogPool
     public_support: bool = True  # else tokens that q lacks may be drawn too
+    kept: Restricted | None = None  # where these logits are of some tokens alone: which
 
     def __post_init__(self) -> None:
         # Where operators only queue work, nothing has said yet that a row was bad.
@@ -74,12 +76,17 @@ class Law:
         support = self.public_logits
         if not self.public_support:
             support = torch.where(probabilities > 0.0, 0.0, -torch.inf).to(support.dtype)
-        return ops.sample(probabilities, support, rng=rng)
+        tokens = ops.sample(probabilities, support, rng=rng)
+        return tokens if self.kept is None else self.kept.released(tokens)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """(B,) float64; the whole (B, V) is never formed."""
+        """(B,) float64, −inf for a target that is not kept; the whole (B, V) is never formed."""
         self._check_unchanged()
-        return ops.log_prob(self.private_logits, self.public_logits, self.projection, targets)
+        found = None
+        if self.kept is not None:
+            targets, found = self.kept.places(targets)
+        values = ops.log_prob(self.private_logits, self.public_logits, self.projection, targets)
+        return values if found is None else torch.where(found, values, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,14 @@ def public_law(public_logits: Tensor) -> Law:
 
 
 @dataclass(frozen=True)
+class Retirement:
+    """How an answer and its events follow from the slots that a filter lets contribute."""
+
+    law: Callable[[Tensor], Law]
+    events: Callable[[Tensor], Sequence[Event]]
+
+
+@dataclass(frozen=True)
 class Proposal:
     """An answer that waits to be charged.
 
@@ -122,16 +137,28 @@ class Proposal:
     _events: tuple[Event, ...]
     _targets: Tensor | None
     _rng: RandomSource
+    _retirement: Retirement | None = None
     _answers: list[Answer] = field(default_factory=list, repr=False, compare=False)
+    _charged: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     def events(self, active: Tensor | None = None) -> list[Event]:
         """The privacy events of this answer, to be charged before :meth:`release`.
 
         Args:
-            active: (N, B) bool, the slots that may contribute; None: all of them.
+            active: (N, B) bool, the slots that a filter lets contribute, charged one by one; None:
+                no filter, and the charge of the whole answer is the one fixed beforehand.
+
+        Raises:
+            ValueError: another set of slots was charged before, or a slot is to be retired where
+                charges are those of the whole ensemble.
         """
         self._check_active(active)
-        return list(self._events)
+        if active is None or self._retirement is None:
+            return list(self._events)
+        if not self._charged:
+            self._charged.append(active.clone())
+        self._check_charged(active)
+        return list(self._retirement.events(active))
 
     def release(self, active: Tensor | None = None) -> Answer:
         """Draws the tokens, or gives log p(target) where targets were proposed.
@@ -139,13 +166,27 @@ class Proposal:
         One charge pays for one answer: asked again, it returns the same answer, never a new draw.
         """
         self._check_active(active)
+        self._check_charged(active)
         if not self._answers:
+            law = self.law
+            if active is not None and self._retirement is not None:
+                law = self._retirement.law(active)
             if self._targets is not None:
-                answer = Answer(None, self.law.log_prob(self._targets), self.public)
+                answer = Answer(None, law.log_prob(self._targets), self.public)
             else:
-                answer = Answer(self.law.sample(self._rng), None, self.public)
+                answer = Answer(law.sample(self._rng), None, self.public)
             self._answers.append(answer)
         return self._answers[0]
+
+    def _check_charged(self, active: Tensor | None) -> None:
+        """What is released is what was charged."""
+        if self._retirement is None or (active is None and not self._charged):
+            return
+        if active is None or not self._charged or not torch.equal(active, self._charged[0]):
+            raise ValueError(
+                "active must be the slots that events(active) has charged: another set of slots "
+                "is another answer"
+            )
 
     def _check_active(self, active: Tensor | None) -> None:
         if active is None:
@@ -156,7 +197,7 @@ class Proposal:
                 f"active must be bool of shape (N, B) = {shape}, got {active.dtype} "
                 f"{tuple(active.shape)}"
             )
-        if not bool(active.all()):
+        if self._retirement is None and not bool(active.all()):
             raise ValueError(
                 "active must be all True: this mechanism's charges are those of the whole "
                 "ensemble, so no slot can be retired"
@@ -204,6 +245,7 @@ def proposal(
     targets: Tensor | None,
     rng: RandomSource,
     charges: Tensor | None = None,
+    retirement: Retirement | None = None,
 ) -> Proposal:
     """A :class:`Proposal`; targets are checked here, before anything is charged."""
     if targets is not None:
@@ -221,4 +263,4 @@ def proposal(
             raise ValueError(
                 f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}"
             )
-    return Proposal(law, public, charges, num_models, tuple(events), targets, rng)
+    return Proposal(law, public, charges, num_models, tuple(events), targets, rng, retirement)

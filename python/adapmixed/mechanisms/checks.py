@@ -32,6 +32,14 @@ def check_number(
     return value
 
 
+def check_count(name: str, value: object, *, optional: bool = False) -> None:
+    """An integer >= 1, or None where that is allowed."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+
+
 def check_option(name: str, value: object, allowed: Sequence[object]) -> None:
     """One of the allowed values."""
     if value not in allowed:

@@ -4,7 +4,7 @@ numpy is imported at once, dp-accounting with the first guarantee that needs it.
 """
 
 from adapmixed.privacy.accountant import Accountant
-from adapmixed.privacy.bounded_range import RANGE_ERROR, bounded_range_rho
+from adapmixed.privacy.bounded_range import RANGE_ERROR, bounded_range_rho, individual_rho
 from adapmixed.privacy.checks import ADJACENCIES, QUESTIONS
 from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
 from adapmixed.privacy.conversions import (
@@ -29,15 +29,18 @@ from adapmixed.privacy.dominating import (
 )
 from adapmixed.privacy.events import (
     LOSS_ABSOLUTE_ERROR,
+    MEASURES,
     BoundedRangeAnswer,
     ClippedAnswer,
     Event,
     GaussianScreening,
+    IndividualCharge,
     LeaveOneOutLoss,
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
 )
+from adapmixed.privacy.filter import MAX_ANSWERS, FilterBudget, PerModelFilter
 from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
 
 __all__ = [
@@ -45,6 +48,8 @@ __all__ = [
     "BOX_ERROR",
     "KINDS",
     "LOSS_ABSOLUTE_ERROR",
+    "MAX_ANSWERS",
+    "MEASURES",
     "QUESTIONS",
     "RANGE_ERROR",
     "RULES",
@@ -53,9 +58,12 @@ __all__ = [
     "ClippedAnswer",
     "DominatingPair",
     "Event",
+    "FilterBudget",
     "GaussianScreening",
     "Guarantee",
+    "IndividualCharge",
     "LeaveOneOutLoss",
+    "PerModelFilter",
     "PublicAnswer",
     "RenyiBound",
     "UnprotectedAnswer",
@@ -66,6 +74,7 @@ __all__ = [
     "clipped_mixing_epsilon",
     "clipped_mixing_pair",
     "composed_epsilon",
+    "individual_rho",
     "gaussian_rdp",
     "published_bound",
     "published_target_leakage",

@@ -25,11 +25,13 @@ from adapmixed.privacy.events import (
     ClippedAnswer,
     Event,
     GaussianScreening,
+    IndividualCharge,
     LeaveOneOutLoss,
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
 )
+from adapmixed.privacy.filter import FilterBudget, FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result, ScreeningTotal
 from adapmixed.privacy.guarantee import RULES, Guarantee
 from adapmixed.privacy.renyi_total import RenyiTotal
@@ -40,7 +42,7 @@ class _State:
     """Running totals, each immutable; `total` is that of the one mechanism, None before it."""
 
     screening: ScreeningTotal = ScreeningTotal()
-    total: RenyiTotal | ClippedTotal | PoolTotal | None = None
+    total: RenyiTotal | ClippedTotal | PoolTotal | FilterTotal | None = None
     num_models: int | None = None
     adjacency: str | None = None  # that of Rényi events; the others answer every question
     queries: int = 0
@@ -57,6 +59,7 @@ class Accountant:
             order α gets w_α δ (default: uniform). Fixed before the first query.
         adjacency: which neighbours are asked about: "zero_out", "add_remove" or "replace_one".
             None: those of the events, "zero_out" for events that cover every kind.
+        filter_budget: that of the filter whose `IndividualCharge`s are added; its δ is `delta`.
 
     Adding is O(size of the event), `epsilon()` O(N K) whatever the number of queries so far, so a
     running curve costs little (ClippedMixing: a second for the first, whose value is kept);
@@ -70,6 +73,7 @@ class Accountant:
         rule: str = "per_model",
         order_weights: Sequence[float] | None = None,
         adjacency: str | None = None,
+        filter_budget: FilterBudget | None = None,
     ) -> None:
         self.delta = check_real("delta", delta)
         if not 0 < self.delta < 1:
@@ -86,6 +90,11 @@ class Accountant:
                 )
             self.order_weights = weights
         self.adjacency = None if adjacency is None else check_question(adjacency)
+        if filter_budget is not None and filter_budget.delta != self.delta:
+            raise ValueError(
+                f"delta must be the filter's, {filter_budget.delta:g}, got {self.delta:g}"
+            )
+        self.filter_budget = filter_budget
         self._state = _State()
 
     @property
@@ -100,6 +109,7 @@ class Accountant:
             rule=self.rule,
             order_weights=self.order_weights,
             adjacency=self.adjacency,
+            filter_budget=self.filter_budget,
         )
         other._state = replace(self._state)
         return other
@@ -138,6 +148,8 @@ class Accountant:
         make = partial(make, result.total, self.delta, adjacency=asked, order=result.order)
         if isinstance(total, ClippedTotal):
             return make(rule=None, budget=total.budget, method="pld")
+        if isinstance(total, FilterTotal):
+            return make(rule=None, method="filter")
         screened = state.screening.screened > 0
         if isinstance(total, PoolTotal):
             # A cost outside the plan grows with the number of queries.
@@ -175,7 +187,7 @@ class Accountant:
             if total.realised:
                 return "data-dependent, ex-post"
             fixed = total.bounded or total.plan is not None
-        elif isinstance(total, ClippedTotal):
+        elif isinstance(total, ClippedTotal | FilterTotal):
             fixed = True
         else:
             fixed = total is not None and (total.unplanned or total.plan is not None)
@@ -198,7 +210,12 @@ class Accountant:
             return
         if not isinstance(
             event,
-            GaussianScreening | LeaveOneOutLoss | RenyiBound | ClippedAnswer | BoundedRangeAnswer,
+            GaussianScreening
+            | LeaveOneOutLoss
+            | RenyiBound
+            | ClippedAnswer
+            | BoundedRangeAnswer
+            | IndividualCharge,
         ):
             raise ValueError(f"events must be privacy events, got {type(event).__name__}")
         _agree(state, "num_models", event.num_models)
@@ -209,6 +226,13 @@ class Accountant:
             state.total = _one_mechanism(state, ClippedTotal()).add(event)
         elif isinstance(event, BoundedRangeAnswer):
             state.total = _one_mechanism(state, PoolTotal()).add(event)
+        elif isinstance(event, IndividualCharge):
+            if self.filter_budget is None:
+                raise ValueError(
+                    "filter_budget must be given to an accountant of IndividualCharges: without a "
+                    "filter and its budget they give no guarantee"
+                )
+            state.total = _one_mechanism(state, FilterTotal(self.filter_budget)).add(event)
         else:
             if self.adjacency not in (None, event.adjacency):
                 raise ValueError(
@@ -222,6 +246,11 @@ class Accountant:
             state.queries += event.queries
         if isinstance(state.total, ClippedTotal):
             state.total.check_screening(state.screening, before)
+        if isinstance(state.total, FilterTotal) and state.screening.screened:
+            raise ValueError(
+                "screening must be off or public under a filter, got a GaussianScreening: its cost "
+                "is no part of the individual charges"
+            )
 
     def _evaluate(self, adjacency: str) -> Result:
         state = self._state
@@ -229,6 +258,8 @@ class Accountant:
             return state.screening.evaluate(self.delta)
         if isinstance(state.total, RenyiTotal):
             return state.total.evaluate(state.screening.rho)
+        if isinstance(state.total, FilterTotal):
+            return state.total.evaluate(adjacency)
         return state.total.evaluate(self.delta, adjacency, state.screening)
 
 
@@ -236,10 +267,11 @@ _MECHANISMS = {
     RenyiTotal: "realised losses or Rényi bounds",
     ClippedTotal: "ClippedAnswer",
     PoolTotal: "BoundedRangeAnswer",
+    FilterTotal: "IndividualCharge",
 }
 
 
-_Total = TypeVar("_Total", RenyiTotal, ClippedTotal, PoolTotal)
+_Total = TypeVar("_Total", RenyiTotal, ClippedTotal, PoolTotal, FilterTotal)
 
 
 def _one_mechanism(state: _State, empty: _Total) -> _Total:

@@ -206,6 +206,53 @@ class BoundedRangeAnswer:
             object.__setattr__(self, "budget", check_count("budget", self.budget, 1))
 
 
+MEASURES = ("renyi", "zcdp")
+"""What individual charges are: D↔_order of one Rényi order, or ρ of zCDP."""
+
+
+@dataclass(frozen=True, eq=False)
+class IndividualCharge:
+    """What each model pays for answers under a per-model filter (`PerModelFilter`).
+
+    Args:
+        measure: one of `MEASURES`.
+        order: the Rényi order > 1 for "renyi", None for "zcdp".
+        charge: (N, B) float64, upper bounds >= 0, 0 where a slot answered q. Kept as a read-only
+            copy.
+    """
+
+    measure: str
+    order: float | None
+    charge: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            raise ValueError(f"measure must be one of {MEASURES}, got {self.measure!r}")
+        if (self.order is None) != (self.measure == "zcdp"):
+            raise ValueError(f"order must be given for 'renyi' alone, got {self.order!r}")
+        if self.order is not None:
+            object.__setattr__(self, "order", check_order(self.order))
+        charge = self.charge
+        if not isinstance(charge, np.ndarray) or charge.dtype != np.float64 or charge.ndim != 2:
+            found = getattr(charge, "dtype", type(charge).__name__)
+            raise ValueError(f"charge must be a float64 numpy array (N, B), got {found}")
+        if charge.shape[0] < 1 or np.isnan(charge).any() or (charge < 0).any():
+            raise ValueError("charge must have N >= 1 rows, >= 0 and not NaN in every entry")
+        charge = charge.copy()
+        charge.setflags(write=False)
+        object.__setattr__(self, "charge", charge)
+
+    @property
+    def num_models(self) -> int:
+        """N."""
+        return int(self.charge.shape[0])
+
+    @property
+    def queries(self) -> int:
+        """B, the number of queries answered."""
+        return int(self.charge.shape[1])
+
+
 @dataclass(frozen=True)
 class PublicAnswer:
     """`queries` queries answered from public values only: they cost nothing."""
@@ -232,6 +279,7 @@ Event = (
     | RenyiBound
     | ClippedAnswer
     | BoundedRangeAnswer
+    | IndividualCharge
     | PublicAnswer
     | UnprotectedAnswer
 )

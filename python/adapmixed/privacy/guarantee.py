@@ -19,8 +19,9 @@ _ADJACENCY_WORDS = {
     "replace_one": "any change of the records in one shard (replace-one)",
 }
 
-METHODS = ("pld", "zcdp")
-"""How a fixed total without a rule was composed: by loss distributions, by zCDP."""
+METHODS = ("pld", "zcdp", "filter")
+"""How a fixed total without a rule was composed: by loss distributions, by zCDP, or kept within a
+budget by a per-model filter."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ class Guarantee:
                 f"guarantee follows from this number."
             )
         if self.kind == "fixed":
-            if self.budget is None:
+            if self.method == "filter":
+                whose, condition = f"All answers ({self.queries} so far)", ""
+            elif self.budget is None:
                 whose, condition = f"The {answers}", " if the number of queries was fixed, too"
             else:
                 whose = f"Up to {self.budget} answered queries"
@@ -117,6 +120,8 @@ class Guarantee:
     def _order_words(self) -> str:
         if self.method == "pld":
             return "privacy loss distribution of a dominating pair"
+        if self.method == "filter":
+            return "per-model filter, whose budget was fixed beforehand"
         if self.method == "zcdp" and self.order is not None:
             return f"zero-concentrated DP at its best Rényi order, {self.order:.6g}"
         if self.order is None:
@@ -133,5 +138,5 @@ def format_epsilon(epsilon: float) -> str:
     """ε to four significant digits, rounded up."""
     if math.isinf(epsilon):
         return "inf"
-    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))
+    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(epsilon)))
     return f"{rounded.normalize():f}" if epsilon > 1e-6 or epsilon == 0 else f"{rounded:e}"

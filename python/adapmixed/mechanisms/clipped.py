@@ -1,0 +1,110 @@
+"""ClippedMixing: the mean of distributions clipped to a density-ratio box around q."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms.base import Law, Mechanism, Proposal, Retirement, proposal
+from adapmixed.mechanisms.checks import check_count, check_number
+from adapmixed.mechanisms.public_rules import restrict, unsure
+from adapmixed.privacy.events import (
+    LOSS_ABSOLUTE_ERROR,
+    ClippedAnswer,
+    Event,
+    IndividualCharge,
+    PublicAnswer,
+)
+from adapmixed_ext import RandomSource
+
+
+@dataclass(frozen=True)
+class ClippedMixing(Mechanism):
+    """p = (1/N) Σ_i p̄_i, p̄_i = clip(s_i p_i, c q, C q) summing to 1: a fixed, publishable (ε, δ).
+
+    The guarantee is that of a dominating pair, composed for a number of queries that is fixed
+    beforehand (`queries`), or that of a per-model filter (`charge_order`), under which the box may
+    even depend on earlier answers (docs/privacy.md).
+
+    Attributes:
+        lower: c in [0, 1], the least ratio p̄_i/q.
+        upper: C in [1, 1e100], the largest.
+        queries: T ≥ 1, how many queries the fixed guarantee is for; None with a filter.
+        charge_order: Rényi order α > 1 of the filter's charges; None without a filter.
+        top_k: restricts every distribution to the k ≥ 1 likeliest public tokens; None: all.
+        sure_above: a query whose likeliest public token has a larger probability is answered from
+            q and costs nothing; None: never.
+    """
+
+    name: ClassVar[str] = "clipped-mixing"
+
+    lower: float
+    upper: float
+    queries: int | None = None
+    charge_order: float | None = None
+    top_k: int | None = None
+    sure_above: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number("lower", self.lower, least=0.0, most=1.0)
+        check_number("upper", self.upper, least=1.0, most=1e100)
+        check_count("queries", self.queries, optional=True)
+        if self.charge_order is not None:
+            check_number("charge_order", self.charge_order, above=1.0)
+        check_count("top_k", self.top_k, optional=True)
+        if self.sure_above is not None:
+            check_number("sure_above", self.sure_above, least=0.0, most=1.0)
+
+    @property
+    def budget(self) -> int | None:
+        """T, the queries that the fixed guarantee is for."""
+        return self.queries
+
+    def propose(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        targets: Tensor | None = None,
+        rng: RandomSource,
+    ) -> Proposal:
+        """See :meth:`Mechanism.propose`; charges are (N, B, 1), inflated by their error."""
+        kept = restrict(private_logits, public_logits, self.top_k)
+        private, public = kept.private_logits, kept.public_logits
+        clipping = ops.clip_project(
+            private, public, lower=self.lower, upper=self.upper, orders=self.charge_order
+        ).check()
+        models, positions = private.shape[:2]
+        asked = unsure(public, clipping.public_lse, self.sure_above)
+        if asked is None:
+            asked = torch.ones(positions, dtype=torch.bool, device=public.device)
+        charges = None
+        if clipping.charge is not None:
+            # Also where a row is q itself: the pool of the others is rounded, too.
+            inflated = clipping.charge * (1.0 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
+            charges = torch.where(asked.unsqueeze(1), inflated, 0.0)
+
+        def law(active: Tensor) -> Law:
+            return Law(private, public, replace(clipping, active=active & asked), kept=kept)
+
+        def charged(active: Tensor) -> Sequence[Event]:
+            if charges is None or self.charge_order is None:
+                raise ValueError(
+                    "active must be None without charge_order, got a mask: a filter needs charges"
+                )
+            amount = torch.where(active, charges[..., 0], 0.0).cpu().numpy()
+            return [IndividualCharge("renyi", float(self.charge_order), amount)]
+
+        every = torch.ones(models, positions, dtype=torch.bool, device=public.device)
+        answered = int(asked.sum())
+        events: list[Event] = [
+            ClippedAnswer(self.lower, self.upper, models, answered, self.queries),
+            PublicAnswer(positions - answered),
+        ]
+        return proposal(
+            law(every), public_logits, models, ~asked, events, targets, rng, charges,
+            Retirement(law, charged),
+        )  # fmt: skip

@@ -1,0 +1,109 @@
+"""ClippedLogPool: the logarithmic pool of clipped log-ratios."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms.base import Law, Mechanism, Proposal, Retirement, proposal
+from adapmixed.mechanisms.checks import check_count, check_number
+from adapmixed.mechanisms.public_rules import restrict, unsure
+from adapmixed.privacy.bounded_range import individual_rho
+from adapmixed.privacy.events import (
+    BoundedRangeAnswer,
+    Event,
+    IndividualCharge,
+    PublicAnswer,
+)
+from adapmixed_ext import RandomSource
+
+
+@dataclass(frozen=True)
+class ClippedLogPool(Mechanism):
+    """p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)): a fixed, publishable (ε, δ).
+
+    Without one model log p changes within a range of κ(b−a)/N, which bounds every Rényi divergence
+    (zCDP; docs/privacy.md). N is the number of slots, a public constant.
+
+    Attributes:
+        lower: a ≤ 0, in log units.
+        upper: b ≥ 0, in log units.
+        scale: κ ≥ 0; above 1 it sharpens what the shards agree on.
+        queries: T ≥ 1, how many queries the guarantee is planned for, all charged with the first;
+            None: every query is charged as it comes, their number being fixed beforehand, or a
+            filter decides.
+        top_k, sure_above: as in ClippedMixing.
+    """
+
+    name: ClassVar[str] = "clipped-log-pool"
+
+    lower: float
+    upper: float
+    scale: float = 1.0
+    queries: int | None = None
+    top_k: int | None = None
+    sure_above: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number("lower", self.lower, least=-1e6, most=0.0)
+        check_number("upper", self.upper, least=0.0, most=1e6)
+        check_number("scale", self.scale, least=0.0)
+        check_count("queries", self.queries, optional=True)
+        check_count("top_k", self.top_k, optional=True)
+        if self.sure_above is not None:
+            check_number("sure_above", self.sure_above, least=0.0, most=1.0)
+
+    @property
+    def budget(self) -> int | None:
+        """T, the queries that the guarantee is planned for."""
+        return self.queries
+
+    def propose(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        targets: Tensor | None = None,
+        rng: RandomSource,
+    ) -> Proposal:
+        """See :meth:`Mechanism.propose`; charges are zCDP ρ, (N, B, 1), rounded up."""
+        kept = restrict(private_logits, public_logits, self.top_k)
+        private, public = kept.private_logits, kept.public_logits
+        pool = ops.log_pool(
+            private, public, lower=self.lower, upper=self.upper, scale=self.scale
+        ).check()
+        models, positions = private.shape[:2]
+        asked = unsure(public, pool.public_lse, self.sure_above)
+        if asked is None:
+            asked = torch.ones(positions, dtype=torch.bool, device=public.device)
+        rho = individual_rho(pool.span.cpu().numpy(), self.scale, self.lower, self.upper, models)
+        charges = torch.where(asked.cpu().unsqueeze(1), torch.from_numpy(rho).unsqueeze(-1), 0.0)
+
+        def law(active: Tensor) -> Law:
+            chosen = active & asked
+            if bool(chosen.all()):
+                return Law(private, public, pool, kept=kept)
+            restricted = ops.log_pool(
+                private, public, lower=self.lower, upper=self.upper, scale=self.scale,
+                active=chosen,
+            )  # fmt: skip
+            return Law(private, public, restricted, kept=kept)
+
+        def charged(active: Tensor) -> Sequence[Event]:
+            amount = torch.where(active.cpu(), charges[..., 0], 0.0).numpy()
+            return [IndividualCharge("zcdp", None, amount)]
+
+        every = torch.ones(models, positions, dtype=torch.bool, device=public.device)
+        answered = int(asked.sum())
+        setting = (self.scale, self.lower, self.upper, models)
+        events: list[Event] = [
+            BoundedRangeAnswer(*setting, answered, self.queries),
+            PublicAnswer(positions - answered),
+        ]
+        return proposal(
+            law(every), public_logits, models, ~asked, events, targets, rng, charges,
+            Retirement(law, charged),
+        )  # fmt: skip

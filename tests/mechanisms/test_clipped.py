@@ -1,0 +1,175 @@
+"""ClippedMixing and ClippedLogPool: every neighbour over a grid against what is charged for it."""
+
+from itertools import product
+
+import pytest
+import torch
+from test_enumerated import GRIDS, both_ways, everything, law
+from torch import Tensor
+
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.privacy import bounded_range_rho, clipped_mixing_pair
+from adapmixed.rng import SeededRandom
+
+BOXES = [(0.6, 1.6), (0.8, 2.7), (0.3, 1.2), (0.0, 1.5), (0.9, 1.0)]
+POOLS = [(-0.25, 0.5, 2.0), (-1.0, 0.25, 1.0), (0.0, 0.7, 0.5)]
+EPSILONS = (0.0, 0.01, 0.1, 0.3, 1.0)
+ADJACENCIES = ("zero_out", "add_remove", "replace_one")
+
+
+def neighbours(private: Tensor, public: Tensor, adjacency: str, rows: Tensor) -> list[Tensor]:
+    """The ensembles that differ in one member; replaced rows are all those of the grid."""
+    result = []
+    for i in range(len(private)):
+        others = torch.cat((private[:i], private[i + 1 :]))
+        if adjacency == "add_remove":
+            result.append(others if len(others) else public[None])
+            continue
+        for row in [public] if adjacency == "zero_out" else [r.expand_as(public) for r in rows]:
+            changed = private.clone()
+            changed[i] = row
+            result.append(changed)
+    return result
+
+
+def hockey_stick(p: Tensor, q: Tensor, epsilon: float) -> Tensor:
+    """(B,) of log-probabilities (B, V)."""
+    return (p.exp() - torch.exp(torch.tensor(epsilon)) * q.exp()).clamp(min=0).sum(1)
+
+
+def values_of(grid: str) -> Tensor:
+    vocab, _, values = GRIDS[grid]
+    return torch.tensor([(0.0, *rest) for rest in product(values, repeat=vocab - 1)])
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("box", BOXES)
+def test_no_neighbour_is_told_apart_better_than_the_pair(
+    grid: str, adjacency: str, box: tuple[float, float]
+) -> None:
+    private, public = everything(*GRIDS[grid])
+    mechanism = ClippedMixing(*box, queries=len(public))
+    pair = clipped_mixing_pair(*box, len(private), adjacency)
+    here = law(mechanism, private, public)
+    for neighbour in neighbours(private, public, adjacency, values_of(grid)):
+        there = law(mechanism, neighbour, public)
+        for epsilon in EPSILONS:
+            bound = max(pair.hockey_stick(epsilon), pair.exchanged().hockey_stick(epsilon))
+            for p, q in ((here, there), (there, here)):
+                assert float(hockey_stick(p, q, epsilon).max()) <= bound + 1e-12
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("setting", POOLS)
+def test_no_neighbour_of_a_pool_costs_more_than_its_range(
+    grid: str, adjacency: str, setting: tuple[float, float, float]
+) -> None:
+    private, public = everything(*GRIDS[grid])
+    lower, upper, scale = setting
+    mechanism = ClippedLogPool(lower, upper, scale)
+    rho = bounded_range_rho(scale, lower, upper, len(private), adjacency)
+    here = law(mechanism, private, public)
+    if adjacency == "add_remove":
+        # N is a constant of the formula: a slot without a model is one that answers q.
+        adjacency = "zero_out"
+    worst = 0.0
+    for neighbour in neighbours(private, public, adjacency, values_of(grid)):
+        there = law(mechanism, neighbour, public)
+        for order in (2.0, 9.0):
+            true = float((both_ways(here, there, order) / order).max())
+            worst = max(worst, true)
+            assert true <= rho + 1e-14
+    assert worst > 0.05 * rho
+
+
+def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
+    charges = mechanism.propose(private, public, rng=SeededRandom(0)).charges
+    assert charges is not None
+    return charges[..., 0]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("box", BOXES)
+@pytest.mark.parametrize("order", [2.0, 6.5])
+def test_an_emptied_slot_costs_at_most_its_own_charge(
+    grid: str, box: tuple[float, float], order: float
+) -> None:
+    private, public = everything(*GRIDS[grid])
+    mechanism = ClippedMixing(*box, charge_order=order)
+    charges = charged(mechanism, private, public)
+    here = law(mechanism, private, public)
+    for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
+        true = both_ways(here, law(mechanism, neighbour, public), order)
+        assert bool((true <= charges[i] + 1e-13).all())
+    assert bool((charges[:, (private == public).all(2).all(0)] == 1e-12).all())
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("setting", POOLS)
+def test_an_emptied_slot_of_a_pool_costs_at_most_its_own_charge(
+    grid: str, setting: tuple[float, float, float]
+) -> None:
+    private, public = everything(*GRIDS[grid])
+    mechanism = ClippedLogPool(*setting)
+    charges = charged(mechanism, private, public)
+    here = law(mechanism, private, public)
+    for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
+        there = law(mechanism, neighbour, public)
+        for order in (2.0, 9.0):
+            assert bool((both_ways(here, there, order) / order <= charges[i] + 1e-14).all())
+    assert float(charges.max()) <= bounded_range_rho(
+        setting[2], *setting[:2], len(private), "zero_out"
+    ) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [ClippedMixing(0.6, 1.6, charge_order=5.0), ClippedLogPool(-0.25, 0.5, 2.0)]
+)
+def test_a_charge_does_not_depend_on_the_other_shards(mechanism: Mechanism) -> None:
+    generator = torch.Generator().manual_seed(3)
+    public = 2 * torch.randn(5, 300, generator=generator)
+    private = public + torch.randn(6, 5, 300, generator=generator)
+    other = private + 3 * torch.randn(6, 5, 300, generator=generator)
+    other[2] = private[2]
+    assert torch.equal(charged(mechanism, private, public)[2], charged(mechanism, other, public)[2])
+
+
+@pytest.mark.parametrize(
+    "mechanism", [ClippedMixing(0.6, 1.6, top_k=7), ClippedLogPool(-0.25, 0.5, 2.0, top_k=7)]
+)
+def test_top_k_keeps_the_likeliest_public_tokens(mechanism: Mechanism) -> None:
+    generator = torch.Generator().manual_seed(4)
+    public = 2 * torch.randn(3, 40, generator=generator)
+    private = public + torch.randn(4, 3, 40, generator=generator)
+    private[1, 0, public[0].topk(7).indices] = -torch.inf  # nothing left: answers q
+    every = law(mechanism, private, public)
+    kept = public >= public.topk(7).values[:, -1:]
+    assert torch.equal(every > -torch.inf, kept)
+    assert torch.allclose(every.exp().sum(1), torch.ones(3, dtype=torch.float64), atol=1e-12)
+    masked = torch.where(kept, private, -torch.inf)
+    masked[1, 0] = torch.where(kept[0], public[0], -torch.inf)
+    alone = type(mechanism)(**vars(mechanism) | {"top_k": None})
+    expected = law(alone, masked, torch.where(kept, public, -torch.inf))
+    assert torch.allclose(every.exp(), expected.exp(), atol=1e-12)
+    tokens = mechanism.propose(private, public, rng=SeededRandom(0)).release().tokens
+    assert tokens is not None and bool(kept.gather(1, tokens[:, None]).all())
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [ClippedMixing(0.6, 1.6, sure_above=0.5, charge_order=3.0), ClippedLogPool(-1, 1, sure_above=0.5)],
+)  # fmt: skip
+def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> None:
+    public = torch.zeros(2, 5)
+    public[1, 3] = 6.0
+    private = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(5))
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
+    assert proposal.public.tolist() == [False, True]
+    assert [event.queries for event in proposal.events()] == [1, 1]
+    assert proposal.charges is not None and bool((proposal.charges[:, 1] == 0).all())
+    q = torch.log_softmax(public.double(), 1)
+    there = law(mechanism, private, public)
+    assert torch.allclose(there[1], q[1], atol=1e-12)
+    assert not torch.allclose(there[0], q[0], atol=1e-3)

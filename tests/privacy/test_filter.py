@@ -1,0 +1,210 @@
+"""The per-model filter: budgets, adversarial trees enumerated to the last leaf, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from adapmixed.privacy import (
+    Accountant,
+    FilterBudget,
+    GaussianScreening,
+    IndividualCharge,
+    PerModelFilter,
+    c_alpha,
+    zcdp_to_dp,
+)
+
+ORDER = 4.0
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("order", [None, 2.5, 12.0])
+def test_a_budget_is_the_largest_for_its_epsilon(epsilon: float, order: float | None) -> None:
+    if order is not None and epsilon <= c_alpha(order, 1e-5):
+        with pytest.raises(ValueError, match="epsilon must be >"):
+            FilterBudget.for_epsilon(epsilon, 1e-5, order=order)
+        return
+    budget = FilterBudget.for_epsilon(epsilon, 1e-5, order=order)
+    assert budget.epsilon() <= epsilon
+    larger = FilterBudget(budget.measure, budget.amount * (1 + 1e-6), 1e-5, order)
+    assert larger.epsilon() > epsilon
+    replaced = budget.epsilon("replace_one")
+    if order is None:
+        assert replaced == pytest.approx(zcdp_to_dp(4 * budget.amount, 1e-5)[0], rel=1e-12)
+    else:
+        # Through the emptied shard: (2 e, (1 + e^e) d) with the d that gives delta in all.
+        share = 1e-5 / (1 + math.exp(replaced / 2))
+        assert replaced == pytest.approx(2 * (budget.amount + c_alpha(order, share)), rel=1e-9)
+
+
+def law_of(rng: np.random.Generator, vocab: int) -> np.ndarray:
+    return rng.dirichlet(np.full(vocab, 0.7))
+
+
+class Adversary:
+    """Answers of N slots in a box around q, all different at every node of the tree."""
+
+    def __init__(self, seed: int, models: int, vocab: int, lower: float, upper: float) -> None:
+        self.seed, self.models, self.vocab = seed, models, vocab
+        self.lower, self.upper = lower, upper
+
+    def node(self, history: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """(q (V,), p̄ (N, V)): mixtures of q with corners of the box, which stay inside it."""
+        rng = np.random.default_rng([self.seed, len(history), *history])
+        q = law_of(rng, self.vocab)
+        bars = []
+        for _ in range(self.models):
+            raised = rng.random(self.vocab) < rng.choice([0.2, 0.5])
+            ratio = np.where(raised, self.upper, self.lower)
+            total = float(ratio @ q)
+            # Towards 1 from the side that has room, until the sum is 1.
+            bound = self.lower if total > 1 else self.upper
+            room = bound - ratio
+            ratio = ratio + room * (1 - total) / float(room @ q)
+            bars.append(q * ratio)
+        return q, np.array(bars)
+
+
+def charge_of(q: np.ndarray, bars: np.ndarray, lower: float, order: float) -> np.ndarray:
+    """The charges, as docs/privacy.md writes them."""
+    models = len(bars)
+    base = ((models - 1) * lower + 1) / models
+    own = ((models - 1) * lower + bars / q) / models
+
+    def f(x: np.ndarray) -> np.ndarray:
+        return x**order - 1 - order * (x - 1)
+
+    forward = (q * base * f(own / base)).sum(1)
+    backward = (q * own * f(base / own)).sum(1)
+    return np.log1p(np.maximum(forward, backward)) / (order - 1)
+
+
+def leaves(
+    adversary: Adversary, depth: int, amount: float, emptied: int | None
+) -> dict[tuple[int, ...], float]:
+    """The law of the transcript under the filter; slot `emptied` answers q throughout."""
+    budget = FilterBudget("renyi", amount, 1e-5, ORDER)
+    result: dict[tuple[int, ...], float] = {}
+
+    def walk(history: tuple[int, ...], mass: float, spent: np.ndarray) -> None:
+        if len(history) == depth:
+            result[history] = mass
+            return
+        q, bars = adversary.node(history)
+        charges = charge_of(q, bars, adversary.lower, ORDER)
+        if emptied is not None:
+            bars[emptied], charges[emptied] = q, 0.0
+        filter_ = PerModelFilter(adversary.models, budget, spent=spent)
+        active = filter_.admit(charges[:, None])[:, 0]
+        law = np.where(active[:, None], bars, q).mean(0)
+        for token, p in enumerate(law):
+            walk((*history, token), mass * float(p), filter_.spent)
+
+    walk((), 1.0, np.zeros(adversary.models))
+    return result
+
+
+def renyi(p: dict[tuple[int, ...], float], q: dict[tuple[int, ...], float], order: float) -> float:
+    return math.log(math.fsum(a * (a / q[k]) ** (order - 1) for k, a in p.items())) / (order - 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("amount", [0.02, 0.1, 0.5])
+def test_the_history_stays_within_the_budget_on_every_adaptive_tree(
+    seed: int, amount: float
+) -> None:
+    models, vocab, depth = [(1, 2, 7), (2, 3, 5), (3, 3, 5)][seed % 3]
+    adversary = Adversary(seed, models, vocab, *[(0.6, 1.7), (0.85, 2.5), (0.4, 1.3)][seed % 3])
+    here = leaves(adversary, depth, amount, None)
+    assert math.fsum(here.values()) == pytest.approx(1.0)
+    for i in range(models):
+        there = leaves(adversary, depth, amount, i)
+        assert max(renyi(here, there, ORDER), renyi(there, here, ORDER)) <= amount
+
+
+def test_without_the_filter_some_tree_exceeds_the_budget() -> None:
+    """The test above could fail: with an endless budget for the same answers it does."""
+    adversary = Adversary(1, 2, 3, 0.85, 2.5)
+    here, there = (leaves(adversary, 5, math.nextafter(1e9, 0), i) for i in (None, 0))
+    assert renyi(here, there, ORDER) > 0.1
+
+
+def test_charging_is_in_order_and_silent() -> None:
+    filter_ = PerModelFilter(2, FilterBudget("zcdp", 1.0, 1e-5))
+    active = filter_.admit(np.array([[0.5, 0.75, 0.375], [0.0, 1.0, math.inf]]))
+    assert active.tolist() == [[True, False, True], [True, True, False]]
+    assert filter_.spent[0] == math.nextafter(0.875, 1.0) and filter_.spent[1] == 1.0
+
+
+def test_sums_are_rounded_up() -> None:
+    filter_ = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5))
+    for _ in range(10):
+        filter_.admit(np.array([[0.1]]))
+    assert filter_.spent[0] > 0.9 and not filter_.admit(np.array([[0.1]])).any()
+
+
+def test_counts_are_paid_for_beforehand() -> None:
+    budget = FilterBudget("renyi", 1.0, 1e-5, ORDER)
+    filter_ = PerModelFilter(3, budget, releases=2, sigma=3.0)
+    left = 1.0 - 2 * ORDER / (2 * 9.0)
+    assert filter_.admit(np.array([[left + 1e-12], [left - 1e-9], [0.0]])).tolist() == [
+        [False], [True], [True],
+    ]  # fmt: skip
+    assert filter_.noisy_count(0.0, 0.25) == 1.25
+    filter_.noisy_count(0.0, -1.0)
+    with pytest.raises(ValueError, match="none left"):
+        filter_.noisy_count(0.0, 0.0)
+    with pytest.raises(ValueError, match="releases must leave"):
+        PerModelFilter(3, budget, releases=5, sigma=3.0)
+    with pytest.raises(ValueError, match="sigma must be given"):
+        PerModelFilter(3, budget, releases=1)
+
+
+def test_an_accountant_states_the_budget_and_checks_it() -> None:
+    budget = FilterBudget.for_epsilon(2.0, 1e-5, order=ORDER * 3)
+    accountant = Accountant(1e-5, filter_budget=budget)
+    event = IndividualCharge("renyi", ORDER * 3, np.full((3, 2), budget.amount / 2.5))
+    guarantee = accountant.add(event).epsilon()
+    assert guarantee.kind == "fixed" and guarantee.epsilon == budget.epsilon() <= 2.0
+    assert "per-model filter" in str(guarantee) and "may be published" in str(guarantee)
+    assert accountant.epsilon("replace_one").epsilon == budget.epsilon("replace_one")
+    with pytest.raises(ValueError, match="'zero_out' or 'replace_one'"):
+        accountant.epsilon("add_remove")
+    with pytest.raises(ValueError, match="within the budget"):
+        accountant.add(event)
+    with pytest.raises(ValueError, match="those of the filter's budget"):
+        accountant.add(IndividualCharge("zcdp", None, np.zeros((3, 1))))
+    with pytest.raises(ValueError, match="off or public under a filter"):
+        accountant.add(GaussianScreening(3, 1, 1e-4, 1e-2))
+    with pytest.raises(ValueError, match="filter_budget must be given"):
+        Accountant(1e-5).add(event)
+    with pytest.raises(ValueError, match="delta must be the filter's"):
+        Accountant(1e-6, filter_budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("charges", "message"),
+    [
+        (np.zeros(3), "shape"),
+        (np.zeros((2, 1)), "float64 of shape"),
+        (np.zeros((3, 1), dtype=np.float32), "float64 of shape"),
+        (np.full((3, 1), np.nan), "not NaN"),
+        (np.full((3, 1), -1e-9), ">= 0"),
+    ],
+)
+def test_bad_charges_are_refused_and_change_nothing(charges: np.ndarray, message: str) -> None:
+    filter_ = PerModelFilter(3, FilterBudget("zcdp", 1.0, 1e-5))
+    with pytest.raises(ValueError, match=message):
+        filter_.admit(charges)
+    assert not filter_.spent.any()
+
+
+def test_no_more_answers_than_the_sampling_bound_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapmixed.privacy.filter.MAX_ANSWERS", 3)
+    filter_ = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5))
+    filter_.admit(np.zeros((1, 3)))
+    with pytest.raises(ValueError, match="at most 3"):
+        filter_.admit(np.zeros((1, 1)))
