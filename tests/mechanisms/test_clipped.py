@@ -159,8 +159,11 @@ def test_top_k_keeps_the_likeliest_public_tokens(mechanism: Mechanism) -> None:
 
 @pytest.mark.parametrize(
     "mechanism",
-    [ClippedMixing(0.6, 1.6, sure_above=0.5, charge_order=3.0), ClippedLogPool(-1, 1, sure_above=0.5)],
-)  # fmt: skip
+    [
+        ClippedMixing(0.6, 1.6, sure_above=0.5, charge_order=3.0),
+        ClippedLogPool(-1, 1, sure_above=0.5),
+    ],
+)
 def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> None:
     public = torch.zeros(2, 5)
     public[1, 3] = 6.0

@@ -138,5 +138,5 @@ def format_epsilon(epsilon: float) -> str:
     """ε to four significant digits, rounded up."""
     if math.isinf(epsilon):
         return "inf"
-    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(epsilon)))
+    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))
     return f"{rounded.normalize():f}" if epsilon > 1e-6 or epsilon == 0 else f"{rounded:e}"
