@@ -112,6 +112,7 @@ def test_screening_is_composed_for_the_whole_budget():
     alone = Accountant(DELTA).add(clipped()).epsilon().epsilon
     assert guarantee.epsilon == parts["total"] == expected > alone == parts["mixing"]
     assert parts["screening"] == pytest.approx(expected - alone) and guarantee.budget == 500
+    assert Accountant(DELTA).add([clipped(), screening]).epsilon() == guarantee
     for _ in range(20):  # answered from the public model or not, the noise was paid
         accountant.add([screening, PublicAnswer(1)])
     assert accountant.epsilon().epsilon == guarantee.epsilon

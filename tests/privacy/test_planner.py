@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import time
 
 import pytest
@@ -101,6 +103,15 @@ def test_errors_in_words(changes, message):
     arguments = {"epsilon": 1.0, "delta": DELTA, "num_models": 5, "queries": 10, **changes}
     with pytest.raises(ValueError, match=message):
         plan(**arguments)
+
+
+def test_planning_loads_no_torch():
+    code = (
+        "import sys\nfrom adapmixed.cli import main\n"
+        "main(['plan', '--epsilon', '1', '--models', '2', '--queries', '1'])\n"
+        "assert 'torch' not in sys.modules and 'dp_accounting' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_the_command(capsys, tmp_path):
