@@ -7,8 +7,8 @@ from decimal import ROUND_CEILING, Context, Decimal
 import numpy as np
 import pytest
 from box_attack import hockey_stick, neighbours, random_laws
-from dp_accounting import gaussian_mechanism
 from dp_accounting.pld import privacy_loss_distribution
+from exact_gaussian import gaussian_epsilon
 
 from adapmixed.privacy import (
     QUESTIONS,
@@ -18,7 +18,7 @@ from adapmixed.privacy import (
     composed_epsilon,
     rdp_to_dp,
 )
-from adapmixed.privacy.composition import _split
+from adapmixed.privacy.composition import _FFT_ERROR, _interval, _split
 
 DELTA = 1e-5
 QUERIES = (1024, 9728, 99_840)
@@ -171,7 +171,7 @@ def test_splitting_keeps_both_laws():
 def test_screening_alone_is_one_gaussian():
     free = DominatingPair((1.0,), (1.0,))
     for rho in (1e-8, 1e-6, 1e-4):
-        exact = gaussian_mechanism.get_epsilon_gaussian(1 / math.sqrt(2 * rho * 9728), DELTA)
+        exact = gaussian_epsilon(math.sqrt(2 * rho * 9728), DELTA)
         found = composed_epsilon(free, 9728, DELTA, screening=rho, points=2**16)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-3)
 
@@ -218,6 +218,42 @@ def test_any_delta():
         assert epsilon <= renyi * (1 + 1e-2)
         assert epsilon >= 0.8 * renyi
     assert composed_epsilon(pair, 3, 1e-300) <= 3 * pair.largest_loss() * (1 + 1e-9)
+
+
+def tilted_delta(pair, queries, epsilon, points):
+    """δ of the composed pair on the same grid, by FFT of exponentially tilted laws.
+
+    The tilt moves the bulk to ε, so rounding is relative to δ, not to 1.
+    """
+    interval = _interval(pair, queries, 0.0, points)
+    masses = _split(pair, interval)[0]
+    index = np.array(sorted(masses))
+    mass, loss = np.array([masses[k] for k in index]), index * interval
+    low, high = 0.0, 500.0
+    for _ in range(200):
+        tilt = (low + high) / 2
+        law = mass * np.exp(tilt * loss)
+        below = queries * (law @ loss) / law.sum() < epsilon
+        low, high = (tilt, high) if below else (low, tilt)
+    size = 2 * points
+    array = np.zeros(size)
+    array[index - index[0]] = law / law.sum()
+    composed = np.fft.irfft(np.fft.rfft(array) ** queries, size)
+    sums = np.arange(-points, points) + round(epsilon / interval)
+    losses = sums * interval
+    weight = composed[(sums - queries * int(index[0])) % size]
+    weight = weight * np.exp(queries * math.log(law.sum()) - tilt * losses)
+    return float(np.sum(np.where(losses > epsilon, -np.expm1(epsilon - losses) * weight, 0.0)))
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-9])
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+def test_fft_noise_is_far_below_what_is_allowed_for_it(adjacency, delta):
+    pair, queries, points = clipped_mixing_pair(0.8, 1.3, 100, adjacency), 99_840, 2**16
+    epsilon = composed_epsilon(pair, queries, delta, points=points)
+    found = max(tilted_delta(one, queries, epsilon, points) for one in (pair, pair.exchanged()))
+    assert found <= delta
+    assert found == pytest.approx(delta - queries * _FFT_ERROR, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,12 @@ class Accountant:
         single = isinstance(events, Event) or not isinstance(events, Iterable)
         for event in [events] if single else events:  # type: ignore[union-attr]
             self._add(staged, event)
+        if isinstance(staged.total, ClippedTotal):
+            before = self._state
+            answered = before.total.answered if isinstance(before.total, ClippedTotal) else 0
+            staged.total.check_screening(
+                staged.screening, 0 if before.screening.screened else answered
+            )
         self._state = staged
         return self
 
@@ -219,9 +225,8 @@ class Accountant:
         ):
             raise ValueError(f"events must be privacy events, got {type(event).__name__}")
         _agree(state, "num_models", event.num_models)
-        before = state.screening
         if isinstance(event, GaussianScreening):
-            state.screening = before.add(event)
+            state.screening = state.screening.add(event)
         elif isinstance(event, ClippedAnswer):
             state.total = _one_mechanism(state, ClippedTotal()).add(event)
         elif isinstance(event, BoundedRangeAnswer):
@@ -244,8 +249,6 @@ class Accountant:
             state.total = _one_mechanism(state, empty).add(event)
         if not isinstance(event, GaussianScreening):
             state.queries += event.queries
-        if isinstance(state.total, ClippedTotal):
-            state.total.check_screening(state.screening, before)
         if isinstance(state.total, FilterTotal) and state.screening.screened:
             raise ValueError(
                 "screening must be off or public under a filter, got a GaussianScreening: its cost "

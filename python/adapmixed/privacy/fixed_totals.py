@@ -96,14 +96,18 @@ class ClippedTotal:
             total = max(mixing, clipped_mixing_epsilon(*box, screening=screening.single))
         return Result(mixing, max(0.0, total - mixing), 0.0, total, None)
 
-    def check_screening(self, screening: ScreeningTotal, before: ScreeningTotal) -> None:
-        """Refuses screenings, `before` those of earlier events, that are not part of the plan."""
+    def check_screening(self, screening: ScreeningTotal, unscreened: int) -> None:
+        """Refuses screenings that are not part of the plan.
+
+        Args:
+            unscreened: answers before the call that brought the first screening.
+        """
         if self.setting is None or screening.screened == 0:
             return
-        if self.answered and not before.screened:
+        if unscreened:
             raise ValueError(
                 "screening must begin with the first query of a ClippedAnswer's budget, got one "
-                f"after {self.answered} answers: the guarantee is fixed beforehand"
+                f"after {unscreened} answers: the guarantee is fixed beforehand"
             )
         assert self.setting.budget is not None
         if screening.single is None:

@@ -10,17 +10,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from adapmixed.privacy.bounded_range import bounded_range_rho
-from adapmixed.privacy.checks import check_count, check_question, check_real
-from adapmixed.privacy.composition import clipped_mixing_epsilon, renyi_epsilon
+from adapmixed.privacy.checks import check_count, check_question
+from adapmixed.privacy.composition import renyi_epsilon
 from adapmixed.privacy.conversions import (
     c_alpha,
     radius_for_epsilon,
     rdp_to_dp,
     sound_bound,
-    zcdp_to_dp,
 )
 from adapmixed.privacy.dominating import clipped_mixing_pair
+from adapmixed.privacy.inverse import (
+    FINE,
+    epsilon_of,
+    models_for,
+    queries_for,
+    target_delta,
+    target_epsilon,
+)
+
+__all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for"]
 
 SHAPES = (1.0, 2.0, 4.0, 8.0)
 """log C / |log c| of the boxes that are tried; in the measurements 4 beat 1 at equal ε."""
@@ -33,7 +41,7 @@ SCALES = (1.0, 1.5, 2.0)
 
 _CLIP = 0.25  # |a| of the log pool once the width allows it
 _PMIXED_ORDERS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 18.0, 25.0, 35.0, 50.0)
-_SEARCH, _SHOWN, _FINE = 2**15, 2**16, 2**18  # grid points
+_SEARCH, _SHOWN = 2**15, 2**16  # grid points
 _LARGEST = 20.0  # |log| of a box's farther side: ratios beyond e^20 are no limit in practice
 _FIT = 5e-4  # relative width of the search for a box
 
@@ -80,7 +88,11 @@ def plan(
         shapes: log C / |log c| of ClippedMixing's boxes, each > 0.
         scales: κ of ClippedLogPool, each > 0.
     """
-    target, delta, adjacency = _target(epsilon), _delta(delta), check_question(adjacency)
+    target, delta, adjacency = (
+        target_epsilon(epsilon),
+        target_delta(delta),
+        check_question(adjacency),
+    )
     models, queries = check_count("num_models", num_models, 1), check_count("queries", queries, 1)
     for name, values in (("shapes", shapes), ("scales", scales)):
         if not all(0 < value < math.inf for value in values):
@@ -90,95 +102,6 @@ def plan(
     plans += [_log_pool(*common, scale) for scale in scales]
     pmixed = _pmixed(*common)
     return plans + ([pmixed] if pmixed is not None else [])
-
-
-def epsilon_of(
-    delta: float,
-    num_models: int,
-    queries: int,
-    adjacency: str,
-    *,
-    lower: float,
-    upper: float,
-    scale: float | None = None,
-    points: int = _FINE,
-) -> float:
-    """ε of `queries` answers: of ClippedMixing (ratios), or with `scale` of ClippedLogPool (logs).
-
-    Valid with any number of grid `points`; an `Accountant` uses more of them.
-    """
-    if scale is None:
-        return clipped_mixing_epsilon(
-            lower, upper, num_models, queries, delta, adjacency, points=points
-        )
-    rho = bounded_range_rho(scale, lower, upper, num_models, adjacency)
-    return zcdp_to_dp(math.nextafter(queries * rho, math.inf) if rho else 0.0, delta)[0]
-
-
-def queries_for(
-    epsilon: float,
-    delta: float,
-    num_models: int,
-    adjacency: str = "zero_out",
-    *,
-    lower: float,
-    upper: float,
-    scale: float | None = None,
-    most: int = 10**9,
-) -> int:
-    """The largest number of queries within (epsilon, delta), at most `most`; 0 if one is too many.
-
-    Settings as for `epsilon_of`.
-    """
-    target, delta = _target(epsilon), _delta(delta)
-
-    def fits(queries: int) -> bool:
-        found = epsilon_of(
-            delta, num_models, queries, adjacency, lower=lower, upper=upper, scale=scale
-        )
-        return found <= target
-
-    low, high = 0, 1
-    while high < most and fits(high):
-        low, high = high, min(8 * high, most)
-    if high == most and fits(most):
-        return most
-    while high - low > max(1, low >> 12):  # fewer than the exact answer by at most 1 in 4096
-        middle = _between(low, high)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def models_for(
-    epsilon: float,
-    delta: float,
-    queries: int,
-    adjacency: str = "zero_out",
-    *,
-    lower: float,
-    upper: float,
-    scale: float | None = None,
-    most: int = 10**7,
-) -> int | None:
-    """The smallest ensemble, of two models or more, that keeps (epsilon, delta); None above `most`.
-
-    Settings as for `epsilon_of`; the cost falls with N.
-    """
-    target, delta = _target(epsilon), _delta(delta)
-
-    def fits(models: int) -> bool:
-        found = epsilon_of(delta, models, queries, adjacency, lower=lower, upper=upper, scale=scale)
-        return found <= target
-
-    low, high = 1, 2
-    while not fits(high):
-        if high >= most:
-            return None
-        low, high = high, min(4 * high, most)
-    while high - low > max(1, low >> 12):  # more than the exact answer by at most 1 in 4096
-        middle = _between(low, high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
 
 
 def _clipped_mixing(
@@ -201,7 +124,7 @@ def _clipped_mixing(
     lower, upper = box(size)
 
     def shown(count: int) -> float:
-        points = _FINE if count == queries else _SHOWN
+        points = FINE if count == queries else _SHOWN
         common = (delta, models, count, adjacency)
         return epsilon_of(*common, lower=lower, upper=upper, points=points)
 
@@ -307,22 +230,3 @@ def _largest(
             guess = math.sqrt(low * high) if low > 0 else high / 8
         size = min(guess, most)
     return low
-
-
-def _between(low: int, high: int) -> int:
-    """An integer strictly between, near the geometric mean."""
-    return min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)
-
-
-def _target(epsilon: float) -> float:
-    target = check_real("epsilon", epsilon)
-    if target == 0:
-        raise ValueError(f"epsilon must be > 0, got {epsilon!r}")
-    return target
-
-
-def _delta(delta: float) -> float:
-    number = check_real("delta", delta)
-    if not 0 < number < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta!r}")
-    return number

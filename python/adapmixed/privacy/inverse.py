@@ -1,0 +1,123 @@
+"""ε of given settings, and what the settings allow: how many queries, how many models."""
+
+from __future__ import annotations
+
+import math
+
+from adapmixed.privacy.bounded_range import bounded_range_rho
+from adapmixed.privacy.checks import check_real
+from adapmixed.privacy.composition import clipped_mixing_epsilon
+from adapmixed.privacy.conversions import zcdp_to_dp
+
+FINE = 2**18
+"""Grid points of a planned ε."""
+
+
+def epsilon_of(
+    delta: float,
+    num_models: int,
+    queries: int,
+    adjacency: str,
+    *,
+    lower: float,
+    upper: float,
+    scale: float | None = None,
+    points: int = FINE,
+) -> float:
+    """ε of `queries` answers: of ClippedMixing (ratios), or with `scale` of ClippedLogPool (logs).
+
+    Valid with any number of grid `points`; an `Accountant` uses more of them.
+    """
+    if scale is None:
+        return clipped_mixing_epsilon(
+            lower, upper, num_models, queries, delta, adjacency, points=points
+        )
+    rho = bounded_range_rho(scale, lower, upper, num_models, adjacency)
+    return zcdp_to_dp(math.nextafter(queries * rho, math.inf) if rho else 0.0, delta)[0]
+
+
+def queries_for(
+    epsilon: float,
+    delta: float,
+    num_models: int,
+    adjacency: str = "zero_out",
+    *,
+    lower: float,
+    upper: float,
+    scale: float | None = None,
+    most: int = 10**9,
+) -> int:
+    """The largest number of queries within (epsilon, delta), at most `most`; 0 if one is too many.
+
+    Settings as for `epsilon_of`.
+    """
+    target, delta = target_epsilon(epsilon), target_delta(delta)
+
+    def fits(queries: int) -> bool:
+        found = epsilon_of(
+            delta, num_models, queries, adjacency, lower=lower, upper=upper, scale=scale
+        )
+        return found <= target
+
+    low, high = 0, 1
+    while high < most and fits(high):
+        low, high = high, min(8 * high, most)
+    if high == most and fits(most):
+        return most
+    while high - low > max(1, low >> 12):  # fewer than the exact answer by at most 1 in 4096
+        middle = _between(low, high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def models_for(
+    epsilon: float,
+    delta: float,
+    queries: int,
+    adjacency: str = "zero_out",
+    *,
+    lower: float,
+    upper: float,
+    scale: float | None = None,
+    most: int = 10**7,
+) -> int | None:
+    """The smallest ensemble, of two models or more, that keeps (epsilon, delta); None above `most`.
+
+    Settings as for `epsilon_of`; the cost falls with N.
+    """
+    target, delta = target_epsilon(epsilon), target_delta(delta)
+
+    def fits(models: int) -> bool:
+        found = epsilon_of(delta, models, queries, adjacency, lower=lower, upper=upper, scale=scale)
+        return found <= target
+
+    low, high = 1, 2
+    while not fits(high):
+        if high >= most:
+            return None
+        low, high = high, min(4 * high, most)
+    while high - low > max(1, low >> 12):  # more than the exact answer by at most 1 in 4096
+        middle = _between(low, high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _between(low: int, high: int) -> int:
+    """An integer strictly between, near the geometric mean."""
+    return min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)
+
+
+def target_epsilon(epsilon: float) -> float:
+    """`epsilon` as a finite float > 0, else ValueError."""
+    target = check_real("epsilon", epsilon)
+    if target == 0:
+        raise ValueError(f"epsilon must be > 0, got {epsilon!r}")
+    return target
+
+
+def target_delta(delta: float) -> float:
+    """`delta` as a float in (0, 1), else ValueError."""
+    number = check_real("delta", delta)
+    if not 0 < number < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta!r}")
+    return number

@@ -1,0 +1,86 @@
+"""Conversions and compositions against dp-accounting over a grid: never below it, hardly above."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import rdp
+from exact_gaussian import gaussian_epsilon
+
+from adapmixed.privacy import (
+    Accountant,
+    BoundedRangeAnswer,
+    GaussianScreening,
+    LeaveOneOutLoss,
+    RenyiBound,
+    bounded_range_rho,
+    rdp_to_dp,
+    zcdp_to_dp,
+)
+
+DELTAS = (1e-3, 1e-5, 1e-9)
+ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
+ULPS = 1e-13  # relative: theirs is rounded to nearest, ours up
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("order", [1.25, 2.0, 3.0, 18.0, 64.0])
+def test_rdp_sums(order, delta):
+    for cost in (1e-6, 1e-3, 0.1, 2.0):
+        for queries in (1, 10, 1000):
+            theirs, _ = rdp.compute_epsilon([order], [queries * cost], delta)
+            bound = RenyiBound(order, cost, 5, queries, "zero_out")
+            ours = Accountant(delta).add(bound).epsilon().epsilon
+            assert ours >= theirs * (1 - ULPS)
+            # Where a cost is small against δ theirs knows that ε = 0 by another theorem.
+            if delta**2 + math.expm1(-queries * cost) <= 0:
+                assert ours <= theirs * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("rho", [1e-6, 1e-4, 1e-2, 0.3, 5.0, 80.0])
+def test_zcdp(rho, delta):
+    theirs, _ = rdp.compute_epsilon(ORDERS, [order * rho for order in ORDERS], delta)
+    ours, order = zcdp_to_dp(rho, delta)
+    assert ours <= theirs * (1 + 1e-9)  # every order, not those of a grid
+    near = rdp.compute_epsilon([order], [order * rho], delta)[0]
+    assert ours >= near * (1 - ULPS)
+    # ρ-zCDP is exactly what a Gaussian has: its tight ε can only be smaller.
+    assert ours >= gaussian_epsilon(math.sqrt(2 * rho), delta)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("queries", [1, 100, 9728])
+def test_log_pools_with_screening(queries, delta):
+    for sigma in (0.1, 1.0):
+        for scale in (0.5, 2.0):
+            accountant = rdp.RdpAccountant(ORDERS)
+            sensitivity = math.sqrt(2) * 0.1 / 20
+            accountant.compose(dp_accounting.GaussianDpEvent(sigma / sensitivity), queries)
+            rho = (scale * 0.75 / 20) ** 2 / 8
+            # ρ-zCDP costs what a Gaussian of sensitivity 1 and σ = 1/√(2ρ) does.
+            accountant.compose(dp_accounting.GaussianDpEvent(1 / math.sqrt(2 * rho)), queries)
+            events = [
+                GaussianScreening(20, queries, 0.1, sigma),
+                BoundedRangeAnswer(scale, -0.25, 0.5, 20, queries),
+            ]
+            found = Accountant(delta).add(events).epsilon()
+            total = queries * (rho + (0.1 / 20 / sigma) ** 2)
+            least = rdp.compute_epsilon([found.order], [found.order * total], delta)[0]
+            assert least * (1 - ULPS) <= found.epsilon
+            assert found.epsilon <= accountant.get_epsilon(delta) * (1 + 1e-7) + 1e-12
+            assert bounded_range_rho(scale, -0.25, 0.5, 20, "zero_out") >= rho
+
+
+def test_realised_losses_sum_like_rdp():
+    generator = np.random.default_rng(0)
+    for order in (2.0, 18.0):
+        for _ in range(20):
+            loss = generator.exponential(0.01, (4, 30, 1))
+            event = LeaveOneOutLoss((order,), loss, "add_remove", 0.0)
+            ours = Accountant(1e-5).add(event).epsilon().epsilon
+            totals = loss.sum(axis=(1, 2))
+            theirs = max(rdp.compute_epsilon([order], [total], 1e-5)[0] for total in totals)
+            assert theirs * (1 - ULPS) <= ours <= theirs * (1 + 1e-9) + 1e-9
+            assert ours >= rdp_to_dp(order, float(totals.max()), 1e-5)
