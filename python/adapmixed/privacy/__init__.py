@@ -26,6 +26,7 @@ from adapmixed.privacy.events import (
     UnprotectedAnswer,
 )
 from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
+from adapmixed.privacy.ledger import Ledger, LedgerError
 
 __all__ = [
     "ADJACENCIES",
@@ -37,6 +38,8 @@ __all__ = [
     "GaussianScreening",
     "Guarantee",
     "LeaveOneOutLoss",
+    "Ledger",
+    "LedgerError",
     "PublicAnswer",
     "RenyiBound",
     "UnprotectedAnswer",
