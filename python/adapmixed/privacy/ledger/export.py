@@ -11,7 +11,7 @@ from adapmixed.privacy.ledger.records import Description, Record
 
 def description_line(description: Description) -> str:
     """The first line."""
-    return canonical({"ledger": description.__dict__})
+    return canonical({"ledger": parse(description.text)})
 
 
 def record_line(record: Record, events: Iterable[Event]) -> str:

@@ -111,7 +111,7 @@ class HeadFile:
         try:
             self._lock()
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
 
     def _lock(self) -> None:

@@ -6,7 +6,8 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from adapmixed.privacy.accountant import Accountant
@@ -49,10 +50,10 @@ class Description:
             os.urandom(16).hex(),
         )
 
-    @property
+    @cached_property
     def text(self) -> str:
         """As it is stored."""
-        return canonical(self.__dict__)
+        return canonical(asdict(self))
 
     @staticmethod
     def parse(text: str) -> Description:
@@ -82,10 +83,10 @@ class Description:
                     f"{name} must be what the ledger was created with, {here!r}, got {there!r}"
                 )
 
-    @property
+    @cached_property
     def configuration_hash(self) -> bytes:
         """SHA-256 of everything but the identity, 32 bytes; part of every record."""
-        fields = {name: value for name, value in self.__dict__.items() if name != "identity"}
+        fields = {name: value for name, value in asdict(self).items() if name != "identity"}
         return hashlib.sha256(canonical(fields).encode()).digest()
 
     @property

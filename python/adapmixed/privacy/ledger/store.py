@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,8 @@ def _refusing(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise from_sqlite(path, error) from error
+    except UnicodeDecodeError as error:
+        raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
 
 
 def _connect(path: str, mode: str) -> sqlite3.Connection:
@@ -76,14 +79,18 @@ def create_database(path: str, description: Description) -> None:
         raise LedgerCorruptError(f"{path} must lie beside its {path}-wal, there is none")
     fresh = f"{path}-new"
     try:
-        for suffix in ("", "-journal"):
+        for suffix in ("", "-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.unlink(fresh + suffix)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         with _refusing(path):
             connection = _connect(fresh, "rw")
             try:
+                # In this mode from the start: to change it later is a step that can be cut short.
+                connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA fullfsync = ON")
+                connection.execute("PRAGMA checkpoint_fullfsync = ON")
                 connection.execute("BEGIN IMMEDIATE")
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
@@ -91,8 +98,11 @@ def create_database(path: str, description: Description) -> None:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {description.format_version}")
                 connection.execute("COMMIT")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
                 connection.close()
+        if os.path.lexists(f"{fresh}-wal"):
+            raise OSError(errno.EIO, "the new database could not be completed")
         os.rename(fresh, path)
         flush_folder(path)
     except OSError as error:
@@ -158,6 +168,10 @@ class Store:
             self._connection.execute(f"PRAGMA {setting} = {value}")
             if self._value(f"PRAGMA {setting}") != value:
                 raise LedgerWriteError(f"{self.path}: SQLite refuses {setting} = {value}")
+        # A write that is taken back: where the file is read-only it is refused here.
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+        self._connection.execute("ROLLBACK")
 
     def _check_content(self) -> None:
         schema = dict(self._connection.execute("SELECT name, sql FROM sqlite_master"))
@@ -177,8 +191,15 @@ class Store:
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """The records by sequence, unchecked."""
+        query = f"SELECT {_COLUMNS} FROM record ORDER BY sequence"
         with _refusing(self.path):
-            yield from self._connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY sequence")
+            found = self._connection.execute(query)
+        while True:
+            with _refusing(self.path):
+                row = found.fetchone()
+            if row is None:
+                return
+            yield row
 
     def append(self, record: Record) -> None:
         """Adds a record; it is on the device when this returns."""
