@@ -70,14 +70,16 @@ def check(path: Path, released: Path) -> str:
     return "all released"
 
 
-def trials(count: int, folder: Path, seed: int) -> tuple[Counter[str], int]:
+def trials(
+    count: int, folder: Path, seed: int, longest: float = LONGEST
+) -> tuple[Counter[str], int]:
     """Kills `count` times; how often each outcome was found, and how many charges there were."""
     generator, found, charges = random.Random(seed), Counter[str](), 0
     for number in range(count):
         path = folder / f"ledger-{number // ROUNDS}.db"
         released = path.with_suffix(".released")
         child = forked(lambda path=path, released=released: serve(path, released))
-        time.sleep(generator.uniform(0.0, LONGEST))
+        time.sleep(generator.uniform(0.0, longest))
         os.kill(child, signal.SIGKILL)
         assert exit_status(child) == -signal.SIGKILL, "the child ended by itself"
         found[check(path, released)] += 1
@@ -90,9 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--longest", type=float, default=LONGEST, help="seconds until a kill")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found, charges = trials(arguments.count, Path(folder), arguments.seed)
+        found, charges = trials(arguments.count, Path(folder), arguments.seed, arguments.longest)
     for outcome, times in sorted(found.items()):
         print(f"{outcome}: {times}")
     print(f"{arguments.count} kills, {charges} charges; nothing was released uncharged")

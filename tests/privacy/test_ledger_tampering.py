@@ -63,13 +63,13 @@ def flips(original: Path, suffix: str, scratch: Path, step: int) -> tuple[int, i
 
 
 @pytest.mark.parametrize(
-    ("files", "suffix", "step"), [("closed", "", 29), ("killed", "", 29), ("killed", "-wal", 67)]
+    ("files", "suffix", "step"), [("closed", "", 67), ("killed", "", 71), ("killed", "-wal", 97)]
 )
 def test_a_flipped_bit_is_refused_or_has_no_meaning(
     request: pytest.FixtureRequest, tmp_path: Path, files: str, suffix: str, step: int
 ) -> None:
     refused, survived = flips(request.getfixturevalue(files), suffix, tmp_path / "ledger.db", step)
-    assert refused > 20 and refused + survived > 100
+    assert refused > 20 and survived > 20
 
 
 def test_a_flipped_bit_of_the_head_costs_one_slot_at_most(closed: Path, tmp_path: Path) -> None:
