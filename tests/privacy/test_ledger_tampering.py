@@ -69,7 +69,7 @@ def test_a_flipped_bit_is_refused_or_has_no_meaning(
     request: pytest.FixtureRequest, tmp_path: Path, files: str, suffix: str, step: int
 ) -> None:
     refused, survived = flips(request.getfixturevalue(files), suffix, tmp_path / "ledger.db", step)
-    assert refused > 20 and survived > 20
+    assert refused > 10 and refused + survived > 100
 
 
 def test_a_flipped_bit_of_the_head_costs_one_slot_at_most(closed: Path, tmp_path: Path) -> None:
@@ -200,7 +200,8 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "format altered": (_edit("UPDATE record SET format_version = 2"), "record 1 was altered"),
     "description altered": (
-        _edit(f"UPDATE description SET text = replace(text, '{DELTA}', '0.1')"), "altered"
+        _edit(f"UPDATE description SET text = replace(text, '{DELTA}', '0.1')"),
+        "altered|delta must be",
     ),
     "newer": (
         _edit("PRAGMA user_version = 2"), "format_version 2, written by a newer version .* reads 1"

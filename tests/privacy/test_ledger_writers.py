@@ -88,9 +88,12 @@ def test_a_forked_child_cannot_charge_and_does_not_keep_the_lock(path: Path) -> 
         ledger.close()
         with pytest.raises(LedgerBusyError):
             Ledger.open(path, **SETTINGS)
-        assert Ledger.verify(path).charges == 1
+        with pytest.raises(LedgerClosedError, match="was open when this process was forked"):
+            Ledger.verify(path)
         os.write(tell, b"x")
         os.read(wait, 1)
+        with pytest.raises(LedgerClosedError, match="start a new process to open it"):
+            Ledger.open(path, **SETTINGS)
 
     child = forked(work)
     os.close(tell)
@@ -99,6 +102,7 @@ def test_a_forked_child_cannot_charge_and_does_not_keep_the_lock(path: Path) -> 
     ledger.close()
     with Ledger.open(path, **SETTINGS) as again:  # the child is still there
         assert again.charges == 2
+    os.write(done, b"x")
     os.close(done)
     assert exit_status(child) == 0
     for end in (checked, wait):

@@ -143,7 +143,7 @@ def encode(events: Iterable[Event]) -> tuple[str, bytes]:
     """Events as (JSON text, compressed arrays).
 
     Raises:
-        ValueError: an event that is not in `FIELDS`.
+        ValueError: an event that is not in `FIELDS`, or a field of another type than is said there.
     """
     arrays, objects = _Arrays(), []
     for event in events:
@@ -153,8 +153,13 @@ def encode(events: Iterable[Event]) -> tuple[str, bytes]:
                 f"events must be of a class that the ledger knows ({', '.join(_CLASSES)}), got "
                 f"{type(event).__name__}"
             )
-        written = {name: kind.write(getattr(event, name), arrays) for name, kind in fields.items()}
-        objects.append({"event": type(event).__name__, **written})
+        written: dict[str, Any] = {"event": type(event).__name__}
+        for name, kind in fields.items():
+            try:
+                written[name] = kind.write(getattr(event, name), arrays)
+            except TypeError as error:
+                raise ValueError(f"{type(event).__name__}.{name} {error}") from error
+        objects.append(written)
     return canonical(objects), zlib.compress(bytes(arrays.data))
 
 

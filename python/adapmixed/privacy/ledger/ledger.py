@@ -102,9 +102,9 @@ class Ledger:
         self._store = Store(path, read_only=False)
         try:
             self._description = self._store.description()
+            self._description.require(wanted)
             self._accountant = self._description.accountant()
             self._tail = self._catch_up()
-            self._description.require(wanted)
         except BaseException:
             self._store.close()
             raise
@@ -217,17 +217,14 @@ class Ledger:
 
 _FORKED = "it belongs to the process that was forked"
 _open: weakref.WeakSet[Ledger] = weakref.WeakSet()
-_inherited: list[Ledger] = []
 
 
 def _leave_in_child() -> None:
-    # The child must neither charge nor keep the lock when the parent ends; and SQLite forbids it to
-    # touch the inherited connection, even to close it, so that is kept until the child ends.
+    # The child must neither charge nor keep the lock when the parent ends.
     for ledger in list(_open):
         ledger._lock = threading.Lock()
         ledger._unusable = _FORKED
         ledger._head.close()
-        _inherited.append(ledger)
     _open.clear()
 
 

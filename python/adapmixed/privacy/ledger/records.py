@@ -175,7 +175,7 @@ def totals_of(accountant: Accountant) -> dict[str, Any]:
     return {
         "queries": guarantee.queries,
         "kind": guarantee.kind,
-        "epsilon": None if epsilon is None else write_real(epsilon),
+        "epsilon": None if epsilon is None else write_real(float(epsilon)),
         "order": guarantee.order,
     }
 
@@ -228,7 +228,10 @@ def replay(
 
 def _compare(record: Record, accountant: Accountant) -> None:
     computed = totals_of(accountant)
-    recorded = parse(record.totals)
+    try:
+        recorded = dict(parse(record.totals))
+    except (ValueError, TypeError) as error:
+        raise LedgerCorruptError(f"totals of record {record.sequence}: {error}") from error
     one, other = computed.pop("epsilon"), recorded.pop("epsilon", None)
     near = one == other
     if type(one) is float and type(other) is float:

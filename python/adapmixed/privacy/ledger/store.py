@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
 from adapmixed.privacy.ledger.errors import (
+    LedgerClosedError,
     LedgerCorruptError,
     LedgerWriteError,
     from_sqlite,
@@ -125,6 +127,10 @@ class Store:
 
     def __init__(self, path: str, *, read_only: bool) -> None:
         self.path = path
+        if any(store.path == path for store in _inherited):
+            raise LedgerClosedError(
+                f"{path} was open when this process was forked: start a new process to open it"
+            )
         with _refusing(path):
             self._connection = _connect(path, "ro" if read_only else "rw")
             try:
@@ -135,9 +141,12 @@ class Store:
                     self._make_durable()
                 self._check_content()
                 self._opened = os.stat(path)
-            except BaseException:
+            except BaseException as error:
                 self._connection.close()
+                if isinstance(error, FileNotFoundError):
+                    raise LedgerWriteError(f"{path} was taken away: {error}") from error
                 raise
+        _open.add(self)
 
     def _value(self, statement: str) -> Any:
         row = self._connection.execute(statement).fetchone()
@@ -222,4 +231,19 @@ class Store:
 
     def close(self) -> None:
         """Closes the connection; what was not committed is lost."""
+        _open.discard(self)
         self._connection.close()
+
+
+_open: weakref.WeakSet[Store] = weakref.WeakSet()
+_inherited: list[Store] = []
+
+
+def _keep_in_child() -> None:
+    # SQLite forbids a child to use inherited connections, even to close them, and takes the locks
+    # of the parent for its own when the same file is opened again.
+    _inherited.extend(_open)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
