@@ -47,7 +47,7 @@ def flushes_per_second(folder: Path, seconds: float = 1.0) -> float:
         done, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
             os.pwrite(file, bytes(4096), 0)
-            os.fsync(file)
+            os.fdatasync(file)
             done += 1
         return done / (time.perf_counter() - start)
     finally:

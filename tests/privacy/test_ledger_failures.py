@@ -52,7 +52,7 @@ def test_a_full_database_is_refused_and_releases_nothing(path: Path) -> None:
     refuses_until_reopened(ledger, path, spent=(1,))
 
 
-@pytest.mark.parametrize("name", ["pwrite", "fsync"])
+@pytest.mark.parametrize("name", ["pwrite", "fdatasync"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_head_that_cannot_be_written_releases_nothing(
     path: Path, name: str, code: int, monkeypatch: pytest.MonkeyPatch

@@ -178,7 +178,7 @@ def flush(file: int) -> None:
     if full is not None:
         fcntl.fcntl(file, full)
     else:
-        os.fsync(file)
+        os.fdatasync(file)
 
 
 def flush_folder(path: str) -> None:
