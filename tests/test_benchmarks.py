@@ -151,3 +151,15 @@ def test_queries_in_rotation_exceed_the_cache() -> None:
     each = 20 * 2**20
     assert inputs.rotation(each) * each > 2 * last
     assert inputs.rotation(2**40) == 2
+
+
+def test_the_ledger_is_timed(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
+    options = ["--charges", "4", "--runs", "2", "--models", "3", "--folder", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.ledger", *options],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for words in ("8 charges", "charges per second: ", "bytes per charge", "opening, per charge"):
+        assert words in done.stdout
+    assert not list(tmp_path.iterdir())

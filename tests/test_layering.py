@@ -39,7 +39,9 @@ DOORS: dict[str, set[str]] = {
     "cli": BELOW_COMMANDS | {"commands"},
     "__main__": {"cli"},
 }
-PRIVACY_FOR_MECHANISMS = {"adapmixed.privacy.events", "adapmixed.privacy.conversions"}
+PRIVACY_FOR_MECHANISMS = {
+    "adapmixed.privacy.bounded_range", "adapmixed.privacy.conversions", "adapmixed.privacy.events",
+}  # fmt: skip
 
 # Rooms whose foreign imports are part of the contract.
 FOREIGN = {
@@ -55,7 +57,7 @@ FOREIGN = {
 # Inside adapmixed_ext, bottom up.
 EXT_ORDER = [
     "_C", "_types", "_validate", "_registry", "_library", "_random_library", "_pooling_library",
-    "divergence", "draws", "pooling", "ops", "__init__",
+    "_clipping_library", "divergence", "draws", "pooling", "ops", "clipping", "__init__",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from adapmixed.evaluation import evaluate
     from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
     from adapmixed.models import Ensemble
-    from adapmixed.privacy import Accountant, Guarantee
+    from adapmixed.privacy import Accountant, Guarantee, Ledger
     from adapmixed.rng import SecureRandom, SeededRandom
 
 _HOMES = {
@@ -20,6 +20,7 @@ _HOMES = {
     "AdaPMixED": "adapmixed.mechanisms",
     "Ensemble": "adapmixed.models",
     "Guarantee": "adapmixed.privacy",
+    "Ledger": "adapmixed.privacy",
     "PMixED": "adapmixed.mechanisms",
     "PublicOnly": "adapmixed.mechanisms",
     "SecureRandom": "adapmixed.rng",
@@ -34,6 +35,7 @@ __all__ = [
     "AdaPMixED",
     "Ensemble",
     "Guarantee",
+    "Ledger",
     "PMixED",
     "PublicOnly",
     "SecureRandom",

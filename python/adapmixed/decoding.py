@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.mechanisms import Mechanism
-from adapmixed.privacy import Accountant
+from adapmixed.privacy import Accountant, Ledger
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
@@ -25,6 +25,15 @@ def check_budget(mechanism: Mechanism, queries: int) -> None:
         )
 
 
+def check_unseeded(rng: RandomSource) -> None:
+    """Refuses a source that is seeded, or does not say: a ledger states what can be relied on."""
+    if getattr(rng, "seeded", True):
+        raise ValueError(
+            "rng must be SecureRandom() where a ledger is charged, got "
+            f"{type(rng).__name__}: whoever knows a seed can undo the randomness"
+        )
+
+
 def stream(
     ensemble: "Ensemble",
     mechanism: Mechanism,
@@ -33,6 +42,7 @@ def stream(
     max_new_tokens: int,
     rng: RandomSource,
     accountant: Accountant,
+    ledger: Ledger | None = None,
     attention_mask: Tensor | None = None,
     stop_token: int | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
@@ -49,6 +59,8 @@ def stream(
         max_new_tokens: ≥ 1.
         rng: source of all randomness.
         accountant: charged with every event.
+        ledger: charged with every event besides, durably before the token is drawn; then rng must
+            not be seeded.
         attention_mask: (b, t), 0 at padding.
         stop_token: ends a sequence once released.
         memory_bytes: bound on the logits and activations held while the prompt is read.
@@ -58,12 +70,16 @@ def stream(
         arguments are checked and the prompt is read at the call.
 
     Raises:
-        ValueError: max_new_tokens < 1, or prompt and new tokens exceed the model's window.
+        ValueError: max_new_tokens < 1, prompt and new tokens exceed the model's window, or a seeded
+            rng with a ledger.
+        LedgerError: while iterating: the charge could not be made durable; its token is not drawn.
     """
     count = max_new_tokens
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
     check_budget(mechanism, len(input_ids) * count)
+    if ledger is not None:
+        check_unseeded(rng)
     limit = ensemble.max_positions
     # The last token is released but never read back.
     needed = input_ids.shape[-1] + max_new_tokens - 1
@@ -73,7 +89,9 @@ def stream(
             f"{input_ids.shape[-1]} tokens (the model's window is {limit}), got {max_new_tokens}"
         )
     decoder = ensemble.decoder(input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask)
-    return _steps(decoder, mechanism, len(input_ids), max_new_tokens, rng, accountant, stop_token)
+    return _steps(
+        decoder, mechanism, len(input_ids), max_new_tokens, rng, accountant, ledger, stop_token
+    )
 
 
 def _steps(
@@ -83,6 +101,7 @@ def _steps(
     max_new_tokens: int,
     rng: RandomSource,
     accountant: Accountant,
+    ledger: Ledger | None,
     stop_token: int | None,
 ) -> Iterator[Tensor]:
     going = torch.ones(sequences, dtype=torch.bool)
@@ -91,7 +110,10 @@ def _steps(
         if not bool(going.all()):
             private, public = private[:, going], public[going]
         proposal = mechanism.propose(private, public, rng=rng)
-        accountant.add(proposal.events())
+        events = proposal.events()
+        accountant.add(events)
+        if ledger is not None:
+            ledger.charge(events)
         answer = proposal.release().tokens
         assert answer is not None  # no targets were given
         tokens = torch.full((sequences,), -1, dtype=torch.int64)
@@ -114,6 +136,7 @@ def generate(
     max_new_tokens: int,
     rng: RandomSource,
     accountant: Accountant,
+    ledger: Ledger | None = None,
     attention_mask: Tensor | None = None,
     stop_token: int | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
@@ -130,6 +153,7 @@ def generate(
             max_new_tokens=max_new_tokens,
             rng=rng,
             accountant=accountant,
+            ledger=ledger,
             attention_mask=attention_mask,
             stop_token=stop_token,
             memory_bytes=memory_bytes,

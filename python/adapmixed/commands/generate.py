@@ -2,7 +2,9 @@
 
 import argparse
 import sys
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import (
     add_mechanism_options,
@@ -11,6 +13,10 @@ from adapmixed.commands.options import (
     quiet_libraries,
     random_source,
 )
+
+if TYPE_CHECKING:
+    from adapmixed.mechanisms import Mechanism
+    from adapmixed.privacy import Ledger
 
 
 def add_parser(commands: Any) -> None:
@@ -26,6 +32,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, help="repeatable randomness (never for serving)")
+    parser.add_argument(
+        "--ledger", type=Path, help="charge every token there, durably before it is written"
+    )
     parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
     add_mechanism_options(parser)
     parser.set_defaults(run=run)
@@ -34,6 +43,31 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Generates, streaming the text as it is released."""
     mechanism = mechanism_of(arguments, max(arguments.max_new_tokens, 1))
+    with ExitStack() as stack:
+        ledger = None
+        if arguments.ledger is not None:
+            ledger = stack.enter_context(_ledger(arguments, mechanism))
+        return _generate(arguments, mechanism, ledger)
+
+
+def _ledger(arguments: argparse.Namespace, mechanism: "Mechanism") -> "Ledger":
+    from adapmixed.privacy import Ledger
+
+    if arguments.seed is not None:
+        raise ValueError(
+            f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
+            "undo the randomness"
+        )
+    ledger = Ledger.open(
+        arguments.ledger, delta=arguments.delta, rule=arguments.rule, configuration=repr(mechanism)
+    )
+    print(f"Ledger {ledger.path}: {ledger.charges} charges so far.", file=sys.stderr)
+    return ledger
+
+
+def _generate(
+    arguments: argparse.Namespace, mechanism: "Mechanism", ledger: "Ledger | None"
+) -> int:
     quiet_libraries()
     import torch
 
@@ -58,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_new_tokens=arguments.max_new_tokens,
         rng=random_source(arguments.seed),
         accountant=accountant,
+        ledger=ledger,
         stop_token=tokenizer.eos_token_id,
         memory_bytes=arguments.memory,
     ):
@@ -69,6 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
             shown = text
     print(text[len(shown) :])
     print(str(accountant.epsilon()), file=sys.stderr)
+    if ledger is not None:
+        print(
+            f"Ledger {ledger.path}, all {ledger.charges} charges: {ledger.totals}", file=sys.stderr
+        )
     if arguments.seed is not None:
         print("The randomness was seeded: anyone with the seed can undo it.", file=sys.stderr)
     return 0

@@ -42,6 +42,7 @@ from adapmixed.privacy.events import (
 )
 from adapmixed.privacy.filter import MAX_ANSWERS, FilterBudget, PerModelFilter
 from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
+from adapmixed.privacy.ledger import Ledger, LedgerError
 
 __all__ = [
     "ADJACENCIES",
@@ -63,6 +64,8 @@ __all__ = [
     "Guarantee",
     "IndividualCharge",
     "LeaveOneOutLoss",
+    "Ledger",
+    "LedgerError",
     "PerModelFilter",
     "PublicAnswer",
     "RenyiBound",

@@ -19,6 +19,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adapmixed.privacy.checks import check_question, check_real
 from adapmixed.privacy.events import (
     BoundedRangeAnswer,
@@ -101,6 +104,15 @@ class Accountant:
     def queries(self) -> int:
         """Answered queries so far (a screening belongs to an answer and is not counted)."""
         return self._state.queries
+
+    @property
+    def individual_spent(self) -> NDArray[np.float64] | None:
+        """(N,) float64, what each model has been charged under the filter; None before an answer.
+
+        Private: for the operator, and for a `PerModelFilter` that goes on where one has stopped.
+        """
+        total = self._state.total
+        return total.spent if isinstance(total, FilterTotal) else None
 
     def copy(self) -> Accountant:
         """An independent accountant with the same totals."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +100,9 @@ class FilterBudget:
         Raises:
             ValueError: "add_remove" for "renyi".
         """
-        adjacency = check_question(adjacency)
+        return _stated(self, check_question(adjacency))
+
+    def _stated(self, adjacency: str) -> float:
         if self.order is None:
             rho = times_up(4, self.amount) if adjacency == "replace_one" else self.amount
             return zcdp_to_dp(rho, self.delta)[0]
@@ -129,6 +132,12 @@ class FilterBudget:
             middle = (low + high) / 2
             low, high = (middle, high) if parts(middle)[1] <= self.delta else (low, middle)
         return times_up(2, parts(low)[0])
+
+
+@lru_cache(maxsize=256)
+def _stated(budget: FilterBudget, adjacency: str) -> float:
+    """A ledger states it with every charge."""
+    return budget._stated(adjacency)
 
 
 class PerModelFilter:

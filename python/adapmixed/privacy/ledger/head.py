@@ -1,0 +1,190 @@
+"""The head file: how many charges there are and the hash of the last, apart from the database.
+
+Two slots of 4096 bytes, written in turn, each with its own checksum: a write that is cut short
+spoils one slot, and the other holds the state before it. The file is also what writers lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+
+from adapmixed.privacy.ledger.errors import (
+    LedgerBusyError,
+    LedgerClosedError,
+    LedgerCorruptError,
+    LedgerWriteError,
+)
+
+SLOT = 4096
+_LINE = re.compile(rb"adapmixed-ledger-head 1 (0|[1-9][0-9]{0,18}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
+
+
+@dataclass(frozen=True)
+class Head:
+    """`count` charges, of which the last has the `hash` (32 bytes; the first link's if none)."""
+
+    count: int
+    hash: bytes
+
+
+def _slot(head: Head) -> bytes:
+    line = b"adapmixed-ledger-head 1 %d %s" % (head.count, head.hash.hex().encode())
+    line += b" %s\n" % hashlib.sha256(line).hexdigest().encode()
+    return line.ljust(SLOT, b"\0")
+
+
+def _parse(slot: bytes) -> Head | None:
+    line = slot.rstrip(b"\0")
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return None
+    head = Head(int(match[1]), bytes.fromhex(match[2].decode()))
+    return head if _slot(head) == slot else None
+
+
+def newest(data: bytes) -> Head | None:
+    """The head that a file's bytes hold; None where neither slot is whole."""
+    slots = [_parse(data[start : start + SLOT]) for start in (0, SLOT)]
+    return max((head for head in slots if head is not None), key=lambda h: h.count, default=None)
+
+
+def read_head(path: str) -> Head:
+    """The head, without locking it.
+
+    Raises:
+        LedgerCorruptError: missing or without a whole slot.
+        LedgerWriteError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(2 * SLOT + 1)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except OSError as error:
+        raise LedgerWriteError(f"{path} could not be read: {error}") from error
+    return _whole(path, data)
+
+
+def _missing(path: str) -> LedgerCorruptError:
+    return LedgerCorruptError(
+        f"{path} must lie beside its database, there is none: without it a lost tail of the ledger "
+        "cannot be seen"
+    )
+
+
+def _whole(path: str, data: bytes) -> Head:
+    head = newest(data)
+    if head is None:
+        raise LedgerCorruptError(f"{path} holds no whole head in its {len(data)} bytes")
+    return head
+
+
+class HeadFile:
+    """The locked head file of one writer.
+
+    Args:
+        path: of the head file.
+        create: make it where there is none.
+
+    Raises:
+        LedgerBusyError: another writer, in this process or another one, holds it.
+        LedgerCorruptError: it is missing and not to be created.
+        LedgerWriteError: it cannot be opened for writing.
+    """
+
+    def __init__(self, path: str, *, create: bool) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            self._file = os.open(path, flags, 0o600)
+        except FileNotFoundError as error:
+            if create:
+                raise LedgerWriteError(f"{path} could not be created: {error}") from error
+            raise _missing(path) from None
+        except OSError as error:
+            raise LedgerWriteError(f"{path} could not be opened for writing: {error}") from error
+        try:
+            self._lock()
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self) -> None:
+        # flock belongs to this opening of the file: it also keeps out a second one in this process,
+        # and the system drops it with the process, however that ends.
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise LedgerBusyError(
+                    f"{self.path} is held by another writer: one process at a time may charge a "
+                    "ledger"
+                ) from None
+            raise LedgerWriteError(f"{self.path} could not be locked: {error}") from error
+        self.check_in_place()
+
+    def check_in_place(self) -> None:
+        """Raises LedgerClosedError if the path no longer names the locked file."""
+        check_same(self.path, os.fstat(self._file))
+
+    def read(self) -> Head | None:
+        """The head; None for a file that has not been written yet."""
+        data = os.pread(self._file, 2 * SLOT + 1, 0)
+        return _whole(self.path, data) if data else None
+
+    def initialise(self, head: Head) -> None:
+        """Fills both slots with the first head, durably; later writes need no more space."""
+        self._write(_slot(head) * 2, 0)
+
+    def write(self, head: Head) -> None:
+        """Writes the slot that the previous head does not occupy, durably. OSError if it fails."""
+        self._write(_slot(head), SLOT * (head.count % 2))
+
+    def _write(self, data: bytes, offset: int) -> None:
+        written = os.pwrite(self._file, data, offset)
+        if written != len(data):
+            raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes of the head were written")
+        flush(self._file)
+
+    def close(self) -> None:
+        """Closes the file and with it the lock."""
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
+
+def check_same(path: str, opened: os.stat_result) -> None:
+    """Raises LedgerClosedError unless `path` names the file that was opened."""
+    try:
+        there = os.stat(path)
+    except OSError as error:
+        raise LedgerClosedError(f"{path} was taken away while it was open: {error}") from error
+    if (there.st_dev, there.st_ino) != (opened.st_dev, opened.st_ino):
+        raise LedgerClosedError(f"{path} was replaced while it was open")
+
+
+def flush(file: int) -> None:
+    """Waits until the file's content is on the device."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync stops at the drive's cache
+    if full is not None:
+        fcntl.fcntl(file, full)
+    else:
+        os.fdatasync(file)
+
+
+def flush_folder(path: str) -> None:
+    """Makes the names in a file's folder durable."""
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

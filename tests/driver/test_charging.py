@@ -1,0 +1,187 @@
+"""The decoding loop and the command line with a ledger: on the device, then released."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_ensemble import FakeEnsemble
+from test_decoding import MECHANISMS, PROMPT, Spy
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.decoding import generate, stream
+from adapmixed.mechanisms import PMixED, PublicOnly
+from adapmixed.privacy import Accountant, Ledger
+from adapmixed.privacy.ledger import LedgerWriteError
+from adapmixed.privacy.ledger import head as heads
+from adapmixed.rng import SecureRandom, SeededRandom
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+SETTINGS: dict[str, Any] = dict(delta=1e-5, configuration="test")
+SHORT = ["--prompt", "The try statement", "--max-new-tokens", "3"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+def test_every_token_is_on_the_device_before_it_is_drawn(path: Path, name: str) -> None:
+    spy, accountant = Spy(MECHANISMS[name]), Accountant(1e-5)
+    with Ledger.open(path, **SETTINGS) as ledger:
+        write = ledger._head.write
+
+        def logged(head: Any) -> None:
+            write(head)
+            spy.log.append(("durable", head.count))
+
+        ledger._head.write = logged  # type: ignore[method-assign]
+        steps = stream(
+            FakeEnsemble(),  # type: ignore[arg-type]
+            spy,
+            PROMPT,
+            max_new_tokens=3,
+            rng=SecureRandom(),
+            accountant=accountant,
+            ledger=ledger,
+        )
+        for number, _ in enumerate(steps, start=1):
+            phases = [phase for phase, _ in spy.log]
+            assert phases == ["propose", "events", "durable", "release"] * number
+            assert Ledger.verify(path).charges == number
+        assert ledger.totals == accountant.epsilon()
+        assert ledger.totals.queries == 3 * len(PROMPT)
+
+
+def test_a_charge_that_fails_releases_nothing(path: Path, monkeypatch: Any) -> None:
+    spy = Spy(MECHANISMS["adapmixed"])
+    with Ledger.open(path, **SETTINGS) as ledger:
+        settings: Any = dict(max_new_tokens=3, rng=SecureRandom(), accountant=Accountant(1e-5))
+        steps = stream(FakeEnsemble(), spy, PROMPT, ledger=ledger, **settings)  # type: ignore[arg-type]
+        next(steps)
+
+        def fail(*arguments: object) -> None:
+            raise OSError(28, os.strerror(28))
+
+        monkeypatch.setattr(heads, "flush", fail)
+        with pytest.raises(LedgerWriteError):
+            next(steps)
+        assert [phase for phase, _ in spy.log].count("release") == 1
+        assert next(steps, None) is None
+
+
+@pytest.mark.parametrize("rng", [SeededRandom(3), object()])
+def test_a_seeded_source_is_never_charged_for(path: Path, rng: Any) -> None:
+    with Ledger.open(path, **SETTINGS) as ledger:
+        settings: Any = dict(max_new_tokens=3, rng=rng, accountant=Accountant(1e-5), ledger=ledger)
+        with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\) where a ledger"):
+            generate(FakeEnsemble(), PublicOnly(), PROMPT, **settings)  # type: ignore[arg-type]
+        assert ledger.charges == 0
+
+
+def test_generate_charges_one_ledger_across_runs(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", *MODELS, *SHORT, "--ledger", str(path), "--order", "6"]
+    assert main(arguments) == 0
+    first = capsys.readouterr()
+    assert f"Ledger {path}: 0 charges so far." in first.err
+    charges = Ledger.verify(path).charges
+    assert 1 <= charges <= 3 and f"all {charges} charges: ε = " in first.err
+    assert main(arguments) == 0
+    assert f"{charges} charges so far" in capsys.readouterr().err
+    assert Ledger.verify(path).charges > charges
+    assert main([*arguments[:-1], "7"]) == 2
+    error = capsys.readouterr().err
+    assert "configuration must be what the ledger was created with" in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_generate_refuses_a_seed_with_a_ledger(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", *MODELS, *SHORT, "--ledger", str(path), "--seed", "4"]
+    assert main(arguments) == 2
+    assert "--seed cannot be used with --ledger, got 4" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_budget_is_kept_across_runs(path: Path) -> None:
+    mechanism, one = PMixED(8.0, 1e-5, 7, 6.0), PROMPT[:1]
+    with Ledger.open(path, **SETTINGS) as ledger:
+        settings: Any = dict(max_new_tokens=2, rng=SecureRandom(), ledger=ledger)
+        ensemble: Any = FakeEnsemble()
+        generate(ensemble, mechanism, PROMPT, accountant=Accountant(1e-5), **settings)
+        steps = stream(ensemble, mechanism, one, accountant=Accountant(1e-5), **settings)
+        next(steps)
+        with pytest.raises(ValueError, match="within the budget of 7"):
+            next(steps)
+        assert (ledger.charges, ledger.totals.queries) == (3, 7)
+
+
+@pytest.fixture
+def charged(path: Path) -> Path:
+    with Ledger.open(path, **SETTINGS) as ledger:
+        settings: Any = dict(rng=SecureRandom(), accountant=Accountant(1e-5), ledger=ledger)
+        mechanism = MECHANISMS["adapmixed"]
+        generate(FakeEnsemble(), mechanism, PROMPT, max_new_tokens=4, **settings)  # type: ignore[arg-type]
+    return path
+
+
+def test_show_and_verify(charged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reading = Ledger.verify(charged)
+    assert main(["ledger", "show", str(charged)]) == 0
+    shown = capsys.readouterr().out
+    assert f"guarantee: {reading.totals}" in shown and "charges: 4\n" in shown
+    assert main(["ledger", "show", str(charged), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["epsilon"] == reading.totals.epsilon and facts["queries"] == 12
+    assert facts["configuration"] == "test" and facts["guarantee"] == str(reading.totals)
+    assert main(["ledger", "verify", str(charged)]) == 0
+    shown = capsys.readouterr().out
+    assert "intact: yes" in shown and reading.hash.hex() in shown and "guarantee" not in shown
+    assert main(["ledger", "verify", str(charged), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["charges"] == 4
+
+
+def test_export(charged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "export", str(charged)]) == 0
+    first, *lines = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["ledger"]["configuration"] == "test" and first["ledger"]["delta"] == 1e-5
+    assert [line["sequence"] for line in lines] == [1, 2, 3, 4]
+    kinds = [event["event"] for event in lines[0]["events"]]
+    assert kinds == ["GaussianScreening", "LeaveOneOutLoss", "PublicAnswer"]
+    assert torch.tensor(lines[0]["events"][1]["loss"]).shape[0] == 3
+    assert lines[-1]["totals"]["epsilon"] == Ledger.verify(charged).totals.epsilon
+    assert lines[-1]["hash"] == Ledger.verify(charged).hash.hex()
+
+
+def test_an_empty_ledger_is_shown_and_exported(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ledger.open(path, **SETTINGS).close()
+    for action, words in (("show", "ε = 0, δ = 0"), ("export", '"configuration":"test"')):
+        assert main(["ledger", action, str(path)]) == 0
+        assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("action", ["show", "verify", "export"])
+def test_what_is_not_intact_has_status_2(
+    charged: Path, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    head = charged.with_name("ledger.db-head")
+    content = head.read_bytes()
+    head.unlink()
+    assert main(["ledger", action, str(charged)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("adapmixed ledger: ") and len(error.strip().splitlines()) == 1
+    assert "must lie beside its database" in error
+    head.write_bytes(content)
+    assert main(["ledger", action, str(charged.with_name("none.db"))]) == 2
+    assert "there is no such file" in capsys.readouterr().err

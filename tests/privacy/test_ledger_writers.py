@@ -1,0 +1,171 @@
+"""One writer at a time, however processes end; readers beside it; the files themselves."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from ledger_cases import SETTINGS, answer, copy, exit_status, forked, make
+
+from adapmixed.privacy import Ledger
+from adapmixed.privacy.ledger import (
+    LedgerBusyError,
+    LedgerClosedError,
+)
+
+HOLD = "import sys\nfrom adapmixed.privacy import Ledger\n"
+HOLD += "ledger = Ledger.open(sys.argv[1], delta=1e-5, configuration='a mechanism')\n"
+HOLD += "print('open', flush=True)\nsys.stdin.read()\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+def test_files_are_for_the_owner_alone(path: Path) -> None:
+    with make(path, 1):
+        assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
+
+
+def test_strange_names_and_links_lead_to_the_same_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "a ledger?mode=ro#%41'ä.db"
+    make(path, 2).close()
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    with Ledger.open(link, **SETTINGS) as ledger:
+        assert ledger.charges == 2
+        with pytest.raises(LedgerBusyError):
+            Ledger.open(path, **SETTINGS)
+
+
+def test_a_second_writer_in_this_process_is_refused(path: Path) -> None:
+    with make(path, 1) as ledger:
+        with pytest.raises(LedgerBusyError, match="is held by another writer"):
+            Ledger.open(path, **SETTINGS)
+        ledger.charge(answer(1))  # and the first one goes on
+    with Ledger.open(path, **SETTINGS) as ledger:
+        assert ledger.charges == 2
+    ledger = Ledger.open(path, **SETTINGS)
+    del ledger  # forgotten without close
+    gc.collect()
+    Ledger.open(path, **SETTINGS).close()
+
+
+def test_a_second_writer_in_another_process_is_refused_until_the_first_is_killed(
+    path: Path,
+) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "open\n"
+        with pytest.raises(LedgerBusyError, match="is held by another writer"):
+            Ledger.open(path, **SETTINGS)
+        assert Ledger.verify(path).charges == 0
+        holder.kill()
+        holder.wait()
+        with Ledger.open(path, **SETTINGS) as ledger:
+            ledger.charge(answer(0))
+
+
+def test_a_forked_child_cannot_charge_and_does_not_keep_the_lock(path: Path) -> None:
+    ledger = make(path, 1)
+    (checked, tell), (wait, done) = os.pipe(), os.pipe()
+
+    def work() -> None:
+        os.close(done)
+        with pytest.raises(LedgerClosedError, match="it belongs to the process that was forked"):
+            ledger.charge(answer(1))
+        ledger.close()
+        with pytest.raises(LedgerBusyError):
+            Ledger.open(path, **SETTINGS)
+        with pytest.raises(LedgerClosedError, match="was open when this process was forked"):
+            Ledger.verify(path)
+        os.write(tell, b"x")
+        os.read(wait, 1)
+        with pytest.raises(LedgerClosedError, match="start a new process to open it"):
+            Ledger.open(path, **SETTINGS)
+
+    child = forked(work)
+    os.close(tell)
+    assert os.read(checked, 1) == b"x"
+    ledger.charge(answer(1))
+    ledger.close()
+    with Ledger.open(path, **SETTINGS) as again:  # the child is still there
+        assert again.charges == 2
+    os.write(done, b"x")
+    os.close(done)
+    assert exit_status(child) == 0
+    for end in (checked, wait):
+        os.close(end)
+
+
+def test_threads_share_a_ledger(path: Path) -> None:
+    with make(path, 0) as ledger:
+
+        def work(first: int) -> None:
+            for number in range(first, first + 10):
+                ledger.charge(answer(number))
+
+        threads = [threading.Thread(target=work, args=(10 * k,)) for k in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ledger.charges == Ledger.verify(path).charges == 30
+
+
+def test_reading_while_a_writer_is_at_work(path: Path) -> None:
+    with make(path, 0) as ledger:
+        done = threading.Event()
+        seen: list[int] = []
+        errors: list[BaseException] = []
+
+        def look() -> None:
+            while not done.is_set():
+                try:
+                    seen.append(Ledger.verify(path).charges)
+                except BaseException as error:
+                    errors.append(error)
+                    return
+
+        reader = threading.Thread(target=look)
+        reader.start()
+        for number in range(60):
+            ledger.charge(answer(number))
+        done.set()
+        reader.join()
+        assert not errors and seen == sorted(seen) and seen[-1] <= 60
+        assert Ledger.verify(path).charges == 60
+
+
+def test_a_writer_that_was_killed_can_be_read_without_being_repaired(path: Path) -> None:
+    with make(path, 4):
+        copied = copy(path, path.with_name("copy.db"))
+    before = {suffix: Path(f"{copied}{suffix}").read_bytes() for suffix in ("", "-head", "-wal")}
+    assert Ledger.verify(copied).charges == 4
+    for suffix, content in before.items():
+        assert Path(f"{copied}{suffix}").read_bytes() == content
+
+
+@pytest.mark.parametrize("suffix", ["", "-head"])
+@pytest.mark.parametrize("how", ["replace", "remove"])
+def test_a_file_that_is_taken_away_while_open_is_seen(path: Path, suffix: str, how: str) -> None:
+    with make(path, 1) as ledger:
+        older = copy(path, path.with_name("older.db"))
+        victim = Path(f"{path}{suffix}")
+        if how == "replace":
+            Path(f"{older}{suffix}").replace(victim)
+        else:
+            victim.unlink()
+        with pytest.raises(LedgerClosedError, match="while it was open"):
+            ledger.charge(answer(1))
