@@ -85,7 +85,7 @@ def composed_epsilon(
     room = share - queries * _FFT_ERROR
     if room > share / 2:
         bound = min(bound, _by_loss_distribution(pair, queries, room, shift, points))
-    return math.nextafter((bound + 2 * slack) * (1 + 2.0**-40), math.inf) if bound > 0 else 0.0
+    return math.nextafter((bound + 2 * slack) * (1 + 2.0**-40), math.inf)
 
 
 def renyi_epsilon(
