@@ -1,13 +1,14 @@
 """The loop that answers queries: logits, proposal, charge, then release."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from adapmixed.mechanisms import Mechanism
-from adapmixed.privacy import Accountant, Ledger
+from adapmixed.mechanisms import Mechanism, Proposal
+from adapmixed.privacy import Accountant, Ledger, PerModelFilter
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
@@ -23,6 +24,38 @@ def check_budget(mechanism: Mechanism, queries: int) -> None:
             f"queries must stay within the budget of {mechanism.budget} that {mechanism.name} was "
             f"planned for, got {queries}"
         )
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Who is charged for a proposal before it is released, and which slots may contribute."""
+
+    accountant: Accountant
+    ledger: Ledger | None = None
+    model_filter: PerModelFilter | None = None
+
+    def __call__(self, proposal: Proposal) -> Tensor | None:
+        """Charges; the slots to release, (N, B) bool, or None without a filter.
+
+        Raises:
+            ValueError: a filter, and a mechanism whose charges are not those of single models.
+            LedgerError: the charge could not be made durable; nothing may be released.
+        """
+        active = None
+        if self.model_filter is not None:
+            if proposal.charges is None or proposal.charges.shape[-1] != 1:
+                raise ValueError(
+                    "model_filter needs one charge of each model: ClippedMixing with charge_order, "
+                    "or ClippedLogPool"
+                )
+            charges = proposal.charges[..., 0].cpu().numpy()
+            admitted = torch.from_numpy(self.model_filter.admit(charges))
+            active = admitted.to(proposal.public.device)
+        events = proposal.events(active)
+        self.accountant.add(events)
+        if self.ledger is not None:
+            self.ledger.charge(events)
+        return active
 
 
 def check_unseeded(rng: RandomSource) -> None:
@@ -43,6 +76,7 @@ def stream(
     rng: RandomSource,
     accountant: Accountant,
     ledger: Ledger | None = None,
+    model_filter: PerModelFilter | None = None,
     attention_mask: Tensor | None = None,
     stop_token: int | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
@@ -61,6 +95,7 @@ def stream(
         accountant: charged with every event.
         ledger: charged with every event besides, durably before the token is drawn; then rng must
             not be seeded.
+        model_filter: decides which slots contribute; the accountant then is one for its budget.
         attention_mask: (b, t), 0 at padding.
         stop_token: ends a sequence once released.
         memory_bytes: bound on the logits and activations held while the prompt is read.
@@ -90,7 +125,13 @@ def stream(
         )
     decoder = ensemble.decoder(input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask)
     return _steps(
-        decoder, mechanism, len(input_ids), max_new_tokens, rng, accountant, ledger, stop_token
+        decoder,
+        mechanism,
+        len(input_ids),
+        max_new_tokens,
+        rng,
+        Charge(accountant, ledger, model_filter),
+        stop_token,
     )
 
 
@@ -100,8 +141,7 @@ def _steps(
     sequences: int,
     max_new_tokens: int,
     rng: RandomSource,
-    accountant: Accountant,
-    ledger: Ledger | None,
+    charge: Charge,
     stop_token: int | None,
 ) -> Iterator[Tensor]:
     going = torch.ones(sequences, dtype=torch.bool)
@@ -110,11 +150,7 @@ def _steps(
         if not bool(going.all()):
             private, public = private[:, going], public[going]
         proposal = mechanism.propose(private, public, rng=rng)
-        events = proposal.events()
-        accountant.add(events)
-        if ledger is not None:
-            ledger.charge(events)
-        answer = proposal.release().tokens
+        answer = proposal.release(charge(proposal)).tokens
         assert answer is not None  # no targets were given
         tokens = torch.full((sequences,), -1, dtype=torch.int64)
         tokens[going] = answer.cpu()
@@ -137,6 +173,7 @@ def generate(
     rng: RandomSource,
     accountant: Accountant,
     ledger: Ledger | None = None,
+    model_filter: PerModelFilter | None = None,
     attention_mask: Tensor | None = None,
     stop_token: int | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
@@ -154,6 +191,7 @@ def generate(
             rng=rng,
             accountant=accountant,
             ledger=ledger,
+            model_filter=model_filter,
             attention_mask=attention_mask,
             stop_token=stop_token,
             memory_bytes=memory_bytes,

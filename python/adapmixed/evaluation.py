@@ -132,7 +132,7 @@ def evaluate(
     rng: SecureRandom | SeededRandom,
     block: int | None = None,
     queries: int | None = None,
-    rule: str = "per_model",
+    rule: str | Mapping[str, str] = "per_model",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Evaluation]:
@@ -151,7 +151,8 @@ def evaluate(
             that its result does not depend on the others.
         block: tokens per block, ≥ 2; default 512, or the model's window if that is shorter.
         queries: stop after this many; default: the whole stream.
-        rule: the accountant's rule, "per_model" or "paper".
+        rule: the accountant's rule, "per_model" or "paper"; a mapping gives those of some
+            mechanisms by name, the others have "per_model".
         memory_bytes: budget of one chunk's logits and activations.
         progress: called with (queries done, queries in all).
 
@@ -166,8 +167,12 @@ def evaluate(
     blocks, total = plan(tokens, ensemble.max_positions, block, queries)
     for mechanism in mechanisms.values():
         check_budget(mechanism, total)
+    rules = dict.fromkeys(mechanisms, rule) if isinstance(rule, str) else dict(rule)
+    unknown = rules.keys() - mechanisms.keys()
+    if unknown:
+        raise ValueError(f"rule must name mechanisms of this evaluation, got {sorted(unknown)!r}")
     runs = [
-        _Run(name, m, Accountant(delta, rule=rule), rng.child(name))
+        _Run(name, m, Accountant(delta, rule=rules.get(name, "per_model")), rng.child(name))
         for name, m in mechanisms.items()
     ]
     forward_seconds, done = 0.0, 0

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text
+from adapmixed.privacy import Ledger
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
 METHOD_FIELDS = {
@@ -45,7 +47,11 @@ def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
     names = [method["name"] for method in report["methods"]]
-    assert names == ["public", "unprotected", "pmixed", "adapmixed"]
+    assert names == [
+        "public", "unprotected", "pmixed", "adapmixed", "adapmixed, paper's rule",
+        "clipped-log-pool, ε ≤ 1", "clipped-log-pool, ε ≤ 3",
+        "clipped-mixing, ε ≤ 1", "clipped-mixing, ε ≤ 3",
+    ]  # fmt: skip
     for method in report["methods"]:
         assert set(method) >= METHOD_FIELDS
         assert method["queries"] == 48
@@ -54,6 +60,11 @@ def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert report["methods"][1]["epsilon"] is None
     assert report["methods"][0]["epsilon"] == 0
     assert 0.45 < report["methods"][3]["epsilon"] < 2
+    # The same answers by the other rule: never less.
+    assert report["methods"][4]["epsilon"] >= report["methods"][3]["epsilon"]
+    for method in report["methods"][5:]:
+        budget = float(method["name"][-1])
+        assert method["kind"] == "fixed" and 0.8 * budget < method["epsilon"] <= budget
     assert {"format_version", "environment", "config"} <= set(report)
     # The sample is drawn from the system's randomness: it may be over with its first token.
     assert isinstance(report["sample"]["text"], str)
@@ -77,10 +88,16 @@ def test_evaluate_is_repeatable_with_a_seed(text: Path, tmp_path: Path) -> None:
         assert one["perplexity"] == pytest.approx(other["perplexity"], rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["pmixed", "public", "unprotected"])
+CLIPPED = ["clipped-mixing", "clipped-log-pool"]
+
+
+@pytest.mark.parametrize("name", ["pmixed", "public", "unprotected", *CLIPPED])
 def test_evaluate_every_mechanism(text: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "out.json"
     arguments = ["--text", str(text), "--queries", "20", "--mechanism", name, "--json", str(path)]
+    if name in CLIPPED:
+        box = {"clipped-mixing": ("0.8", "2"), "clipped-log-pool": ("-0.25", "0.5")}[name]
+        arguments += [f"--lower={box[0]}", f"--upper={box[1]}", "--top-k", "200"]
     assert main(["evaluate", *MODELS, *arguments]) == 0
     assert json.loads(path.read_text(encoding="utf-8"))["methods"][-1]["name"] == name
 
@@ -96,8 +113,44 @@ def test_generate_prints_text_and_its_cost(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        ["--mechanism", "clipped-mixing", "--lower=0.6", "--upper=2", "--order", "6"],
+        ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=1", "--scale", "2"],
+    ],
+)
+def test_a_filter_goes_on_from_its_ledger(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--prompt", "The try statement", "--max-new-tokens", "4", *options]
+    arguments += ["--ledger", str(tmp_path / "ledger.db"), "--filter-epsilon", "3"]
+    for _ in range(2):
+        assert main(["generate", *MODELS, *arguments]) == 0
+        error = capsys.readouterr().err
+        assert "ε = 3" in error or "ε = 2.9" in error
+        assert "per-model filter" in error and "may be published" in error
+    with Ledger.open(
+        tmp_path / "ledger.db", **_settings(tmp_path / "ledger.db"), create=False
+    ) as ledger:
+        spent = ledger.accountant.individual_spent
+        assert spent is not None and (spent > 0).all()
+        assert ledger.description.filter_budget is not None
+        assert spent.max() <= ledger.description.filter_budget.amount
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    known = Ledger.verify(path).description
+    names = ("delta", "rule", "configuration", "filter_budget")
+    return {name: getattr(known, name) for name in names}
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--mechanism", "clipped-mixing"], "--lower must be given for clipped-mixing"),
+        (["--scale", "2"], "--scale does not apply to adapmixed"),
+        (["--mechanism", "pmixed", "--top-k", "2"], "--top-k does not apply to pmixed"),
+        (["--budget-queries", "2"], "--budget-queries does not apply to adapmixed"),
         (["--mechanism", "public", "--order", "3"], "--order does not apply to public, got 3.0"),
         (["--mechanism", "pmixed", "--preset", "pubmed"], "--preset does not apply to pmixed"),
         (["--preset", "pubmed", "--order", "2"], "--order does not apply to a preset"),

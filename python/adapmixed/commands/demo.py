@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 PROMPT = "The try statement"
 SAMPLE_TOKENS = 40
 DELTA = 1e-5
+PAPER = "adapmixed, paper's rule"
+BUDGETS = (1.0, 3.0)
+SHAPES = (4.0,)  # log C / |log c| of the boxes
+SCALES = (2.0,)  # κ of the log pools
 
 
 def add_parser(commands: Any) -> None:
@@ -34,16 +38,37 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def methods(queries: int) -> "dict[str, Mechanism]":
-    """The compared methods; PMixED's budget is for exactly these queries."""
+def methods(queries: int, num_models: int) -> "dict[str, Mechanism]":
+    """The compared methods; fixed budgets are for exactly these queries."""
     from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
 
+    adaptive = AdaPMixED(order=18.0, target_leakage=0.1)
     return {
         "public": PublicOnly(),
         "unprotected": Unprotected(),
         "pmixed": PMixED(epsilon=8.0, delta=DELTA, queries=queries, order=3.0),
-        "adapmixed": AdaPMixED(order=18.0, target_leakage=0.1),
+        "adapmixed": adaptive,
+        PAPER: adaptive,
+        **_planned(queries, num_models),
     }
+
+
+def _planned(queries: int, num_models: int) -> "dict[str, Mechanism]":
+    """ClippedMixing and ClippedLogPool with what each budget buys; no private value is looked at."""
+    from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+    from adapmixed.privacy.planner import plan
+
+    found: dict[str, Mechanism] = {}
+    for epsilon in BUDGETS:
+        for one in plan(epsilon, DELTA, num_models, queries, shapes=SHAPES, scales=SCALES):
+            name, settings = f"{one.mechanism}, ε ≤ {epsilon:g}", dict(one.settings)
+            if one.mechanism == ClippedMixing.name:
+                found[name] = ClippedMixing(settings["lower"], settings["upper"], queries=queries)
+            elif one.mechanism == ClippedLogPool.name:
+                found[name] = ClippedLogPool(
+                    settings["lower"], settings["upper"], settings["scale"], queries=queries
+                )
+    return dict(sorted(found.items()))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
     tokens = held_out_tokens(ensemble.tokenizer)
-    compared = methods(arguments.queries)
+    compared = methods(arguments.queries, ensemble.num_models)
     update, close = progress_bar(arguments.queries, "token")
     evaluations = evaluate(
         ensemble,
@@ -67,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         delta=DELTA,
         rng=random_source(arguments.seed),
         queries=arguments.queries,
+        rule={PAPER: "paper"},
         progress=update,
     )
     close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import (
     add_mechanism_options,
+    filter_budget_of,
     mechanism_of,
     memory_bytes,
     quiet_libraries,
@@ -16,7 +17,7 @@ from adapmixed.commands.options import (
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
-    from adapmixed.privacy import Ledger
+    from adapmixed.privacy import FilterBudget, Ledger
 
 
 def add_parser(commands: Any) -> None:
@@ -35,6 +36,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--ledger", type=Path, help="charge every token there, durably before it is written"
     )
+    parser.add_argument(
+        "--filter-epsilon",
+        type=float,
+        help="a per-model filter with this epsilon instead of a number of queries (clipped)",
+    )
     parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
     add_mechanism_options(parser)
     parser.set_defaults(run=run)
@@ -42,15 +48,18 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Generates, streaming the text as it is released."""
+    budget = filter_budget_of(arguments)
     mechanism = mechanism_of(arguments, max(arguments.max_new_tokens, 1))
     with ExitStack() as stack:
         ledger = None
         if arguments.ledger is not None:
-            ledger = stack.enter_context(_ledger(arguments, mechanism))
-        return _generate(arguments, mechanism, ledger)
+            ledger = stack.enter_context(_ledger(arguments, mechanism, budget))
+        return _generate(arguments, mechanism, ledger, budget)
 
 
-def _ledger(arguments: argparse.Namespace, mechanism: "Mechanism") -> "Ledger":
+def _ledger(
+    arguments: argparse.Namespace, mechanism: "Mechanism", budget: "FilterBudget | None"
+) -> "Ledger":
     from adapmixed.privacy import Ledger
 
     if arguments.seed is not None:
@@ -59,21 +68,28 @@ def _ledger(arguments: argparse.Namespace, mechanism: "Mechanism") -> "Ledger":
             "undo the randomness"
         )
     ledger = Ledger.open(
-        arguments.ledger, delta=arguments.delta, rule=arguments.rule, configuration=repr(mechanism)
+        arguments.ledger,
+        delta=arguments.delta,
+        rule=arguments.rule,
+        configuration=repr(mechanism),
+        filter_budget=budget,
     )
     print(f"Ledger {ledger.path}: {ledger.charges} charges so far.", file=sys.stderr)
     return ledger
 
 
 def _generate(
-    arguments: argparse.Namespace, mechanism: "Mechanism", ledger: "Ledger | None"
+    arguments: argparse.Namespace,
+    mechanism: "Mechanism",
+    ledger: "Ledger | None",
+    budget: "FilterBudget | None",
 ) -> int:
     quiet_libraries()
     import torch
 
     from adapmixed.decoding import stream
     from adapmixed.models import Ensemble
-    from adapmixed.privacy import Accountant
+    from adapmixed.privacy import Accountant, PerModelFilter
 
     ensemble = Ensemble.load(arguments.base, arguments.ensemble)
     tokenizer = ensemble.tokenizer
@@ -82,7 +98,11 @@ def _generate(
     prompt = tokenizer(arguments.prompt, return_tensors="pt")["input_ids"]
     if prompt.shape[1] == 0:
         raise ValueError("--prompt must hold at least one token, got an empty one")
-    accountant = Accountant(arguments.delta, rule=arguments.rule)
+    accountant = Accountant(arguments.delta, rule=arguments.rule, filter_budget=budget)
+    model_filter = None
+    if budget is not None:
+        spent = None if ledger is None else ledger.accountant.individual_spent
+        model_filter = PerModelFilter(ensemble.num_models, budget, spent=spent)
     released: list[int] = []
     shown = ""
     for tokens in stream(
@@ -93,6 +113,7 @@ def _generate(
         rng=random_source(arguments.seed),
         accountant=accountant,
         ledger=ledger,
+        model_filter=model_filter,
         stop_token=tokenizer.eos_token_id,
         memory_bytes=arguments.memory,
     ):

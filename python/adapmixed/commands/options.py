@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
+    from adapmixed.privacy import FilterBudget
     from adapmixed.rng import SecureRandom, SeededRandom
 
-MECHANISMS = ("adapmixed", "pmixed", "public", "unprotected")
+MECHANISMS = (
+    "adapmixed", "pmixed", "clipped-mixing", "clipped-log-pool", "public", "unprotected",
+)  # fmt: skip
 PRESETS = ("wikitext-103", "one-billion-word", "pubmed", "air-dialogue")
 
 
@@ -20,14 +23,29 @@ def add_mechanism_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("mechanism")
     group.add_argument("--mechanism", choices=MECHANISMS, default="adapmixed")
     group.add_argument("--preset", choices=PRESETS, help="the paper's settings (adapmixed)")
-    group.add_argument("--order", type=float, help="Rényi order (adapmixed: 18, pmixed: 3)")
+    group.add_argument(
+        "--order",
+        type=float,
+        help="Rényi order (adapmixed: 18, pmixed: 3, charges of clipped-mixing under a filter: 8)",
+    )
     group.add_argument("--target-leakage", type=float, help="beta (adapmixed: 0.2)")
     group.add_argument(
         "--screen", choices=("noisy", "public", "off"), help="screening (adapmixed: noisy)"
     )
     group.add_argument("--epsilon", type=float, help="budget (pmixed: 8)")
     group.add_argument(
-        "--budget-queries", type=int, help="what epsilon is for (pmixed: all queries of this run)"
+        "--budget-queries",
+        type=int,
+        help="what the guarantee is for (pmixed, clipped: all queries of this run)",
+    )
+    group.add_argument("--lower", type=float, help="c (clipped-mixing) or a (clipped-log-pool)")
+    group.add_argument("--upper", type=float, help="C (clipped-mixing) or b (clipped-log-pool)")
+    group.add_argument("--scale", type=float, help="kappa (clipped-log-pool: 1)")
+    group.add_argument("--top-k", type=int, help="likeliest public tokens kept (clipped: all)")
+    group.add_argument(
+        "--sure-above",
+        type=float,
+        help="answer from q alone where it is this sure (clipped: never)",
     )
     group.add_argument("--sample-rate", type=float, help="subsampling rate (pmixed: 1)")
     group.add_argument("--delta", type=float, default=1e-5, help="delta of the guarantee")
@@ -50,15 +68,36 @@ def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
     }
     fixed = {
         "epsilon": arguments.epsilon,
-        "budget_queries": arguments.budget_queries,
         "sample_rate": arguments.sample_rate,
     }
+    clipped = {name: getattr(arguments, name) for name in ("lower", "upper", "top_k", "sure_above")}
     if name != "adapmixed":
         _refuse(name, {k: v for k, v in adaptive.items() if k != "order"} | _preset(arguments))
     if name != "pmixed":
         _refuse(name, fixed)
-    if name in ("public", "unprotected"):
+    if not name.startswith("clipped"):
+        _refuse(name, clipped)
+    if name != "clipped-log-pool":
+        _refuse(name, {"scale": arguments.scale})
+    if name not in ("pmixed", "clipped-mixing", "clipped-log-pool"):
+        _refuse(name, {"budget_queries": arguments.budget_queries})
+    filtered = getattr(arguments, "filter_epsilon", None) is not None
+    if name not in ("pmixed", "adapmixed") and not (filtered and name == "clipped-mixing"):
         _refuse(name, {"order": arguments.order})
+    if name.startswith("clipped"):
+        for option in ("lower", "upper"):
+            if clipped[option] is None:
+                raise ValueError(
+                    f"--{option} must be given for {name} ('adapmixed plan' says what epsilon "
+                    "buys)"
+                )
+        if not filtered:
+            clipped["queries"] = _default(arguments.budget_queries, queries)
+        if name == "clipped-mixing":
+            order = _default(arguments.order, 8.0) if filtered else None
+            return mechanisms.ClippedMixing(**clipped, charge_order=order)
+        return mechanisms.ClippedLogPool(**clipped, scale=_default(arguments.scale, 1.0))
+    if name in ("public", "unprotected"):
         return mechanisms.PublicOnly() if name == "public" else mechanisms.Unprotected()
     if name == "pmixed":
         return mechanisms.PMixED(
@@ -79,6 +118,23 @@ def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
         target_leakage=_default(arguments.target_leakage, 0.2),
         screen=None if screen == "off" else screen,
     )
+
+
+def filter_budget_of(arguments: argparse.Namespace) -> "FilterBudget | None":
+    """The budget that --filter-epsilon asks for; None without it."""
+    epsilon, name = arguments.filter_epsilon, arguments.mechanism
+    if epsilon is None:
+        return None
+    if not name.startswith("clipped"):
+        raise ValueError(f"--filter-epsilon does not apply to {name}, got {epsilon!r}")
+    if arguments.budget_queries is not None:
+        raise ValueError(
+            f"--budget-queries does not apply to a filter, got {arguments.budget_queries!r}"
+        )
+    from adapmixed.privacy import FilterBudget
+
+    order = _default(arguments.order, 8.0) if name == "clipped-mixing" else None
+    return FilterBudget.for_epsilon(epsilon, arguments.delta, order=order)
 
 
 def _preset(arguments: argparse.Namespace) -> dict[str, Any]:
