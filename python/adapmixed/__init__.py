@@ -10,18 +10,29 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from adapmixed.decoding import generate
     from adapmixed.evaluation import evaluate
-    from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
+    from adapmixed.mechanisms import (
+        AdaPMixED,
+        ClippedLogPool,
+        ClippedMixing,
+        PMixED,
+        PublicOnly,
+        Unprotected,
+    )
     from adapmixed.models import Ensemble
-    from adapmixed.privacy import Accountant, Guarantee, Ledger
+    from adapmixed.privacy import Accountant, FilterBudget, Guarantee, Ledger, PerModelFilter
     from adapmixed.rng import SecureRandom, SeededRandom
 
 _HOMES = {
     "Accountant": "adapmixed.privacy",
     "AdaPMixED": "adapmixed.mechanisms",
+    "ClippedLogPool": "adapmixed.mechanisms",
+    "ClippedMixing": "adapmixed.mechanisms",
     "Ensemble": "adapmixed.models",
+    "FilterBudget": "adapmixed.privacy",
     "Guarantee": "adapmixed.privacy",
     "Ledger": "adapmixed.privacy",
     "PMixED": "adapmixed.mechanisms",
+    "PerModelFilter": "adapmixed.privacy",
     "PublicOnly": "adapmixed.mechanisms",
     "SecureRandom": "adapmixed.rng",
     "SeededRandom": "adapmixed.rng",
@@ -33,10 +44,14 @@ _HOMES = {
 __all__ = [
     "Accountant",
     "AdaPMixED",
+    "ClippedLogPool",
+    "ClippedMixing",
     "Ensemble",
+    "FilterBudget",
     "Guarantee",
     "Ledger",
     "PMixED",
+    "PerModelFilter",
     "PublicOnly",
     "SecureRandom",
     "SeededRandom",

@@ -88,8 +88,7 @@ def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
         for option in ("lower", "upper"):
             if clipped[option] is None:
                 raise ValueError(
-                    f"--{option} must be given for {name} ('adapmixed plan' says what epsilon "
-                    "buys)"
+                    f"--{option} must be given for {name} ('adapmixed plan' says what epsilon buys)"
                 )
         if not filtered:
             clipped["queries"] = _default(arguments.budget_queries, queries)

@@ -10,10 +10,16 @@ from numpy.typing import NDArray
 from adapmixed.privacy.checks import check_clip, check_count, check_question, check_real
 
 RANGE_ERROR = 1e-9
-"""Relative widening of the accounted range η beyond the nominal one.
+"""Relative widening of the accounted range η beyond the nominal one, besides `range_rounding`."""
 
-It covers answers computed within a relative error of RANGE_ERROR η / 5 per token of the exact pool.
-"""
+
+def range_rounding(scale: float, lower: float, upper: float) -> float:
+    """What rounding can add to the range of log p/p', in nats, doubled.
+
+    The operator's bound is 2^-49 (1 + κ max(-a, b) + L), L the largest -log q of the tokens
+    compared (csrc/core/log_pool.h); float64 has none beyond 750.
+    """
+    return 2.0**-48 * (1 + scale * max(-lower, upper) + 750)
 
 
 def bounded_range_rho(
@@ -32,8 +38,9 @@ def bounded_range_rho(
     nominal = scale * (high - low) / models
     if nominal == 0 and (scale == 0 or high == low):
         return 0.0
-    # Three roundings of 2^-53 and an underflow: far below RANGE_ERROR and one unit in the last.
-    span = math.nextafter(nominal * (1 + RANGE_ERROR), math.inf)
+    # A few roundings of 2^-53 here are far below RANGE_ERROR and one unit in the last.
+    wide = nominal * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
+    span = math.nextafter(wide, math.inf)
     if adjacency == "replace_one":
         span *= 2
     return math.nextafter(math.nextafter(span * span, math.inf) / 8, math.inf)
@@ -45,7 +52,7 @@ def individual_rho(
     """ρ_i = (κ span_i/N)²/8 of every model, rounded up: what a per-model filter charges.
 
     span_i = max u_i - min u_i is the range of model i's own clipped log-ratios (zero-out and
-    add/remove). The range is widened by `RANGE_ERROR` and by what rounding adds to a log-ratio.
+    add/remove). Widened as there.
 
     Args:
         span: any shape, float64, in [0, b - a].
@@ -53,6 +60,6 @@ def individual_rho(
     """
     scale, (low, high) = check_real("scale", scale), check_clip(lower, upper)
     models = check_count("num_models", num_models, 1)
-    rounding = 2.0**-48 * (1 + scale * max(-low, high) + 750)
-    eta = (span * (scale / models) * (1 + RANGE_ERROR) + rounding) * (1 + 2.0**-50)
+    wide = span * (scale / models) * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
+    eta = wide * (1 + 2.0**-50)
     return np.asarray(eta * eta / 8 * (1 + 2.0**-50), dtype=np.float64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from adapmixed.privacy.checks import check_box, check_count, check_order, check_question
 
-BOX_ERROR = 1e-9
+BOX_ERROR = 1e-7
 """Relative widening of the accounted box beyond the nominal one.
 
 A pair for a wider box dominates. With N >= 2 and lower > 0 it covers every answer that is computed
