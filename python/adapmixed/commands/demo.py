@@ -54,7 +54,7 @@ def methods(queries: int, num_models: int) -> "dict[str, Mechanism]":
 
 
 def _planned(queries: int, num_models: int) -> "dict[str, Mechanism]":
-    """ClippedMixing and ClippedLogPool with what each budget buys; no private value is looked at."""
+    """ClippedMixing and ClippedLogPool with what each budget buys: public numbers alone."""
     from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
     from adapmixed.privacy.planner import plan
 
