@@ -1,6 +1,7 @@
 """The operators alone: each of them, and how time depends on dtype, batch and size."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,8 @@ from benchmarks.inputs import (
 )
 
 ORDER, RADIUS = 18.0, 3.6
+# The boxes of clip_project: symmetric, and one that lets much through.
+BOXES = ((0.6, 1.65), (0.78, 2.72))
 SCREEN = {"weight": 1e-4, "order": ORDER, "threshold": 1.0, "top_k": 60}
 PAIRS = {"two calls": OURS, "fused step": STEP}
 
@@ -90,15 +93,25 @@ def check_single(query: Query, noise: Tensor) -> None:
     log_p = p[0, target.cpu()].log()
     forward, backward = adapmixed_ext.renyi_divergence(*part, ORDER)
     true_forward, true_backward = oracle.renyi_divergence(*known, ORDER)
-    pairs = (
+    pairs: tuple[tuple[str, Tensor | None, Tensor], ...] = (
         ("mixture", adapmixed_ext.mixture(*part, projection), p),
         ("log_prob", adapmixed_ext.log_prob(*part, projection, target), log_p),
         ("screen", screening.divergence, oracle.screen(*known, noise.cpu(), **SCREEN)[0]),
         ("renyi_divergence", forward, true_forward),
         ("renyi_divergence", backward, true_backward),
     )
+    for lower, upper in BOXES:
+        clipping = adapmixed_ext.clip_project(*part, lower=lower, upper=upper, orders=ORDER)
+        bars = oracle.clip_project(*known, lower=lower, upper=upper)
+        charge = oracle.clip_charge(bars, known[1], lower=lower, orders=ORDER)
+        pairs += (
+            ("clip_project", clipping.charge, charge),
+            ("clip_project", adapmixed_ext.mixture(*part, clipping), bars.mean(0)),
+        )
     for name, ours, truth in pairs:
-        if not torch.allclose(ours.cpu(), truth, rtol=adapmixed_ext.loss_error, atol=1e-12):
+        if ours is None or not torch.allclose(
+            ours.cpu(), truth, rtol=adapmixed_ext.loss_error, atol=1e-12
+        ):
             raise SystemExit(f"{name} differs from the reference; nothing is timed")
 
 
@@ -113,9 +126,15 @@ def single_calls(queries: Sequence[Query], noise: Tensor, rng: SeededRandom) -> 
     def each(call: Callable[[Query, Projection, Tensor], object]) -> Call:
         return lambda turn: call(*known[turn % len(known)])
 
+    boxes = {
+        f"clip_project, {box[0]:g} to {box[1]:g}{note}": each(partial(_clip, box, orders))
+        for box in BOXES
+        for orders, note in ((None, ""), (ORDER, ", charges"))
+    }
     return {
         "log_sum_exp": each(lambda q, *_: torch.ops.adapmixed.log_sum_exp(q[0], "private_logits")),
         "project": each(lambda q, *_: adapmixed_ext.project(*q, order=ORDER, radius=RADIUS)),
+        **boxes,
         "leave_one_out": each(
             lambda q, projection, _: adapmixed_ext.leave_one_out(*q, projection, orders=ORDER)
         ),
@@ -137,6 +156,12 @@ def single_calls(queries: Sequence[Query], noise: Tensor, rng: SeededRandom) -> 
         "sample": each(lambda q, _, p: adapmixed_ext.sample(p, q[1], rng=rng)),
         "renyi_divergence (N rows)": each(lambda q, *_: adapmixed_ext.renyi_divergence(*q, ORDER)),
     }
+
+
+def _clip(
+    box: tuple[float, float], orders: float | None, query: Query, *_: object
+) -> adapmixed_ext.Clipping:
+    return adapmixed_ext.clip_project(*query, lower=box[0], upper=box[1], orders=orders)
 
 
 def operators(report: Report, sizes: Sizes) -> None:

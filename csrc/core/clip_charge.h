@@ -46,8 +46,8 @@ struct ChargeScale {
   }
 
   // Adds one token's terms to the logarithms of the sums, from log q and log U.
-  ADAPMIXED_HD void add_log(double log_q, double log_ratio, double order, double& forward,
-                            double& reverse) const {
+  ADAPMIXED_HD_INLINE void add_log(double log_q, double log_ratio, double order, double& forward,
+                                   double& reverse) const {
     const double y = std::expm1(log_ratio) / slots, X = (std::exp(log_ratio) + others) / slots;
     const double log_X = others > 0.0 ? std::log(X) : log_ratio;
     forward = add(forward, log_q + log_power_excess(y, X, log_X, order));

@@ -63,9 +63,7 @@ class Box:
     def inside(self) -> mpf:
         """The mass that moves with s."""
         return mp.fsum(
-            x
-            for x, q in zip(self.bar, self.q, strict=True)
-            if self.lower * q < x < self.upper * q
+            x for x, q in zip(self.bar, self.q, strict=True) if self.lower * q < x < self.upper * q
         )
 
     def at(self, log_scale: float, residual: float) -> list[mpf]:

@@ -72,10 +72,16 @@ def everything(
     )
     forward, backward = adapmixed_ext.renyi_divergence(private, public, [1.0, 3.0])
     bare = adapmixed_ext.mixture(private, public, 0.5 * projection.weight)
+    clipping = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0, orders=3.0)
+    assert clipping.charge is not None
+    clipped = adapmixed_ext.mixture(private, public, clipping)
+    clipped_log = adapmixed_ext.log_prob(private, public, clipping, targets)
+    clipped_loss = adapmixed_ext.leave_one_out(private, public, clipping, orders=3.0)
     fused, fused_loss = adapmixed_ext.ops.step(private, public, order=18.0, radius=3.6, orders=2.0)
     return (
         projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
         screening.divergence, screening.passed, forward, backward, bare, fused.weight, fused_loss,
+        clipping.log_scale, clipping.residual, clipping.charge, clipped, clipped_log, clipped_loss,
     )  # fmt: skip
 
 
