@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._types import Clipping
+
 _SERIES_TERMS = 16
 _HALVINGS = 72  # 708 nats (the smallest normal float64) to 2^-72 * 708 < 2e-19
 _TINY = torch.finfo(torch.float64).tiny
@@ -106,6 +108,17 @@ def _log_mix_ratio(log_ratio: Tensor, weight: Tensor, complement: Tensor) -> Ten
     return torch.where(x.abs() < 0.5, torch.log1p(x), far)
 
 
+def _log_bar(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
+    """log p_bar_i, (N, B, V), of a bare weight, a pair, a Projection or a Clipping."""
+    log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
+    if not isinstance(projection, Clipping):
+        return _log_mix(log_p, log_q, *_weights(projection))
+    bar = _log_clip(private_logits, public_logits, projection.lower, projection.upper)
+    if projection.active is None:
+        return bar
+    return torch.where(projection.active.unsqueeze(-1), bar, log_q)
+
+
 def _weights(projection: Any) -> tuple[Tensor, Tensor]:
     """(weight, complement), each (N, B, 1), of a bare weight, a pair, or a Projection."""
     if isinstance(projection, Tensor):
@@ -170,6 +183,71 @@ def project(
     return torch.where(none, zero, weight), torch.where(none, one, complement)
 
 
+def clip_project(
+    private_logits: Tensor, public_logits: Tensor, *, lower: float, upper: float
+) -> Tensor:
+    """p_bar_i = clip(s p_i, c q, C q) with the s that makes it sum to 1, (N, B, V).
+
+    Found by bisection of log s. Where C q on the support of p_i is less than 1, the rest is spread
+    over the other tokens as q is.
+    """
+    return _log_clip(private_logits, public_logits, lower, upper).exp()
+
+
+def _log_clip(private_logits: Tensor, public_logits: Tensor, lower: float, upper: float) -> Tensor:
+    log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
+    log_q = log_q.expand_as(log_p)
+    if lower == 1 or upper == 1:
+        return log_q
+    q = log_q.exp()
+    held = ~torch.isneginf(log_p) & ~torch.isneginf(log_q)
+    ratio = torch.where(held, log_p - log_q, -math.inf)
+    covered = torch.where(held, q, 0.0).sum(-1, keepdim=True)
+    rest = ((1 - upper * covered) / (1 - covered)).clamp(lower, 1.0)
+    least = -math.inf if lower == 0 else math.log(lower)
+
+    def log_ratio(log_scale: Tensor) -> Tensor:
+        return (ratio + log_scale).clamp(least, math.log(upper))
+
+    low, high = torch.full_like(covered, math.log1p(-lower)), torch.full_like(covered, 3e6)
+    for _ in range(90):
+        middle = (low + high) / 2
+        reached = (q * log_ratio(middle).exp()).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
+    degenerate = torch.where(held, math.log(upper), rest.log())
+    small = upper * covered + lower * (1 - covered) <= 1
+    return log_q + torch.where(small, degenerate, log_ratio(high))
+
+
+def clip_charge(
+    distributions: Tensor,
+    public_logits: Tensor,
+    *,
+    lower: float,
+    orders: float | Sequence[float],
+    num_models: int | None = None,
+) -> Tensor:
+    """What the per-model filter is charged for p_bar_i (N, B, V): (N, B, K).
+
+    D<->_a((N-1) c q + p_bar_i || (N-1) c q + q) of what is divided by N, without the linear terms.
+    """
+    models = num_models or distributions.shape[0]
+    log_q = _log_softmax(public_logits)
+    ratio = torch.where(torch.isneginf(log_q), 1.0, distributions / log_q.exp())
+    others = (models - 1) * lower
+    log_ratio = torch.log((ratio + others) / (1 + others))
+    share = math.log((1 + others) / models)
+    charges = []
+    for a in _order_list(orders):
+        forward = log_q + _log_excess(a, log_ratio)
+        backward = log_q + log_ratio + _log_excess(a, -log_ratio)
+        lost = torch.isneginf(log_ratio) & ~torch.isneginf(log_q)
+        backward = torch.where(lost, math.inf, backward)
+        log_sum = torch.maximum(forward.logsumexp(-1), backward.logsumexp(-1)) + share
+        charges.append(torch.logaddexp(torch.zeros_like(log_sum), log_sum) / (a - 1))
+    return torch.stack(charges, -1)
+
+
 def screen(
     private_logits: Tensor,
     public_logits: Tensor,
@@ -219,10 +297,9 @@ def leave_one_out(
     answers q. ``num_models`` counts all slots of an ensemble that is spread out, and
     ``mean_excess`` (B, V) is their sum(p_bar_i/q - 1)/N; without it the slots not given answer q.
     """
-    weight, complement = _weights(projection)
     log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
     models = num_models or private_logits.shape[0]
-    log_bar = _log_mix(log_p, log_q, weight, complement)
+    log_bar = _log_bar(private_logits, public_logits, projection)
     missing = models - private_logits.shape[0]
     log_missing = log_q + (math.log(missing) if missing else -math.inf)
     if mean_excess is None:
@@ -244,7 +321,11 @@ def leave_one_out(
     # where the models agree.
     gap = log_bar.amax(0) - log_q
     near = (gap > -0.7) & (gap < 30)
-    excess = weight * torch.expm1(torch.where(near & (weight > 0), log_p - log_q, 0.0))
+    if isinstance(projection, Clipping):
+        excess = torch.expm1(torch.where(near, log_bar - log_q, 0.0))
+    else:
+        weight, _ = _weights(projection)
+        excess = weight * torch.expm1(torch.where(near & (weight > 0), log_p - log_q, 0.0))
     mean = excess.sum(0) / models if mean_excess is None else mean_excess
     if adjacency == "zero_out" or models == 1:
         x = -excess / (models * (1 + mean))
@@ -266,8 +347,7 @@ def _log_sum_of_others(log_values: Tensor) -> Tensor:
 
 
 def _log_mixture(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
-    log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
-    log_bar = _log_mix(log_p, log_q, *_weights(projection))
+    log_bar = _log_bar(private_logits, public_logits, projection)
     return torch.logsumexp(log_bar, dim=0) - math.log(private_logits.shape[0])
 
 

@@ -1,6 +1,7 @@
 """The operators alone: each of them, and how time depends on dtype, batch and size."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,8 @@ from benchmarks.inputs import (
 )
 
 ORDER, RADIUS = 18.0, 3.6
+# The boxes of clip_project: symmetric, and one that lets much through.
+BOXES = ((0.6, 1.65), (0.78, 2.72))
 SCREEN = {"weight": 1e-4, "order": ORDER, "threshold": 1.0, "top_k": 60}
 POOL = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
 PAIRS = {"two calls": OURS, "fused step": STEP}
@@ -93,7 +96,7 @@ def check_single(query: Query, noise: Tensor) -> None:
     true_forward, true_backward = oracle.renyi_divergence(*known, ORDER)
     pool = adapmixed_ext.log_pool(*part, **POOL)
     log_pooled, log_normaliser, _ = oracle.log_pool(*known, **POOL)
-    pairs = (
+    pairs: tuple[tuple[str, Tensor | None, Tensor], ...] = (
         ("log_pool", pool.log_normaliser, log_normaliser),
         ("mixture of a LogPool", adapmixed_ext.mixture(*part, pool), log_pooled.exp()),
         ("mixture", adapmixed_ext.mixture(*part, projection), p),
@@ -102,8 +105,18 @@ def check_single(query: Query, noise: Tensor) -> None:
         ("renyi_divergence", forward, true_forward),
         ("renyi_divergence", backward, true_backward),
     )
+    for lower, upper in BOXES:
+        clipping = adapmixed_ext.clip_project(*part, lower=lower, upper=upper, orders=ORDER)
+        bars = oracle.clip_project(*known, lower=lower, upper=upper)
+        charge = oracle.clip_charge(bars, known[1], lower=lower, orders=ORDER)
+        pairs += (
+            ("clip_project", clipping.charge, charge),
+            ("clip_project", adapmixed_ext.mixture(*part, clipping), bars.mean(0)),
+        )
     for name, ours, truth in pairs:
-        if not torch.allclose(ours.cpu(), truth, rtol=adapmixed_ext.loss_error, atol=1e-12):
+        if ours is None or not torch.allclose(
+            ours.cpu(), truth, rtol=adapmixed_ext.loss_error, atol=1e-12
+        ):
             raise SystemExit(f"{name} differs from the reference; nothing is timed")
 
 
@@ -120,9 +133,15 @@ def single_calls(queries: Sequence[Query], noise: Tensor, rng: SeededRandom) -> 
     def each(call: Callable[[Query, Projection, Tensor], object]) -> Call:
         return lambda turn: call(*known[turn % len(known)])
 
+    boxes = {
+        f"clip_project, {box[0]:g} to {box[1]:g}{note}": each(partial(_clip, box, orders))
+        for box in BOXES
+        for orders, note in ((None, ""), (ORDER, ", charges"))
+    }
     return {
         "log_sum_exp": each(lambda q, *_: torch.ops.adapmixed.log_sum_exp(q[0], "private_logits")),
         "project": each(lambda q, *_: adapmixed_ext.project(*q, order=ORDER, radius=RADIUS)),
+        **boxes,
         "leave_one_out": each(
             lambda q, projection, _: adapmixed_ext.leave_one_out(*q, projection, orders=ORDER)
         ),
@@ -148,6 +167,12 @@ def single_calls(queries: Sequence[Query], noise: Tensor, rng: SeededRandom) -> 
         "sample": each(lambda q, _, p: adapmixed_ext.sample(p, q[1], rng=rng)),
         "renyi_divergence (N rows)": each(lambda q, *_: adapmixed_ext.renyi_divergence(*q, ORDER)),
     }
+
+
+def _clip(
+    box: tuple[float, float], orders: float | None, query: Query, *_: object
+) -> adapmixed_ext.Clipping:
+    return adapmixed_ext.clip_project(*query, lower=box[0], upper=box[1], orders=orders)
 
 
 def operators(report: Report, sizes: Sizes) -> None:

@@ -28,7 +28,6 @@ PYBIND11_MODULE(_C, m) {
 
   py::module_ cpu_operators = m.def_submodule("cpu");
   bindings::add_operators<adapmixed::Cpu>(cpu_operators);
-  bindings::add_cpu_operators(cpu_operators);
   bindings::add_log_pool<adapmixed::Cpu>(cpu_operators);
 #if defined(ADAPMIXED_WITH_CUDA)
   m.attr("with_cuda") = true;

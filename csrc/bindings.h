@@ -97,6 +97,24 @@ void add_operators(py::module_ m) {
                      Place<Backend>::from(place));
   });
 
+  m.def("clip_project",
+        [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+           std::uintptr_t public_lse, double lower, double upper, std::vector<double> orders,
+           std::int64_t num_models, std::uintptr_t log_scale, std::uintptr_t residual,
+           std::uintptr_t charge, std::uintptr_t private_lse, std::uintptr_t status,
+           typename Place<Backend>::Given place) {
+          const py::gil_scoped_release nogil;
+          const ClipOptions options{lower, upper, orders.data(),
+                                    static_cast<std::int64_t>(orders.size()), num_models};
+          Backend::clip_project(
+              {shape_of(shape), logits_of(private_logits), logits_of(public_logits),
+               pointer<const double>(public_lse)},
+              options,
+              {pointer<double>(log_scale), pointer<double>(residual), pointer<double>(charge),
+               pointer<double>(private_lse), pointer<std::int32_t>(status)},
+              Place<Backend>::from(place));
+        });
+
   m.def(
       "leave_one_out", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                           std::uintptr_t private_lse, std::uintptr_t public_lse,
@@ -194,26 +212,6 @@ void add_operators(py::module_ m) {
           Backend::sample(pointer<const double>(probabilities), logits_of(public_logits), positions,
                           vocab, key_of(key).data(), counter, pointer<std::int64_t>(tokens),
                           pointer<std::int32_t>(status), Place<Backend>::from(place));
-        });
-}
-
-// Operators that only the CPU has.
-inline void add_cpu_operators(py::module_ m) {
-  m.def("clip_project",
-        [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-           std::uintptr_t public_lse, double lower, double upper, std::vector<double> orders,
-           std::int64_t num_models, std::uintptr_t log_scale, std::uintptr_t residual,
-           std::uintptr_t charge, std::uintptr_t private_lse, std::uintptr_t status, int threads) {
-          const py::gil_scoped_release nogil;
-          const ClipOptions options{lower, upper, orders.data(),
-                                    static_cast<std::int64_t>(orders.size()), num_models};
-          cpu::clip_project(
-              {shape_of(shape), logits_of(private_logits), logits_of(public_logits),
-               pointer<const double>(public_lse)},
-              options,
-              {pointer<double>(log_scale), pointer<double>(residual), pointer<double>(charge),
-               pointer<double>(private_lse), pointer<std::int32_t>(status)},
-              threads);
         });
 }
 

@@ -8,6 +8,7 @@ namespace adapmixed {
 #define ADAPMIXED_OPERATORS(backend)                                   \
   static constexpr auto log_sum_exp = &backend::log_sum_exp;           \
   static constexpr auto project = &backend::project;                   \
+  static constexpr auto clip_project = &backend::clip_project;         \
   static constexpr auto leave_one_out = &backend::leave_one_out;       \
   static constexpr auto step = &backend::step;                         \
   static constexpr auto mixture = &backend::mixture;                   \

@@ -1,5 +1,5 @@
 // The density-ratio box: p_bar = clip(s p, c q, C q) with the s that makes it sum to 1, the KL
-// projection of p onto the distributions whose ratio to q lies in [c, C], and what it charges.
+// projection of p onto the distributions whose ratio to q lies in [c, C].
 //
 // S(s) = sum clip(s p, c q, C q) grows from c to C q(supp p) + c (1 - q(supp p)), piecewise
 // linearly. Where that does not reach 1, p_bar = C q on the support of p and the same multiple of
@@ -13,8 +13,9 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// How far S may end up from 1, where logits are of ordinary size.
-constexpr double kClipError = 2e-13;
+// How far S may end up from 1, and less where few tokens move with s: these are then found within
+// 1e-10, or as well as S is known.
+constexpr double kClipError = 2e-13, kClipRounding = 2e-15;
 
 struct ClipSums {
   double total;   // S
@@ -33,7 +34,8 @@ ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit,
     const double gap = 1.0 - at.total;
     if (std::isnan(gap)) return false;
     *log_scale = t;
-    if (std::fabs(gap) <= kClipError) return true;
+    const double wanted = std::fmin(kClipError, 1e-10 * at.moving);
+    if (std::fabs(gap) <= std::fmax(wanted, kClipRounding)) return true;
     (gap > 0.0 ? low : high) = t;
     // Steps that overshoot by turns shrink the bracket slowly: every fourth halves it.
     double next = k % 4 == 3 && high < HUGE_VAL ? NAN : t + std::log1p(gap / at.moving);
@@ -78,24 +80,6 @@ class Member {
  private:
   T first_, second_, lower_, upper_;
   bool box_, answers_public_;
-};
-
-// The charge of the per-model filter: with U = p_bar / q, W = ((N-1) c + 1) / N and y = (U - 1) /
-// (N W), the Renyi divergence of the larger of both directions between ((N-1) c + U) / N and W, all
-// other slots at their lowest: log1p(W max(sum q e_alpha(y), sum q e_{1-alpha}(y))) / (alpha - 1),
-// e_s(y) = (1+y)^s - 1 - s y.
-struct ChargeScale {
-  double slots;  // N W
-  double share;  // W
-
-  ADAPMIXED_HD ChargeScale(double lower, std::int64_t num_models)
-      : slots(static_cast<double>(num_models - 1) * lower + 1.0),
-        share(slots / static_cast<double>(num_models)) {}
-
-  ADAPMIXED_HD double of(double forward, double reverse, double order) const {
-    const double excess = share * std::fmax(forward, reverse);
-    return std::isnan(excess) ? HUGE_VAL : std::log1p(std::fmax(excess, 0.0)) / (order - 1.0);
-  }
 };
 
 ADAPMIXED_CORE_END

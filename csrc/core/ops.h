@@ -202,6 +202,8 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
                  std::int64_t vocab, double* lse, std::int32_t* status, const Queue& queue);
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue);
+void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+                  const Queue& queue);
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, const Queue& queue);

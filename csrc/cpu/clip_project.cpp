@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/clip_charge.h"
 #include "core/loss_fit.h"
 #include "cpu/clipped_row.h"
 #include "cpu/parallel.h"
@@ -13,15 +14,17 @@ ADAPMIXED_CORE_BEGIN
 namespace {
 
 // The charges of one call: by moments of y where every |y| that the box admits is in their reach,
-// by powers elsewhere.
+// by powers elsewhere, and by logarithms where these may leave the range of double.
 class Charges {
  public:
   explicit Charges(const ClipOptions& options)
-      : options_(options), scale_(options.lower, options.num_models) {
+      : options_(options), scale_(options.lower, options.upper, options.num_models) {
     double largest = 1.0;
     for (std::int64_t k = 0; k < options.num_orders; ++k) {
       largest = std::fmax(largest, options.orders[k]);
     }
+    in_logarithms_ = scale_.far(largest);
+    if (in_logarithms_) return;
     const double most = std::fmax(1.0 - options.lower, options.upper - 1.0) / scale_.slots;
     for (int index = 0; index < kDegrees && degree_ == 0; ++index) {
       if (moment_reach(largest, degree_at(index)) >= most) degree_ = degree_at(index);
@@ -31,6 +34,25 @@ class Charges {
     for (std::int64_t k = 0; k < options.num_orders; ++k) {
       fits_.push_back({fit_excess(options.orders[k], reach_, degree_).excess,
                        fit_excess(1.0 - options.orders[k], reach_, degree_).excess});
+    }
+  }
+
+  bool in_logarithms() const { return in_logarithms_; }
+
+  // From the logits.
+  void add_up(const ClipPublic& q, const Row& row, double lse, double log_scale, double residual,
+              double* charge) const {
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+      double forward = -HUGE_VAL, reverse = -HUGE_VAL;
+      for (std::int64_t v = 0; v < q.vocab; ++v) {
+        const double z0 = q.row.at(v);
+        if (z0 == -HUGE_VAL) continue;
+        const double t = row.at(v) - z0 - (lse - q.lse);
+        const double log_ratio =
+            log_clipped_ratio(t, log_scale, residual, options_.lower, options_.upper);
+        scale_.add_log(z0 - q.lse, log_ratio, options_.orders[k], forward, reverse);
+      }
+      charge[k] = scale_.of_logs(forward, reverse, options_.orders[k]);
     }
   }
 
@@ -73,14 +95,14 @@ class Charges {
   }
 
   void by_powers(const double* q, const double* ratios, std::int64_t padded, double* charge) const {
-    const Vec unit(1.0 / scale_.slots), one(1.0), zero(0.0);
+    const Vec unit(1.0 / scale_.slots), others(scale_.others), one(1.0), zero(0.0);
     for (std::int64_t k = 0; k < options_.num_orders; ++k) {
       const double order = options_.orders[k];
       Vec forward(0.0), reverse(0.0);
       for (std::int64_t v = 0; v < padded; v += Vec::kLanes) {
         const Vec weight = Vec::load(q + v);
-        const Vec y = (Vec::load(ratios + v) - one) * unit;
-        const LogParts<Vec> log = log_parts(y, one + y);
+        const Vec ratio = Vec::load(ratios + v), y = (ratio - one) * unit;
+        const LogParts<Vec> log = log_parts(y, (ratio + others) * unit);
         const Vec up = weight * power(y, log, Vec(order)).excess;
         const Vec down = weight * power(y, log, Vec(1.0 - order)).excess;
         forward = forward + vselect(weight > zero, up, zero);
@@ -92,6 +114,7 @@ class Charges {
 
   const ClipOptions& options_;
   ChargeScale scale_;
+  bool in_logarithms_ = false;
   int degree_ = 0;
   double reach_ = 0.0;
   std::vector<Fit> fits_;
@@ -140,7 +163,7 @@ class Rows {
     const bool is_public = std::memcmp(row.data, public_.row.data, vocab_ * kElementSize<D>) == 0;
     if (is_public || options_.lower == 1.0 || options_.upper == 1.0) {
       answer_public(at, is_public);
-    } else if (!ordinary || !by_exponentials(clipped, at)) {
+    } else if (!ordinary || !by_exponentials(clipped, row, at)) {
       by_logarithms<D>(clipped, row, at);
     }
   }
@@ -155,13 +178,15 @@ class Rows {
     for (std::int64_t k = 0; k < options_.num_orders; ++k) charge(at)[k] = 0.0;
   }
 
-  bool by_exponentials(ClippedRow& clipped, std::int64_t at) {
+  bool by_exponentials(ClippedRow& clipped, const Row& row, std::int64_t at) {
     const auto sums = [&](double log_s) { return clipped.of_exponentials(log_s); };
     out_.log_scale[at] = clipped.guess();
-    if (!solve_clip_scale(sums, options_.lower, clipped.most_scale(), out_.log_scale + at)) {
+    if (!solve_clip_scale(sums, options_.lower, ClippedRow::kMostScale, out_.log_scale + at)) {
       return false;
     }
-    if (options_.num_orders > 0) {
+    if (charges_.in_logarithms()) {
+      charge_by_logarithms(row, at);
+    } else if (options_.num_orders > 0) {
       clipped.set_ratios(out_.log_scale[at]);
       charges_.add_up(public_.q, clipped.ratios(), public_.padded, charge(at));
     }
@@ -176,18 +201,26 @@ class Rows {
     double& residual = out_.residual[at];
     const double most = options_.upper * covered + options_.lower * uncovered;
     const auto sums = [&](double log_scale) { return clipped.of_logarithms(log_scale); };
-    if (most <= 1.0 + kClipError) {
+    if (most <= 1.0 + kClipRounding) {
       // Not more than C q where p > 0: the rest is spread as q is.
       log_s = HUGE_VAL;
-      residual = std::fmax(options_.lower, (1.0 - options_.upper * covered) / uncovered);
+      const double rest = (1.0 - options_.upper * covered) / uncovered;
+      residual = std::fmin(std::fmax(options_.lower, rest), 1.0);
     } else {
       log_s = 0.0;
       solve_clip_scale(sums, options_.lower, HUGE_VAL, &log_s);
     }
-    if (options_.num_orders > 0) {
+    if (charges_.in_logarithms()) {
+      charge_by_logarithms(row, at);
+    } else if (options_.num_orders > 0) {
       clipped.set_ratios_of_logarithms(log_s, residual);
       charges_.add_up(public_.q, clipped.ratios(), public_.padded, charge(at));
     }
+  }
+
+  void charge_by_logarithms(const Row& row, std::int64_t at) {
+    charges_.add_up(public_, row, out_.private_lse[at], out_.log_scale[at], out_.residual[at],
+                    charge(at));
   }
 
   double* charge(std::int64_t at) const { return out_.charge + at * options_.num_orders; }

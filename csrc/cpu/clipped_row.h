@@ -91,7 +91,8 @@ class ClippedRow {
   ClipSums of_exponentials(double log_s) const {
     return sums(values_, q_.q, q_.padded, times(log_s));
   }
-  double most_scale() const { return 500.0 - offset_; }
+  // Up to here s p stays in range, and s e^{z - m} of what was cut off is nothing.
+  static constexpr double kMostScale = 300.0;
 
   // Where log s is likely to be: the solution with all unlikely tokens taken for one.
   double guess() const {
@@ -142,8 +143,10 @@ class ClippedRow {
   }
 
   ClipSums of_logarithms(double log_s) const {
-    return sums(values_, q_.q, q_.padded,
-                [shift = Vec(log_s)](Vec t, Vec q) { return q * exp_(t + shift); });
+    return sums(values_, q_.q, q_.padded, [shift = Vec(log_s)](Vec t, Vec q) {
+      const auto there = (q > Vec(0.0)) & (t > Vec(-HUGE_VAL));
+      return vselect(there, q * exp_(t + shift), Vec(0.0));
+    });
   }
 
   void set_ratios_of_logarithms(double log_s, double residual) {

@@ -111,7 +111,7 @@ __device__ void add_tokens(const LossCall& call, std::int64_t position, int mode
     // What is absent from the sums may lie past the end of the row, and is not read.
     t.v[k] = q.v[k] == 0.0 ? 0.0 : row.log_ratio(begin + at, tile.z0[at]);
   }
-  const Projected<Quad> own = projected(t, Quad(row.weight), Quad(row.complement));
+  const Projected<Quad> own = row.projected_from(t);
   sums.gained += sum(q * own.excess);
   MixtureToken<Quad> shared;
 #pragma unroll

@@ -27,6 +27,7 @@ import torch
 from checks import Report
 from fuzz_answers import check_mixture, check_renyi, check_screen, drawn
 from fuzz_cases import ISAS, Call, build
+from fuzz_clip import check_clip, clip
 from on_device import OnDevice
 from torch import Tensor
 
@@ -143,6 +144,7 @@ def _refused(call: Call, operators: Any, report: Report) -> None:
     calls["project"] = lambda: operators.project(
         call.private, call.public, order=call.order, radius=call.radius
     )
+    calls["clip_project"] = lambda: clip(call, operators)
     private_is_bad = str(call.expected).startswith("private")
     if private_is_bad:
         del calls["renyi"]  # its rows have other names
@@ -201,6 +203,8 @@ def _answered(call: Call, operators: Any, report: Report) -> None:
     _check_pool(call, answers["log_pool"], report)
     check_screen(call, *answers["screen"], report)
     check_renyi(call, *answers["renyi"], report)
+    if operators is adapmixed_ext:
+        check_clip(call, operators, report)
     token = operators.sample(mixture, public, rng=Source(call.seed))
     report.values += token.numel()
     held = public.gather(1, token.unsqueeze(1)).squeeze(1) > -INF

@@ -93,11 +93,17 @@ def everything(
     given = adapmixed_ext.log_pool(private, public, scale=2.0, sum_log_ratio=sums, **box)
     pooled = adapmixed_ext.mixture(private, public, pool)
     pooled_log = adapmixed_ext.log_prob(private, public, given, targets)
+    clipping = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0, orders=3.0)
+    assert clipping.charge is not None
+    clipped = adapmixed_ext.mixture(private, public, clipping)
+    clipped_log = adapmixed_ext.log_prob(private, public, clipping, targets)
+    clipped_loss = adapmixed_ext.leave_one_out(private, public, clipping, orders=3.0)
     fused, fused_loss = adapmixed_ext.ops.step(private, public, order=18.0, radius=3.6, orders=2.0)
     return (
         projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
         screening.divergence, screening.passed, forward, backward, bare, fused.weight, fused_loss,
         sums, pool.log_normaliser, pool.span, given.log_normaliser, pooled, pooled_log,
+        clipping.log_scale, clipping.residual, clipping.charge, clipped, clipped_log, clipped_loss,
     )  # fmt: skip
 
 

@@ -54,6 +54,14 @@ def everything(case: cases.Case) -> list[Tensor]:
             adapmixed_ext.log_prob(private, public, pool, targets),
             adapmixed_ext.log_pool_sum(private, public, **box),
         ]
+    for lower, upper in ((0.6, 2.7), (0.9, 1e6)):
+        clipping = adapmixed_ext.clip_project(
+            private, public, lower=lower, upper=upper, orders=[3.0, 18.0]
+        )
+        assert clipping.charge is not None
+        results += [clipping.log_scale, clipping.residual, clipping.charge, clipping.private_lse]
+        results.append(adapmixed_ext.mixture(private, public, clipping))
+        results.append(adapmixed_ext.leave_one_out(private, public, clipping, orders=[18.0]))
     noise = adapmixed_ext.gaussian((public.shape[0], 9), sigma=0.01, rng=Rng())
     screening = adapmixed_ext.screen(
         private, public, noise, weight=0.1, order=18.0, threshold=1.0, top_k=9
