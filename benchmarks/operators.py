@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import cuda_tables, scaling
+from benchmarks import cuda_tables, orders, scaling
 from benchmarks.calls import (
     AFTER_TORCH,
     OURS,
@@ -54,6 +54,7 @@ QUIET = 0.05  # share of the cores that other processes may take
 TABLES = {
     "operators": scaling.operators,
     "evaluation": scaling.evaluation,
+    "orders": orders.orders,
     "dtypes": scaling.dtypes,
     "batches": scaling.batches,
     "sizes": scaling.sizes,
