@@ -68,7 +68,7 @@ class Clipping:
 
     Attributes:
         log_scale: (N, B) float64, log s; +inf where p̄_i = upper q wherever p_i > 0.
-        residual: (N, B) float64, p̄_i/q of the tokens with p_i = 0 < q.
+        residual: (N, B) float64, p̄_i/q of the tokens with p_i = 0 < q (or p_i/q < e^−10⁴).
         charge: (N, B, K) float64 in nats, or None where no orders were given; private.
         active: (N, B) bool, the slots that take part; the others answer q. None: all.
         private_lse: (N, B) float64, log-sum-exp of each private row.

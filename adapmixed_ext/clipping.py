@@ -27,15 +27,16 @@ def clip_project(
 
     Of all distributions x with c q ≤ x ≤ C q it minimises KL(p_i‖x), KL(x‖p_i) and every other
     f-divergence. Where q of the support of p_i is at most (1−c)/(C−c), p̄_i = C q there and the
-    same multiple of q elsewhere. The sum is 1 within 1e-12 for log-sum-exps up to 10³, and in
-    proportion beyond; every ratio lies in [c, C]; what s moves is known to 1e-9 relative, or as
-    well as the sum that defines s: 1e-14 over the mass that moves. A row equal to the public one gives q exactly,
-    and so do c = 1 and C = 1.
+    same multiple of q elsewhere; tokens with p_i/q < e^−10⁴ count as p_i = 0. The sum is 1 within
+    1e-12 for log-sum-exps up to 10³, and in proportion beyond; every ratio lies in [c, C]; what s
+    moves is known to 1e-9 relative, or as well as the sum that defines s: 1e-14 over the mass that
+    moves. A row equal to the public one gives q exactly, and so do c = 1 and C = 1.
 
     With orders, the charge of the per-model filter under zero-out, which depends on model i's row
     and public values alone: U = p̄_i/q, W = ((N−1)c + 1)/N, P = ((N−1)c + U)/N,
     max{log1p Σ q W f(P/W), log1p Σ q P f(W/P)}/(α−1), f(x) = x^α − 1 − α(x−1); of p̄_i as
-    it is returned, relative error at most ``loss_error``, absolute 1e-12 below that. Inactive slots are charged as if they took part.
+    it is returned, relative error at most ``loss_error``, absolute 1e-12 below that. Inactive
+    slots are charged as if they took part.
     Memory: at most 24·V + 2^17 for each thread.
 
     Args:

@@ -26,6 +26,7 @@ _SERIES_TERMS = 16
 _HALVINGS = 72  # 708 nats (the smallest normal float64) to 2^-72 * 708 < 2e-19
 _TINY = torch.finfo(torch.float64).tiny
 _UNIT_WEIGHT = 2**100
+_CLIP_ABSENT = -1e4  # log p/q, below which p counts as 0 under a box
 
 
 def _binomial_tail(order: float, x: Tensor) -> Tensor:
@@ -200,7 +201,7 @@ def _log_clip(private_logits: Tensor, public_logits: Tensor, lower: float, upper
     if lower == 1 or upper == 1:
         return log_q
     q = log_q.exp()
-    held = ~torch.isneginf(log_p) & ~torch.isneginf(log_q)
+    held = ~torch.isneginf(log_q) & (log_p - log_q >= _CLIP_ABSENT)
     ratio = torch.where(held, log_p - log_q, -math.inf)
     covered = torch.where(held, q, 0.0).sum(-1, keepdim=True)
     rest = ((1 - upper * covered) / (1 - covered)).clamp(lower, 1.0)
@@ -209,7 +210,7 @@ def _log_clip(private_logits: Tensor, public_logits: Tensor, lower: float, upper
     def log_ratio(log_scale: Tensor) -> Tensor:
         return (ratio + log_scale).clamp(least, math.log(upper))
 
-    low, high = torch.full_like(covered, math.log1p(-lower)), torch.full_like(covered, 3e6)
+    low, high = torch.full_like(covered, math.log1p(-lower)), torch.full_like(covered, 2e4)
     for _ in range(90):
         middle = (low + high) / 2
         reached = (q * log_ratio(middle).exp()).sum(-1, keepdim=True) >= 1

@@ -22,6 +22,7 @@ TABLES = {
     "compilation",
     "operators",
     "evaluation",
+    "orders",
     "dtypes",
     "batches",
     "sizes",

@@ -73,7 +73,7 @@ struct ChargeScale {
 // log U of one token from t = log p/q.
 ADAPMIXED_HD double log_clipped_ratio(double t, double log_scale, double residual, double lower,
                                       double upper) {
-  if (t == -HUGE_VAL) return std::log(residual);
+  if (t < kClipAbsent) return std::log(residual);
   return vmin(std::log(upper), vmax(std::log(lower), t + log_scale));
 }
 

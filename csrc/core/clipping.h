@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/neighbour.h"
+#include "core/leave_one_out.h"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -54,7 +54,7 @@ template <class T>
 ADAPMIXED_HD_INLINE Projected<T> clipped(T t, T log_scale, T residual, T lower, T upper) {
   const Ratio<T> r = ratio(t + log_scale);
   const T one(1.0);
-  const auto absent = t == T(-HUGE_VAL);
+  const auto absent = t < T(kClipAbsent);
   return {vselect(absent, residual - one, vmin(upper - one, vmax(r.d, lower - one))),
           vselect(absent, residual, vmin(upper, vmax(r.r, lower)))};
 }

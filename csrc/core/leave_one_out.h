@@ -31,12 +31,16 @@ ADAPMIXED_HD double log_add(double a, double b) {
   return high == -HUGE_VAL ? high : high + std::log1p(std::exp(std::fmin(a, b) - high));
 }
 
+// Under a box p counts as 0 where log p/q is below this: what log s would be there, a double does
+// not resolve (masks are often finite).
+constexpr double kClipAbsent = -1e4;
+
 // The same under a box.
 ADAPMIXED_HD double log_clipped(const Weights& weights, std::int64_t at, double log_p,
                                 double log_q) {
   if (weights.active != nullptr && !weights.active[at]) return log_q;
   if (log_q == -HUGE_VAL) return log_q;
-  if (log_p == -HUGE_VAL) return log_q + std::log(weights.complement[at]);
+  if (log_p - log_q < kClipAbsent) return log_q + std::log(weights.complement[at]);
   const double log_ratio = weights.weight[at] + (log_p - log_q);
   // What is not a number stays one.
   return log_q + vmin(std::log(weights.upper), vmax(std::log(weights.lower), log_ratio));

@@ -26,7 +26,8 @@ struct ClipPublic {
   std::int64_t likely_count;
   double unlikely;
 
-  static std::int64_t padding(std::int64_t vocab) { return round_up(vocab, 32); }
+  static constexpr std::int64_t kPadding = 32;
+  static std::int64_t padding(std::int64_t vocab) { return round_up(vocab, kPadding); }
   static std::int64_t scratch_size(std::int64_t vocab) {
     return 2 * padding(vocab) + kMostLikely + kMostLikely / 2;
   }
@@ -75,9 +76,7 @@ class ClippedRow {
   template <Dtype D>
   double load_exponentials(const Row& row) {
     const double reference = row.at(q_.top);
-    for (std::int64_t v = q_.padded - 2 * ClipPublic::kGroup; v < q_.padded; ++v) {
-      if (v >= 0) values_[v] = 0.0;
-    }
+    for (std::int64_t v = q_.padded - ClipPublic::kPadding; v < q_.padded; ++v) values_[v] = 0.0;
     const double lse = log_sum_exp_near<D>(row.data, q_.vocab, reference,
                                            [&](std::int64_t v, Vec low, Vec high) ADAPMIXED_INLINE {
                                              low.store(values_ + v);
@@ -132,7 +131,7 @@ class ClippedRow {
       if (v < q_.vocab) {
         const Vec z0 = load_logits<D>(q_.row.data, v, q_.vocab);
         t = load_logits<D>(row.data, v, q_.vocab) - z0 - shift;
-        t = vselect(z0 > none, t, none);
+        t = vselect((z0 > none) & (t >= Vec(kClipAbsent)), t, none);
       }
       const auto has = t > none;
       with = with + vselect(has, q, Vec(0.0));

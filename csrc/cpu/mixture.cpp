@@ -1,6 +1,6 @@
 // p = mean_i p_bar_i, the distribution the token is drawn from: terms s_i p_i, which are
 // exponentials of a logit each, clipped where there is a box, and what the slots share of q.
-#include "core/leave_one_out.h"
+#include "core/clipping.h"
 #include "cpu/exp_from.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
@@ -11,6 +11,9 @@ namespace {
 
 // Tokens in a tile: what is kept of them stays in the first-level cache.
 constexpr std::int64_t kTile = 1024;
+
+// Below it s p is nothing where p counts as 0.
+constexpr double kFarScale = 1000.0;
 
 // A stretch of one position's vocabulary: all models, one after another.
 class Tile {
@@ -57,6 +60,10 @@ class Tile {
     const bool box = weights_.upper > 0.0;
     if (box && weights_.active != nullptr && !weights_.active[at]) return 1.0;
     if (!box && weights_.weight[at] == 0.0) return weights_.complement[at];
+    if (box && weights_.weight[at] > kFarScale) {
+      add_far<D>(row, at);
+      return 0.0;
+    }
     // s p = e^{z - m}.
     const double m =
         in_.private_lse[at] - (box ? weights_.weight[at] : std::log(weights_.weight[at]));
@@ -70,6 +77,20 @@ class Tile {
     }
     add_terms<D>(row, m, [](Vec term, Vec, Vec) ADAPMIXED_INLINE { return term; });
     return weights_.complement[at];
+  }
+
+  // A box's where log s is large or infinite, from log p/q.
+  template <Dtype D>
+  void add_far(const Row& row, std::int64_t at) {
+    const Row public_row = row_of(in_.public_logits, 0, position_);
+    const Vec shift(in_.private_lse[at] - in_.public_lse[position_]);
+    const Member<Vec> member(weights_, at);
+    for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
+      const Vec t = load_logits<D>(row.data, v, end_) - load_logits<D>(public_row.data, v, end_);
+      double* sum = sum_ + v - begin_;
+      const Vec q = Vec::load(q_ + v - begin_);
+      (Vec::load(sum) + q * member(t - shift).ratio).store(sum);
+    }
   }
 
   template <Dtype D, class Clip>

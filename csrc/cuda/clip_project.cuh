@@ -38,8 +38,8 @@ class BlockClip {
     double q_of[2] = {0.0, 0.0};  // where p > 0, and elsewhere
     pair_.for_each([&](double log_q, double t) {
       const double q = in_public(log_q) ? exp_(log_q) : 0.0;
-      q_of[0] += t > -HUGE_VAL ? q : 0.0;
-      q_of[1] += t > -HUGE_VAL ? 0.0 : q;
+      q_of[0] += t >= kClipAbsent ? q : 0.0;
+      q_of[1] += t >= kClipAbsent ? 0.0 : q;
     });
     block_sum(q_of);
     if (call_.upper * q_of[0] + call_.lower * q_of[1] <= 1.0 + kClipRounding) {
@@ -90,7 +90,7 @@ class BlockClip {
     pair_.for_each([&](double log_q, double t) {
       if (!in_public(log_q)) return;
       const double q = exp_(log_q), low = call_.lower * q, high = call_.upper * q;
-      const double x = t > -HUGE_VAL ? q * exp_(t + log_scale) : 0.0;
+      const double x = t >= kClipAbsent ? q * exp_(t + log_scale) : 0.0;
       values[0] += vmin(high, vmax(low, x));
       if (x > low && x < high) values[1] += x;
     });

@@ -20,6 +20,10 @@ class Box:
 
     def __init__(self, private: Tensor, public: Tensor, lower: float, upper: float) -> None:
         self.p, self.q = softmax(private), softmax(public)
+        # What is this much less likely than in q counts as absent.
+        least = mp.exp(-10_000)
+        pairs = zip(self.p, self.q, strict=True)
+        self.p = [ZERO if p < least * q else p for p, q in pairs]
         public_only = lower == 1 or upper == 1
         self.lower, self.upper = (ONE, ONE) if public_only else (mpf(lower), mpf(upper))
         self.bar = self._solve()

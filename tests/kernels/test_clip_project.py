@@ -14,7 +14,7 @@ from oracle_clip import Box
 from torch import Tensor
 
 import adapmixed_ext
-from adapmixed_ext import Clipping, _C, reference
+from adapmixed_ext import _C, Clipping, reference
 
 CASES = cases.small() + cases.corners()
 WIDE = cases.wide()
@@ -141,3 +141,27 @@ def test_a_break_that_carries_half_of_the_mass() -> None:
         public, private = q.log().float()[None], (q * ratios).log().float()[None, None]
         got = adapmixed_ext.clip_project(private, public, lower=lower, upper=upper)
         check_row(Case("", private, public), got, Box(private[0, 0], public[0], lower, upper), 0, 0)
+
+
+@pytest.mark.parametrize("mask", [-3.4e38, -1e30, -2e4])
+def test_masks_that_are_finite(mask: float, isa: str) -> None:
+    """Of tokens that the public row has: like -inf."""
+    private, public = cases.logits(41, 2, 2, 70, 1.0, 0.5)
+    private[:, :, 5:] = mask
+    hidden = private.clone()
+    hidden[:, :, 5:] = -math.inf
+    for lower, upper in ((0.5, 2.0), (0.97, 40.0)):
+        options: dict = {"lower": lower, "upper": upper, "orders": ORDERS}
+        got = adapmixed_ext.clip_project(private, public, **options)
+        truth = adapmixed_ext.clip_project(hidden, public, **options)
+        torch.testing.assert_close(got.charge, truth.charge, rtol=1e-9, atol=0.0)
+        mixture = adapmixed_ext.mixture(private, public, got)
+        assert ((mixture.sum(-1) - 1).abs() <= 1e-12).all()
+        torch.testing.assert_close(
+            mixture, adapmixed_ext.mixture(hidden, public, truth), rtol=1e-12, atol=0.0
+        )
+        losses = [
+            adapmixed_ext.leave_one_out(rows, public, clipping, orders=3.0)
+            for rows, clipping in ((private, got), (hidden, truth))
+        ]
+        torch.testing.assert_close(*losses, rtol=1e-9, atol=0.0)

@@ -147,6 +147,27 @@ struct Screen {
   }
 };
 
+struct Box {
+  double lower, upper;
+  std::int64_t num_models;
+  std::vector<double> orders;
+  std::vector<char> active;
+  std::vector<double> log_scale, residual, charge, mixture, loss;
+
+  explicit Box(Reader& in) {
+    const auto numbers = in.array<double>();
+    lower = numbers.at(0), upper = numbers.at(1);
+    num_models = in.integer();
+    orders = in.array<double>();
+    active = in.array<char>();
+    log_scale = in.array<double>();
+    residual = in.array<double>();
+    charge = in.array<double>();
+    mixture = in.array<double>();
+    loss = in.array<double>();
+  }
+};
+
 struct Case {
   std::string name;
   Shape shape;
@@ -155,6 +176,7 @@ struct Case {
   bool good;  // else some rows are refused, and there is nothing more
   std::vector<Weighted> weighted;
   std::vector<Pool> pools;
+  std::vector<Box> boxes;
   std::vector<double> orders, forward, backward;  // renyi_divergence
   std::vector<Screen> screens;
   std::vector<std::uint8_t> key;
@@ -173,6 +195,7 @@ struct Case {
     if (!good) return;
     for (std::int64_t left = in.integer(); left > 0; --left) weighted.emplace_back(in);
     for (std::int64_t left = in.integer(); left > 0; --left) pools.emplace_back(in);
+    for (std::int64_t left = in.integer(); left > 0; --left) boxes.emplace_back(in);
     orders = in.array<double>();
     forward = in.array<double>();
     backward = in.array<double>();

@@ -38,6 +38,8 @@ ORDER_LISTS = (
     (1.01, 2.5, 18.0),
     tuple(1.0 + 0.5 * k for k in range(1, 33)),  # as many as are allowed
 )
+# By moments, by powers and by logarithms; of the last p is 0 where a box is too narrow for it.
+BOXES = ((0.6, 1.65), (0.9, 1e6), (0.5, 1e100), (0.97, 40.0))
 DIVERGENCE_ORDERS = (1.0, 1.5, 2.0, 18.0, 256.0, INF)
 
 
@@ -211,6 +213,7 @@ class Dump:
         self.numbers()
         self.weighted(case, weight, 1.0 - weight, len(balls))
         self.pools(case)
+        self.boxes(case)
         self.divergences(case)
         self.screens(case)
         self.draws(case, adapmixed_ext.mixture(private, public, weight))
@@ -268,6 +271,28 @@ class Dump:
             self.tensor(adapmixed_ext.log_pool_sum(case.private, case.public, **box))
             self.tensor(adapmixed_ext.mixture(case.private, case.public, pool))
             self.tensor(adapmixed_ext.log_prob(case.private, case.public, pool, targets_of(case)))
+
+    def boxes(self, case: Case) -> None:
+        self.ints(len(BOXES))
+        for k, (lower, upper) in enumerate(BOXES):
+            models, positions = case.private.shape[:2]
+            active = torch.arange(models * positions).reshape(models, positions) % 3 > 0
+            orders = ORDER_LISTS[k]
+            found = adapmixed_ext.clip_project(
+                case.private, case.public, lower=lower, upper=upper, orders=orders,
+                num_models=models + k, active=active if k % 2 else None,
+            )  # fmt: skip
+            assert found.charge is not None
+            self.numbers(lower, upper)
+            self.ints(models + k)
+            self.numbers(*orders)
+            self.tensor(active if k % 2 else active.new_empty(0))
+            for tensor in (found.log_scale, found.residual, found.charge):
+                self.tensor(tensor)
+            self.tensor(adapmixed_ext.mixture(case.private, case.public, found))
+            self.tensor(
+                adapmixed_ext.leave_one_out(case.private, case.public, found, orders=orders)
+            )
 
     def divergences(self, case: Case) -> None:
         self.numbers(*DIVERGENCE_ORDERS)

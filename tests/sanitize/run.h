@@ -58,6 +58,7 @@ class Run {
       log_prob(weighted);
     }
     for (const Pool& pool : in_.pools) log_pool(pool);
+    for (const Box& box : in_.boxes) clip_project(box);
     for (std::int64_t model = 0; model < in_.shape.models; ++model) renyi_divergence(model);
     for (const Screen& options : in_.screens) screen(options);
     for (const std::vector<double>& normals : in_.normals) gaussian(normals);
@@ -103,6 +104,30 @@ class Run {
     check("complement", complement, expected.complement, 1e-12, 1e-5);
     check("projection's log-sum-exp", lse, in_.private_rows.lse, 0.0, kLse);
     check_status("projection's status", in_.private_rows, status);
+  }
+
+  void clip_project(const Box& box) const {
+    std::vector<double> scale = unknown(rows()), residual = unknown(rows()), lse = unknown(rows());
+    std::vector<double> charge = unknown(box.charge.size()), balance = unknown(rows());
+    std::vector<double> mixed = unknown(box.mixture.size()), loss = unknown(box.loss.size());
+    std::vector<std::int32_t> status(rows(), -1);
+    const auto orders = static_cast<std::int64_t>(box.orders.size());
+    Backend::clip_project(inputs(),
+                          {box.lower, box.upper, box.orders.data(), orders, box.num_models},
+                          {scale.data(), residual.data(), charge.data(), lse.data(), status.data()},
+                          backend_.where());
+    check("charge", charge, box.charge, 1e-5, 1e-12);
+    check("clipping's log-sum-exp", lse, in_.private_rows.lse, 0.0, kLse);
+    check_status("clipping's status", in_.private_rows, status);
+    const auto* active = reinterpret_cast<const bool*>(box.active.data());
+    const adapmixed::Weights weights{box.log_scale.data(), box.residual.data(), box.lower,
+                                     box.upper, box.active.empty() ? nullptr : active};
+    Backend::mixture(ensemble(), weights, mixed.data(), backend_.where());
+    check("clipped mixture", mixed, box.mixture, 1e-9, 1e-300);
+    Backend::leave_one_out(ensemble(), weights,
+                           {box.orders.data(), orders, false, in_.shape.models, nullptr},
+                           loss.data(), balance.data(), loss_where(box.orders));
+    check("clipped loss", loss, box.loss, 1e-5, 1e-12);
   }
 
   void leave_one_out(const Weighted& given, const Loss& expected) const {
@@ -292,6 +317,14 @@ class Run {
       Backend::project(projected, ball[0], ball[1],
                        {one.data(), other.data(), lse.data(), status.data()}, backend_.where());
       // What is wrong with a private row does not depend on the public one.
+      check_status("refused row's status", in_.private_rows, status);
+    }
+    for (const double lower : {0.5, 0.0}) {
+      std::vector<double> lse = unknown(rows());
+      std::vector<std::int32_t> status(rows(), -1);
+      Backend::clip_project(projected, {lower, 2.0, orders.data(), 2, in_.shape.models},
+                            {one.data(), other.data(), loss.data(), lse.data(), status.data()},
+                            backend_.where());
       check_status("refused row's status", in_.private_rows, status);
     }
     for (const bool zero_out : {false, true}) {
