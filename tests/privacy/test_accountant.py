@@ -437,6 +437,9 @@ def test_a_budget_is_charged_at_once_and_not_exceeded() -> None:
     assert first.budget == 10 and whole.budget is None
     assert "Up to 10 answered queries are" in str(first)
     assert "if the number of queries was fixed" in str(whole)
+    mixed = accountant.copy().add(PublicAnswer(3)).epsilon()
+    assert "Up to 10 answered queries, not counting 3 from public values only, are" in str(mixed)
+    assert (mixed.epsilon, mixed.queries, mixed.public_queries) == (first.epsilon, 4, 3)
     accountant.add(event(9))
     assert accountant.epsilon().epsilon == first.epsilon
     with pytest.raises(ValueError, match="must stay within the budget of 10 .* got 11"):
