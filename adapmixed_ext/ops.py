@@ -71,7 +71,8 @@ def project(
     """λ_i = max{λ ∈ [0,1] : D↔_α(λ p_i + (1−λ) q ‖ q) ≤ R} (Algorithm 1, line 12).
 
     Always the feasible side: λ is never above the exact optimum, and within 1e-5 relative of it
-    where (α−1)R ≥ 1e-8 (below that rounding takes more of λ, always to the safe side).
+    where (α−1)R ≥ max(1e-8, 1e-9 α, 1e-12 α²) (below that rounding takes more of λ, always to the
+    safe side).
     A token masked in the public row but not in the private one gives λ_i = 0.
     Memory: at most 96·V + 2^14 for each thread.
 

@@ -93,7 +93,8 @@ ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error)
   if (excess > 0.0) {
     // |error of A| <= sum q alpha(alpha-1) lambda^2 |d| r eps: by Cauchy-Schwarz at most
     // eps sqrt(2 alpha (alpha-1) (T-1)) for small x, and alpha eps A for large x; last, rounding
-    // of 1 + x itself.
+    // of 1 + x itself. What is promised of lambda, 1e-5 of the optimum, needs the last two below
+    // some 2e-5: hence excess >= 1e-9 alpha for the one, 1e-12 alpha^2 for the other.
     const double margin =
         1e-8 + 4.0 * ratio_error * (order + std::sqrt(2.0 * order * (order - 1.0) / excess)) +
         4e-15 * order / excess;

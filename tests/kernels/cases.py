@@ -231,3 +231,22 @@ def wide() -> list[Case]:
         name = f"V{vocab}-N{n}-{str(dtype)[6:]}"
         cases.append(Case(name, private.to(dtype), public.to(dtype)))
     return cases
+
+
+def single() -> list[Case]:
+    """Ensembles that single precision serves: enough models and tokens, and interior weights."""
+    plans = [
+        # V, N, B, noise, what the models share, dtype
+        (3001, 8, 2, 1.0, 0.0, torch.float32),
+        (4999, 12, 1, 1.2, 0.0, torch.bfloat16),
+        (5003, 9, 1, 1.0, 0.0, torch.float16),
+        (4096, 8, 1, 0.05, 1.0, torch.float32),  # their differences are formed in double
+    ]
+    cases = []
+    for seed, (vocab, n, b, noise, shared, dtype) in enumerate(plans):
+        private, public = logits(650 + seed, n, b, vocab, 2.0, noise)
+        generator = torch.Generator().manual_seed(660 + seed)
+        private += shared * torch.randn(b, vocab, generator=generator)
+        name = f"single-V{vocab}-N{n}-{str(dtype)[6:]}"
+        cases.append(Case(name, private.to(dtype), public.to(dtype)))
+    return cases

@@ -49,9 +49,14 @@ class Report:
             self.worst[name] = max(self.worst.get(name, 0.0), value)
 
 
+def least_target(order: float) -> float:
+    """The (order - 1) radius from which the weight is promised to be near the optimum."""
+    return max(1e-8, 1e-9 * order, 1e-12 * order**2)
+
+
 def resolved(order: float, radius: float) -> bool:
     """Whether the weight is promised to be near the optimum, not only below it."""
-    return (order - 1) * radius >= 1e-8 * (1 - 1e-9)
+    return (order - 1) * radius >= least_target(order) * (1 - 1e-9)
 
 
 def raised_weight(weight: Array, complement: Array) -> tuple[Array, Array]:

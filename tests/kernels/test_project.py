@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import cases
+import checks
 import oracle
 import pytest
 import torch
@@ -71,6 +72,37 @@ def distinct_rows(case: Case) -> list[tuple[int, int]]:
         key = (*case.private[i, b].tolist(), *case.public[b].tolist())
         seen.setdefault(key, (i, b))
     return list(seen.values())
+
+
+def ranged() -> list[Case]:
+    """Rows with small and large differences, rare tokens, and log-sum-exps far from 0."""
+    plans = [(0.1, 0.05, 5), (1.0, 0.01, 17), (3.0, 0.6, 17), (10.0, 3.0, 9)]
+    result = []
+    for seed, (spread, noise, vocab) in enumerate(plans):
+        private, public = cases.logits(40 + seed, 2, 1, vocab, spread, noise)
+        private[1] = private[1].double().sub(700.0).float()
+        name = f"spread{spread}-noise{noise}"
+        result.append(Case(name, private, public + 300.0 * (seed % 2)))
+    by_name = {case.name: case for case in (*cases.canary(), *cases.masked())}
+    return [*result, by_name["canary-N4"], by_name["masked-one-model"], by_name["lost-tokens"]]
+
+
+@pytest.mark.parametrize("order", [1.01, 2.0, 64.0, 256.0, 1000.0, 1e4, 1e5, 1e6])
+def test_the_range_in_which_weights_are_near_the_optimum(
+    order: float, device: torch.device
+) -> None:
+    """From the least (order - 1) radius that is promised on, and feasible below it, too."""
+    for case in ranged():
+        moved = case.to(device)
+        balls = {(i, b): oracle.Ball(case.private[i, b], case.public[b]) for i, b in case.rows}
+        for times in (1e-3, 0.1, 1.0, 3.0, 100.0, 1e4):
+            radius = times * checks.least_target(order) / (order - 1)
+            result = adapmixed_ext.project(moved.private, moved.public, order=order, radius=radius)
+            assert checks.resolved(order, radius) == (times >= 1)
+            for (i, b), ball in balls.items():
+                w, c = result.weight[i, b].item(), result.complement[i, b].item()
+                fault = checks.weight_fault(ball, w, c, order, radius)
+                assert not fault, (fault, case.name, (i, b), times, w, c)
 
 
 @pytest.mark.parametrize("case", WIDE, ids=cases.ids(WIDE))

@@ -22,6 +22,7 @@ from adapmixed.privacy import (
     c_alpha,
 )
 from adapmixed.rng import SeededRandom
+from adapmixed_ext import reference
 
 POSITIONS, VOCAB, MODELS, SEED = 60, 8, 3, 11
 # Noise of the size of the scores and k well below V, so that the order of noise and re-scaling
@@ -107,6 +108,25 @@ def test_algorithm_1_line_by_line() -> None:
     assert loss.loss.shape == (MODELS, int(passed.sum()), 1)
     expected = torch.stack([step.losses for step in steps if step.passed], dim=1)
     np.testing.assert_allclose(loss.loss[:, :, 0], expected.numpy(), rtol=5e-4)
+
+
+def test_a_loss_answered_as_zero_is_charged_for() -> None:
+    """Weights a rounding apart: floats see no difference, where the exact losses are above 0."""
+    public = torch.full((1, 128), -math.inf)
+    public[0, 1::2] = 0.0
+    public[0, 1] = -8.0
+    private = public.repeat(4, 1, 1)
+    private[:, 0, 1] = 5.0
+    weight = torch.full((4, 1), 0.5000000689178705, dtype=torch.float64)
+    weight[0] = 0.5000000111758709
+    loss = ops.leave_one_out(private, public, weight, orders=2.0)
+    exact = reference.leave_one_out(private, public, weight, orders=2.0)
+    assert bool((exact > 0).all()) and bool((loss < 1e-15).all())
+    for answer in (loss, torch.zeros_like(loss)):
+        event = LeaveOneOutLoss((2.0,), answer.numpy(), "add_remove", ops.loss_error)
+        for rule in ("per_model", "paper"):
+            charged = Accountant(1e-5, rule=rule).add(event).breakdown()["mixing"]
+            assert float(exact.max()) <= charged <= 1.01e-12
 
 
 def test_total_is_screening_plus_realised_losses_plus_conversion() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from adapmixed.privacy import (
+    LOSS_ABSOLUTE_ERROR,
     Accountant,
     GaussianScreening,
     Guarantee,
@@ -55,13 +56,25 @@ def test_table_2b():
 
 
 @pytest.mark.parametrize("rule", ["paper", "per_model"])
-def test_exact_zero_costs_exactly_the_conversion(rule):
+def test_a_loss_of_zero_is_charged_its_absolute_error(rule):
+    """An operator may answer exactly 0 for any loss below that error."""
     accountant = Accountant(DELTA, rule=rule)
     for _ in range(50):
         accountant.add(losses(np.zeros((4, 7, 1)), loss_error=1e-6))
+    guarantee, truth = accountant.epsilon(), 350 * Fraction(LOSS_ABSOLUTE_ERROR)
+    mixing = Fraction(accountant.breakdown()["mixing"])
+    assert truth <= mixing <= truth * Fraction("1.000000000001")
+    assert c_alpha(18, DELTA) + 350e-12 <= guarantee.epsilon <= c_alpha(18, DELTA) + 350.1e-12
+    assert guarantee.queries == accountant.queries == 350
+
+
+@pytest.mark.parametrize("rule", ["paper", "per_model"])
+def test_no_answer_costs_exactly_the_conversion(rule):
+    accountant = Accountant(DELTA, rule=rule)
+    accountant.add([losses(np.zeros((4, 0, 1)), loss_error=1e-6), PublicAnswer(350)])
     guarantee = accountant.epsilon()
     assert guarantee.epsilon == c_alpha(18, DELTA)
-    assert guarantee.queries == accountant.queries == 350
+    assert guarantee.queries == 350
 
 
 @pytest.mark.parametrize("rule", ["paper", "per_model"])
@@ -74,7 +87,7 @@ def test_totals_are_upper_bounds_of_the_inflated_losses(rule):
     exact = [[Fraction(0) for _ in range(5)]]
     for values in chunks:
         inflated = [
-            [Fraction(x) * Fraction("1.000001") + Fraction("1e-12") if x > 0 else 0 for x in row]
+            [Fraction(x) * Fraction("1.000001") + Fraction("1e-12") for x in row]
             for row in values[:, :, 0].tolist()
         ]
         exact.extend([list(column) for column in zip(*inflated, strict=True)])
@@ -99,7 +112,7 @@ def test_many_single_query_events_stay_an_upper_bound():
 def test_the_sum_inside_one_event_is_an_upper_bound():
     for seed in range(30):
         values = random_losses(seed, num_models=1, queries=500).loss
-        truth = sum(Fraction(x) + Fraction(1e-12) for x in values.ravel().tolist() if x > 0)
+        truth = sum(Fraction(x) + Fraction(1e-12) for x in values.ravel().tolist())
         found = Accountant(DELTA).add(losses(values)).breakdown()["mixing"]
         assert truth <= Fraction(found) <= truth * Fraction("1.000000000001")
 
@@ -149,11 +162,11 @@ def test_several_orders_split_delta():
 
 def test_order_weights():
     orders = (2.0, 18.0)
-    event = losses(np.zeros((3, 1, 2)), orders)
+    event = losses(np.zeros((3, 0, 2)), orders)
     heavy = Accountant(DELTA, order_weights=[0.1, 0.9]).add(event).epsilon()
     assert heavy.epsilon == pytest.approx(c_alpha(18, 0.9 * DELTA), rel=1e-12)
     assert heavy.epsilon >= c_alpha(18, 0.9 * DELTA)
-    single = Accountant(DELTA, order_weights=[1.0]).add(losses(np.zeros((3, 1, 1)))).epsilon()
+    single = Accountant(DELTA, order_weights=[1.0]).add(losses(np.zeros((3, 0, 1)))).epsilon()
     assert single.epsilon == c_alpha(18, DELTA)
     with pytest.raises(ValueError, match="one weight per order, got 2 weights"):
         Accountant(DELTA, order_weights=[0.5, 0.5]).add(losses(np.zeros((3, 1, 1))))
@@ -424,6 +437,9 @@ def test_a_budget_is_charged_at_once_and_not_exceeded() -> None:
     assert first.budget == 10 and whole.budget is None
     assert "Up to 10 answered queries are" in str(first)
     assert "if the number of queries was fixed" in str(whole)
+    mixed = accountant.copy().add(PublicAnswer(3)).epsilon()
+    assert "Up to 10 answered queries, not counting 3 from public values only, are" in str(mixed)
+    assert (mixed.epsilon, mixed.queries, mixed.public_queries) == (first.epsilon, 4, 3)
     accountant.add(event(9))
     assert accountant.epsilon().epsilon == first.epsilon
     with pytest.raises(ValueError, match="must stay within the budget of 10 .* got 11"):

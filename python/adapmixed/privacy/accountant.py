@@ -49,6 +49,7 @@ class _State:
     num_models: int | None = None
     adjacency: str | None = None  # that of Rényi events; the others answer every question
     queries: int = 0
+    public_queries: int = 0  # of them
     unprotected: bool = False
 
 
@@ -157,6 +158,7 @@ class Accountant:
         """
         state, kind = self._state, self._kind()
         make = partial(Guarantee, kind=kind, unit="shard", queries=state.queries)
+        make = partial(make, public_queries=state.public_queries)
         asked = self._asked(adjacency)
         if kind == "none":
             return make(epsilon=None, delta=1.0, adjacency=None, rule=None, order=None)
@@ -223,6 +225,8 @@ class Accountant:
     def _add(self, state: _State, event: object) -> None:
         if isinstance(event, PublicAnswer | UnprotectedAnswer):
             state.queries += event.queries
+            if isinstance(event, PublicAnswer):
+                state.public_queries += event.queries
             if isinstance(event, UnprotectedAnswer) and event.queries:
                 state.unprotected = True
             return

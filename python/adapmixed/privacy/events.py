@@ -27,7 +27,8 @@ from adapmixed.privacy.checks import (
 )
 
 LOSS_ABSOLUTE_ERROR = 1e-12
-"""Absolute error that the accountant adds to every realised loss that is not exactly zero."""
+"""Absolute error that the accountant adds to every realised loss, zeros among them: below it an
+operator may answer 0 for a loss that is not."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class LeaveOneOutLoss:
         loss: (N, B, K) float64, >= 0, +inf allowed, never NaN. Kept as a read-only copy.
         adjacency: "add_remove" (p' = p_{-i}) or "zero_out" (p' = p - (p̄_i - q)/N).
         loss_error: relative error bound of `loss`. The accountant charges
-            loss (1 + loss_error) + 1e-12 where loss > 0; an exact zero stays zero.
+            loss (1 + loss_error) + 1e-12 for each, zeros among them.
     """
 
     orders: tuple[float, ...]

@@ -40,8 +40,10 @@ class Guarantee:
         orders: all orders fixed beforehand, over which δ was split.
         queries: answered queries.
         budget: for "fixed": how many queries the guarantee was planned for and covers, whenever the
-            answers stop; None where it covers exactly `queries`, fixed beforehand.
+            answers stop; None where it covers exactly `queries`, fixed beforehand. Answers that
+            used public values only are not counted against it.
         method: one of `METHODS` where `rule` is None, else None: Rényi costs by that rule.
+        public_queries: those of `queries` that used public values only.
     """
 
     epsilon: float | None
@@ -55,6 +57,7 @@ class Guarantee:
     queries: int = 0
     budget: int | None = None
     method: str | None = None
+    public_queries: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -99,6 +102,8 @@ class Guarantee:
                 whose, condition = f"The {answers}", " if the number of queries was fixed, too"
             else:
                 whose = f"Up to {self.budget} answered queries"
+                if self.public_queries:
+                    whose += f", not counting {self.public_queries} from public values only,"
                 condition = ""
             words = (
                 f"{whose} are (ε, δ)-differentially private for one whole {self.unit} with {pair}, "

@@ -125,8 +125,7 @@ class RenyiTotal:
 def _event_totals(event: LeaveOneOutLoss, rule: str) -> NDArray[np.float64]:
     """Σ_t of the inflated losses, rounded up: (N, K), or (1, 1) after max_i for rule "paper"."""
     with np.errstate(over="ignore"):  # overflow to inf is the safe direction
-        inflated = event.loss * (1 + event.loss_error) + LOSS_ABSOLUTE_ERROR
-        loss = np.where(event.loss > 0, inflated, 0.0)
+        loss = event.loss * (1 + event.loss_error) + LOSS_ABSOLUTE_ERROR
         if rule == "paper":
             loss = loss.max(axis=0, keepdims=True)
         # Any order of summation of B terms >= 0 errs by at most B units of 2^-53, relatively.

@@ -163,7 +163,8 @@ class Store:
             )
         if version != FORMAT_VERSION:
             raise LedgerCorruptError(
-                f"{self.path}: format_version must be {FORMAT_VERSION}, got {version}"
+                f"{self.path}: format_version must be {FORMAT_VERSION}, got {version}: an older "
+                f"version of adapmixed, whose totals were other ones, can read it"
             )
 
     def _make_durable(self) -> None:
