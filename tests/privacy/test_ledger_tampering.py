@@ -198,16 +198,15 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "totals altered": (
         _edit("UPDATE record SET totals = replace(totals, '1', '0')"), "record 1 was altered"
     ),
-    "format altered": (_edit("UPDATE record SET format_version = 3"), "record 1 was altered"),
+    "format altered": (_edit("UPDATE record SET format_version = 2"), "record 1 was altered"),
     "description altered": (
         _edit(f"UPDATE description SET text = replace(text, '{DELTA}', '0.1')"),
         "altered|delta must be",
     ),
     "newer": (
-        _edit("PRAGMA user_version = 3"), "format_version 3, written by a newer version .* reads 2"
+        _edit("PRAGMA user_version = 2"), "format_version 2, written by a newer version .* reads 1"
     ),
-    "older": (_edit("PRAGMA user_version = 1"), "must be 2, got 1: an older version of adapmixed"),
-    "unknown": (_edit("PRAGMA user_version = 0"), "format_version must be 2, got 0"),
+    "unknown": (_edit("PRAGMA user_version = 0"), "must be 1, got 0: an older version of adapmixed"),
     "trigger gone": (_no_trigger, "does not have the tables of a ledger"),
     "table added": (_edit("CREATE TABLE gift (x)"), "does not have the tables of a ledger"),
 }  # fmt: skip

@@ -16,10 +16,8 @@ from adapmixed.privacy.filter import FilterBudget
 from adapmixed.privacy.ledger.codec import canonical, decode, encode, parse, write_real
 from adapmixed.privacy.ledger.errors import LedgerCorruptError, LedgerMismatchError
 
-FORMAT_VERSION = 2
-"""Rises when records or their meaning change, the computed totals of old records included.
-
-Since 2 a realised loss of 0 is charged the absolute error of the others."""
+FORMAT_VERSION = 1
+"""Rises when records or their meaning change, the computed totals of old records included."""
 
 _AGREEMENT = 1e-9  # relative; another machine's logarithms and sums may differ in the last bits
 
