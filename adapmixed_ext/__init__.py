@@ -18,7 +18,7 @@ from .clipping import clip_project
 from .divergence import renyi_divergence
 from .draws import gaussian, sample
 from .ops import leave_one_out, log_prob, loss_error, mixture, project, screen
-from .pooling import log_pool, log_pool_sum
+from .pooling import log_pool, log_pool_rounding, log_pool_sum
 
 __all__ = [
     "Clipping",
@@ -31,6 +31,7 @@ __all__ = [
     "gaussian",
     "leave_one_out",
     "log_pool",
+    "log_pool_rounding",
     "log_pool_sum",
     "log_prob",
     "loss_error",

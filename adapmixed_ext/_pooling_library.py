@@ -36,9 +36,11 @@ def _call(
     on = backend(private_logits.device)
     shape = tuple(private_logits.shape)
     found = *wanted, private_lse, status, public_lse, public_status
+    given = wanted[2] is not None or options[-1] != 0  # where sums are kept, or are at hand
+    size = 0 if given else on.workspace("log_pool", shape)
     on.call(
         "log_pool", private_logits, shape, rows(private_logits), rows(public_logits), options,
-        *(_pointer(result) for result in found), workspace=on.workspace("log_pool", shape),
+        *(_pointer(result) for result in found), workspace=size,
     )  # fmt: skip
     if on.immediate:
         raise_row_errors("public_logits", public_status)

@@ -5,8 +5,8 @@ q = 0 gives p = 0. N = ``num_models`` counts slots: one that is absent or not ac
 
 Without model i log p changes by (κ/N) u_i and a constant: by a range of at most κ·span_i/N ≤
 κ(b − a)/N. The u_i are multiples of 2^−k in [a, b], k from N, a and b alone, 40 at most, so that
-their sums are exact; what rounding adds to the range is less than 2^−49 (1 + κ·max(−a, b) + L), L
-the largest −log q of the tokens compared, for those with p ≥ 2^−1022 (csrc/core/log_pool.h).
+their sums are exact; what rounding adds to the range is :func:`log_pool_rounding`
+(csrc/core/log_pool.h).
 """
 
 from typing import NamedTuple
@@ -141,6 +141,15 @@ def log_pool_sum(
         private, public, _active(active, private), bounds.lower, bounds.upper, bounds.num_models
     )
     return total
+
+
+def log_pool_rounding(*, lower: float, upper: float, scale: float, deepest: float) -> float:
+    """What rounding adds, at most, to the range of log p − log p' where one slot is emptied.
+
+    2^−49 (1 + κ·max(−a, b) + L) over the tokens with p ≥ 2^−1022; ``deepest`` is L, the largest
+    −log q among them, a public number. To be charged with κ·span_i/N.
+    """
+    return 2.0**-49 * (1.0 + scale * max(-lower, upper) + deepest)
 
 
 def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tuple[object, ...]:

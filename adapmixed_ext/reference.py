@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._reference_pool import log_pool as log_pool
+from ._reference_pool import log_softmax as _log_softmax
+
 _SERIES_TERMS = 16
 _HALVINGS = 72  # 708 nats (the smallest normal float64) to 2^-72 * 708 < 2e-19
 _TINY = torch.finfo(torch.float64).tiny
@@ -84,13 +87,6 @@ def _both_ways(log_p: Tensor, log_q: Tensor, log_ratio: Tensor, order: float) ->
     """D<->_a: the larger of D_a(P || Q) and D_a(Q || P)."""
     forward = _divergence(log_p, log_q, log_ratio, order)
     return torch.maximum(forward, _divergence(log_q, log_p, -log_ratio, order))
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities in float64, the maximum subtracted first: huge logits keep their gaps."""
-    logits = logits.double()
-    shifted = logits - logits.amax(-1, keepdim=True)
-    return shifted - shifted.exp().sum(-1, keepdim=True).log()
 
 
 def _log_mix(log_p: Tensor, log_q: Tensor, weight: Tensor, complement: Tensor) -> Tensor:
@@ -295,30 +291,3 @@ def sampling_weights(probabilities: Tensor, public_logits: Tensor) -> list[list[
         [max(int(p * _UNIT_WEIGHT), 1) if held else 0 for p, held in zip(*row, strict=True)]
         for row in rows
     ]
-
-
-def log_pool(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    *,
-    lower: float,
-    upper: float,
-    scale: float,
-    num_models: int | None = None,
-    active: Tensor | None = None,
-    sum_log_ratio: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """p ~ q exp((scale/N) sum_i u_i), u_i = clip(log p_i/q, lower, upper).
-
-    Returns (log p (B, V), the log-normaliser (B,), span = max u_i - min u_i (N, B) where q > 0).
-    """
-    log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
-    absent = torch.isneginf(log_q)
-    u = torch.where(absent, 0.0, log_p - log_q).clamp(lower, upper)
-    most = torch.where(absent, -math.inf, u).amax(-1)
-    span = most - torch.where(absent, math.inf, u).amin(-1)
-    if sum_log_ratio is None:
-        sum_log_ratio = u.sum(0) if active is None else (u * active.unsqueeze(-1)).sum(0)
-    log_weight = log_q + scale / (num_models or private_logits.shape[0]) * sum_log_ratio
-    log_normaliser = torch.logsumexp(log_weight, -1)
-    return log_weight - log_normaliser.unsqueeze(-1), log_normaliser, span

@@ -46,6 +46,7 @@ from benchmarks.inputs import (
 
 ORDER, RADIUS = 18.0, 3.6
 SCREEN = {"weight": 1e-4, "order": ORDER, "threshold": 1.0, "top_k": 60}
+POOL = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
 PAIRS = {"two calls": OURS, "fused step": STEP}
 
 
@@ -90,7 +91,11 @@ def check_single(query: Query, noise: Tensor) -> None:
     log_p = p[0, target.cpu()].log()
     forward, backward = adapmixed_ext.renyi_divergence(*part, ORDER)
     true_forward, true_backward = oracle.renyi_divergence(*known, ORDER)
+    pool = adapmixed_ext.log_pool(*part, **POOL)
+    log_pooled, log_normaliser, _ = oracle.log_pool(*known, **POOL)
     pairs = (
+        ("log_pool", pool.log_normaliser, log_normaliser),
+        ("mixture of a LogPool", adapmixed_ext.mixture(*part, pool), log_pooled.exp()),
         ("mixture", adapmixed_ext.mixture(*part, projection), p),
         ("log_prob", adapmixed_ext.log_prob(*part, projection, target), log_p),
         ("screen", screening.divergence, oracle.screen(*known, noise.cpu(), **SCREEN)[0]),
@@ -109,6 +114,8 @@ def single_calls(queries: Sequence[Query], noise: Tensor, rng: SeededRandom) -> 
         for query in queries
         for projection in [adapmixed_ext.project(*query, order=ORDER, radius=RADIUS)]
     ]
+
+    pools = [adapmixed_ext.log_pool(*query, **POOL) for query in queries]
 
     def each(call: Callable[[Query, Projection, Tensor], object]) -> Call:
         return lambda turn: call(*known[turn % len(known)])
@@ -132,6 +139,10 @@ def single_calls(queries: Sequence[Query], noise: Tensor, rng: SeededRandom) -> 
         "mixture": each(lambda q, projection, _: adapmixed_ext.mixture(*q, projection)),
         "log_prob": each(
             lambda q, projection, _: adapmixed_ext.log_prob(*q, projection, q[1].argmax(-1))
+        ),
+        "log_pool": each(lambda q, *_: adapmixed_ext.log_pool(*q, **POOL)),
+        "mixture of a LogPool": lambda turn: adapmixed_ext.mixture(
+            *queries[turn % len(queries)], pools[turn % len(queries)]
         ),
         "screen": each(lambda q, *_: adapmixed_ext.screen(*q, noise, **SCREEN)),
         "sample": each(lambda q, _, p: adapmixed_ext.sample(p, q[1], rng=rng)),

@@ -18,7 +18,7 @@
 // 2^-51 relative: altogether, at every token with p >= 2^-1022, by 2^-51 (1 + kappa M + |log q|).
 // For the ensembles with and without slot i log p - log p' is share u_i + const + four such errors
 // between two tokens: its range is at most
-//   (kappa/N) span_i + pool_rounding(kappa M, largest |log q| of the tokens compared).
+//   (kappa/N) span_i + 2^-49 (1 + kappa M + L),   L the largest |log q| of the tokens compared.
 #pragma once
 
 #include <cmath>
@@ -33,10 +33,6 @@ ADAPMIXED_CORE_BEGIN
 // most 2^51 in absolute value, is x rounded to an integer.
 constexpr double kGridZero = 6755399441055744.0;  // 1.5 * 2^52
 constexpr int kFinestGrid = 40;
-
-ADAPMIXED_HD double pool_rounding(double most_exponent, double most_log_q) {
-  return std::ldexp(1.0 + most_exponent + most_log_q, -49);
-}
 
 // log p_i - log q as integers of a grid, of one call.
 class PoolGrid {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/leave_one_out.h"
+#include "core/log_pool.h"
 #include "cuda/block.cuh"
 #include "cuda/log_add.cuh"
 #include "cuda/projected.cuh"
@@ -30,6 +31,33 @@ static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::
   warp_reduce(total, LogAdd{});
   if (lane_id() != 0) return;
   const double found = total[0] - std::log(static_cast<double>(in.shape.models));
+  result[b] = found <= kMostLogProb ? found : NAN;
+}
+
+// The same of a logarithmic pool.
+static __global__ void pool_log_prob_kernel(const __grid_constant__ Ensemble in, PoolGrid grid,
+                                            const __grid_constant__ LogPoolOptions options,
+                                            const double* log_normaliser,
+                                            const std::int64_t* targets, double* result) {
+  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
+  if (b >= in.shape.positions) return;  // the whole warp
+  const std::int64_t v = targets[b];
+  const bool inside = v >= 0 && v < in.shape.vocab;
+  const double z0 = inside ? row_of(in.public_logits, 0, b).at(v) : NAN;
+  double sum[1] = {0.0};
+  if (options.sum_log_ratio != nullptr) {
+    if (inside && lane_id() == 0) sum[0] = options.sum_log_ratio[b * in.shape.vocab + v];
+  } else if (z0 > -HUGE_VAL) {
+    for (std::int64_t i = lane_id(); i < in.shape.models; i += kWarp) {
+      const std::int64_t at = i * in.shape.positions + b;
+      if (!takes_part(options, at)) continue;
+      const bool good = std::fabs(in.private_lse[at]) < HUGE_VAL;
+      sum[0] += good ? pooled_log_ratio(grid, in, i, b, v, z0) : NAN;
+    }
+  }
+  warp_reduce(sum, Add{});
+  if (lane_id() != 0) return;
+  const double found = grid.log_weight(sum[0], z0 - in.public_lse[b]) - log_normaliser[b];
   result[b] = found <= kMostLogProb ? found : NAN;
 }
 

@@ -66,7 +66,7 @@ def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
         log_prob = adapmixed_ext.log_prob(there.private, there.public, projection, there.targets)
         expected_log_prob = adapmixed_ext.log_prob(x.private, x.public, moved, x.targets)
         close(log_prob, expected_log_prob, 2e-12, 2e-6)
-    for operation in ("screen", "renyi_divergence"):
+    for operation in ("log_pool", "screen", "renyi_divergence"):
         answers = workload.OPERATIONS[operation](there), workload.OPERATIONS[operation](x)
         for got, value in zip(*answers, strict=True):
             if value.is_floating_point():

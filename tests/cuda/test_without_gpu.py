@@ -28,6 +28,7 @@ pytestmark = [
 KEY = torch.zeros(32, dtype=torch.uint8)  # read on the CPU, before the runtime is asked
 SHAPE, LOGITS, NOWHERE = (1, 1, 1), (0, 0, 1, 0), (0, 0, 0)
 ENSEMBLE = (SHAPE, LOGITS, LOGITS, 0, 0)
+POOL = (-0.25, 1.0, 2.0, 1, 0, 0)
 CALLS: dict[str, tuple[object, ...]] = {
     "log_sum_exp": (SHAPE, LOGITS, 0, 0),
     "project": (SHAPE, LOGITS, LOGITS, 0, 18.0, 3.6, 0, 0, 0, 0),
@@ -35,6 +36,9 @@ CALLS: dict[str, tuple[object, ...]] = {
     "step": (SHAPE, LOGITS, LOGITS, 18.0, 3.6, [2.0], False, 1, 0, 0, 0, 0, 0, 0, 0, 0),
     "mixture": (*ENSEMBLE, 0, 0, 0),
     "log_prob": (*ENSEMBLE, 0, 0, 0, 0),
+    "log_pool": (SHAPE, LOGITS, LOGITS, POOL, 0, 0, 0, 0, 0, 0, 0),
+    "pool_mixture": (*ENSEMBLE, POOL, 0, 0),
+    "pool_log_prob": (*ENSEMBLE, POOL, 0, 0, 0),
     "renyi_divergence": (SHAPE, LOGITS, LOGITS, 0, 0, [2.0], 0, 0),
     "screen": (*ENSEMBLE, 0, 0, 0.1, 2.0, 1.0, 1, 1, 0, 0),
     "gaussian": (KEY.data_ptr(), 1, 0.5, 1, 0),
@@ -48,7 +52,8 @@ def operators(module: object) -> set[str]:
 
 def test_every_operator_is_called() -> None:
     assert set(CALLS) == operators(_C.cpu)
-    assert operators(_C.cuda) == operators(_C.cpu) | {"leave_one_out_workspace", "screen_workspace"}
+    workspaces = {f"{name}_workspace" for name in ("leave_one_out", "log_pool", "screen")}
+    assert operators(_C.cuda) == operators(_C.cpu) | workspaces
 
 
 def test_what_was_built_is_told() -> None:
@@ -68,6 +73,7 @@ def test_a_call_says_that_there_is_no_gpu(name: str) -> None:
 def test_the_sizes_of_workspaces_need_no_gpu() -> None:
     least = 8 * 100 * 3  # the sums of one chunk
     assert least <= _C.cuda.leave_one_out_workspace((100, 1, 50_257), 1) < 2**28
+    assert _C.cuda.log_pool_workspace((100, 2, 50_257)) == 8 * 2 * 50_257
     assert _C.cuda.screen_workspace((100, 1, 50_257), 60) == 0
     assert _C.cuda.screen_workspace((100, 2, 50_257), 5_000) > 0
     one, batch = (_C.cuda.leave_one_out_workspace((100, b, 50_257), 8) for b in (1, 64))

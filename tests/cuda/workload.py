@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cases
 import torch
@@ -101,6 +101,21 @@ def _log_prob(x: Inputs) -> tuple[Tensor, ...]:
     return (adapmixed_ext.log_prob(x.private, x.public, project(x), x.targets),)
 
 
+def _log_pool(x: Inputs) -> tuple[Tensor, ...]:
+    box: dict[str, Any] = {
+        "lower": -0.25, "upper": 1.0, "num_models": len(x.private) + 2, "active": x.active,
+    }  # fmt: skip
+    pool = adapmixed_ext.log_pool(x.private, x.public, scale=2.0, **box)
+    sums = adapmixed_ext.log_pool_sum(x.private, x.public, **box)
+    given = adapmixed_ext.log_pool(x.private, x.public, scale=2.0, sum_log_ratio=sums, **box)
+    return (
+        pool.log_normaliser, pool.span, pool.private_lse, pool.status, sums, given.log_normaliser,
+        adapmixed_ext.mixture(x.private, x.public, pool),
+        adapmixed_ext.mixture(x.private, x.public, given),
+        adapmixed_ext.log_prob(x.private, x.public, pool, x.targets),
+    )  # fmt: skip
+
+
 def _screen(x: Inputs) -> tuple[Tensor, ...]:
     found = adapmixed_ext.screen(
         x.private, x.public, x.noise, weight=0.1, order=18.0, threshold=0.5,
@@ -127,6 +142,7 @@ OPERATIONS: dict[str, Operation] = {
     "leave_one_out": _leave_one_out,
     "mixture": _mixture,
     "log_prob": _log_prob,
+    "log_pool": _log_pool,
     "screen": _screen,
     "renyi_divergence": _renyi_divergence,
     "step": _step,

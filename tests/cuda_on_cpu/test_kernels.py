@@ -51,8 +51,18 @@ def answers(call: fuzz_cases.Call) -> list[Tensor]:
         for adjacency in ("add_remove", "zero_out")
     ]
     targets = torch.arange(positions) % vocab
+    pool = adapmixed_ext.log_pool(private, public, lower=-0.25, upper=1.0, scale=2.0)
+    pooled = [
+        pool.log_normaliser, pool.span, pool.private_lse,
+        adapmixed_ext.mixture(private, public, pool),
+        adapmixed_ext.log_prob(private, public, pool, targets),
+        adapmixed_ext.log_pool_sum(
+            private, public, lower=-9.0, upper=4.0, num_models=len(private)
+        ),
+    ]  # fmt: skip
     return [
-        projection.weight, projection.complement, projection.private_lse, *losses, mixture, noise,
+        *pooled, projection.weight, projection.complement, projection.private_lse, *losses,
+        mixture, noise,
         screening.divergence, adapmixed_ext.log_prob(private, public, projection, targets),
         *adapmixed_ext.renyi_divergence(private[0], public, [1.0, *call.orders, math.inf]),
         adapmixed_ext.sample(mixture, public, rng=fuzz.Source(call.seed)),
@@ -114,6 +124,15 @@ def test_bad_rows_are_reported_and_say_nothing() -> None:
             tokens = adapmixed_ext.sample(mixture, call.public, rng=fuzz.Source(seed))
             targets = torch.zeros(len(call.public), dtype=torch.int64)
             log_prob = adapmixed_ext.log_prob(call.private, call.public, projection, targets)
+            box = {"lower": -0.25, "upper": 1.0, "num_models": len(call.private)}
+            pool = adapmixed_ext.log_pool(call.private, call.public, scale=2.0, **box)
+            pooled = adapmixed_ext.mixture(call.private, call.public, pool)
+            pooled_log = adapmixed_ext.log_prob(call.private, call.public, pool, targets)
+            sums = adapmixed_ext.log_pool_sum(call.private, call.public, **box)
+            # A row that takes no part may be bad.
+            others = adapmixed_ext.log_pool(
+                call.private, call.public, scale=2.0, active=pool.status == 0, **box
+            )
         bad = projection.status != 0
         assert bad.any(), call
         # Of a public row the message lists what may be wrong with it.
@@ -126,6 +145,16 @@ def test_bad_rows_are_reported_and_say_nothing() -> None:
         assert mixture[worst].isnan().all() and not mixture[~worst].isnan().any(), call
         assert (tokens[worst] == -1).all() and (tokens[~worst] >= 0).all(), call
         assert log_prob[worst].isnan().all(), call
+        assert torch.equal(pool.status != 0, bad)
+        with pytest.raises(ValueError, match=where):
+            pool.check()
+        assert torch.equal(pool.span.isnan(), bad) and pool.log_normaliser[worst].isnan().all()
+        assert pooled[worst].isnan().all() and not pooled[~worst].isnan().any(), call
+        assert pooled_log[worst].isnan().all() and not pooled_log[~worst].isnan().any(), call
+        held = call.public > -math.inf
+        assert sums[worst][held[worst]].isnan().all() and not sums[~worst].isnan().any()
+        without_public = (pool.status == 5).any(0)
+        assert torch.equal(others.log_normaliser.isnan(), without_public), call
         assert not loss.isnan().any()
     assert seen >= 5
 

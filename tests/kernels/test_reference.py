@@ -151,6 +151,28 @@ def test_mixture_and_log_prob(case: Case) -> None:
     torch.testing.assert_close(log_prob[picked > -600], picked[picked > -600])
 
 
+@pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
+def test_log_pool(case: Case) -> None:
+    models, positions = case.private.shape[:2]
+    active = torch.arange(models * positions).reshape(models, positions) % 3 != 1
+    for lower, upper, scale, extra in ((-0.25, 1.0, 2.0, 0), (-50.0, 30.0, 0.5, 2)):
+        log_p, log_normaliser, span = reference.log_pool(
+            case.private, case.public, lower=lower, upper=upper, scale=scale,
+            num_models=models + extra, active=active,
+        )  # fmt: skip
+        for b in range(positions):
+            truth, exact_normaliser, spans = oracle.log_pool(
+                case.private[:, b], case.public[b], lower=lower, upper=upper, scale=scale,
+                slots=models + extra, active=active[:, b].tolist(),
+            )  # fmt: skip
+            assert _close(log_normaliser[b].item(), exact_normaliser, 1e-12, 1e-10), b
+            for i, exact in enumerate(spans):
+                assert _close(span[i, b].item(), exact, 1e-12, 1e-10), (i, b)
+            for v, p in enumerate(truth):
+                got = log_p[b, v].item()
+                assert got == -math.inf if p == 0 else _close(got, mp.log(p), 1e-12, 1e-10), (b, v)
+
+
 def test_sampling_weights() -> None:
     probabilities = torch.tensor([[0.5, 0.5 - 1e-9, 1e-9, 0.0, 1e-30, 0.0]], dtype=torch.float64)
     public = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, -math.inf]])

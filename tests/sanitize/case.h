@@ -113,6 +113,23 @@ struct Weighted {
   }
 };
 
+struct Pool {
+  double lower, upper, scale;
+  std::int64_t num_models;
+  std::vector<char> active;
+  std::vector<double> log_normaliser, span, sum, mixture, log_prob;
+
+  explicit Pool(Reader& in) {
+    const auto numbers = in.array<double>();
+    lower = numbers.at(0), upper = numbers.at(1), scale = numbers.at(2);
+    num_models = in.integer();
+    active = in.array<char>();
+    for (auto* values : {&log_normaliser, &span, &sum, &mixture, &log_prob}) {
+      *values = in.array<double>();
+    }
+  }
+};
+
 struct Screen {
   double weight, order, threshold;
   std::int64_t top_k, num_models;
@@ -137,6 +154,7 @@ struct Case {
   std::vector<std::int64_t> targets;
   bool good;  // else some rows are refused, and there is nothing more
   std::vector<Weighted> weighted;
+  std::vector<Pool> pools;
   std::vector<double> orders, forward, backward;  // renyi_divergence
   std::vector<Screen> screens;
   std::vector<std::uint8_t> key;
@@ -154,6 +172,7 @@ struct Case {
         good(in.integer() != 0) {
     if (!good) return;
     for (std::int64_t left = in.integer(); left > 0; --left) weighted.emplace_back(in);
+    for (std::int64_t left = in.integer(); left > 0; --left) pools.emplace_back(in);
     orders = in.array<double>();
     forward = in.array<double>();
     backward = in.array<double>();

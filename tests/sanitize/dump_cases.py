@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -210,6 +210,7 @@ class Dump:
         weight[0], weight[-1] = 0.0, 1.0
         self.numbers()
         self.weighted(case, weight, 1.0 - weight, len(balls))
+        self.pools(case)
         self.divergences(case)
         self.screens(case)
         self.draws(case, adapmixed_ext.mixture(private, public, weight))
@@ -243,6 +244,30 @@ class Dump:
             self.ints(k, slots)
             self.tensor(torch.zeros(0, dtype=torch.float64) if mean is None else mean)
             self.tensor(loss)
+
+    def pools(self, case: Case) -> None:
+        models, positions = case.private.shape[:2]
+        plans = [
+            (-0.25, 1.0, 2.0, 0, False),
+            (-60.0, 50.0, 0.5, 3, True),
+            (-1.0, 0.0, 1.5, 0, True),
+        ]
+        self.ints(len(plans))
+        for lower, upper, scale, absent, some in plans:
+            active = torch.arange(models * positions).reshape(models, positions) % 3 > 0
+            box: dict[str, Any] = {
+                "lower": lower, "upper": upper, "num_models": models + absent,
+                "active": active if some else None,
+            }  # fmt: skip
+            pool = adapmixed_ext.log_pool(case.private, case.public, scale=scale, **box)
+            self.numbers(lower, upper, scale)
+            self.ints(models + absent)
+            self.tensor(active if some else active.new_empty(0))
+            self.tensor(pool.log_normaliser)
+            self.tensor(pool.span)
+            self.tensor(adapmixed_ext.log_pool_sum(case.private, case.public, **box))
+            self.tensor(adapmixed_ext.mixture(case.private, case.public, pool))
+            self.tensor(adapmixed_ext.log_prob(case.private, case.public, pool, targets_of(case)))
 
     def divergences(self, case: Case) -> None:
         self.numbers(*DIVERGENCE_ORDERS)

@@ -57,6 +57,7 @@ class Run {
       mixture(weighted);
       log_prob(weighted);
     }
+    for (const Pool& pool : in_.pools) log_pool(pool);
     for (std::int64_t model = 0; model < in_.shape.models; ++model) renyi_divergence(model);
     for (const Screen& options : in_.screens) screen(options);
     for (const std::vector<double>& normals : in_.normals) gaussian(normals);
@@ -156,6 +157,59 @@ class Run {
     check("log_prob", result, given.log_prob, 1e-9, 1e-9);
   }
 
+  static adapmixed::LogPoolOptions options_of(const Pool& pool) {
+    const auto* active = reinterpret_cast<const bool*>(pool.active.data());
+    return {
+        pool.lower, pool.upper, pool.scale, pool.num_models, pool.active.empty() ? nullptr : active,
+        nullptr};
+  }
+
+  adapmixed::StepInputs rows_alone() const {
+    return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits()};
+  }
+
+  // Whole, then as one of several ranks, for which the sum is found apart and given.
+  void log_pool(const Pool& expected) const {
+    const std::int64_t bytes = Backend::log_pool_workspace(in_.shape);
+    std::vector<double> normaliser = unknown(positions()), span = unknown(rows());
+    std::vector<double> lse = unknown(rows()), public_lse = unknown(positions());
+    std::vector<double> sum = unknown(expected.sum.size());
+    std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
+    adapmixed::LogPoolOptions options = options_of(expected);
+    adapmixed::LogPoolResults out{normaliser.data(),   span.data(),   nullptr,
+                                  lse.data(),          status.data(), public_lse.data(),
+                                  public_status.data()};
+    Backend::log_pool(rows_alone(), options, out, backend_.where(bytes));
+    check("pool's log-normaliser", normaliser, expected.log_normaliser, 0.0, 1e-8);
+    check("span", span, expected.span, 0.0, 1e-8);
+    check_status("pool's status", in_.private_rows, status);
+    check_status("pool's public status", in_.public_rows, public_status);
+    const adapmixed::Ensemble of{in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
+                                 lse.data(), public_lse.data()};
+    check_answers(of, options, normaliser.data(), expected);
+    out.log_normaliser = out.span = nullptr;
+    out.sum = sum.data();
+    Backend::log_pool(rows_alone(), options, out, backend_.where());
+    check("sum of log-ratios", sum, expected.sum, 0.0, 1e-7);
+    out.log_normaliser = normaliser.data(), out.span = span.data(), out.sum = nullptr;
+    options.sum_log_ratio = sum.data();
+    const std::vector<double> before = normaliser;
+    Backend::log_pool(rows_alone(), options, out, backend_.where());
+    check("log-normaliser of a given sum", normaliser, before, 0.0, 0.0);
+    check_answers(of, options, normaliser.data(), expected);
+  }
+
+  void check_answers(const adapmixed::Ensemble& of, const adapmixed::LogPoolOptions& options,
+                     const double* normaliser, const Pool& expected) const {
+    std::vector<double> probabilities = unknown(expected.mixture.size());
+    Backend::pool_mixture(of, options, normaliser, probabilities.data(), backend_.where());
+    check("pool's mixture", probabilities, expected.mixture, 1e-7, 1e-300);
+    std::vector<double> result = unknown(positions());
+    Backend::pool_log_prob(of, options, normaliser, in_.targets.data(), result.data(),
+                           backend_.where());
+    check("pool's log_prob", result, expected.log_prob, 1e-8, 1e-7);
+  }
+
   void renyi_divergence(std::int64_t model) const {
     const std::size_t size = positions() * in_.orders.size();
     const auto of_model = [&](const std::vector<double>& all) {
@@ -248,6 +302,17 @@ class Run {
     Backend::mixture(rows_of, {half.data(), half.data()}, probabilities.data(), backend_.where());
     Backend::log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(),
                       backend_.where());
+    const adapmixed::LogPoolOptions pool{-0.25, 1.0, 2.0, in_.shape.models, nullptr, nullptr};
+    std::vector<double> normaliser = unknown(positions()), found = unknown(positions());
+    std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
+    Backend::log_pool(rows_alone(), pool,
+                      {normaliser.data(), one.data(), probabilities.data(), other.data(),
+                       status.data(), found.data(), public_status.data()},
+                      backend_.where());
+    check_status("refused row's public status", in_.public_rows, public_status);
+    Backend::pool_mixture(rows_of, pool, normaliser.data(), probabilities.data(), backend_.where());
+    Backend::pool_log_prob(rows_of, pool, normaliser.data(), in_.targets.data(), found.data(),
+                           backend_.where());
   }
 
   static adapmixed::Weights weights(const Weighted& given) {

@@ -1,0 +1,40 @@
+"""The logarithmic pool in plain float64 torch: part of ``reference.py``."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities in float64, the maximum subtracted first: huge logits keep their gaps."""
+    logits = logits.double()
+    shifted = logits - logits.amax(-1, keepdim=True)
+    return shifted - shifted.exp().sum(-1, keepdim=True).log()
+
+
+def log_pool(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    *,
+    lower: float,
+    upper: float,
+    scale: float,
+    num_models: int | None = None,
+    active: Tensor | None = None,
+    sum_log_ratio: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """p ~ q exp((scale/N) sum_i u_i), u_i = clip(log p_i/q, lower, upper).
+
+    Returns (log p (B, V), the log-normaliser (B,), span = max u_i - min u_i (N, B) where q > 0).
+    """
+    log_p, log_q = log_softmax(private_logits), log_softmax(public_logits)
+    absent = torch.isneginf(log_q)
+    u = torch.where(absent, 0.0, log_p - log_q).clamp(lower, upper)
+    most = torch.where(absent, -math.inf, u).amax(-1)
+    span = most - torch.where(absent, math.inf, u).amin(-1)
+    if sum_log_ratio is None:
+        sum_log_ratio = u.sum(0) if active is None else (u * active.unsqueeze(-1)).sum(0)
+    log_weight = log_q + scale / (num_models or private_logits.shape[0]) * sum_log_ratio
+    log_normaliser = torch.logsumexp(log_weight, -1)
+    return log_weight - log_normaliser.unsqueeze(-1), log_normaliser, span
