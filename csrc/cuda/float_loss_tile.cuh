@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
   __shared__ std::uint32_t exact[kMostTile / 32], exact_for_all[kMostTile / 32];
   const std::int64_t member = blockIdx.x / floats.layout.tiles;
   const std::int64_t tile = blockIdx.x % floats.layout.tiles;
-  if (floats.failed[member]) return;
+  if (block_flag(&floats.failed[member])) return;  // other tiles of the position raise it
   const FloatPosition found = floats.positions[member];
   const int degree = degree_at(found.degree), width = static_cast<int>(floats.layout.tile);
   const double reach = moment_reach(call.all.largest_order, degree);

@@ -71,6 +71,8 @@ const std::uint64_t* exchange(unsigned mask, int operation, std::uint64_t value,
 int lane();
 [[noreturn]] void fail(const std::string& what, int line);
 void* dynamic_shared();
+// By atomicExch, on a word that all blocks of the grid share: see Late in scheduler.cpp.
+void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after);
 void run(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared);
 
 template <class... P>
@@ -157,6 +159,10 @@ template <class T>
 T __ldg(const T* address) {
   return *address;
 }
+template <class T>
+T __ldcv(const T* address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
 
 // Integers only: our kernels have no atomics on floating point.
 template <class T>
@@ -167,10 +173,10 @@ template <class T>
 std::enable_if_t<std::is_integral<T>::value, T> atomicOr(T* address, std::common_type_t<T> value) {
   return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
 }
-template <class T>
-std::enable_if_t<std::is_integral<T>::value, T> atomicExch(T* address,
-                                                           std::common_type_t<T> value) {
-  return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+inline std::int32_t atomicExch(std::int32_t* address, std::int32_t value) {
+  const std::int32_t before = __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+  simt::exchanged(address, before, value);
+  return before;
 }
 template <class T>
 std::enable_if_t<std::is_integral<T>::value, T> atomicMax(T* address, std::common_type_t<T> value) {
