@@ -44,11 +44,17 @@ enum cudaError_t {
   cudaSuccess,
   cudaErrorInsufficientDriver,
   cudaErrorNoDevice,
-  cudaErrorNoKernelImageForDevice
+  cudaErrorNoKernelImageForDevice,
+  cudaErrorUnknown
 };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
-inline const char* cudaGetErrorName(cudaError_t) { return ""; }
+inline const char* cudaGetErrorName(cudaError_t error) {
+  constexpr const char* kNames[] = {"cudaSuccess", "cudaErrorInsufficientDriver",
+                                    "cudaErrorNoDevice", "cudaErrorNoKernelImageForDevice",
+                                    "cudaErrorUnknown"};
+  return kNames[error];
+}
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
@@ -59,6 +65,7 @@ enum class Order { forward, reverse, random };
 struct Config {
   Order order = Order::forward;
   unsigned seed = 0;
+  bool sizes_of_a_gpu = false;  // csrc/cuda/runtime.h
 };
 inline Config config;
 

@@ -26,13 +26,18 @@ def ensemble(models: int, vocab: int, *, shift: float, noise: float, seed: int =
 
 
 def worst_error(
-    private: Tensor, public: Tensor, projection: Projection, **options: object
+    private: Tensor,
+    public: Tensor,
+    projection: Projection | Tensor,
+    *,
+    sizes_of_a_gpu: bool = False,
+    **options: object,
 ) -> float:
     """Relative, against the float64 reference; the same in every order of threads."""
     exact = reference.leave_one_out(private, public, projection, **options)
     found = []
     for order in simulated.ORDERS:
-        with simulated.kernels(*order):
+        with simulated.kernels(*order, sizes_of_a_gpu=sizes_of_a_gpu):
             found.append(adapmixed_ext.leave_one_out(private, public, projection, **options))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     error = (found[0] - exact).abs() - 1e-12
