@@ -35,7 +35,8 @@ def renyi_divergence(
         orders: one order or K orders, each in [1, inf].
 
     Returns:
-        (forward, backward), each (..., K) float64, in nats.
+        (forward, backward), each (..., K) float64, in nats. On CUDA nothing is raised for a bad
+        row, here or later: both are +inf.
 
     Raises:
         ValueError: shapes, dtypes, devices, an order < 1 or NaN, a row with NaN, +inf or no value.

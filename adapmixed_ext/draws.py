@@ -62,7 +62,8 @@ def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -
         rng: a random source (``adapmixed.rng``).
 
     Returns:
-        (B,) int64 tokens. On CUDA nothing is raised for a bad row: its token is -1.
+        (B,) int64 tokens. On CUDA nothing is raised for a bad row of either, here or later: its
+        token is -1.
 
     Raises:
         ValueError: shapes, dtypes, devices, rows of probabilities that are no distribution,

@@ -9,8 +9,9 @@ losses and divergences of +inf, probabilities of NaN and the token -1; ``check()
 a status raises what the CPU raises at once.
 Memory is stated in bytes beyond inputs, that copy and results; on the CPU, threads keep theirs for
 their next call. None of it grows with N·V. On CUDA ``leave_one_out`` takes at most 64 MiB, or 8·N·
-(2K + 1) where that is more, and about V/8 for each position that shares it; ``screen`` takes 16
-for each of top_k tokens of a position, rounded up to a power of two, where that is above 2048.
+(2K + 1) where that is more, 4096·K, and 16·N + V/4 + 128 for each position of those that share it:
+at most 2^26 / (8·N·(2K + 1)) of them, or one; ``screen`` takes 16 for each of top_k tokens of a
+position, rounded up to a power of two, where that is above 2048.
 """
 
 import math
@@ -84,7 +85,8 @@ def project(
 
     Raises:
         ValueError: shapes, dtypes, devices, order ≤ 1, radius < 0 or NaN, N = 0, V = 0, a tensor
-            that requires grad, a row with NaN, +inf or no finite value.
+            that requires grad, a row with NaN, +inf or no finite value. On CUDA such a row raises
+            in ``check()`` of the result only; its weight is 0 before that.
     """
     return project_inputs(private_logits, public_logits, order=order, radius=radius)[1]
 
@@ -131,6 +133,10 @@ def screen(
         top_k: k ≥ 1.
         num_models: the divisor of the mean, ≥ N; absent slots answer q.
         active: (N, B) bool, slots that take part; the others answer q. None: all.
+
+    On CUDA nothing is raised for bad rows and for noise that is not finite: the divergence is +inf
+    and nothing passes but under a threshold of inf. ``check()`` raises for the rows, for the noise
+    nothing does.
     """
     return screen_prepared(
         prepare(private_logits, public_logits),
@@ -216,6 +222,10 @@ def leave_one_out(
         mixtures lacks a token of the other; with ``mean_excess`` also where p'/p of a token is
         below about 1e-8 times the largest order, since the sum over the other models is then lost
         to the rounding of the whole.
+
+    On CUDA nothing is raised for bad data, here or later: where rows are bad (with a weight tensor,
+    too, which has no ``check()``) or not those of the projection, weights outside [0, 1] or a
+    ``mean_excess`` below −1 or not finite, all losses of the position are +inf.
     """
     values, zero_out = _loss_options(orders, adjacency)
     ensemble = _weighted(private_logits, public_logits, projection)
@@ -268,7 +278,9 @@ def mixture(
             [0, 1].
 
     Returns:
-        (B, V) float64; rows sum to 1 up to rounding.
+        (B, V) float64; rows sum to 1 up to rounding. On CUDA nothing is raised for bad data, here
+        or later: where rows are bad (with a weight tensor, too, which has no ``check()``) or not
+        those of the projection, or weights outside [0, 1], the whole row is NaN.
     """
     if isinstance(projection, LogPool):
         return pool_mixture(private_logits, public_logits, projection)
@@ -293,7 +305,9 @@ def log_prob(
     Returns:
         (B,) float64, in nats; −inf where the mixture cannot produce the target. Evaluation only:
         a log-probability of the mixture is private. Only the targets' logits are read: with a
-        Projection the rows are taken to be those that it was made from.
+        Projection the rows are taken to be those that it was made from. On CUDA nothing is raised
+        for bad data, here or later: for a target outside [0, V), bad rows (with a weight tensor,
+        too, which has no ``check()``) and weights outside [0, 1] it is NaN.
     """
     if isinstance(projection, LogPool):
         return pool_log_prob(private_logits, public_logits, projection, targets)

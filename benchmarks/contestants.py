@@ -1,7 +1,7 @@
-"""The torch programs that the operators are compared with, for one query.
+"""The torch programs that the operators are compared with.
 
-Every program takes float32 logits (N, 1, V) and (1, V), an order and a radius, and returns the
-weights (N,) and the losses (N,) of all models.
+Every program takes float32 logits (N, B, V) and (B, V), an order and a radius, and returns the
+weights and the losses of all models: (N, B), or (N,) where B is 1. ``published`` takes one query.
 
 * ``published``: the published algorithm as written: a Python loop over models, each weight by 20
   bisection steps on the plain Rényi sums. (The mean of the others is taken from the running sum,
@@ -14,7 +14,7 @@ weights (N,) and the losses (N,) of all models.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ RUN_TIME = "the same compiled, order at run time"
 CONSTANT = "the same compiled, order constant"
 SMART = "smart (Newton), eager"
 SMART_CONSTANT = "smart (Newton), compiled, order constant"
+ALL = (LOOP, EAGER, RUN_TIME, CONSTANT, SMART, SMART_CONSTANT)
 SLOW = (LOOP, EAGER, RUN_TIME)  # a second each: timed a few times only
 
 
@@ -76,19 +77,19 @@ def vectorised(
     private: Tensor, public: Tensor, order: float | Tensor, radius: float | Tensor
 ) -> Result:
     """The same over all models at once."""
-    q, p = public[0].softmax(-1), private[:, 0].softmax(-1)
-    models = p.shape[0]
-    low, high = q.new_zeros(models, 1), q.new_ones(models, 1)
-    whole = divergence(p, q, order)[:, None] <= radius
+    q, p = public.softmax(-1), private.softmax(-1)
+    models, positions = p.shape[:2]
+    low, high = q.new_zeros(models, positions, 1), q.new_ones(models, positions, 1)
+    whole = divergence(p, q, order)[..., None] <= radius
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        inside = divergence(middle * p + (1 - middle) * q, q, order)[:, None] <= radius
+        inside = divergence(middle * p + (1 - middle) * q, q, order)[..., None] <= radius
         low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
     weight = torch.where(whole, 1.0, low)
     mixed = weight * p + (1 - weight) * q
     mean = mixed.mean(0)
     others = (models * mean - mixed) / (models - 1)
-    return weight[:, 0], divergence(mean, others, order)
+    return weight[..., 0].squeeze(1), divergence(mean, others, order).squeeze(1)
 
 
 def _forward_weights(
@@ -100,8 +101,8 @@ def _forward_weights(
     bounds w from above; there every term is at most 1, and as F^(1/α) is convex Newton's method
     descends from that bound without overshooting.
     """
-    log_q = public[0].log_softmax(-1)
-    d = torch.expm1(private[:, 0].log_softmax(-1) - log_q)
+    log_q = public.log_softmax(-1)
+    d = torch.expm1(private.log_softmax(-1) - log_q)
     scale = torch.exp((log_q - (order - 1) * radius) / order)
     slope = scale * d
     room = torch.where(slope > 0, (1 - scale) / slope, math.inf)
@@ -164,7 +165,7 @@ class Smart:
         q, d, weight = self._forward(private, public, order, radius)
         if self._binds(weight, radius) if backward is None else backward:
             weight = self._backward(q, d, weight, order, radius)
-        return weight[:, 0], self._losses(q, d, weight, order)
+        return weight[..., 0].squeeze(1), self._losses(q, d, weight, order).squeeze(1)
 
     def backward(self, private: Tensor, public: Tensor, order: float, radius: float) -> bool:
         """Whether the other direction must be solved for these logits."""
@@ -178,9 +179,11 @@ class Smart:
 
 def torch_programs(
     order: float, radius: float, inputs: tuple[Tensor, Tensor], *, backend: str = "inductor",
-    refused: Callable[[str, Exception], None] | None = None,
+    refused: Callable[[str, Exception], None] | None = None, only: Container[str] = ALL,
 ) -> tuple[dict[str, Program], dict[str, float]]:  # fmt: skip
     """The contestants by name, compiled for the shape of ``inputs``, and the seconds that took.
+
+    ``only`` these are compiled and returned.
 
     The compiler is given the order in two ways, which differ tenfold: as a constant, where it
     turns an integer power into multiplications, and as a tensor at run time, as one program for
@@ -202,8 +205,11 @@ def torch_programs(
         SMART: lambda z, z0: smart(z, z0, order, radius),
         SMART_CONSTANT: lambda z, z0, *known: smart_compiled(z, z0, order, radius, *known),
     }
+    programs = {name: program for name, program in programs.items() if name in only}
     seconds = {}
     for name in (RUN_TIME, CONSTANT, SMART_CONSTANT):
+        if name not in only:
+            continue
         start = time.perf_counter()
         try:
             programs[name](*inputs)

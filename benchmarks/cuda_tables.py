@@ -9,17 +9,19 @@ import math
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 import adapmixed_ext
 from adapmixed.rng import SeededRandom
-from benchmarks.calls import draw, evaluate, rotate
+from benchmarks.calls import draw, evaluate, rotate, two_calls
 from benchmarks.contestants import (
     CONSTANT,
+    EAGER,
     LOOP,
     RUN_TIME,
+    SMART,
     SMART_CONSTANT,
     Program,
     Smart,
@@ -29,7 +31,7 @@ from benchmarks.cuda_bench import GRAPH, Bench, base_of, ours
 from benchmarks.cuda_grids import batches, dtypes, sizes
 from benchmarks.cuda_timing import Card, Contestant, card_floors
 from benchmarks.harness import READ_ONCE, READ_TWICE, Query, Report, size
-from benchmarks.inputs import KINDS, judge
+from benchmarks.inputs import KINDS, few, judge
 from benchmarks.scaling import (
     ORDER,
     RADIUS,
@@ -43,6 +45,9 @@ from benchmarks.scaling import (
 
 # (order, radius, kinds of input): the compiler takes minutes for each pair of the first two.
 SETTINGS = ((18.0, 3.6, tuple(KINDS)), (3.0, 0.03, tuple(KINDS)), (17.5, 3.6, ("near",)))
+BATCH = 8
+# Without these, for one query and for a batch, a run has not compared anything and fails.
+PEERS = (EAGER, CONSTANT, SMART, SMART_CONSTANT)
 
 
 def _programs(
@@ -64,9 +69,20 @@ def _programs(
 
 
 def speed(bench: Bench) -> None:
-    """All contestants on one query in fp32; the published loop at the first setting only."""
+    """All contestants at the first setting: one query, and a batch of them; fp32."""
+    _settings(bench, SETTINGS[:1])
+    _batch(bench, *SETTINGS[0][:2])
+
+
+def more_speed(bench: Bench) -> None:
+    """The other settings; without what is slow everywhere."""
+    if not bench.sizes.quick:
+        _settings(bench, SETTINGS[1:])
+
+
+def _settings(bench: Bench, settings: Sequence[tuple[float, float, tuple[str, ...]]]) -> None:
     models, vocab, quick = bench.sizes
-    for order, radius, kinds in SETTINGS[:1] if quick else SETTINGS:
+    for order, radius, kinds in settings:
         if bench.late(f"speed at order {order:g}"):
             continue
         inputs = {kind: bench.queries(models, vocab, kind=kind) for kind in kinds}
@@ -80,11 +96,68 @@ def speed(bench: Bench) -> None:
             whole = order == SETTINGS[0][0] and kind == "near"
             some = {n: p for n, p in programs.items() if whole or n not in (LOOP, RUN_TIME)}
             _compare(bench, kind, queries, order, radius, some)
-        for name, taken in seconds.items():
-            bench.report.say(f"  first call of '{name}', which compiles it: {taken:.1f} s")
-            row = {"name": name, "order": order, "radius": radius, "seconds": taken}
-            bench.report.tables.setdefault("compilation", []).append(row)
-        bench.report.say()
+        _tell_compilation(bench, seconds, order, radius, batch=1)
+
+
+def _tell_compilation(
+    bench: Bench, seconds: Mapping[str, float], order: float, radius: float, *, batch: int
+) -> None:
+    for name, taken in seconds.items():
+        bench.report.say(f"  first call of '{name}', which compiles it: {taken:.1f} s")
+        row = {"name": name, "order": order, "radius": radius, "batch": batch, "seconds": taken}
+        bench.report.tables.setdefault("compilation", []).append(row)
+    bench.report.say()
+
+
+def _batch(bench: Bench, order: float, radius: float) -> None:
+    """The torch programs that take several queries in one call, on near inputs, and ours."""
+    if bench.late(f"speed, {BATCH} queries in one call"):
+        return
+    models, vocab, quick = bench.sizes
+    queries = bench.queries(models, vocab, positions=BATCH)
+    first = queries[0]
+    programs, seconds = torch_programs(
+        order, radius, first, backend="eager" if quick else "inductor", refused=bench.leave_out,
+        only=PEERS,
+    )  # fmt: skip
+    check((few(first[0]), first[1]))
+    projection, loss = two_calls(first, order, radius, order)
+    # Ours were just held to the reference: they are what the torch programs are judged by.
+    truth = projection.weight.cpu(), loss[..., 0].cpu()
+    extra = {name: judge(p(*first), *truth) for name, p in programs.items()}
+    extra |= {name + GRAPH: fields for name, fields in extra.items()}
+    contestants = _programs(queries, programs, order, radius)
+    contestants |= ours(queries, order, radius) | card_floors(queries)
+    timings = bench.time(contestants, {n: 10 if n in programs else 30 for n in contestants})
+    bench.report.say(
+        f"speed: order {order:g}, radius {radius:g}, near inputs, {models} models, {vocab} "
+        f"tokens, fp32, {BATCH} queries in one call; figures per query"
+    )
+    bench.report.head()
+    base, floor = (timings[n].per(BATCH) for n in (base_of(timings), READ_TWICE))
+    for name, timing in timings.items():
+        bench.report.row(
+            "speed", name, timing, base=base, floor=floor, bytes_read=size(first) // BATCH,
+            queries=BATCH, kind="near", order=order, radius=radius, models=models, vocab=vocab,
+            batch=BATCH, **extra.get(name, {}),
+        )  # fmt: skip
+    bench.report.say()
+    _tell_compilation(bench, seconds, order, radius, batch=BATCH)
+    bench.save()
+    del contestants, queries
+    bench.card.forget()
+
+
+def _not_compared(report: Report) -> list[str]:
+    """The torch programs that the speed table lacks."""
+    rows = report.tables.get("speed", [])
+    seen = {(row["name"], row["batch"]) for row in rows}
+    return [
+        f"'{name}' on {batch} quer{'y' if batch == 1 else 'ies'}"
+        for batch in (1, BATCH)
+        for name in PEERS
+        if (name, batch) not in seen
+    ]
 
 
 def _compare(
@@ -107,7 +180,7 @@ def _compare(
     bench.report.add(
         "speed", timings, base=base_of(timings), floor=READ_TWICE, bytes_read=size(first),
         extra=extra, kind=kind, order=order, radius=radius, models=sizes.models,
-        vocab=sizes.vocab,
+        vocab=sizes.vocab, batch=1,
     )  # fmt: skip
     bench.save()
 
@@ -162,22 +235,24 @@ def evaluation(bench: Bench) -> None:
     )  # fmt: skip
 
 
-# Ours first, then the contestants, whose compilation may take all the time there is.
-TABLES: dict[str, Callable[[Bench], None]] = {
-    "batches": batches,
-    "operators": operators,
-    "dtypes": dtypes,
-    "evaluation": evaluation,
-    "sizes": sizes,
-    "speed": speed,
-}
+# The comparison first, which a run must have; its other settings last, since compiling the
+# contestants for them may take all the time there is.
+TABLES: tuple[tuple[str, Callable[[Bench], None]], ...] = (
+    ("speed", speed),
+    ("batches", batches),
+    ("operators", operators),
+    ("dtypes", dtypes),
+    ("evaluation", evaluation),
+    ("sizes", sizes),
+    ("speed", more_speed),
+)
 
 
 def run(options: Namespace, shape: Sizes, about: dict[str, object]) -> int:
     """Measures and prints the tables; what there is so far is written after each.
 
     A table that fails, also at a result that differs from the reference, does not take the others
-    with it; the status is 1 then.
+    with it; the status is 1 then, and where the speed table lacks one of the ``PEERS``.
     """
     card = Card(options.dry_run)
     until = time.monotonic() + options.seconds if options.seconds else math.inf
@@ -188,8 +263,9 @@ def run(options: Namespace, shape: Sizes, about: dict[str, object]) -> int:
         f"adapmixed {about['adapmixed']}, torch {about['torch']}, Python {about['python']}, commit "
         f"{str(about['commit'])[:12]}{' with changes' if about['dirty'] else ''}\n"
     )
-    names, failed = [name for name in TABLES if name in options.only], []
+    chosen = [(name, table) for name, table in TABLES if name in options.only]
     begun: list[str] = []
+    failed: list[str] = []
 
     def save(finished: bool = False) -> None:
         if options.out is not None:
@@ -200,15 +276,20 @@ def run(options: Namespace, shape: Sizes, about: dict[str, object]) -> int:
             )  # fmt: skip
 
     bench.save = save
-    for name in names:
-        begun.append(name)
+    for k, (name, table) in enumerate(chosen):
+        if name not in begun:
+            begun.append(name)
         try:
             if not bench.late(name):
-                TABLES[name](bench)
+                table(bench)
                 card.forget()
         except (Exception, SystemExit) as error:
             traceback.print_exc()
             say(f"FAILED: {name}: {str(error).strip().partition(chr(10))[0]}\n")
             failed.append(name)
-        save(finished=name == names[-1])
+        last = k == len(chosen) - 1
+        if last and "speed" in begun and (lacking := _not_compared(bench.report)):
+            say(f"FAILED: speed: not compared with {', '.join(lacking)}\n")
+            failed.append("speed")
+        save(finished=last)
     return int(bool(failed))

@@ -14,7 +14,7 @@ import adapmixed_ext
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # they are not installed, and pytest may be started anywhere
 
-from benchmarks import contestants, harness, inputs  # noqa: E402
+from benchmarks import contestants, cuda_tables, harness, inputs  # noqa: E402
 
 TABLES = {
     "speed",
@@ -85,12 +85,17 @@ def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:
                        for name in names)  # fmt: skip
         for row in content["tables"][table]:
             assert set(row) >= TIMING, (table, row)
+    speed = content["tables"]["speed"]
+    for batch in (1, 8):
+        assert set(cuda_tables.PEERS) <= {r["name"] for r in speed if r["batch"] == batch}
+    assert content["begun"][0] == "speed"
     batches = content["tables"]["batches"]
     assert {(row["dtype"], row["batch"]) for row in batches} == {
         (dtype, batch) for dtype in ("fp32", "bf16") for batch in (1, 8, 64)
     }
     late = run_quick("--device", "cuda", "--dry-run", "--seconds", 1e-9)
-    assert late.returncode == 0 and late.stdout.count("the time is over") == 6
+    assert late.returncode == 1 and late.stdout.count("the time is over") == 7
+    assert "FAILED: speed: not compared with" in late.stdout
 
 
 def test_without_a_gpu_nothing_is_timed() -> None:
@@ -117,6 +122,17 @@ def test_torch_programs_agree_where_float32_holds_them(query: harness.Query) -> 
     for weight, loss in results[1:]:
         torch.testing.assert_close(weight, results[0][0], rtol=1e-3, atol=0)
         torch.testing.assert_close(loss, results[0][1], rtol=5e-2, atol=0)
+
+
+def test_torch_programs_take_batches() -> None:
+    private, public = inputs.make_query(5, 300, positions=3, seed=2)
+    for program in (contestants.vectorised, contestants.Smart()):
+        weight, loss = program(private, public, 3.0, 0.03)
+        assert weight.shape == loss.shape == (5, 3)
+        for b in range(3):
+            one = program(private[:, b : b + 1], public[b : b + 1], 3.0, 0.03)
+            torch.testing.assert_close(weight[:, b], one[0], rtol=1e-5, atol=0)
+            torch.testing.assert_close(loss[:, b], one[1], rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1 + 1e-4, 1 - 1e-4])

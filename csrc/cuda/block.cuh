@@ -79,6 +79,12 @@ __device__ inline double block_max(double value) {
   return values[0];
 }
 
+// A flag that other blocks of the grid may raise meanwhile: read once, the same for every thread.
+__device__ inline bool block_flag(const std::int32_t* flag) {
+  const int raised = threadIdx.x == 0 ? __ldcv(flag) : 0;
+  return __syncthreads_or(raised) != 0;
+}
+
 // The values of the threads before this one, added, and those of the whole block: integers.
 template <class T>
 struct Prefix {

@@ -1,8 +1,10 @@
 // What the single-precision kernels of one leave-one-out call are told: the first attempt at every
 // position, whose bound (core/loss_bound.h) says whether the sums in double are needed after it.
 //
-// A block takes one tile of the vocabulary with all models' deviations in its shared memory and
-// leaves the models' sums in the workspace, which the double kernels write over where they must.
+// A block takes a chunk of the vocabulary tile by tile, with all models' deviations at a tile in
+// its shared memory, and leaves the models' sums in the workspace, which the double kernels write
+// over where they must. A chunk is one tile, but for rows whose tiles' sums do not fit the
+// workspace.
 #pragma once
 
 #include "core/loss_bound.h"
@@ -11,11 +13,7 @@
 ADAPMIXED_CORE_BEGIN
 
 constexpr int kFloatThreads = 256;
-#if defined(ADAPMIXED_SIMT)
-constexpr int kMostTile = 64;  // so that the tests' short rows have several tiles
-#else
 constexpr int kMostTile = 256;
-#endif
 // Two such blocks fit a multiprocessor of sm_90 and later, one of sm_80. Smaller architectures use
 // the double kernels alone.
 constexpr std::int64_t kFloatShared = 112 * 1024;
@@ -49,20 +47,30 @@ struct TileToken {
 };
 
 struct FloatLayout {
-  std::int64_t tile, tiles;
-  std::int64_t per_model;  // doubles
-  std::int64_t per_tile;   // doubles: the models' sums and TokenSums
-  std::int64_t group;      // positions that fit the workspace; 0: floats do not serve
+  std::int64_t tile;
+  std::int64_t chunk_length, chunks;  // of whole tiles; they depend on V, N and K alone
+  std::int64_t per_model;             // doubles
+  std::int64_t per_chunk;             // doubles: the models' sums and TokenSums
+  std::int64_t group;                 // positions that fit the workspace; 0: floats do not serve
 
   FloatLayout() = default;
   FloatLayout(const Shape& shape, std::int64_t orders) {
     per_model = ModelSums::size(kMaxMoments, orders);
-    per_tile = shape.models * per_model + kTokenSums;
+    per_chunk = shape.models * per_model + kTokenSums;
     const std::int64_t room = kFloatShared - kStaticShared - list_bytes();
+    const std::int64_t most = simulated_or(kMostTile, 64);
     tile = room / (4 * shape.models + static_cast<std::int64_t>(sizeof(TileToken))) - 1;
-    tile = tile < kMostTile ? tile / 32 * 32 : kMostTile;
-    tiles = tile > 0 ? (shape.vocab + tile - 1) / tile : 0;
-    const std::int64_t rows = tile > 0 ? kLossMemory / (tiles * per_tile) : 0;
+    tile = tile < most ? tile / 32 * 32 : most;
+    if (tile <= 0) {
+      tile = chunk_length = chunks = group = 0;
+      return;
+    }
+    const std::int64_t fit = simulated_or(kLossMemory / per_chunk, 3);
+    const std::int64_t tiles = (shape.vocab + tile - 1) / tile;
+    const std::int64_t tiles_a_chunk = (tiles + fit - 1) / fit;
+    chunk_length = tiles_a_chunk * tile;
+    chunks = (tiles + tiles_a_chunk - 1) / tiles_a_chunk;
+    const std::int64_t rows = kLossMemory / (chunks * per_chunk);
     group = rows < shape.positions ? rows : shape.positions;
   }
 
@@ -73,7 +81,7 @@ struct FloatLayout {
            4 * models * pitch();
   }
   // Besides what the double kernels have, whose sums share their memory with these.
-  std::int64_t sums_bytes() const { return group * tiles * per_tile * 8; }
+  std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
   std::int64_t other_bytes(std::int64_t models, std::int64_t orders) const {
     return kDegrees * orders * 2 * static_cast<std::int64_t>(sizeof(ExcessFit)) +
            group * (models * static_cast<std::int64_t>(sizeof(FloatModel)) +
@@ -97,10 +105,10 @@ struct FloatCall {
   std::int32_t* done;        // (group): the losses are there
 };
 
-// Sums of the tile's models, and of its tokens, in the workspace.
+// Sums of the chunk's models, and of its tokens, in the workspace.
 __device__ inline double* float_sums(const LossCall& call, const FloatCall& floats,
-                                     std::int64_t member, std::int64_t tile) {
-  return call.sums + (member * floats.layout.tiles + tile) * floats.layout.per_tile;
+                                     std::int64_t member, std::int64_t chunk) {
+  return call.sums + (member * floats.layout.chunks + chunk) * floats.layout.per_chunk;
 }
 __device__ inline const ExcessFit& fit_of(const FloatCall& floats, int degree, int orders, int k,
                                           bool reverse) {

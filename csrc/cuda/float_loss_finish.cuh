@@ -1,4 +1,4 @@
-// From the tiles' single-precision sums to losses, where the bound on their error allows it.
+// From the chunks' single-precision sums to losses, where the bound on their error allows it.
 #pragma once
 
 #include "cuda/float_loss_call.cuh"
@@ -6,18 +6,18 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The tiles' sums added in order, into the first one's: one thread a number.
+// The chunks' sums added in order, into the first one's: one thread a number.
 static __global__ void float_totals_kernel(const __grid_constant__ LossCall call,
                                            const __grid_constant__ FloatCall floats) {
-  const std::int64_t blocks = (floats.layout.per_tile + kFloatThreads - 1) / kFloatThreads;
+  const std::int64_t blocks = (floats.layout.per_chunk + kFloatThreads - 1) / kFloatThreads;
   const std::int64_t member = blockIdx.x / blocks;
   const std::int64_t at = blockIdx.x % blocks * kFloatThreads + threadIdx.x;
-  if (at >= floats.layout.per_tile || floats.failed[member]) return;
+  if (at >= floats.layout.per_chunk || floats.failed[member]) return;
   double* sums = float_sums(call, floats, member, 0) + at;
-  const bool largest = at == floats.layout.per_tile - 1;  // the last of TokenSums
+  const bool largest = at == floats.layout.per_chunk - 1;  // the last of TokenSums
   double total = sums[0];
-  for (std::int64_t tile = 1; tile < floats.layout.tiles; ++tile) {
-    const double own = sums[tile * floats.layout.per_tile];
+  for (std::int64_t chunk = 1; chunk < floats.layout.chunks; ++chunk) {
+    const double own = sums[chunk * floats.layout.per_chunk];
     total = largest ? std::fmax(total, own) : total + own;
   }
   sums[0] = total;

@@ -1,6 +1,7 @@
-// The single-precision sums of one tile. First each thread forms all models' deviations at its
-// token, reading the logits once; then each warp takes 32 models, one a lane, and goes through the
-// tokens: nothing is added across lanes. Tokens that floats leave out are for float_loss_exact.cuh.
+// The single-precision sums of a chunk, tile by tile. First each thread forms all models'
+// deviations at its token, reading the logits once; then each warp takes 32 models, one a lane, and
+// goes through the tokens: nothing is added across lanes. Tokens that floats leave out are for
+// float_loss_exact.cuh.
 #pragma once
 
 #include "cuda/float_loss_exact.cuh"
@@ -120,10 +121,11 @@ __device__ TileToken load_token(const LossCall& call, const FloatCall& floats,
   return {static_cast<float>(middle), static_cast<float>(relative / reach), static_cast<float>(p)};
 }
 
-// The moments of one model over the tile, into its sums. Marks tokens of |t| > 1.
+// The moments of one model over the tile, into its sums. Marks tokens of |t| > 1. fresh: of the
+// first tile, there is nothing to add to.
 template <int kDegree>
 __device__ void add_moments(const float* deviations, const TileToken* tokens, int count,
-                            double reach, std::uint32_t* exact, double* sums) {
+                            double reach, bool fresh, std::uint32_t* exact, double* sums) {
   constexpr int kBurst = 16;  // tokens whose terms are added in floats
   double total[kDegree + 1] = {};
   for (int start = 0; start < count; start += kBurst) {
@@ -150,15 +152,16 @@ __device__ void add_moments(const float* deviations, const TileToken* tokens, in
     for (int k = 0; k <= kDegree; ++k) total[k] += static_cast<double>(s[k]);
   }
   const ModelSums out{sums, kDegree};
-  out.first() = total[0] * reach;
-  out.listed_second() = 0.0;
+  const auto add = [fresh](double& to, double value) { to = fresh ? value : to + value; };
+  add(out.first(), total[0] * reach);
+  if (fresh) out.listed_second() = 0.0;
 #pragma unroll
-  for (int k = 0; k < kDegree; ++k) out.moments()[k] = total[1 + k];
+  for (int k = 0; k < kDegree; ++k) add(out.moments()[k], total[1 + k]);
 }
 
 // Called by a whole block: one lane a model.
 __device__ inline void add_all_moments(const LossCall& call, const FloatLayout& layout, int degree,
-                                       double reach, const float* deviations,
+                                       double reach, bool fresh, const float* deviations,
                                        const TileToken* tokens, std::uint32_t* exact,
                                        double* sums) {
   const int count = static_cast<int>(layout.tile);
@@ -166,29 +169,26 @@ __device__ inline void add_all_moments(const LossCall& call, const FloatLayout& 
     const float* own = deviations + i * layout.pitch();
     double* out = sums + i * layout.per_model;
     if (degree == 4) {
-      add_moments<4>(own, tokens, count, reach, exact, out);
+      add_moments<4>(own, tokens, count, reach, fresh, exact, out);
     } else if (degree == 6) {
-      add_moments<6>(own, tokens, count, reach, exact, out);
+      add_moments<6>(own, tokens, count, reach, fresh, exact, out);
     } else if (degree == 10) {
-      add_moments<10>(own, tokens, count, reach, exact, out);
+      add_moments<10>(own, tokens, count, reach, fresh, exact, out);
     } else {
-      add_moments<kMaxMoments>(own, tokens, count, reach, exact, out);
+      add_moments<kMaxMoments>(own, tokens, count, reach, fresh, exact, out);
     }
-    for (int k = 0; k < call.orders.count; ++k) {
+    for (int k = 0; fresh && k < call.orders.count; ++k) {
       ModelSums{out, degree}.listed(k) = {0.0, 0.0, 0.0, 0.0};
     }
   }
 }
 
-// One block a tile.
+// One tile, that at `begin`, into the chunk's sums. Whether floats serve there. Called by a whole
+// block.
 template <Dtype D>
-__global__ void __launch_bounds__(kFloatThreads, 2)
-    float_sums_kernel(const __grid_constant__ LossCall call,
-                      const __grid_constant__ FloatCall floats) {
+__device__ bool add_tile(const LossCall& call, const FloatCall& floats, std::int64_t member,
+                         std::int64_t begin, bool fresh, double* sums) {
   __shared__ std::uint32_t exact[kMostTile / 32], exact_for_all[kMostTile / 32];
-  const std::int64_t member = blockIdx.x / floats.layout.tiles;
-  const std::int64_t tile = blockIdx.x % floats.layout.tiles;
-  if (floats.failed[member]) return;
   const FloatPosition found = floats.positions[member];
   const int degree = degree_at(found.degree), width = static_cast<int>(floats.layout.tile);
   const double reach = moment_reach(call.all.largest_order, degree);
@@ -198,7 +198,6 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kMostTile / 32) exact[thread] = exact_for_all[thread] = 0;
   __syncthreads();
-  const std::int64_t begin = tile * floats.layout.tile;
   TokenFindings findings;
   if (thread < width) {
     for (std::int64_t i = 0; i < call.in.shape.models; ++i) {
@@ -212,8 +211,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
     if (for_all) atomicOr(&exact_for_all[thread / 32], 1u << thread % 32);
   }
   __syncthreads();
-  double* sums = float_sums(call, floats, member, tile);
-  add_all_moments(call, floats.layout, degree, reach, deviations, tokens, exact, sums);
+  add_all_moments(call, floats.layout, degree, reach, fresh, deviations, tokens, exact, sums);
   double found_sums[4] = {findings.sums.balance, findings.sums.common, findings.sums.middle,
                           findings.failed ? 1.0 : 0.0};
   block_sum(found_sums);
@@ -221,13 +219,36 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
   bool served = found_sums[3] == 0.0;
   const double balance = add_exact_tokens<D>(call, floats, member, begin, exact, exact_for_all,
                                              list, tokens, deviations, sums, served);
-  if (thread == 0) {
-    if (!served) atomicExch(&floats.failed[member], 1);
+  if (threadIdx.x == 0) {
+    // In the workspace, not in registers: the loop over tiles has none left.
     double* out = sums + call.in.shape.models * floats.layout.per_model;
-    out[0] = found_sums[0] + balance;
-    out[1] = found_sums[1];
-    out[2] = found_sums[2];
-    out[3] = growth;
+    if (fresh) out[0] = out[1] = out[2] = out[3] = 0.0;
+    out[0] += found_sums[0] + balance;
+    out[1] += found_sums[1];
+    out[2] += found_sums[2];
+    out[3] = std::fmax(out[3], growth);
+  }
+  return served;
+}
+
+// One block a chunk.
+template <Dtype D>
+__global__ void __launch_bounds__(kFloatThreads, 2)
+    float_sums_kernel(const __grid_constant__ LossCall call,
+                      const __grid_constant__ FloatCall floats) {
+  const std::int64_t member = blockIdx.x / floats.layout.chunks;
+  if (block_flag(&floats.failed[member])) return;  // other chunks of the position raise it
+  const std::int64_t chunk = blockIdx.x % floats.layout.chunks;
+  double* sums = float_sums(call, floats, member, chunk);
+  std::int64_t begin = chunk * floats.layout.chunk_length;
+  const int tiles = static_cast<int>(floats.layout.chunk_length / floats.layout.tile);
+  for (int k = 0; k < tiles && begin < call.in.shape.vocab; ++k) {
+    if (k > 0) __syncthreads();  // before the last tile is written over
+    if (!add_tile<D>(call, floats, member, begin, k == 0, sums)) {
+      if (threadIdx.x == 0) atomicExch(&floats.failed[member], 1);
+      return;
+    }
+    begin += floats.layout.tile;
   }
 }
 

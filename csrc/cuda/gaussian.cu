@@ -10,8 +10,7 @@ void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std:
               double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t per_block = 8 * core::kGaussianThreads;
-  launch(queue, core::gaussian_kernel,
-         dim3(static_cast<unsigned>((count + per_block - 1) / per_block)),
+  launch(queue, core::gaussian_kernel, grid_of((count + per_block - 1) / per_block),
          dim3(core::kGaussianThreads), 0, core::key_of(key), counter, sigma, count, result);
 }
 

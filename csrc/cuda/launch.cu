@@ -22,6 +22,16 @@ void check(cudaError_t error) {
                            cudaGetErrorName(error) + said);
 }
 
+dim3 grid_of(std::int64_t blocks) {
+  constexpr std::int64_t kMost = 2147483647;
+  if (blocks > kMost) {
+    throw std::invalid_argument("a call on CUDA may take " + std::to_string(kMost) +
+                                " blocks of threads, this one would take " +
+                                std::to_string(blocks) + ": call it for fewer positions at a time");
+  }
+  return dim3(static_cast<unsigned>(blocks));
+}
+
 std::int64_t most_shared_bytes() {
 #if defined(ADAPMIXED_SIMT)
   return 227 * 1024;

@@ -26,6 +26,9 @@ class DeviceGuard {
   int previous_ = -1;
 };
 
+// A grid of so many blocks; throws std::invalid_argument where no GPU takes them at once.
+dim3 grid_of(std::int64_t blocks);
+
 // The most dynamic shared memory that a block of the current device may have.
 std::int64_t most_shared_bytes();
 

@@ -66,15 +66,14 @@ struct LossWorkspace {
 template <Dtype D>
 void queue_floats(const device::LossCall& call, const device::FloatCall& floats, std::int64_t here,
                   const Queue& queue) {
-  const dim3 positions(static_cast<unsigned>(here)), threads(device::kFloatThreads);
-  const dim3 tiles(static_cast<unsigned>(here * floats.layout.tiles));
+  const dim3 positions = grid_of(here), threads(device::kFloatThreads);
+  const dim3 chunks = grid_of(here * floats.layout.chunks);
   const std::int64_t blocks =
-      (floats.layout.per_tile + device::kFloatThreads - 1) / device::kFloatThreads;
+      (floats.layout.per_chunk + device::kFloatThreads - 1) / device::kFloatThreads;
   const auto shared = static_cast<std::size_t>(floats.layout.shared_bytes(call.in.shape.models));
   launch(queue, device::float_positions_kernel<D>, positions, threads, 0, call, floats);
-  launch(queue, device::float_sums_kernel<D>, tiles, threads, shared, call, floats);
-  launch(queue, device::float_totals_kernel, dim3(static_cast<unsigned>(here * blocks)), threads, 0,
-         call, floats);
+  launch(queue, device::float_sums_kernel<D>, chunks, threads, shared, call, floats);
+  launch(queue, device::float_totals_kernel, grid_of(here * blocks), threads, 0, call, floats);
   launch(queue, device::float_loss_kernel, positions, threads, 0, call, floats);
 }
 
@@ -119,14 +118,14 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
   for (call.first = 0; call.first < in.shape.positions; call.first += layout.group) {
     const std::int64_t left = in.shape.positions - call.first;
     const std::int64_t here = left < layout.group ? left : layout.group;
-    const dim3 chunks(static_cast<unsigned>(here * layout.chunks));
-    const dim3 losses(static_cast<unsigned>(here * finish_blocks));
+    const dim3 chunks = grid_of(here * layout.chunks);
+    const dim3 losses = grid_of(here * finish_blocks);
     with_dtype(in.private_logits.dtype, [&](auto dtype) {
       if (try_floats) queue_floats<decltype(dtype)::value>(call, floats, here, queue);
       launch(queue, device::loss_sums_kernel<decltype(dtype)::value>, chunks, threads, 0, call);
     });
     launch(queue, device::rare_sums_kernel, chunks, threads, 0, call);
-    launch(queue, device::loss_balance_kernel, dim3(static_cast<unsigned>(here)), threads, 0, call);
+    launch(queue, device::loss_balance_kernel, grid_of(here), threads, 0, call);
     launch(queue, device::loss_kernel, losses, finish_threads, 0, call);
     launch(queue, device::log_sums_kernel, chunks, threads, 0, call);
     launch(queue, device::log_loss_kernel, losses, finish_threads, 0, call);

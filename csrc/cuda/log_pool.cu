@@ -11,7 +11,6 @@ namespace {
 std::int64_t blocks_a_row(const Shape& shape) {
   return (shape.vocab + core::kPoolThreads - 1) / core::kPoolThreads;
 }
-dim3 grid_of(std::int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
 
 }  // namespace
 

@@ -10,15 +10,15 @@ void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* ta
               double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t blocks = (in.shape.positions + core::kLogProbWarps - 1) / core::kLogProbWarps;
-  launch(queue, core::log_prob_kernel, dim3(static_cast<unsigned>(blocks)),
-         dim3(core::kLogProbWarps * core::kWarp), 0, in, weights, targets, result);
+  launch(queue, core::log_prob_kernel, grid_of(blocks), dim3(core::kLogProbWarps * core::kWarp), 0,
+         in, weights, targets, result);
 }
 
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t blocks = (in.shape.positions + core::kLogProbWarps - 1) / core::kLogProbWarps;
-  launch(queue, core::pool_log_prob_kernel, dim3(static_cast<unsigned>(blocks)),
+  launch(queue, core::pool_log_prob_kernel, grid_of(blocks),
          dim3(core::kLogProbWarps * core::kWarp), 0, in, core::PoolGrid(options), options,
          log_normaliser, targets, result);
 }

@@ -9,8 +9,7 @@ void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positio
   const DeviceGuard guard(queue);
   with_dtype(logits.dtype, [&](auto dtype) {
     launch(queue, ADAPMIXED_ISA::log_sum_exp_kernel<decltype(dtype)::value>,
-           dim3(static_cast<unsigned>(models * positions)), dim3(256), 0, logits, positions, vocab,
-           lse, status);
+           grid_of(models * positions), dim3(256), 0, logits, positions, vocab, lse, status);
   });
 }
 

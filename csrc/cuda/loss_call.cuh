@@ -14,11 +14,7 @@ ADAPMIXED_CORE_BEGIN
 constexpr int kLossThreads = 128;
 constexpr int kLossTile = kLossThreads;  // tokens: one a thread where the models share work
 constexpr int kTileWords = kLossTile / 32;
-#if defined(ADAPMIXED_SIMT)
-constexpr std::int64_t kMostLossChunks = 2;  // of several tiles, though the tests' rows are short
-#else
 constexpr std::int64_t kMostLossChunks = 512;
-#endif
 constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
 
 struct LossLayout {
@@ -31,7 +27,8 @@ struct LossLayout {
   LossLayout(const Shape& shape, std::int64_t orders) {
     per_chunk = shape.models * (2 * orders + 1);
     const std::int64_t fit = kLossMemory / per_chunk;
-    const std::int64_t most = fit < 1 ? 1 : fit < kMostLossChunks ? fit : kMostLossChunks;
+    const std::int64_t allowed = simulated_or(kMostLossChunks, 2);
+    const std::int64_t most = fit < 1 ? 1 : fit < allowed ? fit : allowed;
     const std::int64_t tiles = (shape.vocab + kLossTile - 1) / kLossTile;
     const std::int64_t tiles_a_chunk = (tiles + most - 1) / most;
     chunk_length = tiles_a_chunk * kLossTile;

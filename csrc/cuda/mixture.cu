@@ -14,11 +14,11 @@ void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
       (in.shape.vocab + device::kMixtureThreads - 1) / device::kMixtureThreads;
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     launch(queue, device::mixture_kernel<decltype(dtype)::value>,
-           dim3(static_cast<unsigned>(in.shape.positions * blocks_a_row)), threads, 0, in, weights,
-           blocks_a_row, probabilities);
+           grid_of(in.shape.positions * blocks_a_row), threads, 0, in, weights, blocks_a_row,
+           probabilities);
   });
-  launch(queue, device::check_mixture_kernel, dim3(static_cast<unsigned>(in.shape.positions)),
-         threads, 0, in.shape.vocab, probabilities);
+  launch(queue, device::check_mixture_kernel, grid_of(in.shape.positions), threads, 0,
+         in.shape.vocab, probabilities);
 }
 
 }  // namespace adapmixed::cuda

@@ -11,7 +11,7 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   constexpr std::int64_t kWarp = ADAPMIXED_ISA::kWarp, kMost = ADAPMIXED_ISA::kProjectThreads;
   const std::int64_t warps = (in.shape.vocab + kWarp - 1) / kWarp;
   const std::int64_t threads = warps * kWarp < kMost ? warps * kWarp : kMost;
-  const dim3 grid(static_cast<unsigned>(in.shape.models * in.shape.positions));
+  const dim3 grid = grid_of(in.shape.models * in.shape.positions);
   const dim3 block(static_cast<unsigned>(threads));
   const bool lists = ADAPMIXED_ISA::make_target(order, radius, 0.0).scaled;
   with_dtype(in.private_logits.dtype, [&](auto dtype) {

@@ -15,8 +15,8 @@ void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num
   const DeviceGuard guard(queue);
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     launch(queue, core::renyi_divergence_kernel<decltype(dtype)::value>,
-           dim3(static_cast<unsigned>(in.shape.positions)), dim3(core::kDivergenceThreads), 0, in,
-           values, forward, backward);
+           grid_of(in.shape.positions), dim3(core::kDivergenceThreads), 0, in, values, forward,
+           backward);
   });
 }
 

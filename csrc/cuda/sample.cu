@@ -11,9 +11,9 @@ void sample(const double* probabilities, const Logits& public_logits, std::int64
             std::int64_t* tokens, std::int32_t* status, const Queue& queue) {
   const DeviceGuard guard(queue);
   with_dtype(public_logits.dtype, [&](auto dtype) {
-    launch(queue, core::sample_kernel<decltype(dtype)::value>,
-           dim3(static_cast<unsigned>(positions)), dim3(core::kSampleThreads), 0, probabilities,
-           public_logits, vocab, core::key_of(key), counter, tokens, status);
+    launch(queue, core::sample_kernel<decltype(dtype)::value>, grid_of(positions),
+           dim3(core::kSampleThreads), 0, probabilities, public_logits, vocab, core::key_of(key),
+           counter, tokens, status);
   });
 }
 

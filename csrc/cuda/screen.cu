@@ -19,8 +19,8 @@ void screen(const Ensemble& in, const ScreenOptions& options, double* divergence
   const std::int64_t size = core::sort_size(std::min(options.top_k, in.shape.vocab));
   const bool shared = size <= core::kMostShared;
   with_dtype(in.public_logits.dtype, [&](auto dtype) {
-    launch(queue, core::screen_kernel<decltype(dtype)::value>,
-           dim3(static_cast<unsigned>(in.shape.positions)), dim3(core::kScreenThreads),
+    launch(queue, core::screen_kernel<decltype(dtype)::value>, grid_of(in.shape.positions),
+           dim3(core::kScreenThreads),
            shared ? static_cast<std::size_t>(core::bytes_kept(size)) : 0, in, options, size,
            static_cast<char*>(queue.workspace), divergence, passed);
   });

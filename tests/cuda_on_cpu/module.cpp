@@ -1,5 +1,6 @@
 // The CUDA back end's operators, run by the scheduler of this folder on memory of the CPU.
 #include "bindings.h"
+#include "cuda/launch.h"
 #include "log_pool_bindings.h"
 #include "simt.h"
 
@@ -15,4 +16,11 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
                                              : simt::Order::random;
     simt::config.seed = seed;
   });
+  m.def("check", [](const std::string& error) {
+    for (int k = cudaSuccess; k <= cudaErrorUnknown; ++k) {
+      const auto found = static_cast<cudaError_t>(k);
+      if (error == cudaGetErrorName(found)) adapmixed::cuda::check(found);
+    }
+  });
+  m.def("set_sizes", [](bool of_a_gpu) { simt::config.sizes_of_a_gpu = of_a_gpu; });
 }

@@ -11,6 +11,23 @@ thread_local Block* the_block = nullptr;
 thread_local std::vector<std::uint64_t> shared_memory;
 thread_local Pool pool;
 
+// A word that a block of this grid has exchanged. Blocks run one after the other here, but on a GPU
+// together: a later one finds the word as it was before, and as it is after once half of its
+// threads have run up to their first barrier.
+struct Late {
+  std::int32_t *address, before, after;
+};
+thread_local std::vector<Late> late;
+
+void hide_late() {
+  for (const Late& word : late) {
+    if (*word.address == word.after) *word.address = word.before;
+  }
+}
+void show_late() {
+  for (const Late& word : late) *word.address = word.after;
+}
+
 __attribute__((noinline)) void to_scheduler() {
   Fibre* fibre = the_block->current;
   SIMT_TSAN(__tsan_switch_to_fiber(the_block->sanitizer, 1));
@@ -69,12 +86,14 @@ std::string stuck(const Block& block) {
 void schedule(std::mt19937& random) {
   Block& block = *the_block;
   const int count = static_cast<int>(block.fibres.size());
-  for (;;) {
+  hide_late();
+  for (bool first = true;; first = false) {
     bool ran = false;
     if (config.order == Order::random) {
       std::shuffle(block.order.begin(), block.order.end(), random);
     }
     for (int k = 0; k < count; ++k) {
+      if (first && k == count / 2) show_late();
       const int index = block.order[config.order == Order::reverse ? count - 1 - k : k];
       if (block.fibres[index].state != State::ready) continue;
       resume(index);
@@ -141,6 +160,10 @@ int lane() { return the_block->current_index & 31; }
 void fail(const std::string& what, int line) {
   the_block->error = "simt: " + what + ", line " + std::to_string(line);
   for (;;) to_scheduler();  // never resumed
+}
+
+void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after) {
+  if (before != after) late.push_back({address, before, after});
 }
 
 void* dynamic_shared() { return shared_memory.data(); }
@@ -215,6 +238,7 @@ void run(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t
     throw std::runtime_error("simt: no GPU could run a grid of this shape");
   }
   std::mt19937 random(config.seed);
+  late.clear();
   gridDim = grid;
   blockDim = block;
   std::vector<unsigned> order(std::size_t{grid.x} * grid.y * grid.z);

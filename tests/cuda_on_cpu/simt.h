@@ -44,11 +44,17 @@ enum cudaError_t {
   cudaSuccess,
   cudaErrorInsufficientDriver,
   cudaErrorNoDevice,
-  cudaErrorNoKernelImageForDevice
+  cudaErrorNoKernelImageForDevice,
+  cudaErrorUnknown
 };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
-inline const char* cudaGetErrorName(cudaError_t) { return ""; }
+inline const char* cudaGetErrorName(cudaError_t error) {
+  constexpr const char* kNames[] = {"cudaSuccess", "cudaErrorInsufficientDriver",
+                                    "cudaErrorNoDevice", "cudaErrorNoKernelImageForDevice",
+                                    "cudaErrorUnknown"};
+  return kNames[error];
+}
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
@@ -59,6 +65,7 @@ enum class Order { forward, reverse, random };
 struct Config {
   Order order = Order::forward;
   unsigned seed = 0;
+  bool sizes_of_a_gpu = false;  // csrc/cuda/runtime.h
 };
 inline Config config;
 
@@ -71,6 +78,8 @@ const std::uint64_t* exchange(unsigned mask, int operation, std::uint64_t value,
 int lane();
 [[noreturn]] void fail(const std::string& what, int line);
 void* dynamic_shared();
+// By atomicExch, on a word that all blocks of the grid share: see Late in scheduler.cpp.
+void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after);
 void run(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared);
 
 template <class... P>
@@ -157,6 +166,10 @@ template <class T>
 T __ldg(const T* address) {
   return *address;
 }
+template <class T>
+T __ldcv(const T* address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
 
 // Integers only: our kernels have no atomics on floating point.
 template <class T>
@@ -167,10 +180,10 @@ template <class T>
 std::enable_if_t<std::is_integral<T>::value, T> atomicOr(T* address, std::common_type_t<T> value) {
   return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
 }
-template <class T>
-std::enable_if_t<std::is_integral<T>::value, T> atomicExch(T* address,
-                                                           std::common_type_t<T> value) {
-  return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+inline std::int32_t atomicExch(std::int32_t* address, std::int32_t value) {
+  const std::int32_t before = __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+  simt::exchanged(address, before, value);
+  return before;
 }
 template <class T>
 std::enable_if_t<std::is_integral<T>::value, T> atomicMax(T* address, std::common_type_t<T> value) {

@@ -69,11 +69,18 @@ def _where(like: Tensor, memory: Tensor | None) -> tuple[int, int, int]:
 
 
 @contextmanager
-def kernels(order: str = "forward", seed: int = 0) -> Iterator[None]:
-    """Operators on CPU tensors run the CUDA kernels, threads in this order."""
+def kernels(
+    order: str = "forward", seed: int = 0, *, sizes_of_a_gpu: bool = False
+) -> Iterator[None]:
+    """Operators on CPU tensors run the CUDA kernels, threads in this order.
+
+    sizes_of_a_gpu: tiles and chunks as on a GPU. Else they are smaller, so that short rows have
+    several of them.
+    """
     built = module()
     before = _registry.backends["cpu"]
     built.set_order(order, seed)
+    built.set_sizes(sizes_of_a_gpu)
     _registry.backends["cpu"] = _registry.Backend(built, _where, False)
     try:
         yield

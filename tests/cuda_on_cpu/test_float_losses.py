@@ -26,13 +26,18 @@ def ensemble(models: int, vocab: int, *, shift: float, noise: float, seed: int =
 
 
 def worst_error(
-    private: Tensor, public: Tensor, projection: Projection, **options: object
+    private: Tensor,
+    public: Tensor,
+    projection: Projection | Tensor,
+    *,
+    sizes_of_a_gpu: bool = False,
+    **options: object,
 ) -> float:
     """Relative, against the float64 reference; the same in every order of threads."""
     exact = reference.leave_one_out(private, public, projection, **options)
     found = []
     for order in simulated.ORDERS:
-        with simulated.kernels(*order):
+        with simulated.kernels(*order, sizes_of_a_gpu=sizes_of_a_gpu):
             found.append(adapmixed_ext.leave_one_out(private, public, projection, **options))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     error = (found[0] - exact).abs() - 1e-12
@@ -99,3 +104,13 @@ def test_rows_of_another_projection_have_no_loss() -> None:
     with simulated.kernels():
         loss = adapmixed_ext.leave_one_out(other, public, projection, orders=[3.0])
     assert torch.all(loss == math.inf)
+
+
+@pytest.mark.parametrize("token", [1, 100, 190])
+def test_a_tile_refuses_floats_while_others_run(token: int) -> None:
+    """A masked token that some model answers, in one of three tiles: the others' threads find the
+    flag raised halfway (scheduler.cpp), and have to agree."""
+    private, public = ensemble(8, 192, shift=0.0, noise=0.5)
+    public[0, token] = -math.inf
+    weight = torch.full((8, 2), 0.3, dtype=torch.float64)
+    assert worst_error(private, public, weight, orders=[2.0, 3.0], adjacency="zero_out") < math.inf

@@ -6,6 +6,7 @@ import cases
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import adapmixed_ext
 
@@ -75,6 +76,28 @@ def test_operators_do_not_mutate_or_alias() -> None:
         assert all(r.alias_info is None for r in schema.returns), name
 
 
+def _on_cuda(value: object) -> object:
+    """A fake tensor of a GPU that need not be there, in the place of a tensor; keys stay."""
+    if not isinstance(value, Tensor) or value.dtype == torch.uint8:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda:0")
+
+
+@pytest.mark.parametrize("name", _registered())
+def test_fakes_on_a_gpu(name: str) -> None:
+    """Shapes, dtypes and strides are those of the results on a CPU, the device is the GPU."""
+    operator, arguments = getattr(torch.ops.adapmixed, name), _inputs()[name]
+    options = {"device": torch.device("cuda:0")} if name == "gaussian" else {}
+    expected = operator(*arguments)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        got = operator(*map(_on_cuda, arguments), **options)
+    both = [(got,), (expected,)] if isinstance(got, Tensor) else [got, expected]
+    for fake, real in zip(*both, strict=True):
+        assert isinstance(fake, FakeTensor) and fake.device == torch.device("cuda:0")
+        assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
+        assert fake.stride() == real.stride()
+
+
 def everything(
     private: Tensor, public: Tensor, noise: Tensor, targets: Tensor
 ) -> tuple[Tensor, ...]:
@@ -120,6 +143,16 @@ def test_compiled_equals_eager(dtype: torch.dtype) -> None:
     arguments = _arguments(dtype, 2, 17)
     for got, expected in zip(compiled(*arguments), everything(*arguments), strict=True):
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_the_public_operators_take_fakes_of_a_gpu(dtype: torch.dtype) -> None:
+    arguments = _arguments(dtype, 2, 17)
+    with FakeTensorMode():
+        results = everything(*map(_on_cuda, arguments))
+    for fake, real in zip(results, everything(*arguments), strict=True):
+        assert fake.device == torch.device("cuda:0")
+        assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
 
 
 def test_compiled_with_dynamic_shapes() -> None:

@@ -1,0 +1,94 @@
+"""Bad data that no status reports: what the docstrings say comes out of it on CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import fuzz
+import pytest
+import simulated
+import torch
+from torch import Tensor
+
+import adapmixed_ext
+
+WEIGHT = torch.full((5, 2), 0.25, dtype=torch.float64)
+
+
+def logits() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    public = torch.randn(2, 70, generator=generator)
+    return public + 0.3 * torch.randn(5, 2, 70, generator=generator), public
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_bad_row_under_bare_weights(value: float) -> None:
+    """The other position is answered."""
+    private, public = logits()
+    private[3, 1, 7] = value
+    targets = torch.tensor([4, 5])
+    with simulated.kernels():
+        loss = adapmixed_ext.leave_one_out(private, public, WEIGHT, orders=[2.0, 3.5])
+        mixture = adapmixed_ext.mixture(private, public, WEIGHT)
+        log_prob = adapmixed_ext.log_prob(private, public, WEIGHT, targets)
+    assert (loss[:, 1] == math.inf).all() and loss[:, 0].isfinite().all()
+    assert mixture[1].isnan().all() and mixture[0].isfinite().all()
+    assert log_prob[1].isnan() and log_prob[0].isfinite()
+
+
+def test_rows_of_another_projection() -> None:
+    private, public = logits()
+    with simulated.kernels():
+        projection = adapmixed_ext.project(private, public, order=3, radius=0.1)
+        other = private + torch.randn(70, generator=torch.Generator().manual_seed(1))
+        loss = adapmixed_ext.leave_one_out(other, public, projection, orders=2.0)
+        mixture = adapmixed_ext.mixture(other, public, projection)
+    assert (loss == math.inf).all() and mixture.isnan().all()
+
+
+@pytest.mark.parametrize("target", [-1, 70])
+def test_a_target_outside_the_vocabulary(target: int) -> None:
+    with simulated.kernels():
+        found = adapmixed_ext.log_prob(*logits(), WEIGHT, torch.tensor([3, target]))
+    assert found[0].isfinite() and found[1].isnan()
+
+
+@pytest.mark.parametrize("value", [-1.5, math.nan, math.inf])
+def test_an_impossible_mean_excess(value: float) -> None:
+    private, public = logits()
+    mean = torch.zeros(2, 70, dtype=torch.float64)
+    mean[1, 20] = value
+    private = public.expand(5, 2, 70)
+    with simulated.kernels():
+        found = adapmixed_ext.leave_one_out(private, public, WEIGHT, orders=2.0, mean_excess=mean)
+    assert (found[:, 0] == 0.0).all() and (found[:, 1] == math.inf).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_noise_and_divergences(value: float) -> None:
+    private, public = logits()
+    noise = torch.zeros(2, 6, dtype=torch.float64)
+    noise[1, 2] = value
+    options = {"weight": 0.1, "order": 2.0, "threshold": 5.0, "top_k": 6}
+    bad = private[0].clone()
+    bad[1, 3] = value
+    with simulated.kernels():
+        found = adapmixed_ext.screen(private, public, noise, **options)
+        forward, backward = adapmixed_ext.renyi_divergence(bad, public, [1.0, 3.0, math.inf])
+    assert found.divergence[0].isfinite() and found.divergence[1] == math.inf
+    assert found.passed.tolist() == [True, False]
+    assert dataclasses.replace(found).check() is not None  # nothing reports the noise
+    for divergence in (forward, backward):
+        assert divergence[0].isfinite().all() and (divergence[1] == math.inf).all()
+
+
+def test_what_is_no_distribution_has_no_token() -> None:
+    public = torch.zeros(4, 30)
+    p = public.double().softmax(-1)
+    p[0] *= 1.1
+    p[1, 3], p[1, 4] = -p[1, 3], 3 * p[1, 4]
+    p[2, 3] = math.nan
+    with simulated.kernels():
+        tokens = adapmixed_ext.sample(p, public, rng=fuzz.Source(1))
+    assert (tokens[:3] == -1).all() and tokens[3] >= 0

@@ -1,0 +1,50 @@
+"""What is said where kernels cannot be queued: none built, no GPU, another one, too many blocks."""
+
+from __future__ import annotations
+
+import pytest
+import simulated
+import torch
+
+from adapmixed_ext import _registry
+
+
+def test_a_build_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(_registry.backends, "cuda", raising=False)
+    with pytest.raises(RuntimeError, match=r"built without kernels for cuda:1: move the tensors"):
+        _registry.backend(torch.device("cuda:1"))
+
+
+@pytest.mark.parametrize(
+    "error,said",
+    [
+        ("cudaErrorInsufficientDriver", "found no GPU, or a driver older than"),
+        ("cudaErrorNoDevice", "found no GPU, or a driver older than"),
+        (
+            "cudaErrorNoKernelImageForDevice",
+            "not built for this GPU's architecture: build it with ADAPMIXED_CUDA_ARCHITECTURES",
+        ),
+        ("cudaErrorUnknown", "could not queue a kernel: cudaErrorUnknown"),
+    ],
+)
+def test_errors_of_the_runtime(error: str, said: str) -> None:
+    with pytest.raises(RuntimeError, match=said):
+        simulated.module().check(error)
+    simulated.module().check("cudaSuccess")
+
+
+@pytest.mark.parametrize("name", ["log_sum_exp", "mixture", "project", "sample", "screen"])
+def test_more_blocks_than_a_gpu_takes_are_refused(name: str) -> None:
+    """Before any memory is touched."""
+    shape, logits, nowhere = (1, 2**31, 1), (0, 0, 1, 0), (0, 0, 0)
+    key = torch.zeros(32, dtype=torch.uint8)
+    weights = (0, 0, 0, 0.0, 0.0)
+    arguments = {
+        "log_sum_exp": (shape, logits, 0, 0),
+        "mixture": (shape, logits, logits, 0, 0, weights, 0),
+        "project": (shape, logits, logits, 0, 18.0, 3.6, 0, 0, 0, 0),
+        "sample": (0, logits, 2**31, 1, key.data_ptr(), 1, 0, 0),
+        "screen": (shape, logits, logits, 0, 0, 0, 0, 0.1, 2.0, 1.0, 1, 1, 0, 0),
+    }
+    with pytest.raises(ValueError, match="this one would take 2147483648"):
+        getattr(simulated.module(), name)(*arguments[name], nowhere)

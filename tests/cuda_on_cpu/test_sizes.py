@@ -1,0 +1,86 @@
+"""The kernels with the tiles and chunks that a GPU has, and how they are laid out and queued."""
+
+from __future__ import annotations
+
+import math
+
+import fuzz
+import fuzz_cases
+import pytest
+import simulated
+import torch
+from checks import Report
+from test_float_losses import DOUBLE, ensemble, worst_error
+
+import adapmixed_ext
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+def test_floats_in_tiles_of_a_gpu(adjacency: str) -> None:
+    """Three tiles of 256 tokens, the last one of 88: with tokens that are left to double."""
+    private, public = ensemble(9, 600, shift=0.0, noise=0.9)
+    private[..., 5::50] = public[..., 5::50] = -math.inf
+    private[4, :, 300] += 9.0
+    projection = adapmixed_ext.project(private, public, order=3, radius=0.03)
+    options = {"orders": [2.0, 7.5], "adjacency": adjacency, "sizes_of_a_gpu": True}
+    assert worst_error(private, public, projection, **options) > DOUBLE
+
+
+@pytest.mark.parametrize("models", [2, 700])
+def test_few_and_many_models_in_tiles_of_a_gpu(models: int) -> None:
+    """Double from the start; and tiles of 32 tokens, as more do not fit the shared memory."""
+    private, public = ensemble(models, 300 if models == 2 else 40, shift=0.0, noise=0.5)
+    weight = torch.full(private.shape[:2], 0.25, dtype=torch.float64)
+    error = worst_error(private, public, weight, orders=[3.0], sizes_of_a_gpu=True)
+    assert (error > DOUBLE) == (models > 2)
+
+
+def test_fuzzed_calls_in_tiles_of_a_gpu() -> None:
+    total = Report()
+    for seed in range(3000, 3060):
+        call = fuzz_cases.build(seed)
+        if call.expected is None and call.private.numel() <= 1500:
+            order = simulated.ORDERS[seed % len(simulated.ORDERS)]
+            with simulated.kernels(*order, sizes_of_a_gpu=True):
+                total.add(fuzz.run(call))
+    assert total.values > 100
+    assert not total.failures, "\n".join(total.failures[:5])
+
+
+def test_screening_sorts_many_tokens_in_the_workspace() -> None:
+    """More than 2048, of which fewer than are wanted are not masked in one row."""
+    top_k, vocab = 2100, 2300
+    generator = torch.Generator().manual_seed(0)
+    public = 3 * torch.randn(2, vocab, generator=generator)
+    public[1, 1::8] = -math.inf
+    private = public + 0.5 * torch.randn(2, 2, vocab, generator=generator)
+    noise = 1e-5 * torch.randn(2, top_k, generator=generator, dtype=torch.float64)
+    options = {"weight": 0.3, "order": 3.0, "threshold": 0.5, "top_k": top_k}
+    expected = adapmixed_ext.screen(private, public, noise, **options)
+    assert simulated.module().screen_workspace((2, 2, vocab), top_k) == 2 * 4096 * 16
+    found = []
+    for order in simulated.ORDERS:
+        with simulated.kernels(*order):
+            found.append(adapmixed_ext.screen(private, public, noise, **options))
+    for got in found:
+        assert torch.equal(got.divergence, found[0].divergence)
+        torch.testing.assert_close(got.divergence, expected.divergence, rtol=1e-9, atol=1e-12)
+        assert torch.equal(got.passed, expected.passed)
+
+
+def most(models: int, positions: int, vocab: int, orders: int) -> int:
+    """Bytes that ``ops.py`` states for ``leave_one_out`` on CUDA."""
+    sums = 8 * models * (2 * orders + 1)
+    sharing = min(positions, max(1, 2**26 // sums))
+    return max(2**26, sums) + sharing * (16 * models + vocab // 4 + 128) + 2**12 * orders
+
+
+@pytest.mark.parametrize("orders", [1, 8, 32])
+@pytest.mark.parametrize("vocab", [1, 100, 129, 50_257, 262_144])
+@pytest.mark.parametrize("models", [1, 3, 100, 400, 726, 727, 4096])
+def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: int) -> None:
+    with simulated.kernels(sizes_of_a_gpu=True):
+        size = simulated.module().leave_one_out_workspace
+        for positions in (1, 8, 64, 100_000, 1_000_000):
+            shape = models, positions, vocab
+            assert size(shape, orders) <= most(*shape, orders), shape
