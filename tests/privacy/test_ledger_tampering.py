@@ -206,7 +206,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "newer": (
         _edit("PRAGMA user_version = 2"), "format_version 2, written by a newer version .* reads 1"
     ),
-    "unknown": (_edit("PRAGMA user_version = 0"), "must be 1, got 0: an older version of adapmixed"),
+    "unknown": (_edit("PRAGMA user_version = 0"), "must be 1, got 0: an older"),
     "trigger gone": (_no_trigger, "does not have the tables of a ledger"),
     "table added": (_edit("CREATE TABLE gift (x)"), "does not have the tables of a ledger"),
 }  # fmt: skip
