@@ -21,7 +21,7 @@ PACKAGES = {
 }
 OPTIONAL = {
     "hypothesis": "tests/kernels/test_properties.py is not run",
-    "triton": "torch.compile does not work, those contestants are not measured",
+    "triton": "torch.compile does not work, and benchmarks without it fail",
 }
 
 

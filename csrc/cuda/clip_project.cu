@@ -26,7 +26,7 @@ void clip_project(const ProjectInputs& in, const ClipOptions& options, const Cli
   constexpr std::int64_t kWarp = device::kWarp, kMost = device::kClipThreads;
   const std::int64_t warps = (in.shape.vocab + kWarp - 1) / kWarp;
   const std::int64_t threads = warps * kWarp < kMost ? warps * kWarp : kMost;
-  const dim3 grid(static_cast<unsigned>(in.shape.models * in.shape.positions));
+  const dim3 grid = grid_of(in.shape.models * in.shape.positions);
   const dim3 block(static_cast<unsigned>(threads));
   with_dtype(in.private_logits.dtype, [&](auto dtype) {
     launch(queue, device::clip_project_kernel<decltype(dtype)::value>, grid, block, 0, call);

@@ -107,6 +107,8 @@ def tiles() -> list[Case]:
         Case("tiles-rare", private, public),
         Case("tiles-apart", apart, apart_public),
         Case("tiles-bfloat16", private.bfloat16(), public.bfloat16()),
+        # Single precision serves it, in tiles without a token beyond its reach, too.
+        Case("tiles-floats", *cases.logits(752, 4, 1, 400, 3.0, 0.5)),
     ]
 
 
