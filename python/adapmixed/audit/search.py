@@ -64,13 +64,16 @@ def renyi(p: Array, q: Array, order: float) -> Array:
 
 def both_ways(p: Array, q: Array, order: float) -> Array:
     """The larger of both directions."""
-    return np.maximum(renyi(p, q, order), renyi(q, p, order))
+    larger: Array = np.maximum(renyi(p, q, order), renyi(q, p, order))
+    return larger
 
 
 def hockey_stick(p: Array, q: Array, epsilon: float) -> Array:
     """Σ (p - e^ε q)_+ over the last axis, the larger of both directions."""
     forward = np.maximum(0.0, p - np.exp(epsilon) * q).sum(-1)
-    return np.maximum(forward, np.maximum(0.0, q - np.exp(epsilon) * p).sum(-1))
+    backward = np.maximum(0.0, q - np.exp(epsilon) * p).sum(-1)
+    larger: Array = np.maximum(forward, backward)
+    return larger
 
 
 def maximise(
