@@ -14,7 +14,7 @@ from oracle_clip import Box
 from torch import Tensor
 
 import adapmixed_ext
-from adapmixed_ext import Clipping, _C, reference
+from adapmixed_ext import _C, Clipping, reference
 
 CASES = cases.small() + cases.corners()
 WIDE = cases.wide()

@@ -122,9 +122,7 @@ def _findings(
     rho = screening_rho(mechanism.screen_weight, mechanism.sigma, models)
     claimed = math.sqrt(2 * rho)
     shift, epsilon = measure(count, draws)
-    yield Finding(
-        "screening", name, "shift √(2ρ) of one bit", claimed, shift, CONFIDENCE, control
-    )
+    yield Finding("screening", name, "shift √(2ρ) of one bit", claimed, shift, CONFIDENCE, control)
     yield Finding(
         "screening", name, f"Gaussian's ε of one bit at δ = {DELTA:g}",
         gaussian_epsilon(claimed, DELTA), epsilon, CONFIDENCE, control,
@@ -142,9 +140,7 @@ def audit(effort: Effort) -> Iterator[Finding]:
     generator = effort.generator("screening/rescaled")
     # Two of a thousand equally likely tokens are screened; one model is sure of one of them.
     vocab, weight = 1000, 0.01
-    mechanism = AdaPMixED(
-        ORDER, 0.01, screen_weight=weight, sigma=0.2, threshold=0.25, top_k=2
-    )
+    mechanism = AdaPMixED(ORDER, 0.01, screen_weight=weight, sigma=0.2, threshold=0.25, top_k=2)
     base = np.array([0.5, 0.5])
     even = np.full(2, 1 / vocab)
     sure = even * (1 - weight) + weight * np.array([1.0, 0.0])

@@ -56,16 +56,16 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 
 def chi_square(counts: list[int], law: list[float]) -> tuple[float, int]:
-    """(the statistic, degrees of freedom); tokens expected fewer than 5 times are one cell."""
-    draws, cells, rest = sum(counts), [], [0.0, 0.0]
-    for seen, probability in zip(counts, law, strict=True):
-        expected = draws * probability
+    """(the statistic, degrees of freedom); the rarest tokens share a cell expected >= 5 times."""
+    draws, cells = sum(counts), []
+    seen, expected = 0.0, 0.0
+    for probability, count in sorted(zip(law, counts, strict=True)):
+        seen, expected = seen + count, expected + draws * probability
         if expected >= 5:
-            cells.append((float(seen), expected))
-        else:
-            rest = [rest[0] + seen, rest[1] + expected]
-    if rest[1] > 0:
-        cells.append((rest[0], rest[1]))
+            cells.append((seen, expected))
+            seen, expected = 0.0, 0.0
+    if expected > 0 and cells:
+        cells[-1] = (cells[-1][0] + seen, cells[-1][1] + expected)
     return sum((seen - e) ** 2 / e for seen, e in cells), len(cells) - 1
 
 
