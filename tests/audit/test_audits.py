@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from adapmixed.audit import AUDITS, Effort, Finding, bounds, run, sampler, screening, tokens
+from adapmixed.audit import AUDITS, Effort, Finding, bounds, run, sampler, screening, search, tokens
 from adapmixed.audit.statistics import CONFIDENCE
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -119,3 +119,11 @@ def test_draws_of_another_law_are_broken() -> None:
 
 def test_confidence_is_what_the_documentation_says() -> None:
     assert CONFIDENCE == 0.999
+
+
+def test_divergences_of_the_search() -> None:
+    p, q = np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0]]), np.array([[0.5, 0.5, 0.0], [1.0, 0, 0]])
+    assert search.renyi(p, q, 2.0).tolist() == [pytest.approx(math.log(1.04)), math.inf]
+    assert search.hockey_stick(p, q, 0.0).tolist() == [pytest.approx(0.1), 0.5]
+    near = search.renyi(q[:1] + [[1e-7, -1e-7, 0.0]], q[:1], 3.0)
+    assert near[0] == pytest.approx(3 / 2 * 4e-14, rel=1e-3)

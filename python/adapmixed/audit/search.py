@@ -56,10 +56,11 @@ def law(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
 
 
 def renyi(p: Array, q: Array, order: float) -> Array:
-    """D_order(p ‖ q) over the last axis, q > 0; Σ q f(p/q) with f >= 0, so that little cancels."""
-    ratio = p / q
+    """D_order(p ‖ q) over the last axis: Σ q f(p/q) with f >= 0, so that little cancels."""
+    ratio = p / np.where(q > 0, q, 1.0)
     excess = np.expm1(order * np.log(np.maximum(ratio, 1e-300))) - order * (ratio - 1)
-    return np.asarray(np.log1p((q * excess).sum(-1)) / (order - 1))
+    terms = np.where(q > 0, q * excess, np.where(p > 0, np.inf, 0.0))
+    return np.asarray(np.log1p(terms.sum(-1)) / (order - 1))
 
 
 def both_ways(p: Array, q: Array, order: float) -> Array:
