@@ -1,6 +1,7 @@
 """Each audit, small: its claims hold, its controls are caught; a broken claim is called broken."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from adapmixed.audit import AUDITS, Effort, Finding, bounds, run, sampler, screening, search, tokens
 from adapmixed.audit.statistics import CONFIDENCE
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.privacy import screening_rho
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
@@ -84,11 +86,13 @@ def test_the_published_bound_is_broken_by_far() -> None:
 
 def test_screening_with_a_weight_twice_as_stated_is_broken() -> None:
     mechanism, models = screening.settings()[0]
-    count = screening.counts(mechanism, models, SeededRandom(6))
-    shift, epsilon = screening.measure(count, 1500)
-    assert 0.6 * math.sqrt(2) < shift <= math.sqrt(2)
-    assert 0 < epsilon
-    assert shift > math.sqrt(2) / 2  # what a weight half as large would be charged
+    stated = math.sqrt(2 * screening_rho(mechanism.screen_weight, mechanism.sigma, models))
+    heavier = replace(mechanism, screen_weight=2 * mechanism.screen_weight)
+    shifts = [
+        screening.measure(screening.counts(one, models, SeededRandom(6)), 1500)[0]
+        for one in (mechanism, heavier)
+    ]
+    assert 0.6 * stated < shifts[0] <= stated < shifts[1]
 
 
 class Repeating:
