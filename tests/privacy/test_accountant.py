@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from adapmixed.audit.trees import accounted, excess, two_stage_paths
 from adapmixed.privacy import (
     LOSS_ABSOLUTE_ERROR,
     Accountant,
@@ -176,47 +177,13 @@ def test_order_weights():
     Accountant(DELTA, order_weights=[0.1] * 10)  # sums to 1 although naive addition does not
 
 
-def two_stage_paths(high=8.0, low=2.0, delta=DELTA):
-    """Histories of an adaptive mechanism, (P, Q, losses at both orders per stage).
-
-    Stage 1 is tight for the high order: an atom of P-mass high δ whose ratio is 50. Where it does
-    not occur, stage 2 is tight for the low order: an atom of P-mass low δ and ratio 1e6.
-    """
-    orders = (high, low)
-
-    def stage(mass, ratio):
-        p, q = np.array([mass, 1 - mass]), np.array([mass / ratio, 1 - mass / ratio])
-
-        def one_way(a, b, order):
-            return math.log(float(np.sum(a**order * b ** (1 - order)))) / (order - 1)
-
-        return p, q, [max(one_way(p, q, a), one_way(q, p, a)) for a in orders]
-
-    p1, q1, loss1 = stage(high * delta, 50.0)
-    p2, q2, loss2 = stage(low * delta, 1e6)
-    paths = [(p1[0], q1[0], [loss1])]
-    for outcome in range(2):
-        paths.append((p1[1] * p2[outcome], q1[1] * q2[outcome], [loss1, loss2]))
-    return orders, paths
-
-
-def excess(paths, charge):
-    """sup over S of P(S) - ∫_S e^{ε(h)} dQ, and of the exchanged one."""
-    forward = sum(max(0.0, p - math.exp(charge(h)) * q) for p, q, h in paths)
-    return max(forward, sum(max(0.0, q - math.exp(charge(h)) * p) for p, q, h in paths))
-
-
 def test_picking_the_best_order_afterwards_breaks_delta_and_splitting_does_not():
-    orders, paths = two_stage_paths()
-
-    def accounted(history):
-        event = losses([[list(stage) for stage in history]], orders)
-        return Accountant(DELTA).add(event).epsilon().epsilon
+    orders = (8.0, 2.0)
+    paths = two_stage_paths(*orders, DELTA)
 
     def single(column):
         def charge(history):
-            event = losses([[[stage[column]] for stage in history]], (orders[column],))
-            return Accountant(DELTA).add(event).epsilon().epsilon
+            return accounted([[stage[column]] for stage in history], (orders[column],), DELTA)
 
         return charge
 
@@ -226,7 +193,8 @@ def test_picking_the_best_order_afterwards_breaks_delta_and_splitting_does_not()
     assert excess(paths, naive) > 1.9 * DELTA
     for column in range(2):  # each order alone is valid, and its δ is nearly used up
         assert 0.9 * DELTA < excess(paths, single(column)) <= DELTA
-    assert 0.1 * DELTA < excess(paths, accounted) <= DELTA
+    split = excess(paths, lambda history: accounted(history, orders, DELTA))
+    assert 0.1 * DELTA < split <= DELTA
 
 
 def test_ex_post_statement_on_random_adaptive_trees():

@@ -1,0 +1,125 @@
+"""The per-model filter and the choice of an order afterwards, on enumerated adaptive trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.audit.finding import SLACK, Effort, Finding
+from adapmixed.audit.trees import (
+    Adversary,
+    History,
+    accounted,
+    excess,
+    largest_divergence,
+    two_stage_paths,
+)
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.rng import SeededRandom
+
+TREES_PER_SECOND = 0.8  # of each kind
+ORDER = 4.0
+SHAPES = [(1, 2, 7), (2, 3, 5), (3, 3, 5)]  # models, tokens, answers
+BOXES = [(0.6, 1.7), (0.85, 2.5), (0.4, 1.3)]
+AMOUNTS = (0.02, 0.1, 0.5)
+DELTA = 1e-5
+ORDERS = (8.0, 2.0)
+
+
+def _adversary(seed: int, kind: int) -> tuple[Adversary, int]:
+    models, vocab, depth = SHAPES[kind]
+    return Adversary(seed, models, vocab, *BOXES[kind]), depth
+
+
+def _trees(effort: Effort) -> Iterator[Finding]:
+    """Over random adversaries, the largest divergence of all leaves / the budget."""
+    generator = effort.generator("filter/trees")
+    number = effort.count(TREES_PER_SECOND, 2)
+    claim = f"D_{ORDER:g} of the transcript / budget"
+    for kind, (models, vocab, depth) in enumerate(SHAPES):
+        largest = 0.0
+        for turn in range(number):
+            adversary, _ = _adversary(int(generator.integers(2**32)), kind)
+            amount = AMOUNTS[turn % len(AMOUNTS)]
+            largest = max(largest, largest_divergence(adversary, depth, amount, ORDER) / amount)
+        name = f"{number} trees of {depth} answers, {vocab} tokens, {models} models"
+        yield Finding("filter", name, claim, 1 + SLACK, largest, 1.0)
+    # Slots that are never retired, against a budget of 0.1.
+    adversary, depth = _adversary(1, 1)
+    unfiltered = largest_divergence(adversary, depth, 1e9, ORDER) / 0.1
+    yield Finding("filter", "nothing is retired", claim, 1 + SLACK, unfiltered, 1.0, True)
+
+
+def _orders() -> Iterator[Finding]:
+    """The exact δ of a data-dependent ε whose order is chosen by the losses."""
+    paths = two_stage_paths(*ORDERS, DELTA)
+
+    def single(column: int) -> Callable[[History], float]:
+        def charge(history: History) -> float:
+            return accounted([[stage[column]] for stage in history], (ORDERS[column],), DELTA)
+
+        return charge
+
+    def cheapest(history: History) -> float:
+        return min(single(column)(history) for column in range(2))
+
+    claim = "true δ / claimed δ"
+    split = excess(paths, lambda history: accounted(history, ORDERS, DELTA)) / DELTA
+    yield Finding("filter", "two orders, δ split over them", claim, 1 + SLACK, split, 1.0)
+    for column, order in enumerate(ORDERS):
+        alone = excess(paths, single(column)) / DELTA
+        yield Finding("filter", f"order {order:g} alone", claim, 1 + SLACK, alone, 1.0)
+    best = excess(paths, cheapest) / DELTA
+    name = "the better of two orders, chosen afterwards"
+    yield Finding("filter", name, claim, 1 + SLACK, best, 1.0, True)
+
+
+def _charges(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
+    charges = mechanism.propose(private, public, rng=SeededRandom(0)).charges
+    assert charges is not None
+    return charges[0]
+
+
+def _losses(private: Tensor, public: Tensor) -> Tensor:
+    clipping = ops.clip_project(private, public, lower=0.6, upper=1.6)
+    losses = ops.leave_one_out(private, public, clipping, orders=ORDER, adjacency="zero_out")
+    return losses[0]
+
+
+def _others(effort: Effort) -> Iterator[Finding]:
+    """Charges of member 0 while all other members change."""
+    generator = effort.generator("filter/others")
+    models, positions, vocab = 6, 8, 300
+    number = effort.count(4.0, 3)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.from_numpy(generator.normal(size=shape)).float()
+
+    box, pool = ClippedMixing(0.6, 1.6, charge_order=ORDER), ClippedLogPool(-9.0, 9.0, 0.1)
+    differing = {box.name: 0, pool.name: 0, "a loss of the realised mixture": 0}
+    for _ in range(number):
+        public = 2 * normal(positions, vocab)
+        private = public + normal(models, positions, vocab)
+        changed = private + 3 * normal(models, positions, vocab)
+        changed[0] = private[0]
+        for mechanism in (box, pool):
+            pair = [_charges(mechanism, rows, public) for rows in (private, changed)]
+            differing[mechanism.name] += int((pair[0] != pair[1]).sum())
+        pair = [_losses(rows, public) for rows in (private, changed)]
+        differing["a loss of the realised mixture"] += int((pair[0] != pair[1]).sum())
+    claim = f"charges that change of {number * positions}"
+    for name, count in differing.items():
+        yield Finding(
+            "filter", f"{name}: other shards change", claim, 0.0, float(count), 1.0,
+            name not in (box.name, pool.name),
+        )  # fmt: skip
+
+
+def audit(effort: Effort) -> Iterator[Finding]:
+    """Trees, orders, and charges that other shards must not move."""
+    yield from _trees(effort)
+    yield from _orders()
+    yield from _others(effort)

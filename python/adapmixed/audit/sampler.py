@@ -1,0 +1,174 @@
+"""The sampler: does it draw the law that is stated, and never the same randomness twice?"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.audit.finding import Effort, Finding
+from adapmixed.audit.statistics import (
+    CONFIDENCE,
+    binomial_deviation,
+    chi_square,
+    chi_square_limit,
+)
+from adapmixed.decoding import check_unseeded
+from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed_ext import RandomSource
+from adapmixed_ext.reference import sampling_weights
+
+DRAWS_PER_SECOND = 100_000.0
+CHUNK = 1 << 16
+RARE = 2.0**-20
+UNITS = [0.0, 5e-324, 1e-40, 2.0**-101, 2.0**-100, 1.75 * 2.0**-100, 2.0**-99, 3.5 * 2.0**-100]
+"""Probabilities whose weights are 1, 1, 1, 1, 1, 1, 2, 3 where q > 0."""
+RESERVED = 100  # pairs of a key and a counter that are compared after a fork
+
+
+def exact_law(p: Tensor, public: Tensor) -> list[float]:
+    """The integer law of one row, w_v / Σ w."""
+    weights = sampling_weights(p[None], public[None])[0]
+    total = sum(weights)
+    return [float(Fraction(weight, total)) for weight in weights]
+
+
+def drawn(p: Tensor, public: Tensor, draws: int, rng: RandomSource) -> list[int]:
+    """How often each token of one row is drawn."""
+    seen = torch.zeros(len(p), dtype=torch.int64)
+    while draws > 0:
+        now = min(draws, CHUNK)
+        tokens = ops.sample(p.expand(now, -1), public.expand(now, -1), rng=rng)
+        seen += torch.bincount(tokens, minlength=len(p))
+        draws -= now
+    return [int(count) for count in seen]
+
+
+def _chi_square(name: str, counts: list[int], law: list[float], control: bool = False) -> Finding:
+    held = [(count, share) for count, share in zip(counts, law, strict=True) if share > 0]
+    lost = sum(counts) - sum(count for count, _ in held)
+    statistic, freedom = chi_square([c for c, _ in held], [s for _, s in held])
+    return Finding(
+        "sampler", name, f"χ² against the integer law, {freedom} degrees",
+        chi_square_limit(freedom), math.inf if lost else statistic, CONFIDENCE, control,
+    )  # fmt: skip
+
+
+def _laws(effort: Effort) -> Iterator[Finding]:
+    draws = effort.count(DRAWS_PER_SECOND, 20_000)
+    generator = effort.generator("sampler/laws")
+    p = torch.from_numpy(generator.dirichlet([0.3] * 40))
+    public = torch.zeros(40)
+    public[3::7] = -math.inf
+    p = torch.where(public == 0, p, 0.0)
+    p = p / p.sum()
+    counts = drawn(p, public, draws, effort.source("sampler/chi"))
+    yield _chi_square("40 tokens, 6 of them outside q", counts, exact_law(p, public))
+    # All probability where q = 0 counts nothing: what is left are weights of a few units.
+    p = torch.tensor([1.0, *UNITS], dtype=torch.float64)
+    public = torch.tensor([-math.inf] + [-80.0] * len(UNITS))
+    counts = drawn(p, public, draws, effort.source("sampler/units"))
+    yield _chi_square("tokens with q > 0 and p = 0 have weight 1", counts, exact_law(p, public))
+    # Drawn from one law, tested against another.
+    biased = torch.tensor([0.26, 0.25, 0.25, 0.24], dtype=torch.float64)
+    counts = drawn(biased, torch.zeros(4), draws, effort.source("sampler/control"))
+    yield _chi_square("probabilities off by 4 %", counts, [0.25] * 4, control=True)
+
+
+def _rare(effort: Effort) -> Iterator[Finding]:
+    """A token of probability 2^-20."""
+    draws = effort.count(2 * DRAWS_PER_SECOND, 1 << 20)
+    p = torch.tensor([1 - RARE, RARE], dtype=torch.float64)
+    hits = drawn(p, torch.zeros(2), draws, effort.source("sampler/rare"))[1]
+    claim = "confidence that it is not drawn as often as stated"
+    deviation = binomial_deviation(hits, draws, RARE)
+    yield Finding(
+        "sampler", f"a token of probability 2^-20 in {draws} draws: {hits}", claim,
+        CONFIDENCE, deviation, CONFIDENCE,
+    )  # fmt: skip
+    deviation = binomial_deviation(hits, draws, 64 * RARE)
+    yield Finding(
+        "sampler", "the same, stated to be 64 times as likely", claim,
+        CONFIDENCE, deviation, CONFIDENCE, True,
+    )  # fmt: skip
+
+
+Pairs = list[tuple[bytes, int]]
+
+
+def reserved(rng: RandomSource) -> Pairs:
+    """`RESERVED` pairs of key and counter, on which all that is drawn depends."""
+    pairs = (rng.reserve() for _ in range(RESERVED))
+    return [(bytes(key.tolist()), counter) for key, counter in pairs]
+
+
+def after_fork(rng: RandomSource) -> tuple[Pairs, Pairs]:
+    """(what the parent, what a forked child reserves next)."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(pickle.dumps(reserved(rng)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(child, 0)
+    there: Pairs = pickle.loads(content)
+    return reserved(rng), there
+
+
+def _repeats(name: str, make: Callable[[], RandomSource], claimed: float, control: bool) -> Finding:
+    rng = make()
+    before = reserved(rng)
+    here, there = after_fork(rng)
+    every = before + here + there
+    repeated = len(every) - len(set(every))
+    claim = f"streams repeated of {len(every)}"
+    return Finding("sampler", name, claim, claimed, float(repeated), 1.0, control)
+
+
+def _refused(rng: RandomSource) -> bool:
+    try:
+        check_unseeded(rng)
+    except ValueError:
+        return True
+    return False
+
+
+def _replay(effort: Effort) -> Iterator[Finding]:
+    seed = 0 if effort.seed is None else effort.seed
+    p = torch.full((500, 3), 1 / 3, dtype=torch.float64)
+    first, second, other = (
+        ops.sample(p, torch.zeros(500, 3), rng=rng)
+        for rng in (SeededRandom(seed), SeededRandom(seed), SeededRandom(seed + 1))
+    )
+    differing = int((first != second).sum())
+    claim = "tokens that differ of 500"
+    yield Finding("sampler", "a seed repeats its draws", claim, 0.0, float(differing), 1.0)
+    differing = int((first != other).sum())
+    yield Finding("sampler", "another seed", claim, 0.0, float(differing), 1.0, True)
+    claim = "seeded sources that a ledger accepts"
+    accepted = float(not _refused(SeededRandom(seed)))
+    yield Finding("sampler", "a seeded source and a ledger", claim, 0.0, accepted, 1.0)
+    accepted = float(not _refused(SecureRandom()))
+    yield Finding(
+        "sampler", "a secure source and a ledger", "sources accepted", 0.0, accepted, 1.0, True
+    )
+
+
+def audit(effort: Effort) -> Iterator[Finding]:
+    """Laws, rare tokens, forks, replays."""
+    yield from _laws(effort)
+    yield from _rare(effort)
+    yield _repeats("a secure source across a fork", SecureRandom, 0.0, False)
+    yield _repeats("a seeded source across a fork", lambda: SeededRandom(0), 0.0, True)
+    yield from _replay(effort)

@@ -1,0 +1,103 @@
+"""Searching ensembles for the largest loss: random restarts, local search, laws in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms.base import Law
+from adapmixed.rng import SeededRandom
+
+Array = NDArray[np.float64]
+LARGEST_LOGIT = 30.0
+STARTS = 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a vector is read as an ensemble: q, N members, and another member 0."""
+
+    num_models: int
+    vocab: int
+
+    @property
+    def size(self) -> int:
+        return (self.num_models + 2) * self.vocab
+
+    def ensembles(self, vectors: Array) -> tuple[Tensor, Tensor, Tensor]:
+        """(private (N, B, V), public (B, V), another member 0 (B, V)) of vectors (B, size)."""
+        logits = torch.from_numpy(vectors).float().view(-1, self.num_models + 2, self.vocab)
+        rows = logits.transpose(0, 1).contiguous()
+        return rows[1:-1], rows[0], rows[-1]
+
+
+def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) -> Tensor:
+    """The ensembles without, or with another, member 0."""
+    if adjacency == "add_remove":
+        return private[1:] if len(private) > 1 else public[None]
+    changed = private.clone()
+    changed[0] = public if adjacency == "zero_out" else other
+    return changed
+
+
+def law(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+    """(B, V): the probabilities that a mechanism draws from."""
+    found = mechanism.propose(private, public, rng=SeededRandom(0)).law
+    assert isinstance(found, Law)
+    mixture = ops.mixture(found.private_logits, found.public_logits, found.projection)
+    return np.asarray(mixture.numpy(), dtype=np.float64)
+
+
+def renyi(p: Array, q: Array, order: float) -> Array:
+    """D_order(p ‖ q) over the last axis: Σ q f(p/q) with f >= 0, so that little cancels."""
+    ratio = p / np.where(q > 0, q, 1.0)
+    excess = np.expm1(order * np.log(np.maximum(ratio, 1e-300))) - order * (ratio - 1)
+    terms = np.where(q > 0, q * excess, np.where(p > 0, np.inf, 0.0))
+    return np.asarray(np.log1p(terms.sum(-1)) / (order - 1))
+
+
+def both_ways(p: Array, q: Array, order: float) -> Array:
+    """The larger of both directions."""
+    larger: Array = np.maximum(renyi(p, q, order), renyi(q, p, order))
+    return larger
+
+
+def hockey_stick(p: Array, q: Array, epsilon: float) -> Array:
+    """Σ (p - e^ε q)_+ over the last axis, the larger of both directions."""
+    forward = np.maximum(0.0, p - np.exp(epsilon) * q).sum(-1)
+    backward = np.maximum(0.0, q - np.exp(epsilon) * p).sum(-1)
+    larger: Array = np.maximum(forward, backward)
+    return larger
+
+
+def maximise(
+    objective: Callable[[Array], Array], size: int, steps: int, generator: np.random.Generator
+) -> float:
+    """The largest value found of a function of vectors (B, size).
+
+    `STARTS` vectors of very different spread; each keeps a random change of some entries if it is
+    better; changes shrink; four times the worse half starts again from the better half.
+    """
+    spread = generator.choice([0.3, 2.0, 8.0, 20.0], (STARTS, 1))
+    best = np.clip(spread * generator.normal(size=(STARTS, size)), -LARGEST_LOGIT, LARGEST_LOGIT)
+    values = objective(best)
+    for step in range(steps):
+        width = 8.0 * 2.0 ** (-9 * step / steps)
+        moved = generator.random(best.shape) < 2 / size + 0.3 * generator.random((STARTS, 1))
+        trial = best + width * moved * generator.standard_t(2, best.shape)
+        trial = np.clip(trial, -LARGEST_LOGIT, LARGEST_LOGIT)
+        found = objective(trial)
+        better = found > values
+        best[better], values[better] = trial[better], found[better]
+        if step % max(1, steps // 5) == steps // 5 - 1:
+            order = np.argsort(values)
+            best[order[: STARTS // 2]] = best[order[STARTS // 2 :]]
+            values[order[: STARTS // 2]] = values[order[STARTS // 2 :]]
+    return float(values.max())

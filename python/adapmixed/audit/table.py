@@ -1,0 +1,53 @@
+"""How findings are printed and written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from adapmixed.audit.finding import Effort, Finding
+
+
+def number(value: float) -> str:
+    """Five digits; 1 + SLACK is 1."""
+    return f"{value:.5g}"
+
+
+def lines(finding: Finding) -> list[str]:
+    """A finding in two lines: what was attacked, and the two numbers."""
+    ratio = "" if finding.ratio is None or finding.control else f", ratio {finding.ratio:.3f}"
+    sure = "" if finding.confidence == 1 else f" ({100 * finding.confidence:g} %)"
+    prefix = "control: " if finding.control else ""
+    return [
+        f"  {finding.verdict:<10}  {prefix}{finding.name}",
+        f"              {finding.claim}: claimed {number(finding.claimed)}, measured "
+        f"{number(finding.measured)}{sure}{ratio}",
+    ]
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """One line: how many claims hold, how many controls are caught."""
+    claims = [finding for finding in findings if not finding.control]
+    controls = [finding for finding in findings if finding.control]
+    return (
+        f"{sum(f.ok for f in claims)} of {len(claims)} claims hold, "
+        f"{sum(f.ok for f in controls)} of {len(controls)} controls are caught"
+    )
+
+
+def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
+    """All that was found; a number that is not finite is a string."""
+    entries = []
+    for finding in findings:
+        entry = asdict(finding) | {"verdict": finding.verdict, "ok": finding.ok}
+        for name in ("claimed", "measured"):
+            if not math.isfinite(entry[name]):
+                entry[name] = str(entry[name])
+        entries.append(entry)
+    return {
+        "seconds": effort.seconds,
+        "seed": effort.seed,
+        "ok": all(finding.ok for finding in findings),
+        "findings": entries,
+    }

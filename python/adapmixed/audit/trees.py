@@ -1,0 +1,144 @@
+"""Adaptive trees under the per-model filter: an adversary whose answers differ at every node.
+
+Small enough to be enumerated to the last leaf, so that the law of a whole transcript is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapmixed.privacy import (
+    Accountant,
+    FilterBudget,
+    LeaveOneOutLoss,
+    PerModelFilter,
+)
+
+Array = NDArray[np.float64]
+Leaves = dict[tuple[int, ...], float]
+
+
+class Adversary:
+    """Answers of N slots in a box around q, all different at every node of the tree."""
+
+    def __init__(self, seed: int, models: int, vocab: int, lower: float, upper: float) -> None:
+        self.seed, self.models, self.vocab = seed, models, vocab
+        self.lower, self.upper = lower, upper
+
+    def node(self, history: tuple[int, ...]) -> tuple[Array, Array]:
+        """(q (V,), p̄ (N, V)): mixtures of q with corners of the box, which stay inside it."""
+        rng = np.random.default_rng([self.seed, len(history), *history])
+        q = rng.dirichlet(np.full(self.vocab, 0.7))
+        bars = []
+        for _ in range(self.models):
+            raised = rng.random(self.vocab) < rng.choice([0.2, 0.5])
+            ratio = np.where(raised, self.upper, self.lower)
+            total = float(ratio @ q)
+            # Towards 1 from the side that has room, until the sum is 1.
+            bound = self.lower if total > 1 else self.upper
+            room = bound - ratio
+            ratio = ratio + room * (1 - total) / float(room @ q)
+            bars.append(q * ratio)
+        return q, np.array(bars)
+
+
+def charge_of(q: Array, bars: Array, lower: float, order: float) -> Array:
+    """The charges of ClippedMixing, as docs/privacy.md writes them."""
+    models = len(bars)
+    base = ((models - 1) * lower + 1) / models
+    own = ((models - 1) * lower + bars / q) / models
+
+    def f(x: Array) -> Array:
+        powers: Array = x**order
+        return powers - 1 - order * (x - 1)
+
+    forward = (q * base * f(own / base)).sum(1)
+    backward = (q * own * f(base / own)).sum(1)
+    charges: Array = np.log1p(np.maximum(forward, backward)) / (order - 1)
+    return charges
+
+
+def leaves(
+    adversary: Adversary, depth: int, amount: float, emptied: int | None, order: float
+) -> Leaves:
+    """The law of the transcript under the filter; slot `emptied` answers q throughout."""
+    budget = FilterBudget("renyi", amount, 1e-5, order)
+    result: Leaves = {}
+
+    def walk(history: tuple[int, ...], mass: float, spent: Array) -> None:
+        if len(history) == depth:
+            result[history] = mass
+            return
+        q, bars = adversary.node(history)
+        charges = charge_of(q, bars, adversary.lower, order)
+        if emptied is not None:
+            bars[emptied], charges[emptied] = q, 0.0
+        filter_ = PerModelFilter(adversary.models, budget, spent=spent)
+        active = filter_.admit(charges[:, None])[:, 0]
+        law = np.where(active[:, None], bars, q).mean(0)
+        for token, p in enumerate(law):
+            walk((*history, token), mass * float(p), filter_.spent)
+
+    walk((), 1.0, np.zeros(adversary.models))
+    return result
+
+
+def renyi(p: Leaves, q: Leaves, order: float) -> float:
+    """D_order(p ‖ q) of two laws of transcripts."""
+    return math.log(math.fsum(a * (a / q[k]) ** (order - 1) for k, a in p.items())) / (order - 1)
+
+
+def largest_divergence(adversary: Adversary, depth: int, amount: float, order: float) -> float:
+    """Both ways, over the slot that is emptied."""
+    here = leaves(adversary, depth, amount, None, order)
+    emptied = (leaves(adversary, depth, amount, i, order) for i in range(adversary.models))
+    return max(max(renyi(here, x, order), renyi(x, here, order)) for x in emptied)
+
+
+History = list[list[float]]
+"""For every stage the losses at each order."""
+Paths = list[tuple[float, float, History]]
+
+
+def two_stage_paths(high: float, low: float, delta: float) -> Paths:
+    """Histories of an adaptive mechanism, (P, Q, losses at both orders per stage).
+
+    Stage 1 is tight for the high order: an atom of P-mass high δ whose ratio is 50. Where it does
+    not occur, stage 2 is tight for the low order: an atom of P-mass low δ and ratio 1e6.
+    """
+
+    def stage(mass: float, ratio: float) -> tuple[Array, Array, list[float]]:
+        p, q = np.array([mass, 1 - mass]), np.array([mass / ratio, 1 - mass / ratio])
+
+        def one_way(a: Array, b: Array, order: float) -> float:
+            return math.log(float(np.sum(a**order * b ** (1 - order)))) / (order - 1)
+
+        return p, q, [max(one_way(p, q, a), one_way(q, p, a)) for a in (high, low)]
+
+    p1, q1, loss1 = stage(high * delta, 50.0)
+    p2, q2, loss2 = stage(low * delta, 1e6)
+    paths: Paths = [(float(p1[0]), float(q1[0]), [loss1])]
+    for outcome in range(2):
+        mass = float(p1[1] * p2[outcome]), float(q1[1] * q2[outcome])
+        paths.append((*mass, [loss1, loss2]))
+    return paths
+
+
+def excess(paths: Paths, charge: Callable[[History], float]) -> float:
+    """sup over S of P(S) - ∫_S e^{ε(h)} dQ, and of the exchanged one."""
+    charged = [(p, q, math.exp(charge(history))) for p, q, history in paths]
+    forward = math.fsum(max(0.0, p - ratio * q) for p, q, ratio in charged)
+    return max(forward, math.fsum(max(0.0, q - ratio * p) for p, q, ratio in charged))
+
+
+def accounted(history: History, orders: tuple[float, ...], delta: float) -> float:
+    """ε of one model's history by the accountant, whose δ is split over the orders."""
+    losses = np.array([history], dtype=np.float64)
+    event = LeaveOneOutLoss(orders, losses, "add_remove", 0.0)
+    epsilon = Accountant(delta).add(event).epsilon().epsilon
+    assert epsilon is not None
+    return epsilon
