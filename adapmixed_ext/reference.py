@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._types import Clipping
-
 _SERIES_TERMS = 16
 _HALVINGS = 72  # 708 nats (the smallest normal float64) to 2^-72 * 708 < 2e-19
 _TINY = torch.finfo(torch.float64).tiny
@@ -112,7 +110,7 @@ def _log_mix_ratio(log_ratio: Tensor, weight: Tensor, complement: Tensor) -> Ten
 def _log_bar(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
     """log p_bar_i, (N, B, V), of a bare weight, a pair, a Projection or a Clipping."""
     log_p, log_q = _log_softmax(private_logits), _log_softmax(public_logits)
-    if not isinstance(projection, Clipping):
+    if not hasattr(projection, "log_scale"):
         return _log_mix(log_p, log_q, *_weights(projection))
     bar = _log_clip(private_logits, public_logits, projection.lower, projection.upper)
     if projection.active is None:
@@ -322,7 +320,7 @@ def leave_one_out(
     # where the models agree.
     gap = log_bar.amax(0) - log_q
     near = (gap > -0.7) & (gap < 30)
-    if isinstance(projection, Clipping):
+    if hasattr(projection, "log_scale"):
         excess = torch.expm1(torch.where(near, log_bar - log_q, 0.0))
     else:
         weight, _ = _weights(projection)
