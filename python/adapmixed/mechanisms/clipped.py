@@ -10,7 +10,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Law, Mechanism, Proposal, Retirement, proposal
 from adapmixed.mechanisms.checks import check_count, check_number
-from adapmixed.mechanisms.public_rules import restrict, unsure
+from adapmixed.mechanisms.public_rules import check_rules, restrict, unsure
 from adapmixed.privacy.events import (
     LOSS_ABSOLUTE_ERROR,
     ClippedAnswer,
@@ -54,9 +54,7 @@ class ClippedMixing(Mechanism):
         check_count("queries", self.queries, optional=True)
         if self.charge_order is not None:
             check_number("charge_order", self.charge_order, above=1.0)
-        check_count("top_k", self.top_k, optional=True)
-        if self.sure_above is not None:
-            check_number("sure_above", self.sure_above, least=0.0, most=1.0)
+        check_rules(self.top_k, self.sure_above)
 
     @property
     def budget(self) -> int | None:
@@ -79,8 +77,6 @@ class ClippedMixing(Mechanism):
         ).check()
         models, positions = private.shape[:2]
         asked = unsure(public, clipping.public_lse, self.sure_above)
-        if asked is None:
-            asked = torch.ones(positions, dtype=torch.bool, device=public.device)
         charges = None
         if clipping.charge is not None:
             # Also where a row is q itself: the pool of the others is rounded, too.

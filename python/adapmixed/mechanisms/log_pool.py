@@ -10,7 +10,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Law, Mechanism, Proposal, Retirement, proposal
 from adapmixed.mechanisms.checks import check_count, check_number
-from adapmixed.mechanisms.public_rules import restrict, unsure
+from adapmixed.mechanisms.public_rules import check_rules, restrict, unsure
 from adapmixed.privacy.bounded_range import individual_rho
 from adapmixed.privacy.events import (
     BoundedRangeAnswer,
@@ -52,9 +52,7 @@ class ClippedLogPool(Mechanism):
         check_number("upper", self.upper, least=0.0, most=1e6)
         check_number("scale", self.scale, least=0.0)
         check_count("queries", self.queries, optional=True)
-        check_count("top_k", self.top_k, optional=True)
-        if self.sure_above is not None:
-            check_number("sure_above", self.sure_above, least=0.0, most=1.0)
+        check_rules(self.top_k, self.sure_above)
 
     @property
     def budget(self) -> int | None:
@@ -77,8 +75,6 @@ class ClippedLogPool(Mechanism):
         ).check()
         models, positions = private.shape[:2]
         asked = unsure(public, pool.public_lse, self.sure_above)
-        if asked is None:
-            asked = torch.ones(positions, dtype=torch.bool, device=public.device)
         rho = individual_rho(pool.span.cpu().numpy(), self.scale, self.lower, self.upper, models)
         charges = torch.where(asked.cpu().unsqueeze(1), torch.from_numpy(rho).unsqueeze(-1), 0.0)
 

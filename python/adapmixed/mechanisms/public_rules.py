@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adapmixed.mechanisms.checks import check_count, check_number
 from adapmixed_ext.ops import ensemble_logits
 
 
@@ -55,12 +56,19 @@ def restrict(private_logits: Tensor, public_logits: Tensor, top_k: int | None) -
     return Restricted(torch.where(empty, kept_public, kept), kept_public, tokens)
 
 
-def unsure(public_logits: Tensor, public_lse: Tensor, most: float | None) -> Tensor | None:
+def check_rules(top_k: int | None, sure_above: float | None) -> None:
+    """Refuses settings of the rules that are out of range."""
+    check_count("top_k", top_k, optional=True)
+    if sure_above is not None:
+        check_number("sure_above", sure_above, least=0.0, most=1.0)
+
+
+def unsure(public_logits: Tensor, public_lse: Tensor, most: float | None) -> Tensor:
     """(B,) bool, the positions whose likeliest public token has probability at most `most`.
 
-    None where every position is: the rule is off.
+    All of them where the rule is off (None).
     """
     if most is None:
-        return None
+        return torch.ones_like(public_lse, dtype=torch.bool)
     top = (public_logits.double().amax(-1) - public_lse).exp()
     return top <= most

@@ -5,7 +5,7 @@ numpy is imported at once, dp-accounting with the first guarantee that needs it.
 
 from adapmixed.privacy.accountant import Accountant
 from adapmixed.privacy.bounded_range import RANGE_ERROR, bounded_range_rho, individual_rho
-from adapmixed.privacy.checks import ADJACENCIES, QUESTIONS
+from adapmixed.privacy.checks import ADJACENCIES, MEASURES, QUESTIONS
 from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
 from adapmixed.privacy.conversions import (
     amplification_rate,
@@ -29,7 +29,6 @@ from adapmixed.privacy.dominating import (
 )
 from adapmixed.privacy.events import (
     LOSS_ABSOLUTE_ERROR,
-    MEASURES,
     BoundedRangeAnswer,
     ClippedAnswer,
     Event,

@@ -37,6 +37,19 @@ def check_real(name: str, value: Any, *, infinite: bool = False) -> float:
     return number
 
 
+MEASURES = ("renyi", "zcdp")
+"""What individual charges are: D↔_order of one Rényi order, or ρ of zCDP."""
+
+
+def check_measure(measure: Any, order: Any) -> float | None:
+    """The order of a measure: > 1 for "renyi", None for "zcdp"; else ValueError."""
+    if measure not in MEASURES:
+        raise ValueError(f"measure must be one of {MEASURES}, got {measure!r}")
+    if (order is None) != (measure == "zcdp"):
+        raise ValueError(f"order must be given for 'renyi' alone, got {order!r}")
+    return None if order is None else check_order(order)
+
+
 def check_order(value: Any, name: str = "order") -> float:
     """`value` as a finite Rényi order > 1, else ValueError."""
     order = _as_float(name, value)

@@ -22,6 +22,7 @@ from adapmixed.privacy.checks import (
     check_box,
     check_clip,
     check_count,
+    check_measure,
     check_order,
     check_real,
 )
@@ -207,10 +208,6 @@ class BoundedRangeAnswer:
             object.__setattr__(self, "budget", check_count("budget", self.budget, 1))
 
 
-MEASURES = ("renyi", "zcdp")
-"""What individual charges are: D↔_order of one Rényi order, or ρ of zCDP."""
-
-
 @dataclass(frozen=True, eq=False)
 class IndividualCharge:
     """What each model pays for answers under a per-model filter (`PerModelFilter`).
@@ -227,12 +224,7 @@ class IndividualCharge:
     charge: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise ValueError(f"measure must be one of {MEASURES}, got {self.measure!r}")
-        if (self.order is None) != (self.measure == "zcdp"):
-            raise ValueError(f"order must be given for 'renyi' alone, got {self.order!r}")
-        if self.order is not None:
-            object.__setattr__(self, "order", check_order(self.order))
+        object.__setattr__(self, "order", check_measure(self.measure, self.order))
         charge = self.charge
         if not isinstance(charge, np.ndarray) or charge.dtype != np.float64 or charge.ndim != 2:
             found = getattr(charge, "dtype", type(charge).__name__)

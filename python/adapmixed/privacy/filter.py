@@ -16,9 +16,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.checks import check_count, check_order, check_question, check_real
+from adapmixed.privacy.checks import check_count, check_measure, check_question, check_real
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, zcdp_to_dp
-from adapmixed.privacy.events import MEASURES, IndividualCharge
+from adapmixed.privacy.events import IndividualCharge
 from adapmixed.privacy.fixed_totals import Result
 from adapmixed.privacy.rounding import array_add_up, times_up
 
@@ -45,12 +45,7 @@ class FilterBudget:
     order: float | None = None
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise ValueError(f"measure must be one of {MEASURES}, got {self.measure!r}")
-        if (self.order is None) != (self.measure == "zcdp"):
-            raise ValueError(f"order must be given for 'renyi' alone, got {self.order!r}")
-        if self.order is not None:
-            object.__setattr__(self, "order", check_order(self.order))
+        object.__setattr__(self, "order", check_measure(self.measure, self.order))
         object.__setattr__(self, "amount", check_real("amount", self.amount))
         object.__setattr__(self, "delta", check_real("delta", self.delta))
         if not 0 < self.delta < 1:
