@@ -111,7 +111,7 @@ class Position {
   void add_part(std::int64_t first, std::int64_t last, double* sums) const {
     const bool wanted = options_.sum_log_ratio == nullptr;
     std::int64_t held = 0, count = 0, at[kGroup];
-    Member members[kGroup];
+    PoolMember members[kGroup];
     for (std::int64_t v = 0; wanted && v < vocab_; v += Vec::kLanes) Vec(0.0).store(sums + v);
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t here = i * in_.shape.positions + position_;
@@ -119,10 +119,10 @@ class Position {
       out_.status[here] = sum_row(row, out_.private_lse + here);
       if (out_.span != nullptr) out_.span[here] = NAN;
       if (out_.status[here] != kRowOk) continue;
-      const Member member{row.data,
-                          grid_.origin(out_.private_lse[here], out_.public_lse[position_])};
+      const PoolMember member{row.data,
+                              grid_.origin(out_.private_lse[here], out_.public_lse[position_])};
       if (!wanted || !takes_part(options_, here)) {
-        Member apart = member;
+        PoolMember apart = member;
         add_all<1, false>(&apart, &here, nullptr);
         continue;
       }
@@ -141,7 +141,7 @@ class Position {
 
   // Tile by tile over whole rows; the extremes only until they are beyond the clip bounds.
   template <int kRows, bool kAdd>
-  void add_all(Member* members, const std::int64_t* at, double* sums) const {
+  void add_all(PoolMember* members, const std::int64_t* at, double* sums) const {
     bool tracking = out_.span != nullptr;
     for (std::int64_t begin = 0; begin < vocab_ && (kAdd || tracking); begin += kTile) {
       const std::int64_t end = begin + kTile < vocab_ ? begin + kTile : vocab_;
@@ -224,7 +224,7 @@ bool add_tile(const PoolGrid& grid, const Ensemble& in, const LogPoolOptions& op
   const char* public_row = row_of(in.public_logits, 0, position).data;
   std::int64_t held = 0, count = 0;
   bool good = true;
-  Member members[kGroup];
+  PoolMember members[kGroup];
   for (std::int64_t v = 0; v < kTile; v += Vec::kLanes) Vec(0.0).store(sums + v);
   for (std::int64_t i = 0; i < in.shape.models; ++i) {
     const std::int64_t at = i * in.shape.positions + position;

@@ -9,7 +9,7 @@ ADAPMIXED_CORE_BEGIN
 // Rows that are added together: a token's sum is loaded and stored once for all of them.
 constexpr int kGroup = 4;
 // A row of logits as the sums take it, and the extremes of its positions on the grid.
-struct Member {
+struct PoolMember {
   const char* data;
   double origin;
   double low = HUGE_VAL, high = -HUGE_VAL;
@@ -37,7 +37,7 @@ enum class Look {
 
 // Adds the rows' clipped positions at [begin, end) to sums[begin...].
 template <Dtype D, int kRows, bool kAdd, Look kLook>
-void add_rows(const PoolGrid& grid, const char* public_row, Member* members, std::int64_t begin,
+void add_rows(const PoolGrid& grid, const char* public_row, PoolMember* members, std::int64_t begin,
               std::int64_t end, double* sums) {
   constexpr bool kTrack = kLook == Look::extremes;
   const char* data[kRows];

@@ -34,6 +34,13 @@ class Charge:
     ledger: Ledger | None = None
     model_filter: PerModelFilter | None = None
 
+    def __post_init__(self) -> None:
+        if self.ledger is not None and self.model_filter is not None and self.model_filter.releases:
+            raise ValueError(
+                f"model_filter must have no releases beside a ledger, got "
+                f"{self.model_filter.releases}: their cost would not be in it"
+            )
+
     def __call__(self, proposal: Proposal) -> Tensor | None:
         """Charges; the slots to release, (N, B) bool, or None without a filter.
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
@@ -15,8 +16,8 @@ from test_decoding import MECHANISMS, PROMPT, Spy
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 from adapmixed.decoding import generate, stream
-from adapmixed.mechanisms import PMixED, PublicOnly
-from adapmixed.privacy import Accountant, Ledger
+from adapmixed.mechanisms import ClippedLogPool, PMixED, PublicOnly
+from adapmixed.privacy import Accountant, FilterBudget, Ledger, PerModelFilter
 from adapmixed.privacy.ledger import LedgerWriteError
 from adapmixed.privacy.ledger import head as heads
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -185,3 +186,36 @@ def test_what_is_not_intact_has_status_2(
     head.write_bytes(content)
     assert main(["ledger", action, str(charged.with_name("none.db"))]) == 2
     assert "there is no such file" in capsys.readouterr().err
+
+
+def test_a_filter_beside_a_ledger(path: Path) -> None:
+    budget = FilterBudget("zcdp", 0.1, 1e-5)
+    arguments: dict[str, Any] = dict(max_new_tokens=40, rng=SecureRandom())
+    ensemble: Any = FakeEnsemble()
+    models = ensemble.num_models
+
+    def answer(mechanism: Any, ledger: Ledger, **options: Any) -> PerModelFilter:
+        model_filter = PerModelFilter(models, budget, **options)
+        accountant = Accountant(1e-5, filter_budget=budget)
+        tokens = generate(
+            ensemble, mechanism, PROMPT, accountant=accountant, ledger=ledger,
+            model_filter=model_filter, **arguments,
+        )  # fmt: skip
+        assert tokens.shape == (len(PROMPT), 40) and bool((tokens >= 0).all())
+        return model_filter
+
+    pool = ClippedLogPool(-0.5, 0.5)
+    with Ledger.open(path, **SETTINGS, filter_budget=budget) as ledger:
+        with pytest.raises(ValueError, match="model_filter must have no releases beside a ledger"):
+            answer(pool, ledger, releases=1, sigma=100.0)
+        with pytest.raises(ValueError, match="model_filter needs one charge of each model"):
+            answer(PublicOnly(), ledger)
+        assert ledger.charges == 0
+        spent = answer(pool, ledger).spent
+        # Every slot stops within its budget, and all answers went on.
+        assert bool((spent <= budget.amount).all()) and spent.min() > 0.08
+        assert np.array_equal(ledger.accountant.individual_spent, spent)
+    with Ledger.open(path, **SETTINGS, filter_budget=budget) as ledger:
+        again = ledger.accountant.individual_spent
+        assert again is not None and np.array_equal(again, spent)
+        assert bool((answer(pool, ledger, spent=again).spent >= spent).all())

@@ -88,6 +88,13 @@ def test_counts_are_paid_for_beforehand() -> None:
         PerModelFilter(3, budget, releases=5, sigma=3.0)
     with pytest.raises(ValueError, match="sigma must be given"):
         PerModelFilter(3, budget, releases=1)
+    with pytest.raises(ValueError, match="releases must be 0 where spent is given"):
+        PerModelFilter(3, budget, releases=1, sigma=3.0, spent=filter_.spent)
+    # What was paid for counts goes with what was spent.
+    resumed = PerModelFilter(3, budget, spent=filter_.spent)
+    assert resumed.admit(np.array([[0.0], [2e-9], [left + 1e-12]])).tolist() == [
+        [True], [False], [False],
+    ]  # fmt: skip
 
 
 def test_an_accountant_states_the_budget_and_checks_it() -> None:

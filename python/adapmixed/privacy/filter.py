@@ -95,44 +95,39 @@ class FilterBudget:
         Raises:
             ValueError: "add_remove" for "renyi".
         """
-        return _stated(self, check_question(adjacency))
-
-    def _stated(self, adjacency: str) -> float:
-        if self.order is None:
-            rho = times_up(4, self.amount) if adjacency == "replace_one" else self.amount
-            return zcdp_to_dp(rho, self.delta)[0]
-        if adjacency == "add_remove":
-            raise ValueError(
-                "adjacency must be 'zero_out' or 'replace_one' under a Rényi filter, got "
-                "'add_remove': its charges compare with an emptied slot"
-            )
-        if adjacency == "zero_out":
-            return max(0.0, rdp_to_dp(self.order, self.amount, self.delta))
-        return self._replaced()
-
-    def _replaced(self) -> float:
-        """2ε₁ with (1 + e^ε₁) δ₁ ≤ δ, ε₁ = B + c_α(δ₁): δ₁ as large as that admits."""
-        assert self.order is not None
-
-        def parts(log_share: float) -> tuple[float, float]:
-            share = math.exp(log_share)
-            once = max(0.0, rdp_to_dp(self.order or 0.0, self.amount, share))
-            return once, (1 + math.exp(min(once, 700.0))) * share
-
-        low, high = math.log(self.delta) - 1500.0, math.log(self.delta)
-        low = max(low, -700.0)
-        if not parts(low)[1] <= self.delta:
-            return math.inf
-        for _ in range(100):
-            middle = (low + high) / 2
-            low, high = (middle, high) if parts(middle)[1] <= self.delta else (low, middle)
-        return times_up(2, parts(low)[0])
+        return _epsilon(self, check_question(adjacency))
 
 
-@lru_cache(maxsize=256)
-def _stated(budget: FilterBudget, adjacency: str) -> float:
-    """A ledger states it with every charge."""
-    return budget._stated(adjacency)
+@lru_cache(maxsize=256)  # a ledger states it with every charge
+def _epsilon(budget: FilterBudget, adjacency: str) -> float:
+    order, amount, delta = budget.order, budget.amount, budget.delta
+    if order is None:
+        return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
+    if adjacency == "add_remove":
+        raise ValueError(
+            "adjacency must be 'zero_out' or 'replace_one' under a Rényi filter, got "
+            "'add_remove': its charges compare with an emptied slot"
+        )
+    if adjacency == "zero_out":
+        return max(0.0, rdp_to_dp(order, amount, delta))
+    return _replaced(order, amount, delta)
+
+
+def _replaced(order: float, amount: float, delta: float) -> float:
+    """2ε₁ with (1 + e^ε₁) δ₁ ≤ δ, ε₁ = B + c_α(δ₁): δ₁ as large as that admits."""
+
+    def parts(log_share: float) -> tuple[float, float]:
+        share = math.exp(log_share)
+        once = max(0.0, rdp_to_dp(order, amount, share))
+        return once, (1 + math.exp(min(once, 700.0))) * share
+
+    low, high = -700.0, math.log(delta)
+    if not parts(low)[1] <= delta:
+        return math.inf
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if parts(middle)[1] <= delta else (low, middle)
+    return times_up(2, parts(low)[0])
 
 
 class PerModelFilter:
@@ -141,7 +136,8 @@ class PerModelFilter:
     Args:
         num_models: N ≥ 1.
         budget: of every model.
-        releases: how many noisy counts may be released; each reserves its cost of every budget.
+        releases: how many noisy counts may be released, all of them paid by every model when the
+            filter is made. No ledger holds that: a filter that goes on from `spent` has none.
         sigma: standard deviation > 0 of their noise; needed iff releases > 0.
         spent: (N,) float64, what earlier answers under this budget have spent; None: nothing.
     """
@@ -157,26 +153,31 @@ class PerModelFilter:
     ) -> None:
         self.num_models = check_count("num_models", num_models, 1)
         self.budget = budget
-        self._releases = check_count("releases", releases, 0)
-        if (sigma is None) != (self._releases == 0):
+        self.releases = self._left = check_count("releases", releases, 0)
+        if (sigma is None) != (self.releases == 0):
             raise ValueError(f"sigma must be given iff releases > 0, got {sigma!r}")
+        if self.releases and spent is not None:
+            raise ValueError(
+                f"releases must be 0 where spent is given, got {releases}: those of an earlier "
+                "filter are not known to this one"
+            )
         self.sigma = None if sigma is None else check_real("sigma", sigma)
         if self.sigma == 0:
             raise ValueError("sigma must be > 0, got 0.0")
-        self._available = budget.amount - times_up(self._releases, self._release_cost())
-        if self._available < 0:
+        self._reserved = times_up(self.releases, self._release_cost())
+        if self._reserved > budget.amount:
             raise ValueError(
                 f"releases must leave some of the budget of {budget.amount:g} for answers, got "
                 f"{releases} at {self._release_cost():g} each"
             )
-        self._spent = np.zeros(self.num_models)
+        self._spent = np.full(self.num_models, self._reserved)
         if spent is not None:
             self._spent = self._checked("spent", spent, (self.num_models,)).copy()
         self._answers = 0
 
     @property
     def spent(self) -> NDArray[np.float64]:
-        """(N,) float64, what each model has spent: private, for the operator alone."""
+        """(N,) float64, what each model has spent, all releases included: private."""
         return self._spent.copy()
 
     def admit(self, charges: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -203,16 +204,16 @@ class PerModelFilter:
         spent = self._spent
         for position in range(shape[1]):
             total = array_add_up(spent, charges[:, position])
-            active[:, position] = total <= self._available
+            active[:, position] = total <= self.budget.amount
             spent = np.where(active[:, position], total, spent)
         self._spent, self._answers = spent, self._answers + shape[1]
         return active
 
     def noisy_count(self, threshold: float, noise: float) -> float:
-        """#{i : spent_i > threshold} + noise, one of the reserved releases.
+        """#{i : spent_i > threshold} + noise, one of the reserved releases, which are not counted.
 
         Args:
-            threshold: a public number.
+            threshold: a public number ≥ 0.
             noise: a fresh N(0, sigma²) variate.
 
         Raises:
@@ -221,10 +222,10 @@ class PerModelFilter:
         threshold = check_real("threshold", threshold, infinite=True)
         if not math.isfinite(noise):
             raise ValueError(f"noise must be finite, got {noise!r}")
-        if self._releases == 0:
+        if self._left == 0:
             raise ValueError("releases must be reserved when the filter is made, got none left")
-        self._releases -= 1
-        return float(np.count_nonzero(self._spent > threshold)) + noise
+        self._left -= 1
+        return float(np.count_nonzero(self._spent - self._reserved > threshold)) + noise
 
     def _release_cost(self) -> float:
         """A count changes by at most 1 with one shard: ρ = 1/(2σ²), times the order for "renyi"."""
