@@ -69,7 +69,7 @@ sanitize: build/sanitize-address/sanitized build/sanitize-thread/sanitized \
 	  $(FIXED_ADDRESSES) build/sanitize-thread/sanitized $(CASES) && \
 	  $(FIXED_ADDRESSES) build/simulated-thread/sanitized $(CASES)
 
-$(CASES): $(INSTALLED) tests/sanitize/dump_cases.py tests/kernels/cases.py
+$(CASES): $(INSTALLED) tests/sanitize/dump_cases.py tests/kernels/cases.py tests/kernels/regressions.py
 	@mkdir -p $(@D)
 	$(BIN)/python tests/sanitize/dump_cases.py $@
 

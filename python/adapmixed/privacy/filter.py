@@ -23,8 +23,10 @@ from adapmixed.privacy.fixed_totals import Result
 from adapmixed.privacy.rounding import array_add_up, times_up
 
 MAX_ANSWERS = 2**40
-"""Answers under one filter. It makes what sampling by integer weights adds to δ a fixed number:
-(1 + e^ε) 2^40 V 2^-99, V the size of the vocabulary (docs/privacy.md)."""
+"""Answers under one filter: what bounds the part of δ that sampling by integer weights takes."""
+
+# T τ: of MAX_ANSWERS tokens, each drawn within V 2^-99 of the accounted law, for V up to 2^20.
+_DRAWN = 2.0 ** (40 + 20 - 99)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class FilterBudget:
         return cls(measure, low, delta, order)
 
     def epsilon(self, adjacency: str = "zero_out") -> float:
-        """ε at δ, rounded up.
+        """ε at δ, rounded up; what drawing `MAX_ANSWERS` tokens by integer weights adds is in it.
 
         Replace-one passes through the emptied shard: twice the Rényi budget is no bound there, so
         ε(δ₁) doubles with δ₁ = δ/(1 + e^ε(δ₁)) ("renyi"); zCDP composes through it as 4 B ("zcdp").
@@ -100,7 +102,21 @@ class FilterBudget:
 
 @lru_cache(maxsize=256)  # a ledger states it with every charge
 def _epsilon(budget: FilterBudget, adjacency: str) -> float:
-    order, amount, delta = budget.order, budget.amount, budget.delta
+    """The least ε for which the exact law has (ε, δ − (1 + e^ε) T τ), or +inf."""
+    epsilon, sampled = -1.0, 0.0
+    for _ in range(100):
+        delta = budget.delta - sampled
+        if not delta > 0:
+            break
+        found = _of_the_exact_law(budget.order, budget.amount, delta, adjacency)
+        if found <= epsilon:
+            return epsilon
+        epsilon = found
+        sampled = times_up(1 + math.exp(min(epsilon, 700.0)), _DRAWN)
+    return math.inf
+
+
+def _of_the_exact_law(order: float | None, amount: float, delta: float, adjacency: str) -> float:
     if order is None:
         return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
     if adjacency == "add_remove":
