@@ -12,7 +12,6 @@ seeded, but its result depends on the Python version (whose text it reads) and o
 from __future__ import annotations
 
 import argparse
-import hashlib
 import multiprocessing
 import shutil
 import sys
@@ -34,8 +33,9 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from adapmixed.data.builtin import Document, docstring_documents, private_documents
+from adapmixed.data.builtin import docstring_documents, private_documents
 from adapmixed.models.manifest import Manifest, file_sha256, write_manifest
+from adapmixed.models.provenance import base_sha256
 from adapmixed.training.finetune import (
     FinetuneConfig,
     fit,
@@ -44,7 +44,7 @@ from adapmixed.training.finetune import (
     token_stream,
     train_adapter,
 )
-from adapmixed.training.partition import partition_documents
+from adapmixed.training.partition import partition_documents, shard_record
 
 ASSETS = Path(__file__).resolve().parents[1] / "python" / "adapmixed" / "assets" / "demo"
 BASE_NAME = "adapmixed-demo-base"
@@ -130,16 +130,6 @@ def train_member(task: tuple[int, list[str], Path, Path, int]) -> int:
     return len(stream)
 
 
-def shard_record(documents: Sequence[Document]) -> dict[str, Any]:
-    """What the manifest says about a shard: its size and a digest of its identifiers and text."""
-    digest = hashlib.sha256()
-    for document in documents:
-        for part in (document.identifier, document.text):
-            encoded = part.encode()
-            digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return {"documents": len(documents), "sha256": digest.hexdigest()}
-
-
 def build_ensemble(folder: Path, base: Path, num_models: int, seed: int, workers: int) -> None:
     """Trains one adapter per shard and writes the ensemble folder."""
     shards = partition_documents(private_documents(), num_models, key=SHARD_KEY)
@@ -161,14 +151,14 @@ def build_ensemble(folder: Path, base: Path, num_models: int, seed: int, workers
             base_model=BASE_NAME,
             members=tuple(members),
             tokenizer_sha256=file_sha256(base / "tokenizer.json"),
-            base_sha256=file_sha256(base / "model.safetensors"),
+            base_sha256=base_sha256(base),
             training={
                 **asdict(PRIVATE),
                 "target_modules": list(PRIVATE.target_modules),
                 "seed": seed,
                 "corpus": "pydoc_data.topics of Python {}.{}".format(*sys.version_info),
             },
-            shards=tuple(shard_record(shard) for shard in shards),
+            shards=tuple(shard_record(shard, key=SHARD_KEY) for shard in shards),
         ),
     )
 

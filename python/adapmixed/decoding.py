@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import torch
 from torch import Tensor
 
 from adapmixed.mechanisms import Mechanism, Proposal
-from adapmixed.privacy import Accountant, Ledger, PerModelFilter
+from adapmixed.misuse import refuse
+from adapmixed.privacy import Accountant, Caveat, Ledger, PerModelFilter
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
@@ -28,11 +29,15 @@ def check_budget(mechanism: Mechanism, queries: int) -> None:
 
 @dataclass(frozen=True)
 class Charge:
-    """Who is charged for a proposal before it is released, and which slots may contribute."""
+    """Who is charged for a proposal before it is released, and which slots may contribute.
+
+    `unverified` is that of the ensemble; every guarantee from these charges says it.
+    """
 
     accountant: Accountant
     ledger: Ledger | None = None
     model_filter: PerModelFilter | None = None
+    unverified: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.ledger is not None and self.model_filter is not None and self.model_filter.releases:
@@ -50,15 +55,18 @@ class Charge:
         """
         active = None
         if self.model_filter is not None:
-            if proposal.charges is None or proposal.charges.shape[-1] != 1:
+            charges = proposal.individual_charges
+            if charges is None:
                 raise ValueError(
-                    "model_filter needs one charge of each model: ClippedMixing with charge_order, "
-                    "or ClippedLogPool"
+                    "model_filter needs one charge of each model, bounded by its own shard, the "
+                    "history and public values alone: ClippedMixing with charge_order, or "
+                    "ClippedLogPool. PMixED's charge is that of the whole ensemble; AdaPMixED's "
+                    "losses depend on the other models, and its screening tells a bit about all of "
+                    "them, retired ones included"
                 )
-            charges = proposal.charges[..., 0].cpu().numpy()
-            admitted = torch.from_numpy(self.model_filter.admit(charges))
+            admitted = torch.from_numpy(self.model_filter.admit(charges.cpu().numpy()))
             active = admitted.to(proposal.public.device)
-        events = proposal.events(active)
+        events = [*proposal.events(active), *map(Caveat, self.unverified)]
         self.accountant.add(events)
         if self.ledger is not None:
             self.ledger.charge(events)
@@ -87,6 +95,7 @@ def stream(
     attention_mask: Tensor | None = None,
     stop_token: int | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    **refused: Never,
 ) -> Iterator[Tensor]:
     """Answers queries one position at a time; every answer is charged before it is yielded.
 
@@ -106,16 +115,18 @@ def stream(
         attention_mask: (b, t), 0 at padding.
         stop_token: ends a sequence once released.
         memory_bytes: bound on the logits and activations held while the prompt is read.
+        refused: nothing: what other libraries take and would void the guarantee (`misuse.REASONS`).
 
     Returns:
         iterator of (b,) int64, the next token of each sequence; −1 for those that have ended. The
         arguments are checked and the prompt is read at the call.
 
     Raises:
-        ValueError: max_new_tokens < 1, prompt and new tokens exceed the model's window, or a seeded
-            rng with a ledger.
+        ValueError: max_new_tokens < 1, prompt and new tokens exceed the model's window, a seeded
+            rng with a ledger, or greedy decoding, beams, log-probabilities, a temperature ...
         LedgerError: while iterating: the charge could not be made durable; its token is not drawn.
     """
+    refuse(refused)
     count = max_new_tokens
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
@@ -137,7 +148,7 @@ def stream(
         len(input_ids),
         max_new_tokens,
         rng,
-        Charge(accountant, ledger, model_filter),
+        Charge(accountant, ledger, model_filter, ensemble.unverified),
         stop_token,
     )
 
@@ -184,6 +195,7 @@ def generate(
     attention_mask: Tensor | None = None,
     stop_token: int | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    **refused: Never,
 ) -> Tensor:
     """The released tokens of :func:`stream` at once: (b, ≤ max_new_tokens) int64, −1 after an end.
 
@@ -202,6 +214,7 @@ def generate(
             attention_mask=attention_mask,
             stop_token=stop_token,
             memory_bytes=memory_bytes,
+            **refused,
         )
     )
     return torch.stack(steps, dim=1)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, check_budget
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES, Charge, check_budget
 from adapmixed.mechanisms import Mechanism
-from adapmixed.privacy import Accountant, Guarantee
+from adapmixed.privacy import Accountant, Guarantee, PerModelFilter
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Evaluation:
         seconds: time in the mechanism, without the models' forward pass.
         tokens_per_second: queries over mechanism time plus the shared forward pass.
         curve: (queries, ε) after each chunk; ε is None where there is no guarantee.
+        perplexities: (queries, perplexity over the queries so far) after each chunk: under a
+            per-model filter it tends to the public model's as models retire.
         breakdown: "mixing", "screening", "conversion", "total" of ε.
     """
 
@@ -50,6 +52,7 @@ class Evaluation:
     seconds: float
     tokens_per_second: float
     curve: tuple[tuple[int, float | None], ...]
+    perplexities: tuple[tuple[int, float], ...]
     breakdown: Mapping[str, float]
 
 
@@ -60,41 +63,48 @@ class _Run:
         self,
         name: str,
         mechanism: Mechanism,
-        accountant: Accountant,
+        charge: Charge,
         rng: SecureRandom | SeededRandom,
     ) -> None:
         self.rng = rng
         self.name = name
         self.mechanism = mechanism
-        self.accountant = accountant
+        self.charge = charge
+        self.accountant = charge.accountant
         self.log_likelihood = 0.0
         self.screened = 0
         self.seconds = 0.0
         self.curve: list[tuple[int, float | None]] = []
+        self.perplexities: list[tuple[int, float]] = []
 
     def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
         start = time.perf_counter()
         proposal = self.mechanism.propose(private, public, targets=targets, rng=self.rng)
-        self.accountant.add(proposal.events())
-        answer = proposal.release()
+        answer = proposal.release(self.charge(proposal))
         assert answer.log_prob is not None  # targets were given
         self.log_likelihood += math.fsum(answer.log_prob.tolist())
         self.screened += int(answer.public.sum())
         self.seconds += time.perf_counter() - start
-        self.curve.append((self.accountant.queries, self.accountant.epsilon().epsilon))
+        done = self.accountant.queries
+        self.curve.append((done, self.accountant.epsilon().epsilon))
+        self.perplexities.append((done, self._perplexity(done)))
+
+    def _perplexity(self, queries: int) -> float:
+        mean = -self.log_likelihood / queries
+        return math.exp(mean) if mean < 700.0 else math.inf
 
     def result(self, queries: int, forward_seconds: float) -> Evaluation:
-        mean = -self.log_likelihood / queries
         guarantee = self.accountant.epsilon()
         return Evaluation(
             name=self.name,
-            perplexity=math.exp(mean) if mean < 700.0 else math.inf,
+            perplexity=self._perplexity(queries),
             queries=queries,
             guarantee=guarantee,
             screened=0.0 if guarantee.kind == "public" else self.screened / queries,
             seconds=self.seconds,
             tokens_per_second=queries / (self.seconds + forward_seconds),
             curve=tuple(self.curve),
+            perplexities=tuple(self.perplexities),
             breakdown=self.accountant.breakdown(),
         )
 
@@ -133,6 +143,8 @@ def evaluate(
     block: int | None = None,
     queries: int | None = None,
     rule: str | Mapping[str, str] = "per_model",
+    adjacency: str | None = None,
+    model_filters: Mapping[str, PerModelFilter] | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Evaluation]:
@@ -153,6 +165,9 @@ def evaluate(
         queries: stop after this many; default: the whole stream.
         rule: the accountant's rule, "per_model" or "paper"; a mapping gives those of some
             mechanisms by name, the others have "per_model".
+        adjacency: which neighbours all guarantees are asked for; None: those of each mechanism.
+        model_filters: filters of some mechanisms by name, which then answer and are charged as
+            :func:`adapmixed.generate` with ``model_filter``; the guarantee is the filter's.
         memory_bytes: budget of one chunk's logits and activations.
         progress: called with (queries done, queries in all).
 
@@ -160,7 +175,8 @@ def evaluate(
         one :class:`Evaluation` per mechanism, in their order.
 
     Raises:
-        ValueError: no mechanisms, block or queries out of range, too few tokens for one query.
+        ValueError: no mechanisms, block or queries out of range, too few tokens for one query, a
+            mechanism whose events do not answer `adjacency` or have no charges for its filter.
     """
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
@@ -168,13 +184,23 @@ def evaluate(
     for mechanism in mechanisms.values():
         check_budget(mechanism, total)
     rules = dict.fromkeys(mechanisms, rule) if isinstance(rule, str) else dict(rule)
-    unknown = rules.keys() - mechanisms.keys()
-    if unknown:
-        raise ValueError(f"rule must name mechanisms of this evaluation, got {sorted(unknown)!r}")
-    runs = [
-        _Run(name, m, Accountant(delta, rule=rules.get(name, "per_model")), rng.child(name))
-        for name, m in mechanisms.items()
-    ]
+    filters = dict(model_filters or {})
+    for argument, given in (("rule", rules), ("model_filters", filters)):
+        if given.keys() - mechanisms.keys():
+            unknown = sorted(given.keys() - mechanisms.keys())
+            raise ValueError(f"{argument} must name mechanisms of this evaluation, got {unknown!r}")
+
+    def charge(name: str) -> Charge:
+        model_filter = filters.get(name)
+        accountant = Accountant(
+            delta,
+            rule=rules.get(name, "per_model"),
+            adjacency=adjacency,
+            filter_budget=None if model_filter is None else model_filter.budget,
+        )
+        return Charge(accountant, None, model_filter, ensemble.unverified)
+
+    runs = [_Run(name, m, charge(name), rng.child(name)) for name, m in mechanisms.items()]
     forward_seconds, done = 0.0, 0
     for ids in blocks:
         scored = min(len(ids) - 1, total - done)

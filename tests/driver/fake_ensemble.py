@@ -44,6 +44,7 @@ class FakeEnsemble:
         generator = torch.Generator().manual_seed(seed)
         self.num_models, self.vocab_size, self.max_positions = models, vocab, max_positions
         self.device = torch.device("cpu")
+        self.unverified: tuple[str, ...] = ()
         self.budgets: list[int] = []
         self.decoders: list[FakeDecoder] = []
         self._token = torch.randn(vocab, vocab, generator=generator)

@@ -56,6 +56,7 @@ def evaluation(
         "seconds": 1.0,
         "tokens_per_second": 1234.5,
         "curve": curve,
+        "perplexities": tuple((queries, perplexity) for queries, _ in curve),
         "breakdown": {"mixing": total, "screening": 0.0, "conversion": 0.0, "total": total},
     }
     return Evaluation(name, perplexity, 10 * points, guarantee, **(values | changes))

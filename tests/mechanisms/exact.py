@@ -9,12 +9,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import mpmath
 import torch
 from torch import Tensor
 
 from adapmixed.mechanisms import Proposal
+from adapmixed.privacy import Caveat
 
 CTX = mpmath.mp.clone()
 CTX.dps = 60
@@ -23,6 +25,13 @@ Vector = list[mpmath.mpf]
 
 FLOOR = 1e-12  # what the accounting adds to every loss
 ERROR = 1e-6  # relative, likewise
+
+
+def costs(proposal: Proposal) -> list[Any]:
+    """The events of a proposal without what they say about their seeded source."""
+    events = proposal.events()
+    assert events.count(Caveat("seeded")) == 1
+    return [event for event in events if not isinstance(event, Caveat)]
 
 
 def softmax(logits: Tensor) -> Vector:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact import Step, algorithm_1, all_log_probs
+from exact import Step, algorithm_1, all_log_probs, costs
 from torch import Tensor
 
 import adapmixed_ext as ops
@@ -100,7 +100,7 @@ def test_algorithm_1_line_by_line() -> None:
     torch.testing.assert_close(
         log_probs(mechanism, private, public), law.log(), rtol=0.0, atol=3e-5
     )
-    screening, loss, public_answers = proposal.events()
+    screening, loss, public_answers = costs(proposal)
     assert screening == GaussianScreening(MODELS, POSITIONS, 0.7, 0.06)
     assert public_answers == PublicAnswer(POSITIONS - int(passed.sum()))
     assert isinstance(loss, LeaveOneOutLoss)
@@ -178,7 +178,7 @@ def test_screened_out_queries_are_answered_from_the_public_model_exactly() -> No
         )
         proposal = propose(mechanism, rows, public)
         assert bool(proposal.public.all())
-        screening, loss, answered = proposal.events()
+        screening, loss, answered = costs(proposal)
         # Charged for the screening alone; the order stays declared although nothing passed.
         assert screening == GaussianScreening(len(rows), POSITIONS, 0.7, 0.06)
         assert loss.loss.shape == (len(rows), 0, 1) and loss.orders == (3.0,)
@@ -225,7 +225,7 @@ def test_without_screening_every_query_is_mixed_and_no_noise_is_drawn() -> None:
     proposal = mechanism.propose(private, public, rng=rng)
     assert rng.reserve()[1] == 0
     assert not bool(proposal.public.any())
-    assert [type(event) for event in proposal.events()] == [LeaveOneOutLoss, PublicAnswer]
+    assert [type(event) for event in costs(proposal)] == [LeaveOneOutLoss, PublicAnswer]
     steps = by_hand(private, public, SEED, threshold=math.inf)
     law = torch.stack([step.law for step in steps])
     torch.testing.assert_close(
@@ -248,7 +248,7 @@ def test_public_screening_is_the_noised_test_on_the_public_model_and_costs_nothi
     for rows in (private, -2 * private, private[:1]):
         proposal = propose(mechanism, rows, public)
         assert proposal.public.tolist() == decisions
-        assert [type(event) for event in proposal.events()] == [LeaveOneOutLoss, PublicAnswer]
+        assert [type(event) for event in costs(proposal)] == [LeaveOneOutLoss, PublicAnswer]
         assert Accountant(1e-5).add(proposal.events()).breakdown()["screening"] == 0.0
 
 
@@ -262,7 +262,7 @@ def test_fixed_loss_is_charged_for_every_query() -> None:
     assert (event.order, event.num_models, event.queries) == (3.0, MODELS, POSITIONS)
     assert (event.adjacency, event.published) == ("zero_out", False)
     assert bound <= event.epsilon <= bound * (1 + 1e-12)
-    assert len(proposal.events()) == 2 and proposal.charges is None
+    assert len(costs(proposal)) == 2 and proposal.charges is None
     # The answers are those of the data-dependent mechanism.
     other = propose(AdaPMixED(**SETTINGS), private, public)
     assert torch.equal(proposal.public, other.public)

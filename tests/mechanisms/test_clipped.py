@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from exact import costs
 from test_enumerated import GRIDS, both_ways, everything, law
 from torch import Tensor
 
@@ -170,7 +171,7 @@ def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> No
     private = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(5))
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
     assert proposal.public.tolist() == [False, True]
-    assert [event.queries for event in proposal.events()] == [1, 1]
+    assert [event.queries for event in costs(proposal)] == [1, 1]
     assert proposal.charges is not None and bool((proposal.charges[:, 1] == 0).all())
     q = torch.log_softmax(public.double(), 1)
     there = law(mechanism, private, public)

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 import torch
+from exact import costs
 from torch import Tensor
 
 import adapmixed_ext as ops
@@ -88,7 +89,7 @@ def test_no_neighbour_costs_more_than_its_charge(
 def test_no_neighbour_costs_more_than_the_fixed_bound(grid: str, rate: float) -> None:
     private, public = everything(*GRIDS[grid])
     mechanism = PMixED(8.0, 1e-5, len(public), 6.0, sample_rate=rate)
-    (event,) = mechanism.propose(private, public, rng=SeededRandom(0)).events()
+    (event,) = costs(mechanism.propose(private, public, rng=SeededRandom(0)))
     assert isinstance(event, RenyiBound)
     radius = mechanism.radius(len(private))
     assert event.epsilon == sound_bound(6.0, radius, len(private), rate)

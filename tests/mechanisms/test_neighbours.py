@@ -11,7 +11,7 @@ from itertools import islice
 import mpmath
 import pytest
 import torch
-from exact import both_ways, cover, mean, mpf, random_ensembles, slots
+from exact import both_ways, costs, cover, mean, mpf, random_ensembles, slots
 from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED
@@ -94,7 +94,7 @@ def test_fixed_loss_covers_every_emptied_slot(beta: float) -> None:
     for turn, (private, public) in enumerate(islice(random_ensembles(7), 250)):
         order = ORDERS[turn % 7]
         mechanism = AdaPMixED(order, beta, screen=None, loss="fixed", adjacency="zero_out")
-        (event,) = mechanism.propose(private, public, rng=SeededRandom(0)).events()
+        (event,) = costs(mechanism.propose(private, public, rng=SeededRandom(0)))
         here = law(mechanism, private, public)
         for i in range(len(private)):
             true = both_ways(here, neighbour(mechanism, private, public, i), order)

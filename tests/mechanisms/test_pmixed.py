@@ -16,6 +16,7 @@ import torch
 from exact import (
     all_log_probs,
     both_ways,
+    costs,
     divergence,
     largest_weight,
     mean,
@@ -77,7 +78,7 @@ def test_radius_spends_the_budget_and_no_more(order: float, per_query: float, ra
         growth = models / rate * math.expm1((order - 1) * mechanism.per_query)
         assert radius == pytest.approx(math.log1p(growth) / (order - 1), rel=1e-11)
         private, public = torch.randn(models, 2, 5), torch.randn(2, 5)
-        (event,) = answer(mechanism, private, public).events()
+        (event,) = costs(answer(mechanism, private, public))
         assert (event.order, event.num_models, event.queries) == (order, models, 2)
         assert (event.adjacency, event.published) == ("zero_out", False)
         assert event.epsilon <= mechanism.per_query
@@ -101,7 +102,7 @@ def test_bound_holds_for_every_ensemble_on_a_grid(
         public = rows([list(e[0]) for e in ensembles])
         private = torch.stack([rows([list(e[1 + i]) for e in ensembles]) for i in range(models)])
         proposal = answer(mechanism, private, public)
-        (event,) = proposal.events()
+        (event,) = costs(proposal)
         for b in range(len(ensembles)):
             bars, q = slots(proposal, private, public, b)
             here = mean(bars)
@@ -123,7 +124,7 @@ def test_bound_holds_on_random_ensembles(vocab_offset: int) -> None:
         rate = (1.0, 0.5, 0.03)[turn % 3]
         mechanism = budget(order, 10.0 ** (turn % 11 - 9), sample_rate=rate)
         proposal = answer(mechanism, private, public)
-        (event,) = proposal.events()
+        (event,) = costs(proposal)
         bars, q = slots(proposal, private, public, 0)
         here = mean(bars)
         for i in range(len(bars)):
@@ -183,7 +184,7 @@ def test_all_queries_together_cost_the_configured_epsilon(
     """However they are batched; and what is printed is the configured number."""
     mechanism = PMixED(8.0, DELTA, queries, 6, sample_rate=rate)
     private, public = torch.randn(4, 1, 5), torch.randn(1, 5)
-    (event,) = answer(mechanism, private, public).events()
+    (event,) = costs(answer(mechanism, private, public))
     together = Accountant(DELTA, rule=rule).add(replace(event, queries=queries)).epsilon()
     one_by_one = Accountant(DELTA, rule=rule).add([event] * queries).epsilon()
     for guarantee in (together, one_by_one):
@@ -206,7 +207,7 @@ def test_no_rounding_exceeds_the_configured_epsilon() -> None:
         epsilon = round(conversion * generator.choice((1.0001, 1.1, 2.0)) + more, 4)
         if epsilon <= conversion:
             continue
-        (event,) = answer(PMixED(epsilon, delta, queries, order), private, public).events()
+        (event,) = costs(answer(PMixED(epsilon, delta, queries, order), private, public))
         for events in ([event] * queries, [replace(event, queries=queries)]):
             total = Accountant(delta).add(events).epsilon().epsilon
             assert total <= epsilon, (epsilon, delta, queries, order)
@@ -267,7 +268,7 @@ def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> Non
             expected = torch.stack(bars).mean(0)
         atol = 3e-5 if members else 1e-13
         torch.testing.assert_close(law[b], expected.log(), rtol=0.0, atol=atol)
-    (event,) = answer(mechanism, private, public, seed=9).events()
+    (event,) = costs(answer(mechanism, private, public, seed=9))
     expected_event = RenyiBound(
         3.0, mechanism.per_query, models, positions, "add_remove", True, mechanism.queries
     )
@@ -298,7 +299,7 @@ def test_published_empty_subsets_answer_q_and_are_charged_all_the_same() -> None
     exact = torch.log_softmax(public.double(), -1)
     torch.testing.assert_close(law, exact, rtol=0.0, atol=1e-13)
     proposal = answer(mechanism, private, public)
-    (event,) = proposal.events()
+    (event,) = costs(proposal)
     assert (event.epsilon, event.queries) == (mechanism.per_query, 4)
     # Whether a subset was empty is not told apart: S is never revealed.
     assert not bool(proposal.public.any())
@@ -332,7 +333,7 @@ assert caught[0].category is UserWarning and "not valid" in str(caught[0].messag
 
 def test_guarantee_of_the_published_analysis_promises_nothing() -> None:
     mechanism = PMixED(8.0, DELTA, 4, 6, analysis="published")
-    events = answer(mechanism, torch.zeros(3, 4, 5), torch.zeros(4, 5)).events()
+    events = costs(answer(mechanism, torch.zeros(3, 4, 5), torch.zeros(4, 5)))
     guarantee = Accountant(DELTA).add(events).epsilon()
     assert guarantee.kind == "published"
     assert guarantee.epsilon == pytest.approx(8.0)
@@ -358,7 +359,7 @@ def test_the_published_bound_is_broken_by_the_published_mechanism() -> None:
     mechanism = budget(ORDER, claimed * (1 + 1e-9), analysis="published")
     assert mechanism.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-6)
     proposal = answer(mechanism, private, public)
-    (event,) = proposal.events()
+    (event,) = costs(proposal)
     assert event.published and event.epsilon == pytest.approx(claimed, rel=1e-6)
     bars, _ = slots(proposal, private, public, 0)
     here, removed = mean(bars), mean(bars[1:])
@@ -383,7 +384,7 @@ def test_the_sound_bound_holds_on_the_counterexample() -> None:
     mechanism = budget(ORDER, per_query)
     assert mechanism.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-9)
     proposal = answer(mechanism, private, public)
-    (event,) = proposal.events()
+    (event,) = costs(proposal)
     bars, q = slots(proposal, private, public, 0)
     here = mean(bars)
     raised = both_ways(here, mean([q, *bars[1:]]), ORDER)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import (
+    add_adjacency_option,
+    adjacency_refusal,
     check_output,
     progress_bar,
     quiet_libraries,
@@ -35,32 +37,36 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder of the report")
     parser.add_argument("--queries", type=int, default=1024, help="tokens answered per method")
     parser.add_argument("--seed", type=int, default=0, help="of the evaluation's randomness")
+    add_adjacency_option(parser)
     parser.set_defaults(run=run)
 
 
-def methods(queries: int, num_models: int) -> "dict[str, Mechanism]":
-    """The compared methods; fixed budgets are for exactly these queries."""
-    from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
+def methods(queries: int, num_models: int, adjacency: Any = None) -> "dict[str, Mechanism]":
+    """The compared methods with a guarantee for these neighbours; None: those of each.
 
-    adaptive = AdaPMixED(order=18.0, target_leakage=0.1)
-    return {
-        "public": PublicOnly(),
-        "unprotected": Unprotected(),
-        "pmixed": PMixED(epsilon=8.0, delta=DELTA, queries=queries, order=3.0),
-        "adapmixed": adaptive,
-        PAPER: adaptive,
-        **_planned(queries, num_models),
-    }
+    Fixed budgets are for exactly these queries.
+    """
+    from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, PublicOnly, Unprotected
+
+    found: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
+    if adjacency_refusal("pmixed", adjacency) is None:
+        found["pmixed"] = PMixED(epsilon=8.0, delta=DELTA, queries=queries, order=3.0)
+    if adjacency_refusal("adapmixed", adjacency) is None:
+        adaptive = AdaPMixED(order=18.0, target_leakage=0.1, adjacency=adjacency)
+        found |= {"adapmixed": adaptive, PAPER: adaptive}
+    return found | _planned(queries, num_models, adjacency or "zero_out")
 
 
-def _planned(queries: int, num_models: int) -> "dict[str, Mechanism]":
+def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechanism]":
     """ClippedMixing and ClippedLogPool with what each budget buys: public numbers alone."""
     from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
     from adapmixed.privacy.planner import plan
 
     found: dict[str, Mechanism] = {}
     for epsilon in BUDGETS:
-        for one in plan(epsilon, DELTA, num_models, queries, shapes=SHAPES, scales=SCALES):
+        for one in plan(
+            epsilon, DELTA, num_models, queries, adjacency, shapes=SHAPES, scales=SCALES
+        ):
             name, settings = f"{one.mechanism}, ε ≤ {epsilon:g}", dict(one.settings)
             if one.mechanism == ClippedMixing.name:
                 found[name] = ClippedMixing(settings["lower"], settings["upper"], queries=queries)
@@ -83,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
     tokens = held_out_tokens(ensemble.tokenizer)
-    compared = methods(arguments.queries, ensemble.num_models)
+    adjacency = arguments.adjacency
+    compared = methods(arguments.queries, ensemble.num_models, adjacency)
     update, close = progress_bar(arguments.queries, "token")
     evaluations = evaluate(
         ensemble,
@@ -92,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         delta=DELTA,
         rng=random_source(arguments.seed),
         queries=arguments.queries,
-        rule={PAPER: "paper"},
+        rule={PAPER: "paper"} if PAPER in compared else {},
+        adjacency=adjacency,
         progress=update,
     )
     close()
@@ -102,20 +110,26 @@ def run(arguments: argparse.Namespace) -> int:
             "command": "demo",
             "num_models": ensemble.num_models,
             "queries": arguments.queries,
+            "adjacency": adjacency,
             "mechanisms": {name: repr(m) for name, m in compared.items()},
             "randomness": f"seeded ({arguments.seed}) for the evaluation, system for the sample",
         },
         environment=environment(),
-        sample=_sample(ensemble, compared["adapmixed"]),
+        sample=_sample(ensemble, compared, adjacency),
     )
     print(table(report))
+    for name in ("pmixed", "adapmixed"):
+        if name not in compared:
+            print(f"{name} is left out: {adjacency_refusal(name, adjacency)}")
     for path in write_report(report, arguments.out):
         print(f"wrote {path}")
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0
 
 
-def _sample(ensemble: Any, mechanism: "Mechanism") -> dict[str, str]:
+def _sample(
+    ensemble: Any, compared: "dict[str, Mechanism]", adjacency: str | None
+) -> dict[str, str]:
     """A short private continuation with what it cost, from unseeded randomness."""
     import torch
 
@@ -123,12 +137,14 @@ def _sample(ensemble: Any, mechanism: "Mechanism") -> dict[str, str]:
     from adapmixed.privacy import Accountant
 
     tokenizer = ensemble.tokenizer
-    accountant = Accountant(DELTA)
+    name = next(name for name in compared if name.startswith(("adapmixed", "clipped")))
+    mechanism = compared[name]
+    accountant = Accountant(DELTA, adjacency=adjacency)
     released = generate(
         ensemble,
         mechanism,
         tokenizer(PROMPT, return_tensors="pt")["input_ids"].to(torch.int64),
-        max_new_tokens=SAMPLE_TOKENS,
+        max_new_tokens=min(SAMPLE_TOKENS, mechanism.budget or SAMPLE_TOKENS),
         rng=random_source(None),
         accountant=accountant,
         stop_token=tokenizer.eos_token_id,

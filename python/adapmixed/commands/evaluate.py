@@ -2,9 +2,18 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.filters import (
+    add_filter_options,
+    count_lines,
+    filter_budget_of,
+    model_filter_of,
+    release_counts,
+    show_spent,
+)
 from adapmixed.commands.options import (
     add_mechanism_options,
     check_output,
@@ -14,6 +23,11 @@ from adapmixed.commands.options import (
     quiet_libraries,
     random_source,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from adapmixed.evaluation import Evaluation
 
 
 def add_parser(commands: Any) -> None:
@@ -34,6 +48,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seed", type=int, help="repeatable randomness (evaluation only)")
     parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
     add_mechanism_options(parser)
+    add_filter_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -44,8 +59,37 @@ def methods_of(report: dict[str, object]) -> list[dict[str, Any]]:
     return methods
 
 
+def over_time(evaluations: "Sequence[Evaluation]", rows: int = 8) -> list[str]:
+    """Perplexity of each stretch of the text: a filter's models retire as it goes on."""
+    stretches = [_stretches(evaluation.perplexities, rows) for evaluation in evaluations]
+    widths = [max(len(e.name), 10) for e in evaluations]
+    names = (e.name.rjust(width) for e, width in zip(evaluations, widths, strict=True))
+    lines = ["  ".join(["perplexity of queries".ljust(22), *names])]
+    for row in zip(*stretches, strict=True):
+        first, last, _ = row[0]
+        cells = (f"{value:.2f}".rjust(w) for (_, _, value), w in zip(row, widths, strict=True))
+        lines.append("  ".join([f"{first} to {last}".rjust(22), *cells]))
+    return lines
+
+
+def _stretches(
+    perplexities: "Sequence[tuple[int, float]]", rows: int
+) -> list[tuple[int, int, float]]:
+    """(first query, last query, perplexity between) of about `rows` stretches."""
+    count = min(rows, len(perplexities))
+    chosen = [perplexities[(row + 1) * len(perplexities) // count - 1] for row in range(count)]
+    found, before, loss_before = [], 0, 0.0
+    for queries, perplexity in chosen:
+        loss = queries * math.log(perplexity)
+        mean = (loss - loss_before) / (queries - before) if math.isfinite(loss) else math.inf
+        found.append((before + 1, queries, math.exp(mean) if mean < 700.0 else math.inf))
+        before, loss_before = queries, loss
+    return found
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates and prints the table."""
+    budget = filter_budget_of(arguments)
     mechanism_of(arguments, queries=1)  # refuses bad options before the models are loaded
     check_output(arguments.json)
     check_output(arguments.out, folder=True)
@@ -66,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     mechanism = mechanism_of(arguments, total)
     mechanisms: dict[str, Mechanism] = {"public": PublicOnly()}
     mechanisms[mechanism.name] = mechanism
+    model_filter = model_filter_of(arguments, budget, ensemble.num_models)
     update, close = progress_bar(total, "token")
     evaluations = evaluate(
         ensemble,
@@ -76,6 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         block=arguments.block,
         queries=arguments.queries,
         rule=arguments.rule,
+        adjacency=arguments.adjacency,
+        model_filters={} if model_filter is None else {mechanism.name: model_filter},
         memory_bytes=arguments.memory,
         progress=update,
     )
@@ -95,10 +142,19 @@ def run(arguments: argparse.Namespace) -> int:
             "preset": arguments.preset,
             "delta": arguments.delta,
             "rule": arguments.rule,
+            "adjacency": arguments.adjacency,
+            "filter_epsilon": arguments.filter_epsilon,
         },
         environment=environment(),
     )
     print(table(report))
+    if model_filter is not None:
+        print("\n".join(["", *over_time(evaluations)]))
+        report["released_counts"] = counts = release_counts(model_filter)
+        for line in count_lines(counts, model_filter.sigma):
+            print(line)
+        if arguments.show_spent:
+            show_spent(model_filter)
     if arguments.out is not None:
         for path in write_report(report, arguments.out):
             print(f"wrote {path}")

@@ -6,9 +6,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.filters import (
+    add_filter_options,
+    count_lines,
+    filter_budget_of,
+    model_filter_of,
+    release_counts,
+    show_spent,
+)
 from adapmixed.commands.options import (
     add_mechanism_options,
-    filter_budget_of,
+    add_refused_options,
     mechanism_of,
     memory_bytes,
     quiet_libraries,
@@ -36,13 +44,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--ledger", type=Path, help="charge every token there, durably before it is written"
     )
-    parser.add_argument(
-        "--filter-epsilon",
-        type=float,
-        help="a per-model filter with this epsilon instead of a number of queries (clipped)",
-    )
     parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
     add_mechanism_options(parser)
+    add_filter_options(parser)
+    add_refused_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -71,6 +76,7 @@ def _ledger(
         arguments.ledger,
         delta=arguments.delta,
         rule=arguments.rule,
+        adjacency=arguments.adjacency,
         configuration=repr(mechanism),
         filter_budget=budget,
     )
@@ -89,7 +95,7 @@ def _generate(
 
     from adapmixed.decoding import stream
     from adapmixed.models import Ensemble
-    from adapmixed.privacy import Accountant, PerModelFilter
+    from adapmixed.privacy import Accountant
 
     ensemble = Ensemble.load(arguments.base, arguments.ensemble)
     tokenizer = ensemble.tokenizer
@@ -98,11 +104,11 @@ def _generate(
     prompt = tokenizer(arguments.prompt, return_tensors="pt")["input_ids"]
     if prompt.shape[1] == 0:
         raise ValueError("--prompt must hold at least one token, got an empty one")
-    accountant = Accountant(arguments.delta, rule=arguments.rule, filter_budget=budget)
-    model_filter = None
-    if budget is not None:
-        spent = None if ledger is None else ledger.accountant.individual_spent
-        model_filter = PerModelFilter(ensemble.num_models, budget, spent=spent)
+    accountant = Accountant(
+        arguments.delta, rule=arguments.rule, adjacency=arguments.adjacency, filter_budget=budget
+    )
+    spent = None if ledger is None else ledger.accountant.individual_spent
+    model_filter = model_filter_of(arguments, budget, ensemble.num_models, spent)
     released: list[int] = []
     shown = ""
     for tokens in stream(
@@ -129,6 +135,9 @@ def _generate(
         print(
             f"Ledger {ledger.path}, all {ledger.charges} charges: {ledger.totals}", file=sys.stderr
         )
-    if arguments.seed is not None:
-        print("The randomness was seeded: anyone with the seed can undo it.", file=sys.stderr)
+    if model_filter is not None:
+        for line in count_lines(release_counts(model_filter), model_filter.sigma):
+            print(line, file=sys.stderr)
+        if arguments.show_spent:
+            show_spent(model_filter)
     return 0

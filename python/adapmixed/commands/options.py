@@ -4,17 +4,20 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.misuse import REASONS
+
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
-    from adapmixed.privacy import FilterBudget
     from adapmixed.rng import SecureRandom, SeededRandom
 
 MECHANISMS = (
     "adapmixed", "pmixed", "clipped-mixing", "clipped-log-pool", "public", "unprotected",
 )  # fmt: skip
+ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 PRESETS = ("wikitext-103", "one-billion-word", "pubmed", "air-dialogue")
 
 
@@ -50,6 +53,52 @@ def add_mechanism_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sample-rate", type=float, help="subsampling rate (pmixed: 1)")
     group.add_argument("--delta", type=float, default=1e-5, help="delta of the guarantee")
     group.add_argument("--rule", choices=("per_model", "paper"), default="per_model")
+    add_adjacency_option(group)
+
+
+def add_adjacency_option(parser: Any) -> None:
+    """--adjacency, the neighbours that the guarantee is asked for."""
+    parser.add_argument(
+        "--adjacency",
+        choices=ADJACENCIES,
+        help="neighbours of the guarantee (adapmixed: add_remove, all others: zero_out)",
+    )
+
+
+class _Refused(argparse.Action):
+    """An option of other programs that would void the guarantee: refused with the reason."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        raise argparse.ArgumentError(self, f"must not be given: {REASONS[self.dest]}")
+
+
+def add_refused_options(parser: argparse.ArgumentParser) -> None:
+    """Greedy decoding, beams, log-probabilities, a temperature ...: refused, not shown in help."""
+    for name in sorted(REASONS.keys() - {"seed", "top_k"}):  # ours, with meanings of their own
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(
+            flag, action=_Refused, dest=name, nargs="?", default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )  # fmt: skip
+
+
+def adjacency_refusal(name: str, adjacency: str | None) -> str | None:
+    """Why a mechanism has no guarantee for these neighbours; None where it has one.
+
+    Args:
+        name: of the mechanism, as in `MECHANISMS`.
+        adjacency: None for those of the mechanism itself.
+    """
+    allowed, why = "", ""
+    if name == "adapmixed" and adjacency == "replace_one":
+        allowed, why = "add_remove or zero_out", "a realised loss is about the removal of a model"
+    if name == "pmixed" and adjacency not in (None, "zero_out"):
+        allowed, why = "zero_out", "its bound compares with an emptied shard"
+    if not allowed:
+        return None
+    return f"--adjacency must be {allowed} for {name}, got {adjacency!r}: {why}"
 
 
 def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
@@ -82,6 +131,9 @@ def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
     if name not in ("pmixed", "clipped-mixing", "clipped-log-pool"):
         _refuse(name, {"budget_queries": arguments.budget_queries})
     filtered = getattr(arguments, "filter_epsilon", None) is not None
+    refusal = adjacency_refusal(name, arguments.adjacency)
+    if refusal is not None:
+        raise ValueError(refusal)
     if name not in ("pmixed", "adapmixed") and not (filtered and name == "clipped-mixing"):
         _refuse(name, {"order": arguments.order})
     if name.startswith("clipped"):
@@ -91,56 +143,41 @@ def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
                     f"--{option} must be given for {name} ('adapmixed plan' says what epsilon buys)"
                 )
         if not filtered:
-            clipped["queries"] = _default(arguments.budget_queries, queries)
+            clipped["queries"] = default_value(arguments.budget_queries, queries)
         if name == "clipped-mixing":
-            order = _default(arguments.order, 8.0) if filtered else None
+            order = default_value(arguments.order, 8.0) if filtered else None
             return mechanisms.ClippedMixing(**clipped, charge_order=order)
-        return mechanisms.ClippedLogPool(**clipped, scale=_default(arguments.scale, 1.0))
+        return mechanisms.ClippedLogPool(**clipped, scale=default_value(arguments.scale, 1.0))
     if name in ("public", "unprotected"):
         return mechanisms.PublicOnly() if name == "public" else mechanisms.Unprotected()
     if name == "pmixed":
         return mechanisms.PMixED(
-            epsilon=_default(arguments.epsilon, 8.0),
+            epsilon=default_value(arguments.epsilon, 8.0),
             delta=arguments.delta,
-            queries=_default(arguments.budget_queries, queries),
-            order=_default(arguments.order, 3.0),
-            sample_rate=_default(arguments.sample_rate, 1.0),
+            queries=default_value(arguments.budget_queries, queries),
+            order=default_value(arguments.order, 3.0),
+            sample_rate=default_value(arguments.sample_rate, 1.0),
         )
     if arguments.preset is not None:
         given = {k: v for k, v in adaptive.items() if v is not None}
         if given:
             _refuse("a preset", given)
-        return mechanisms.AdaPMixED.preset(arguments.preset)
-    screen = _default(arguments.screen, "noisy")
+        return replace(mechanisms.AdaPMixED.preset(arguments.preset), adjacency=arguments.adjacency)
+    screen = default_value(arguments.screen, "noisy")
     return mechanisms.AdaPMixED(
-        order=_default(arguments.order, 18.0),
-        target_leakage=_default(arguments.target_leakage, 0.2),
+        order=default_value(arguments.order, 18.0),
+        target_leakage=default_value(arguments.target_leakage, 0.2),
         screen=None if screen == "off" else screen,
+        adjacency=arguments.adjacency,
     )
-
-
-def filter_budget_of(arguments: argparse.Namespace) -> "FilterBudget | None":
-    """The budget that --filter-epsilon asks for; None without it."""
-    epsilon, name = arguments.filter_epsilon, arguments.mechanism
-    if epsilon is None:
-        return None
-    if not name.startswith("clipped"):
-        raise ValueError(f"--filter-epsilon does not apply to {name}, got {epsilon!r}")
-    if arguments.budget_queries is not None:
-        raise ValueError(
-            f"--budget-queries does not apply to a filter, got {arguments.budget_queries!r}"
-        )
-    from adapmixed.privacy import FilterBudget
-
-    order = _default(arguments.order, 8.0) if name == "clipped-mixing" else None
-    return FilterBudget.for_epsilon(epsilon, arguments.delta, order=order)
 
 
 def _preset(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"preset": arguments.preset}
 
 
-def _default(value: Any, default: Any) -> Any:
+def default_value(value: Any, default: Any) -> Any:
+    """The value of an option, or the default where it was not given."""
     return default if value is None else value
 
 
@@ -148,7 +185,8 @@ def _refuse(name: str, options: dict[str, Any]) -> None:
     for option, value in options.items():
         if value is not None:
             flag = "--" + option.replace("_", "-")
-            raise ValueError(f"{flag} does not apply to {name}, got {value!r}")
+            why = f": after mixing, {REASONS[option]}" if option in REASONS else ""
+            raise ValueError(f"{flag} does not apply to {name}, got {value!r}{why}")
 
 
 def random_source(seed: int | None) -> "SecureRandom | SeededRandom":

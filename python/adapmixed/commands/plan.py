@@ -5,12 +5,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import check_output
+from adapmixed.commands.options import ADJACENCIES, check_output
 
 if TYPE_CHECKING:
     from adapmixed.privacy.planner import Plan
 
-ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 _NEIGHBOURS = {
     "zero_out": "one shard is emptied, its slot answers the public distribution",
     "add_remove": "the ensemble lacks one shard's model",

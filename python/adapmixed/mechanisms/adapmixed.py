@@ -64,7 +64,12 @@ class AdaPMixED(Mechanism):
     def __post_init__(self) -> None:
         check_number("order", self.order, above=1.0)
         check_number("target_leakage", self.target_leakage, least=0.0)
-        check_option("screen", self.screen, ("noisy", "public", None))
+        if self.screen not in ("noisy", "public", None):
+            raise ValueError(
+                f"screen must be one of ('noisy', 'public', None), got {self.screen!r}; noise is "
+                "added before re-scaling: after it the stated sensitivity, √2 λ_s/N, would be too "
+                "small by the mass of the screened tokens"
+            )
         check_option("loss", self.loss, ("data-dependent", "fixed"))
         check_option("adjacency", self.adjacency, ("add_remove", "zero_out", None))
         check_number("screen_weight", self.screen_weight, least=0.0, most=1.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms.public_rules import Restricted
-from adapmixed.privacy.events import Event
+from adapmixed.privacy.events import Caveat, Event
 from adapmixed_ext import RandomSource
 from adapmixed_ext.ops import prepare
 
@@ -141,8 +141,18 @@ class Proposal:
     _answers: list[Answer] = field(default_factory=list, repr=False, compare=False)
     _charged: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
+    @property
+    def individual_charges(self) -> Tensor | None:
+        """(N, B) float64, what a filter charges each slot: `charges` where each is bounded by row i
+        and public values alone, so that slots can be retired one by one; else None."""
+        if self._retirement is None or self.charges is None:
+            return None
+        return self.charges[..., 0]
+
     def events(self, active: Tensor | None = None) -> list[Event]:
         """The privacy events of this answer, to be charged before :meth:`release`.
+
+        Under a source that is seeded, or does not say, a `Caveat` is among them.
 
         Args:
             active: (N, B) bool, the slots that a filter lets contribute, charged one by one; None:
@@ -153,12 +163,13 @@ class Proposal:
                 charges are those of the whole ensemble.
         """
         self._check_active(active)
+        seeded = [Caveat("seeded")] if getattr(self._rng, "seeded", True) else []
         if active is None or self._retirement is None:
-            return list(self._events)
+            return [*self._events, *seeded]
         if not self._charged:
             self._charged.append(active.clone())
         self._check_charged(active)
-        return list(self._retirement.events(active))
+        return [*self._retirement.events(active), *seeded]
 
     def release(self, active: Tensor | None = None) -> Answer:
         """Draws the tokens, or gives log p(target) where targets were proposed.

@@ -34,9 +34,11 @@ _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter, checked: module name -> (A (in, r), scale * B (r, out)), both fp32."""
+    """One adapter, checked: module name -> (A (in, r), scale * B (r, out)), both fp32; `base_name`
+    is the public model that its folder names, if any."""
 
     updates: Mapping[str, tuple[Tensor, Tensor]]
+    base_name: str | None = None
 
     @property
     def is_zero(self) -> bool:
@@ -71,7 +73,7 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
             raise ValueError(f"{path}: the base has no module {name}, which the adapter adapts")
         updates[name] = _update(path, config, name, modules[name], pair)
     _check_targets(path, config, modules, set(updates))
-    return Adapter(updates)
+    return Adapter(updates, config.get("base_model_name_or_path"))
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:
@@ -120,6 +122,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     for name, value in config.items():
         if name not in _READ and value:
             raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
+    base_name = config.get("base_model_name_or_path")
+    if base_name is not None and not isinstance(base_name, str):
+        raise ValueError(f"{path}: base_model_name_or_path must be a name, got {base_name!r}")
     if type(config.get("r")) is not int or config["r"] < 1:
         raise ValueError(f"{path}: r must be an integer >= 1, got {config.get('r')!r}")
     if not _is_number(config.get("lora_alpha")):

@@ -17,7 +17,8 @@ from adapmixed.models.adapters import Adapter, read_adapter
 from adapmixed.models.batched_lora import BatchedLoRA, stack_adapters
 from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward
-from adapmixed.models.manifest import file_sha256, read_manifest
+from adapmixed.models.manifest import read_manifest
+from adapmixed.models.provenance import check_files, check_names, check_one_base, source_of
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model",
@@ -37,9 +38,18 @@ class Ensemble:
         tokenizer: the base's tokenizer, or None if it has none.
         config: the base's transformers configuration.
         max_positions: longest input in tokens, or None if the base sets no limit.
+        unverified: what loading could not check and every guarantee then says: "shards", that they
+            are disjoint; "base", that the public model is the one the adapters were trained on.
     """
 
-    def __init__(self, model: Any, adapters: Sequence[Adapter], *, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        adapters: Sequence[Adapter],
+        *,
+        tokenizer: Any = None,
+        unverified: tuple[str, ...] = ("shards", "base"),
+    ) -> None:
         """Takes over `model`, which is changed; `Ensemble.load` is the ordinary way in.
 
         Raises:
@@ -63,6 +73,7 @@ class Ensemble:
         self.tokenizer = tokenizer
         self.config = model.config
         self.max_positions = None if limit is None else int(limit)
+        self.unverified = unverified
         self._forward = BatchedForward(
             model=model,
             num_models=self.num_models,
@@ -92,15 +103,16 @@ class Ensemble:
 
         Raises:
             ValueError: if the folder is unreadable, newer than this version, empty or lists a
-                member twice; if an adapter is not a plain LoRA adapter or does not fit the base; or
-                if the base or its tokenizer is not the one that the ensemble was trained with.
+                member twice; if its shards overlap; if an adapter is not a plain LoRA adapter or
+                does not fit the base; or if the base or its tokenizer is not the one that the
+                ensemble was trained with: by its digest or, where none was recorded, by the name
+                in `adapter_config.json`.
         """
+        manifest, root = None, Path()
         if isinstance(folder, str | os.PathLike):
             root = Path(folder)
             manifest = read_manifest(root)
             paths = [root / name for name in manifest.members]
-            _check_base(base, root, "tokenizer.json", manifest.tokenizer_sha256)
-            _check_base(base, root, "model.safetensors", manifest.base_sha256)
         else:
             paths = [Path(path) for path in folder]
         if not paths:
@@ -108,11 +120,23 @@ class Ensemble:
         resolved = [path.resolve() for path in paths]
         if len(set(resolved)) != len(resolved):
             raise ValueError("members must be distinct: one listed twice counts its shard twice")
+        source = source_of(base)
+        same_base = check_files(source, root, manifest)
         model, tokenizer = _load_base(base, dtype)
+        if not same_base:  # the files of a hub name are there once it is loaded
+            same_base = check_files(source, root, manifest)
         if device is not None:
             model = model.to(device)
         adapters = [read_adapter(model, path) for path in paths]
-        return cls(model, adapters, tokenizer=tokenizer)
+        names = {str(path): one.base_name for path, one in zip(paths, adapters, strict=True)}
+        if same_base:
+            check_one_base(names)
+        else:
+            same_base = check_names(source, names)
+        disjoint = len(paths) == 1 if manifest is None else manifest.disjoint
+        checked = {"shards": disjoint, "base": same_base}
+        unverified = tuple(name for name, done in checked.items() if not done)
+        return cls(model, adapters, tokenizer=tokenizer, unverified=unverified)
 
     @property
     def device(self) -> torch.device:
@@ -248,15 +272,3 @@ def _quiet_off_terminal() -> Iterator[None]:
     finally:
         if silence:
             logging.enable_progress_bar()
-
-
-def _check_base(base: Any, folder: Path, file: str, expected: str | None) -> None:
-    """Compares a file of a base folder with the digest that the ensemble recorded."""
-    if expected is None or not isinstance(base, str | os.PathLike):
-        return
-    path = Path(base) / file
-    if path.is_file() and file_sha256(path) != expected:
-        raise ValueError(
-            f"base must be the one that {folder} was trained with: {path} has another SHA-256 "
-            f"than ensemble.json records ({expected[:12]}...)"
-        )

@@ -1,10 +1,12 @@
 """`ensemble.json`: what an ensemble folder says about itself.
 
     {"format_version": 1, "base_model": "...", "num_models": N, "members": ["member-000", ...],
-     "tokenizer_sha256": "...", "training": {...}, "shards": [{"documents": n, "sha256": "..."}]}
+     "tokenizer_sha256": "...", "base_sha256": "...", "training": {...},
+     "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
-The members are ordinary peft folders beside it. Shard digests identify the data that a member was
-trained on to whoever holds it; they are the operator's and are not meant for publication.
+The members are ordinary peft folders beside it; `shards` is what `shards.check_shards` reads. Shard
+digests identify the data that a member was trained on to whoever holds it; they are the operator's
+and are not meant for publication.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from adapmixed.models.shards import check_shards
 
 FORMAT_VERSION = 1
 FILE_NAME = "ensemble.json"
@@ -29,9 +33,10 @@ class Manifest:
         base_model: name of the public model, for people; loading is given the base itself.
         members: folder names, one per private model, N = len(members) >= 1.
         tokenizer_sha256: digest of the base's `tokenizer.json`, or None.
-        base_sha256: digest of the base's `model.safetensors`, or None.
+        base_sha256: digest of the base's weights (`provenance.base_sha256`), or None.
         training: settings the members were trained with.
-        shards: per member, {"documents": count, "sha256": digest}; empty if not recorded.
+        shards: per member what `training.shard_record` makes; empty if not recorded.
+        disjoint: whether `shards` shows that no two members share an identifier.
     """
 
     base_model: str
@@ -40,6 +45,7 @@ class Manifest:
     base_sha256: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     shards: tuple[Mapping[str, Any], ...] = ()
+    disjoint: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -49,11 +55,7 @@ class Manifest:
         for name in self.members:
             if not name or name in (".", "..") or "/" in name or "\\" in name:
                 raise ValueError(f"members must be plain folder names, got {name!r}")
-        if self.shards and len(self.shards) != len(self.members):
-            raise ValueError(
-                f"shards must describe each of the {len(self.members)} members, "
-                f"got {len(self.shards)}"
-            )
+        object.__setattr__(self, "disjoint", check_shards(self.members, self.shards))
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:

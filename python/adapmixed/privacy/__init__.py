@@ -28,8 +28,10 @@ from adapmixed.privacy.dominating import (
     clipped_mixing_pair,
 )
 from adapmixed.privacy.events import (
+    CAVEATS,
     LOSS_ABSOLUTE_ERROR,
     BoundedRangeAnswer,
+    Caveat,
     ClippedAnswer,
     Event,
     GaussianScreening,
@@ -46,6 +48,7 @@ from adapmixed.privacy.ledger import Ledger, LedgerError
 __all__ = [
     "ADJACENCIES",
     "BOX_ERROR",
+    "CAVEATS",
     "KINDS",
     "LOSS_ABSOLUTE_ERROR",
     "MAX_ANSWERS",
@@ -55,6 +58,7 @@ __all__ = [
     "RULES",
     "Accountant",
     "BoundedRangeAnswer",
+    "Caveat",
     "ClippedAnswer",
     "DominatingPair",
     "Event",

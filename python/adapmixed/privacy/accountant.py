@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from adapmixed.privacy.checks import check_question, check_real
 from adapmixed.privacy.events import (
+    CAVEATS,
     BoundedRangeAnswer,
+    Caveat,
     ClippedAnswer,
     Event,
     GaussianScreening,
@@ -51,6 +53,7 @@ class _State:
     queries: int = 0
     public_queries: int = 0  # of them
     unprotected: bool = False
+    caveats: frozenset[str] = frozenset()
 
 
 class Accountant:
@@ -164,6 +167,7 @@ class Accountant:
             return make(epsilon=None, delta=1.0, adjacency=None, rule=None, order=None)
         if kind == "public":
             return make(epsilon=0.0, delta=0.0, adjacency=None, rule=None, order=None)
+        make = partial(make, caveats=tuple(name for name in CAVEATS if name in state.caveats))
         result, total = self._evaluate(asked), state.total
         make = partial(make, result.total, self.delta, adjacency=asked, order=result.order)
         if isinstance(total, ClippedTotal):
@@ -223,6 +227,9 @@ class Accountant:
         return known or asked or "zero_out"
 
     def _add(self, state: _State, event: object) -> None:
+        if isinstance(event, Caveat):
+            state.caveats |= {event.name}
+            return
         if isinstance(event, PublicAnswer | UnprotectedAnswer):
             state.queries += event.queries
             if isinstance(event, PublicAnswer):

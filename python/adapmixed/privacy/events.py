@@ -3,7 +3,7 @@
 A mechanism never accounts: it emits events. Every answered query appears in exactly one of the
 answering events (`LeaveOneOutLoss`, `RenyiBound`, `ClippedAnswer`, `BoundedRangeAnswer`,
 `PublicAnswer`, `UnprotectedAnswer`), and a noisy screening that preceded the answer appears in a
-`GaussianScreening` besides.
+`GaussianScreening` besides. A `Caveat` is no answer: it says what the answers lacked.
 
 Shapes: N = `num_models`, B = positions (queries) of the event, K = number of Rényi orders.
 Errors are `ValueError`s that name the field, its value and what is allowed.
@@ -266,6 +266,23 @@ class UnprotectedAnswer:
         object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
 
 
+CAVEATS = ("seeded", "shards", "base")
+"""Seeded randomness; shards not known to be disjoint; a public model not compared with that of the
+adapters."""
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """What every guarantee takes for granted and the answers of this record did not have, or was
+    not checked: costs nothing, and the guarantee says it from then on. One of `CAVEATS`."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in CAVEATS:
+            raise ValueError(f"name must be one of {CAVEATS}, got {self.name!r}")
+
+
 Event = (
     GaussianScreening
     | LeaveOneOutLoss
@@ -275,5 +292,6 @@ Event = (
     | IndividualCharge
     | PublicAnswer
     | UnprotectedAnswer
+    | Caveat
 )
 """Any privacy event."""

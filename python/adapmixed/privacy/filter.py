@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.privacy.checks import check_count, check_measure, check_question, check_real
-from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.events import IndividualCharge
 from adapmixed.privacy.fixed_totals import Result
 from adapmixed.privacy.rounding import array_add_up, times_up
@@ -55,13 +55,19 @@ class FilterBudget:
 
     @classmethod
     def for_epsilon(
-        cls, epsilon: float, delta: float, *, order: float | None = None
+        cls,
+        epsilon: float,
+        delta: float,
+        *,
+        order: float | None = None,
+        adjacency: str = "zero_out",
     ) -> FilterBudget:
-        """The largest budget whose (ε, δ) under zero-out is at most (epsilon, delta).
+        """The largest budget whose (ε, δ) for these neighbours is at most (epsilon, delta).
 
         Args:
             order: of the charges for ClippedMixing; None for ClippedLogPool, whose best order
                 follows from the budget.
+            adjacency: as of :meth:`epsilon`.
 
         Raises:
             ValueError: epsilon is not above what the conversion takes at this order and delta.
@@ -70,11 +76,11 @@ class FilterBudget:
         measure = "zcdp" if order is None else "renyi"
 
         def stated(amount: float) -> float:
-            return cls(measure, amount, delta, order).epsilon()
+            return cls(measure, amount, delta, order).epsilon(adjacency)
 
         if order is not None and stated(0.0) > epsilon:
             raise ValueError(
-                f"epsilon must be > {c_alpha(order, delta):.6g}, what the conversion takes at "
+                f"epsilon must be > {stated(0.0):.6g}, what the conversion takes at "
                 f"order {order:g} and delta {delta:g}, got {epsilon!r}"
             )
         low, high = 0.0, 1.0
@@ -190,6 +196,11 @@ class PerModelFilter:
         if spent is not None:
             self._spent = self._checked("spent", spent, (self.num_models,)).copy()
         self._answers = 0
+
+    @property
+    def available(self) -> float:
+        """What a model's answers may spend: the budget less what the releases take; public."""
+        return self.budget.amount - self._reserved
 
     @property
     def spent(self) -> NDArray[np.float64]:

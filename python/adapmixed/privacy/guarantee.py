@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
 from adapmixed.privacy.checks import QUESTIONS, check_real
+from adapmixed.privacy.events import CAVEATS
 
 RULES = ("per_model", "paper")
 """max_i Σ_t (default; never larger) and the paper's Σ_t max_i."""
@@ -17,6 +18,14 @@ _ADJACENCY_WORDS = {
     "zero_out": "one shard is emptied and its slot answers the public distribution (zero-out)",
     "add_remove": "the ensemble lacks one shard's model (add/remove)",
     "replace_one": "any change of the records in one shard (replace-one)",
+}
+
+_CAVEAT_WORDS = {
+    "seeded": "The randomness was seeded: against anyone who knows or guesses the seed there is no "
+    "privacy guarantee.",
+    "shards": "Disjointness of the shards was not verified: records that lie in several of them "
+    "are not covered.",
+    "base": "The public model was not compared with the one that the adapters were trained on.",
 }
 
 METHODS = ("pld", "zcdp", "filter")
@@ -44,6 +53,8 @@ class Guarantee:
             used public values only are not counted against it.
         method: one of `METHODS` where `rule` is None, else None: Rényi costs by that rule.
         public_queries: those of `queries` that used public values only.
+        caveats: of `events.CAVEATS`: what the statement takes for granted and was not so, or not
+            checked; the sentence says each.
     """
 
     epsilon: float | None
@@ -58,6 +69,7 @@ class Guarantee:
     budget: int | None = None
     method: str | None = None
     public_queries: int = 0
+    caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -74,8 +86,13 @@ class Guarantee:
             raise ValueError(f"rule must be one of {RULES}, got {self.rule!r}")
         if self.method is not None and self.method not in METHODS:
             raise ValueError(f"method must be one of {METHODS}, got {self.method!r}")
+        if not set(self.caveats) <= set(CAVEATS):
+            raise ValueError(f"caveats must be of {CAVEATS}, got {self.caveats!r}")
 
     def __str__(self) -> str:
+        return " ".join([self._statement(), *(_CAVEAT_WORDS[name] for name in self.caveats)])
+
+    def _statement(self) -> str:
         answers = f"{self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"
         if self.epsilon is None:
             return (

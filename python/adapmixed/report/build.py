@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from adapmixed.privacy.guarantee import KINDS
 from adapmixed.report.view import FORMAT_VERSION
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from adapmixed.evaluation import Evaluation
 
 _CURVE_POINTS = 200
+_Point = TypeVar("_Point")
 
 
 def build_report(
@@ -42,7 +43,8 @@ def build_report(
         "name", "perplexity", "change", "queries", "epsilon" (nats; null where there is no
         guarantee), "delta", "kind", "guarantee" (a sentence), "unit", "adjacency", "rule", "order",
         "screened" (share of queries), "tokens_per_second", "breakdown" (nats) and "curve":
-        [[queries, ε or null], ...], at most 200 points, the last always among them.
+        [[queries, ε or null], ...], at most 200 points, the last always among them, and likewise
+        "perplexities": [[queries, perplexity so far], ...].
 
     Raises:
         ValueError: no evaluations, a name twice, NaN anywhere, a value that JSON cannot hold, a
@@ -107,6 +109,7 @@ def _method(evaluation: "Evaluation", public: float | None) -> dict[str, object]
         "tokens_per_second": evaluation.tokens_per_second,
         "breakdown": evaluation.breakdown,
         "curve": _thin(evaluation.curve),
+        "perplexities": _thin(evaluation.perplexities),
     }
     return {key: _plain(value, f"{evaluation.name}.{key}") for key, value in entry.items()}
 
@@ -117,7 +120,7 @@ def _change(perplexity: float, public: float | None) -> float | None:
     return perplexity / public - 1.0
 
 
-def _thin(curve: Sequence[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
+def _thin(curve: Sequence[_Point]) -> list[_Point]:
     """Evenly spaced points, the first and the last among them."""
     last = len(curve) - 1
     if last < _CURVE_POINTS:

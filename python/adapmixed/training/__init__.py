@@ -9,7 +9,7 @@ from adapmixed.training.finetune import (
     token_stream,
     train_adapter,
 )
-from adapmixed.training.partition import assign_shards, partition_documents
+from adapmixed.training.partition import assign_shards, partition_documents, shard_record
 
 __all__ = [
     "FinetuneConfig",
@@ -17,6 +17,7 @@ __all__ = [
     "fit",
     "partition_documents",
     "save_adapter",
+    "shard_record",
     "shard_seed",
     "token_blocks",
     "token_stream",

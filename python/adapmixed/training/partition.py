@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from adapmixed.data.builtin import Document
 
@@ -41,8 +42,7 @@ def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) ->
     """
     if num_shards < 1:
         raise ValueError(f"num_shards must be >= 1, got {num_shards}")
-    if not _MIN_KEY <= len(key) <= _MAX_KEY:
-        raise ValueError(f"key must have {_MIN_KEY} to {_MAX_KEY} bytes, got {len(key)}")
+    _check_key(key)
     return [_digest(identifier, key) % num_shards for identifier in identifiers]
 
 
@@ -66,6 +66,46 @@ def partition_documents(
     for document, shard in zip(ordered, numbers, strict=True):
         shards[shard].append(document)
     return shards
+
+
+def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]:
+    """What `ensemble.json` says about a shard, so that overlapping shards are refused.
+
+    Args:
+        documents: of one shard.
+        key: the operator's secret of 16 to 64 bytes, the same for all shards; for instance that of
+            the assignment. Without it nobody can tell whether an identifier is in the shard.
+
+    Returns:
+        "documents", their number; "sha256" of identifiers and text; "identifiers", the sorted keyed
+        hashes of the distinct identifiers; "identifier_key", a digest that tells keys apart.
+
+    Raises:
+        ValueError: a key of another length.
+    """
+    _check_key(key)
+    content = hashlib.sha256()
+    for document in documents:
+        for part in (document.identifier, document.text):
+            encoded = part.encode()
+            content.update(len(encoded).to_bytes(8, "big") + encoded)
+
+    def keyed(text: str, person: bytes) -> str:
+        digest = hashlib.blake2b(text.encode(), digest_size=16, key=key, person=person)
+        return digest.hexdigest()
+
+    names = {document.identifier for document in documents}
+    return {
+        "documents": len(documents),
+        "sha256": content.hexdigest(),
+        "identifiers": sorted(keyed(name, b"adapmixed.ident") for name in names),
+        "identifier_key": keyed("", b"adapmixed.key"),
+    }
+
+
+def _check_key(key: bytes) -> None:
+    if not _MIN_KEY <= len(key) <= _MAX_KEY:
+        raise ValueError(f"key must have {_MIN_KEY} to {_MAX_KEY} bytes, got {len(key)}")
 
 
 def _digest(identifier: str, key: bytes) -> int:

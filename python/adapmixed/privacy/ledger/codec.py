@@ -23,6 +23,7 @@ import numpy as np
 
 from adapmixed.privacy.events import (
     BoundedRangeAnswer,
+    Caveat,
     ClippedAnswer,
     Event,
     GaussianScreening,
@@ -138,6 +139,7 @@ FIELDS: dict[type, dict[str, _Kind]] = {
     IndividualCharge: {"measure": WORD, "order": _optional(REAL), "charge": ARRAY},
     PublicAnswer: {"queries": COUNT},
     UnprotectedAnswer: {"queries": COUNT},
+    Caveat: {"name": WORD},
 }
 """Every event that a ledger can hold, with its fields."""
 

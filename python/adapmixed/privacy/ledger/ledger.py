@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from adapmixed.privacy.accountant import Accountant
-from adapmixed.privacy.events import Event
+from adapmixed.privacy.events import Caveat, Event
 from adapmixed.privacy.filter import FilterBudget
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.errors import (
@@ -166,8 +166,8 @@ class Ledger:
         """Charges events as one record, all or none; durable when this returns.
 
         Raises:
-            ValueError: events that the accountant refuses or the ledger does not know; nothing
-                was written and the ledger stays usable.
+            ValueError: events that the accountant refuses or the ledger does not know, or answers
+                from a seeded source; nothing was written and the ledger stays usable.
             LedgerClosedError: closed, failed before, forked, or a file was replaced.
             LedgerBusyError, LedgerWriteError: nothing may be released; the charge may be found
                 when the ledger is opened again. This object refuses further charges.
@@ -177,6 +177,11 @@ class Ledger:
             listed: tuple[Any, ...] = tuple(events) if isinstance(events, Iterable) else (events,)
             if not listed:
                 raise ValueError("events must hold at least one event, got none")
+            if Caveat("seeded") in listed:
+                raise ValueError(
+                    "events must be those of answers from SecureRandom(), got seeded ones: whoever "
+                    "knows a seed can undo the randomness"
+                )
             total = self._accountant.copy().add(listed)
             count, last = self._tail.count + 1, self._tail.hash
             record = Record.make(self._description, count, last, listed, total)

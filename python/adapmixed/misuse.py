@@ -1,0 +1,76 @@
+"""What users of other libraries ask a generation for and what would void the guarantee: the words.
+
+A charge pays for one token per query, drawn from the one law that was projected and accounted.
+Whatever asks for another law, for a choice among tokens, or for the probabilities themselves is
+refused with the reason instead of an error about an unknown argument.
+"""
+
+from collections.abc import Mapping
+
+GREEDY = (
+    "the likeliest token of a private distribution is no random draw. Where it differs between "
+    "neighbours, one answer tells them apart with certainty: an infinite Rényi divergence. Every "
+    "token is sampled, so leave it out"
+)
+SEARCH = (
+    "a search keeps what private probabilities rank highest: it is as deterministic as greedy "
+    "decoding, and it looks at many tokens that were never charged"
+)
+SCORES = (
+    "a probability of the mixture is itself a function of the private data, released without any "
+    "noise. One token drawn from it is all that a charge pays for; evaluate() is for the operator"
+)
+RESHAPED = (
+    "the token would be drawn from another law than the one that was projected and charged. "
+    "Transform the public and the private logits before projection instead, with a support chosen "
+    "by the public model alone: top_k of ClippedMixing and ClippedLogPool, scale of ClippedLogPool"
+)
+MANY = (
+    "every sequence is a query of its own: repeat the prompt in input_ids, and each is charged and "
+    "returned"
+)
+RANDOM = "randomness comes from rng: SecureRandom(), or SeededRandom(seed) for tests and evaluation"
+
+REASONS: Mapping[str, str] = {
+    **dict.fromkeys(("do_sample", "greedy"), GREEDY),
+    **dict.fromkeys(
+        (
+            "num_beams", "num_beam_groups", "beam_search", "best_of", "early_stopping",
+            "length_penalty", "diversity_penalty", "penalty_alpha", "constraints",
+            "force_words_ids",
+        ),
+        SEARCH,
+    ),
+    **dict.fromkeys(
+        (
+            "output_scores", "output_logits", "output_hidden_states", "output_attentions",
+            "return_dict_in_generate", "logprobs", "top_logprobs", "prompt_logprobs",
+        ),
+        SCORES,
+    ),
+    **dict.fromkeys(
+        (
+            "temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+            "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size",
+            "bad_words_ids", "suppress_tokens", "sequence_bias", "logit_bias", "logits_processor",
+            "prefix_allowed_tokens_fn", "guidance_scale", "renormalize_logits", "generation_config",
+        ),
+        RESHAPED,
+    ),
+    **dict.fromkeys(("num_return_sequences", "n"), MANY),
+    **dict.fromkeys(("seed", "generator"), RANDOM),
+}  # fmt: skip
+"""Refused argument of a generation: why."""
+
+
+def refuse(options: Mapping[str, object]) -> None:
+    """Refuses further keyword arguments of a generation, whatever their values.
+
+    Raises:
+        ValueError: one of `REASONS`, with its reason.
+        TypeError: any other one, as Python does.
+    """
+    for name, value in options.items():
+        if name in REASONS:
+            raise ValueError(f"{name} must not be given, got {value!r}: {REASONS[name]}")
+        raise TypeError(f"unexpected keyword argument {name!r}")
