@@ -187,6 +187,101 @@ def test_pmixed_is_budgeted_for_its_run(
     assert "Up to 5 answered queries" in capsys.readouterr().err
 
 
+POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.25", "--upper=1", "--scale", "2"]
+
+
+def test_evaluate_under_a_filter(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    filtered = [*POOL, "--filter-epsilon", "0.3", "--adjacency", "replace_one"]
+    counts = ["--release-counts", "3", "--release-sigma", "40"]
+    arguments = ["--text", str(text), "--queries", "70", "--json", str(path), *filtered]
+    assert main(["evaluate", *MODELS, *arguments, *counts, "--show-spent"]) == 0
+    output = capsys.readouterr()
+    report = json.loads(path.read_text(encoding="utf-8"))
+    public, pool = report["methods"]
+    assert "per-model filter" in pool["guarantee"] and pool["adjacency"] == "replace_one"
+    assert 0.29 < pool["epsilon"] <= 0.3
+    # With so small a budget hardly anything is contributed.
+    assert pool["perplexity"] == pytest.approx(public["perplexity"], rel=0.05)
+    assert [queries for queries, _ in pool["perplexities"]] == [64, 70]
+    assert "perplexity of queries" in output.out and "65 to 70" in output.out
+    released = report["released_counts"]
+    assert [one["spent_above"] for one in released] == [0.25, 0.5, 0.75]
+    assert all(one["noisy_count"] == round(one["noisy_count"]) for one in released)
+    assert output.out.count("may be published") == 4  # the guarantee and the counts
+    assert "PRIVATE" in output.err and "PRIVATE" not in output.out
+    assert len(output.err.strip().splitlines()) == 1 + 64
+    assert main(["evaluate", *MODELS, *arguments]) == 0
+    output = capsys.readouterr()
+    assert "PRIVATE" not in output.err and "noise" not in output.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--release-counts", "2"], "--release-counts and --release-sigma must be given together"),
+        (["--show-spent"], "--show-spent needs --filter-epsilon"),
+        (
+            ["--release-counts", "2", "--release-sigma", "9"],
+            "--release-counts needs --filter-epsilon",
+        ),
+        (
+            [*POOL, "--filter-epsilon=2", "--release-counts=2", "--release-sigma=9", "--seed=1"],
+            "--seed cannot be used with --release-counts",
+        ),
+        (
+            [*POOL, "--filter-epsilon=2", "--release-counts=2", "--release-sigma=9", "--ledger=x"],
+            "--release-counts cannot be used with --ledger",
+        ),
+        (
+            [*POOL, "--filter-epsilon=2", "--release-counts=900", "--release-sigma=9"],
+            "releases must leave some of the budget",
+        ),
+        (
+            ["--mechanism=pmixed", "--adjacency=replace_one"],
+            "--adjacency must be zero_out for pmixed, got 'replace_one'",
+        ),
+        (["--adjacency=replace_one"], "--adjacency must be add_remove or zero_out for adapmixed"),
+        (
+            ["--mechanism=clipped-mixing", "--lower=0.5", "--upper=2", "--filter-epsilon=3"]
+            + ["--adjacency=add_remove"],
+            "adjacency must be 'zero_out' or 'replace_one' under a Rényi filter",
+        ),
+    ],
+)
+def test_generate_refuses(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", *MODELS, "--prompt", "The", *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "add_remove", "replace_one"])
+def test_the_neighbours_that_are_asked_for(
+    adjacency: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mechanism = POOL if adjacency == "replace_one" else ["--preset", "wikitext-103"]
+    short = ["--prompt", "The", "--max-new-tokens", "2", "--adjacency", adjacency]
+    assert main(["generate", *MODELS, *short, *mechanism]) == 0
+    words = {"zero_out": "zero-out", "add_remove": "add/remove", "replace_one": "replace-one"}
+    assert f"({words[adjacency]})" in capsys.readouterr().err
+
+
+def test_demo_for_other_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["demo", "--out", str(tmp_path), "--queries", "12", "--adjacency", "replace_one"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    fixed = [m for m in report["methods"] if m["kind"] == "fixed"]
+    assert len(fixed) == 4 and {m["adjacency"] for m in fixed} == {"replace_one"}
+    assert len(report["methods"]) == 6 and "replace-one" in report["sample"]["guarantee"]
+    for name in ("pmixed", "adapmixed"):
+        assert f"{name} is left out: --adjacency must be" in printed
+
+
 def test_bad_outputs_are_refused_before_the_work(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

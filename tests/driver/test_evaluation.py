@@ -12,10 +12,19 @@ from fake_ensemble import FakeEnsemble
 from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
+from adapmixed.decoding import Charge
 from adapmixed.evaluation import Evaluation, evaluate
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, PublicOnly, Unprotected
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    PMixED,
+    PublicOnly,
+    Unprotected,
+)
 from adapmixed.models import Ensemble
-from adapmixed.privacy import c_alpha
+from adapmixed.privacy import Accountant, FilterBudget, PerModelFilter, c_alpha
 from adapmixed.rng import SeededRandom
 
 SCREENED: dict[str, Any] = dict(
@@ -299,3 +308,74 @@ def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
     assert alone[0].screened == both[2].screened
     assert 0 < alone[0].screened < 1
     assert both[0].screened != both[2].screened
+
+
+def filtered(mechanism: Mechanism, budget: FilterBudget, **settings: Any) -> Any:
+    """(evaluation, filter) of 400 queries; the seed plays no part."""
+    model_filter = PerModelFilter(3, budget)
+    filters = {"pool": model_filter}
+    (result,) = run(
+        FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, model_filters=filters,
+        **settings,
+    )  # fmt: skip
+    return result, model_filter
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "budget"),
+    [
+        (ClippedLogPool(-0.5, 0.5, 2.0), FilterBudget("zcdp", 0.5, DELTA)),
+        (ClippedMixing(0.5, 2.0, charge_order=4.0), FilterBudget("renyi", 0.5, DELTA, 4.0)),
+    ],
+)
+def test_perplexity_under_a_filter(mechanism: Mechanism, budget: FilterBudget) -> None:
+    result, model_filter = filtered(mechanism, budget)
+    assert result.guarantee.method == "filter" and result.guarantee.kind == "fixed"
+    assert {epsilon for _, epsilon in result.curve} == {budget.epsilon()}
+    # Charged as generation charges: position after position, each slot until it cannot pay.
+    private, public = FakeEnsemble().logits(torch.tensor([stream(401)[:400]]))
+    alone, log_probs, active = PerModelFilter(3, budget), [], []
+    charge = Charge(Accountant(DELTA, filter_budget=budget), None, alone)
+    for t, target in enumerate(stream(401)[1:]):
+        proposal = mechanism.propose(
+            private[:, 0, t : t + 1], public[0, t : t + 1], targets=torch.tensor([target]),
+            rng=SeededRandom(0),
+        )  # fmt: skip
+        active.append(charge(proposal))
+        answer = proposal.release(active[-1])
+        assert answer.log_prob is not None
+        log_probs.append(float(answer.log_prob))
+    contributing = torch.stack([a for a in active if a is not None])
+    assert bool(contributing[0].all()) and not bool(contributing[-1].any())
+    assert model_filter.spent.tolist() == alone.spent.tolist()
+    counts = [queries for queries, _ in result.perplexities]
+    assert counts == [64, 128, 192, 256, 320, 384, 400]
+    for queries, perplexity in result.perplexities:
+        expected = math.exp(-math.fsum(log_probs[:queries]) / queries)
+        assert perplexity == pytest.approx(expected, rel=1e-9)
+    assert result.perplexities[-1][1] == result.perplexity
+
+
+def test_no_filter_where_charges_are_not_those_of_single_models() -> None:
+    budget = FilterBudget("renyi", 0.5, DELTA, 3.0)
+    for mechanism in (AdaPMixED(**SCREENED), PMixED(8.0, DELTA, 400, 6.0), PublicOnly()):
+        with pytest.raises(ValueError, match="model_filter needs one charge of each model"):
+            filtered(mechanism, budget)
+    with pytest.raises(ValueError, match=r"delta must be the filter's, 1e-05, got 1e-06"):
+        filtered(ClippedMixing(0.5, 2.0, charge_order=3.0), budget, delta=1e-6)
+    with pytest.raises(ValueError, match=r"model_filters must name mechanisms .* got \['x'\]"):
+        run(FakeEnsemble(), stream(9), model_filters={"x": PerModelFilter(3, budget)})
+
+
+def test_neighbours() -> None:
+    pool: dict[str, Mechanism] = {"pool": ClippedLogPool(-0.5, 0.5, queries=200)}
+    zero_out, removed, replaced = (
+        run(FakeEnsemble(), stream(101), pool, block=101, adjacency=question)[0].guarantee
+        for question in (None, "add_remove", "replace_one")
+    )
+    assert zero_out.epsilon == removed.epsilon < replaced.epsilon
+    questions = [g.adjacency for g in (zero_out, removed, replaced)]
+    assert questions == ["zero_out", "add_remove", "replace_one"]
+    ada = {"ada": AdaPMixED(**SCREENED)}
+    with pytest.raises(ValueError, match="adjacency must be 'zero_out'.* got 'add_remove'"):
+        run(FakeEnsemble(), stream(101), ada, adjacency="zero_out")

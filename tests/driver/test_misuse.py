@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,16 @@ def test_a_ledger_remembers_what_was_not_verified(tmp_path: Path) -> None:
         answer(ensemble=ensemble, ledger=ledger)
     assert Ledger.verify(path).totals.caveats == ("shards",)
     assert "not verified" in str(Ledger.verify(path).totals)
+
+
+def test_the_table_in_the_documentation_names_these_tests() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "privacy.md"
+    section = page.read_text(encoding="utf-8").split("## Misuse", 1)[1].split("\n## ", 1)[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| ")]
+    listed = {name for row in rows[2:] for name in re.findall(r"`(\w+)`", row[-2])}
+    ours = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert ours - listed == {
+        "other_unknown_arguments_are_errors_as_ever",
+        "the_table_in_the_documentation_names_these_tests",
+    }
+    assert listed <= ours
