@@ -143,7 +143,7 @@ def test_every_method_has_every_field() -> None:
         assert set(method) == {
             "name", "perplexity", "change", "queries", "epsilon", "delta", "kind", "guarantee",
             "unit", "adjacency", "rule", "order", "screened", "tokens_per_second", "breakdown",
-            "curve",
+            "curve", "perplexities",
         }  # fmt: skip
         assert method["guarantee"] == str(source.guarantee) != ""
         assert method["kind"] == source.guarantee.kind

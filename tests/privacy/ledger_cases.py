@@ -16,6 +16,7 @@ import numpy as np
 from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
+    Caveat,
     ClippedAnswer,
     Event,
     GaussianScreening,
@@ -64,6 +65,7 @@ def every_event() -> list[Event]:
         IndividualCharge("zcdp", None, np.zeros((3, 0))),
         PublicAnswer(2**70),
         UnprotectedAnswer(0),
+        Caveat("shards"),
     ]
 
 

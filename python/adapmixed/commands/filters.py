@@ -83,7 +83,9 @@ def filter_budget_of(arguments: argparse.Namespace) -> "FilterBudget | None":
 
     order = default_value(arguments.order, 8.0) if name == "clipped-mixing" else None
     adjacency = default_value(arguments.adjacency, "zero_out")
-    return FilterBudget.for_epsilon(epsilon, arguments.delta, order=order, adjacency=adjacency)
+    budget = FilterBudget.for_epsilon(epsilon, arguments.delta, order=order, adjacency=adjacency)
+    model_filter_of(arguments, budget, 1)  # refuses releases that the budget does not hold
+    return budget
 
 
 def model_filter_of(
