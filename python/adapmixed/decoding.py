@@ -1,6 +1,6 @@
 """The loop that answers queries: logits, proposal, charge, then release."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Never
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from adapmixed.models import Decoder, Ensemble
 
 DEFAULT_MEMORY_BYTES = 1 << 30
+
+StopRule = Callable[[Tensor], Tensor]
+"""(b, s) int64 released tokens, −1 after an end, to (b,) bool: the sequences that end here."""
 
 
 def check_budget(mechanism: Mechanism, queries: int) -> None:
@@ -93,7 +96,9 @@ def stream(
     ledger: Ledger | None = None,
     model_filter: PerModelFilter | None = None,
     attention_mask: Tensor | None = None,
-    stop_token: int | None = None,
+    stop_token: int | Collection[int] | None = None,
+    stop: StopRule | None = None,
+    overflow: str = "refuse",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     **refused: Never,
 ) -> Iterator[Tensor]:
@@ -113,7 +118,10 @@ def stream(
             not be seeded.
         model_filter: decides which slots contribute; the accountant then is one for its budget.
         attention_mask: (b, t), 0 at padding.
-        stop_token: ends a sequence once released.
+        stop_token: one token, or several, that end a sequence once released.
+        stop: ends sequences by what was released, stop strings for instance; it sees nothing else.
+        overflow: "refuse" what does not fit the model's window, or "slide": a full window forgets
+            its older half, and the rest is read anew.
         memory_bytes: bound on the logits and activations held while the prompt is read.
         refused: nothing: what other libraries take and would void the guarantee (`misuse.REASONS`).
 
@@ -133,7 +141,7 @@ def stream(
     check_budget(mechanism, len(input_ids) * count)
     if ledger is not None:
         check_unseeded(rng)
-    limit = ensemble.max_positions
+    limit = ensemble.max_positions if overflow == "refuse" else None
     # The last token is released but never read back.
     needed = input_ids.shape[-1] + max_new_tokens - 1
     if limit is not None and needed > limit:
@@ -141,7 +149,9 @@ def stream(
             f"max_new_tokens must be <= {limit - input_ids.shape[-1] + 1} after a prompt of "
             f"{input_ids.shape[-1]} tokens (the model's window is {limit}), got {max_new_tokens}"
         )
-    decoder = ensemble.decoder(input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask)
+    decoder = ensemble.decoder(
+        input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask, overflow=overflow
+    )
     return _steps(
         decoder,
         mechanism,
@@ -149,8 +159,18 @@ def stream(
         max_new_tokens,
         rng,
         Charge(accountant, ledger, model_filter, ensemble.unverified),
-        stop_token,
+        _stop_rules(stop_token, stop),
     )
+
+
+def _stop_rules(
+    tokens: int | Collection[int] | None, stop: StopRule | None
+) -> tuple[StopRule, ...]:
+    rules: list[StopRule] = []
+    if tokens is not None:
+        ends = torch.tensor([tokens] if isinstance(tokens, int) else sorted(tokens))
+        rules.append(lambda released: torch.isin(released[:, -1], ends))
+    return (*rules, stop) if stop is not None else tuple(rules)
 
 
 def _steps(
@@ -160,9 +180,10 @@ def _steps(
     max_new_tokens: int,
     rng: RandomSource,
     charge: Charge,
-    stop_token: int | None,
+    stops: tuple[StopRule, ...],
 ) -> Iterator[Tensor]:
     going = torch.ones(sequences, dtype=torch.bool)
+    released = torch.empty(sequences, 0, dtype=torch.int64)
     for step in range(max_new_tokens):
         private, public = decoder.logits
         if not bool(going.all()):
@@ -173,10 +194,11 @@ def _steps(
         tokens = torch.full((sequences,), -1, dtype=torch.int64)
         tokens[going] = answer.cpu()
         yield tokens.clone()
-        if stop_token is not None:
-            going &= tokens != stop_token
-            if not bool(going.any()):
-                return
+        released = torch.cat([released, tokens[:, None]], dim=1)
+        for stop in stops:
+            going &= ~stop(released)
+        if not bool(going.any()):
+            return
         if step + 1 < max_new_tokens:
             # A sequence that has ended still occupies a row; what it reads is never answered.
             decoder.append(tokens.clamp_min(0))
@@ -193,7 +215,9 @@ def generate(
     ledger: Ledger | None = None,
     model_filter: PerModelFilter | None = None,
     attention_mask: Tensor | None = None,
-    stop_token: int | None = None,
+    stop_token: int | Collection[int] | None = None,
+    stop: StopRule | None = None,
+    overflow: str = "refuse",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     **refused: Never,
 ) -> Tensor:
@@ -213,6 +237,8 @@ def generate(
             model_filter=model_filter,
             attention_mask=attention_mask,
             stop_token=stop_token,
+            stop=stop,
+            overflow=overflow,
             memory_bytes=memory_bytes,
             **refused,
         )

@@ -67,8 +67,13 @@ class FakeEnsemble:
             yield where, private[:, :, where], public[:, where]
 
     def decoder(
-        self, ids: Tensor, *, memory_bytes: int, attention_mask: Tensor | None = None
+        self,
+        ids: Tensor,
+        *,
+        memory_bytes: int,
+        attention_mask: Tensor | None = None,
+        overflow: str = "refuse",
     ) -> FakeDecoder:
-        assert attention_mask is None and memory_bytes > 0
+        assert attention_mask is None and memory_bytes > 0 and overflow == "refuse"
         self.decoders.append(FakeDecoder(self, ids))
         return self.decoders[-1]

@@ -6,6 +6,7 @@ from adapmixed.mechanisms.baselines import PublicOnly, Unprotected
 from adapmixed.mechanisms.clipped import ClippedMixing
 from adapmixed.mechanisms.log_pool import ClippedLogPool
 from adapmixed.mechanisms.pmixed import PMixED
+from adapmixed.mechanisms.shaped import Shaped
 
 __all__ = [
     "PRESETS",
@@ -17,5 +18,6 @@ __all__ = [
     "PMixED",
     "Proposal",
     "PublicOnly",
+    "Shaped",
     "Unprotected",
 ]

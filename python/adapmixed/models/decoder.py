@@ -15,26 +15,26 @@ class Decoder:
     """
 
     def __init__(
-        self, forward: BatchedForward, ids: Tensor, mask: Tensor | None, memory_bytes: int
+        self,
+        forward: BatchedForward,
+        ids: Tensor,
+        mask: Tensor | None,
+        memory_bytes: int,
+        slide: bool = False,
     ) -> None:
-        batch, length = ids.shape
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
-        chunk = forward.chunk_size(batch, length, memory_bytes, last_only=True)
         self._forward = forward
+        self._memory_bytes = memory_bytes
+        self._slide = slide
+        self._ids = ids
         self._mask = mask
-        self._batch = batch
-        self._length = length
-        self._cache = forward.new_cache()
-        for start in range(0, length, chunk):
-            stop = min(start + chunk, length)
-            part = None if mask is None else mask[:, :stop]
-            self._logits = forward(ids[:, start:stop], part, self._cache, last_only=True)
+        self._read()
 
     @property
     def length(self) -> int:
-        """Positions so far, padding included."""
-        return self._length
+        """Positions that the next token is predicted from, padding included."""
+        return self._ids.shape[1]
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
@@ -44,18 +44,47 @@ class Decoder:
     def append(self, tokens: Tensor) -> None:
         """Advances by one token per sequence, the same for every member.
 
+        Where the window is full and may slide, its later half and the new token are read anew.
+
         Args:
             tokens: (b,) int64 or int32.
 
         Raises:
             ValueError: if the shape or a token is wrong, or the context is full; nothing advances.
         """
-        if tuple(tokens.shape) != (self._batch,):
-            raise ValueError(f"tokens must have shape ({self._batch},), got {tuple(tokens.shape)}")
+        batch, length = self._ids.shape
+        if tuple(tokens.shape) != (batch,):
+            raise ValueError(f"tokens must have shape ({batch},), got {tuple(tokens.shape)}")
         self._forward.check_tokens("tokens", tokens)
-        self._forward.check_length(self._length + 1)
-        ids = tokens.to(self._forward.model.device, torch.int64)[:, None]
+        full = length == self._forward.max_positions
+        if not (full and self._slide):
+            self._forward.check_length(length + 1)
+        new = tokens.to(self._forward.model.device, torch.int64)[:, None]
+        self._ids = torch.cat([self._ids, new], dim=1)
         if self._mask is not None:
-            self._mask = torch.cat([self._mask, torch.ones_like(ids)], dim=1)
-        self._logits = self._forward(ids, self._mask, self._cache, last_only=True)
-        self._length += 1
+            self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
+        if full:
+            self._keep(max(1, length // 2))
+            self._read()
+        else:
+            self._logits = self._forward(new, self._mask, self._cache, last_only=True)
+
+    def _keep(self, count: int) -> None:
+        """Forgets all but the last positions, and padding that no row needs any more."""
+        self._ids = self._ids[:, -count:]
+        if self._mask is not None:
+            self._mask = self._mask[:, -count:]
+            if bool(self._mask.all()):
+                self._mask = None
+
+    def _read(self) -> None:
+        """Fills a new cache with all positions, chunk by chunk."""
+        batch, length = self._ids.shape
+        chunk = self._forward.chunk_size(batch, length, self._memory_bytes, last_only=True)
+        self._cache = self._forward.new_cache()
+        for start in range(0, length, chunk):
+            stop = min(start + chunk, length)
+            part = None if self._mask is None else self._mask[:, :stop]
+            self._logits = self._forward(
+                self._ids[:, start:stop], part, self._cache, last_only=True
+            )

@@ -25,6 +25,9 @@ _TOKENIZER_FILES = (
     "spiece.model",
 )  # fmt: skip
 
+OVERFLOWS = ("refuse", "slide")
+"""What decoding does where the model's window is full."""
+
 
 class Ensemble:
     """A public causal language model with N LoRA adapters, as one batched model.
@@ -144,6 +147,16 @@ class Ensemble:
         device: torch.device = self._forward.model.device
         return device
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end a text: the tokenizer's, and those of the base's own settings."""
+        settings = getattr(self._forward.model, "generation_config", None)
+        tokens: set[int] = set()
+        for owner in (self.tokenizer, settings):
+            found = getattr(owner, "eos_token_id", None)
+            tokens.update([found] if isinstance(found, int) else found or ())
+        return frozenset(tokens)
+
     def logits(
         self, input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -199,19 +212,30 @@ class Ensemble:
         *,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         attention_mask: Tensor | None = None,
+        overflow: str = "refuse",
     ) -> Decoder:
         """Reads a prompt and stands ready to decode after it.
 
         Args:
-            input_ids: (b, t) prompts, t <= max_positions.
+            input_ids: (b, t) prompts, t <= max_positions unless the window slides.
             memory_bytes: as `iter_logits`, for reading the prompt.
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
+            overflow: one of `OVERFLOWS`: what happens where the context is full. "slide" forgets
+                the older half and reads the rest anew; of a longer prompt the last max_positions
+                are read.
 
         Raises:
-            ValueError: as `iter_logits`, or if a row ends in padding.
+            ValueError: as `iter_logits`, or if a row ends in padding, or overflow is unknown.
         """
+        if overflow not in OVERFLOWS:
+            raise ValueError(f"overflow must be one of {OVERFLOWS}, got {overflow!r}")
+        slide = overflow == "slide"
+        if slide and self.max_positions is not None:
+            input_ids = input_ids[:, -self.max_positions :]
+            if attention_mask is not None:
+                attention_mask = attention_mask[:, -self.max_positions :]
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
-        return Decoder(self._forward, ids, mask, memory_bytes)
+        return Decoder(self._forward, ids, mask, memory_bytes, slide)
 
     def _chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int

@@ -1,0 +1,218 @@
+"""Text in, private text out: prompts, chat templates, stop strings and streaming over decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES, StopRule, stream
+from adapmixed.mechanisms import Mechanism
+from adapmixed.privacy import Accountant, Guarantee, Ledger, PerModelFilter
+from adapmixed.rng import SecureRandom
+from adapmixed_ext import RandomSource
+
+if TYPE_CHECKING:
+    from adapmixed.models import Ensemble
+
+# Tokens before the answer that it is decoded with: some tokenizers drop the first one's space.
+_CONTEXT = 8
+
+
+class PrivateGenerator:
+    """Answers prompts with one mechanism; everything it releases is charged to one accountant.
+
+    Args:
+        ensemble: the models; it must have a tokenizer.
+        mechanism: how a query is answered. `Shaped` gives it a temperature or a top-k.
+        accountant: charged with every event.
+        rng: source of all randomness; None: `SecureRandom()`.
+        ledger: charged besides, durably before a token is drawn.
+        model_filter: decides which slots contribute; the accountant then is one for its budget.
+        overflow: "refuse" what does not fit the model's window, or "slide" (`decoding.stream`).
+        memory_bytes: bound on the logits and activations held while prompts are read.
+
+    Raises:
+        ValueError: the ensemble has no tokenizer.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        mechanism: Mechanism,
+        *,
+        accountant: Accountant,
+        rng: RandomSource | None = None,
+        ledger: Ledger | None = None,
+        model_filter: PerModelFilter | None = None,
+        overflow: str = "refuse",
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
+        if ensemble.tokenizer is None:
+            raise ValueError("ensemble must have a tokenizer: its base has none")
+        self.ensemble = ensemble
+        self.mechanism = mechanism
+        self.accountant = accountant
+        self._tokenizer = ensemble.tokenizer
+        self._options: dict[str, Any] = {
+            "rng": SecureRandom() if rng is None else rng,
+            "accountant": accountant,
+            "ledger": ledger,
+            "model_filter": model_filter,
+            "overflow": overflow,
+            "memory_bytes": memory_bytes,
+        }
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What holds for all that was released so far; private where it is data-dependent."""
+        return self.accountant.epsilon()
+
+    def generate(
+        self, prompts: str | Sequence[str], *, max_new_tokens: int, stop_strings: Sequence[str] = ()
+    ) -> list[str]:
+        """The continuations of one or several prompts; arguments and errors as `stream`."""
+        pieces = list(self.stream(prompts, max_new_tokens=max_new_tokens, stop_strings=stop_strings))
+        return ["".join(parts) for parts in zip(*pieces, strict=True)]
+
+    def stream(
+        self, prompts: str | Sequence[str], *, max_new_tokens: int, stop_strings: Sequence[str] = ()
+    ) -> Iterator[list[str]]:
+        """The continuations piece by piece.
+
+        Args:
+            prompts: each is a query at every step until it ends.
+            max_new_tokens: ≥ 1, of each prompt.
+            stop_strings: end a continuation once they are in it; they are released, and charged.
+
+        Returns:
+            iterator of one piece of text per prompt and step, "" where a token does not end a
+            character or the prompt has ended. Arguments are checked at the call.
+
+        Raises:
+            ValueError: no prompt, an empty one, or as `decoding.stream`.
+            LedgerError: as `decoding.stream`.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        return self._stream([self._ids(text) for text in texts], max_new_tokens, stop_strings)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        max_new_tokens: int,
+        stop_strings: Sequence[str] = (),
+    ) -> Iterator[str]:
+        """The answer to a conversation, piece by piece, by the base's chat template.
+
+        Args:
+            messages: {"role": ..., "content": ...} each, the last one to be answered.
+
+        Raises:
+            ValueError: the base has no chat template, or as `stream`.
+        """
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ValueError("the base's tokenizer must have a chat template, it has none")
+        ids = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+        )
+        tokens = self._tokenizer(ids, add_special_tokens=False)["input_ids"]
+        pieces = self._stream([list(tokens)], max_new_tokens, stop_strings)
+        return (piece for (piece,) in pieces)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text)["input_ids"])
+
+    def _stream(
+        self, prompts: list[list[int]], max_new_tokens: int, stop_strings: Sequence[str]
+    ) -> Iterator[list[str]]:
+        ids, mask = left_padded(prompts)
+        steps = stream(
+            self.ensemble,
+            self.mechanism,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=max_new_tokens,
+            stop_token=self.ensemble.end_tokens,
+            stop=stop_rule(self._tokenizer, stop_strings),
+            **self._options,
+        )
+        return self._pieces([_Text(self._tokenizer, prompt) for prompt in prompts], steps)
+
+    def _pieces(self, texts: list[_Text], steps: Iterator[Tensor]) -> Iterator[list[str]]:
+        for tokens in steps:
+            yield [
+                text.add(token) if token >= 0 else ""
+                for text, token in zip(texts, tokens.tolist(), strict=True)
+            ]
+        yield [text.rest() for text in texts]
+
+
+class _Text:
+    """A continuation, decoded as its tokens come."""
+
+    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = prompt[-_CONTEXT:]
+        self._shown = len(self._decoded())
+
+    def add(self, token: int) -> str:
+        """What this token adds; "" while it ends inside a character."""
+        self._ids.append(token)
+        text = self._decoded()
+        return "" if text.endswith("\ufffd") else self._new(text)
+
+    def rest(self) -> str:
+        """What was held back for a character that never came."""
+        return self._new(self._decoded())
+
+    def _new(self, text: str) -> str:
+        piece, self._shown = text[self._shown :], max(self._shown, len(text))
+        return piece
+
+    def _decoded(self) -> str:
+        return str(
+            self._tokenizer.decode(
+                self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+    """((b, t) int64 tokens, (b, t) mask or None where no row is padded).
+
+    Raises:
+        ValueError: no prompt, or one without tokens.
+    """
+    if not prompts:
+        raise ValueError("prompts must hold at least one prompt, got none")
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompts[{index}] must hold at least one token, got none")
+    length = max(map(len, prompts))
+    ids = torch.tensor([[0] * (length - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts])
+    return ids, None if bool(mask.all()) else mask
+
+
+def stop_rule(tokenizer: Any, strings: Sequence[str]) -> StopRule | None:
+    """Ends a sequence once one of the strings is in what was released; None without strings.
+
+    Raises:
+        ValueError: an empty string.
+    """
+    if isinstance(strings, str) or not all(isinstance(s, str) and s for s in strings):
+        raise ValueError(f"stop_strings must be a list of strings that are not empty, got {strings!r}")
+    if not strings:
+        return None
+    from transformers.generation.stopping_criteria import StopStringCriteria
+
+    criteria = StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings))
+
+    def ended(released: Tensor) -> Tensor:
+        result: Tensor = criteria(released.clamp_min(0), None)
+        return result
+
+    return ended

@@ -1,0 +1,188 @@
+"""Text in, text out: pieces, padding, stop strings, templates; and transformers' own interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import POSITIONS
+
+from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.decoding import generate
+from adapmixed.generation import PrivateGenerator, left_padded, stop_rule
+from adapmixed.integrations.custom_generate import private_generate
+from adapmixed.mechanisms import PMixED, PublicOnly, Shaped, Unprotected
+from adapmixed.models import Ensemble
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
+
+PROMPT = "The statement executes the first clause"
+# The likeliest public token: no draw, so that what comes is known.
+FIRST = Shaped(PublicOnly(), top_k=1)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Ensemble:
+    members = sorted(demo_ensemble_path().glob("member-*"))[:2]
+    return Ensemble.load(demo_base(), members)
+
+
+def generator(ensemble: Ensemble, mechanism: Any = FIRST, **options: Any) -> PrivateGenerator:
+    rng = options.pop("rng", SeededRandom(7))
+    return PrivateGenerator(ensemble, mechanism, accountant=Accountant(1e-5), rng=rng, **options)
+
+
+def tokens_of(ensemble: Ensemble, text: str) -> torch.Tensor:
+    return torch.tensor([ensemble.tokenizer(text)["input_ids"]])
+
+
+def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
+    mechanism = Shaped(Unprotected(), temperature=1.3)
+    ids = tokens_of(demo, PROMPT)
+    tokens = generate(
+        demo, mechanism, ids, max_new_tokens=40, rng=SeededRandom(7), accountant=Accountant(1e-5),
+        stop_token=demo.end_tokens,
+    )  # fmt: skip
+    expected = demo.tokenizer.decode(tokens[0][tokens[0] >= 0], skip_special_tokens=True)
+    here = generator(demo, mechanism)
+    pieces = list(here.stream(PROMPT, max_new_tokens=40))
+    assert "".join(piece for (piece,) in pieces) == expected
+    assert len(pieces) == tokens.shape[1] + 1  # the last one is what was held back
+    assert here.guarantee.queries == int((tokens >= 0).sum())
+    assert generator(demo, mechanism).generate(PROMPT, max_new_tokens=40) == [expected]
+
+
+def test_a_character_is_shown_once_it_is_whole(demo: Ensemble) -> None:
+    from adapmixed.generation import _Text
+
+    text = _Text(demo.tokenizer, tokens_of(demo, "caf")[0].tolist())
+    parts = tokens_of(demo, "\u00e9\u4e2d!")[0].tolist()
+    assert len(parts) > 3
+    pieces = [text.add(token) for token in parts]
+    assert "".join(pieces) == "\u00e9\u4e2d!" and not any("\ufffd" in p for p in pieces)
+    assert pieces.count("") == len(parts) - 3
+    broken = _Text(demo.tokenizer, tokens_of(demo, "caf")[0].tolist())
+    assert broken.add(parts[0]) == "" and broken.rest() == "\ufffd"
+
+
+def test_padded_prompts_answer_as_they_do_alone(demo: Ensemble) -> None:
+    prompts = ["If", "The value of the expression is", PROMPT]
+    together = generator(demo).generate(prompts, max_new_tokens=12)
+    assert together == [generator(demo).generate(p, max_new_tokens=12)[0] for p in prompts]
+    assert len(set(together)) == 3
+    ids, mask = left_padded([[5], [6, 7]])
+    assert ids.tolist() == [[0, 5], [6, 7]]
+    assert mask is not None and mask.tolist() == [[0, 1], [1, 1]]
+    assert left_padded([[5, 6]])[1] is None
+
+
+def test_a_stop_string_ends_its_own_text_and_is_charged(demo: Ensemble) -> None:
+    whole = generator(demo).generate(PROMPT, max_new_tokens=30)[0]
+    stop = whole[20:23]
+    here = generator(demo)
+    answers = here.generate([PROMPT, "If"], max_new_tokens=30, stop_strings=[stop])
+    # Nothing after the token in which it ends; the prompt's own text does not count.
+    assert stop in answers[0] and whole.startswith(answers[0]) and len(answers[0]) < len(whole)
+    assert whole.index(stop) + len(stop) <= len(answers[0])
+    assert stop not in answers[0][: whole.index(stop) + len(stop) - 1]
+    ids = demo.tokenizer(answers[0])["input_ids"]
+    other = demo.tokenizer(answers[1])["input_ids"]
+    assert abs(here.guarantee.queries - len(ids) - len(other)) <= 2
+    assert here.guarantee.queries < 60
+    again = generator(demo).generate(PROMPT, max_new_tokens=5, stop_strings=["The statement"])
+    assert whole.startswith(again[0]) and len(again[0]) > 0
+    assert stop_rule(demo.tokenizer, []) is None
+
+
+def test_a_chat_template_is_needed_and_used(demo: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": "user", "content": "What is a clause?"}]
+    with pytest.raises(ValueError, match="must have a chat template"):
+        generator(demo).chat(messages, max_new_tokens=4)
+    monkeypatch.setattr(
+        demo.tokenizer,
+        "chat_template",
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}",
+    )
+    pieces = generator(demo).chat(messages, max_new_tokens=8)
+    plain = generator(demo).generate("user: What is a clause?\nassistant:", max_new_tokens=8)
+    assert "".join(pieces) == plain[0]
+
+
+def test_what_is_refused(demo: Ensemble, base: Any, make_adapters: Callable[..., Any]) -> None:
+    for prompts in ([], [""], ["a", ""]):
+        with pytest.raises(ValueError, match="prompts"):
+            generator(demo).stream(prompts, max_new_tokens=3)
+    for strings in ("stop", [""], [3]):
+        with pytest.raises(ValueError, match="stop_strings"):
+            generator(demo).stream("a", max_new_tokens=3, stop_strings=strings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must have a tokenizer"):
+        generator(Ensemble.load(base, make_adapters(1)))
+
+
+@pytest.fixture
+def ensemble(base: Any, make_adapters: Callable[..., list[Path]]) -> Ensemble:
+    return Ensemble.load(base, make_adapters(2))
+
+
+def hf(base: Any, ensemble: Ensemble | None, prompt: torch.Tensor, **settings: Any) -> torch.Tensor:
+    arguments = {
+        "do_sample": True, "max_new_tokens": 6, "mechanism": PMixED(8.0, 1e-5, 100, 3.0),
+        "accountant": Accountant(1e-5), "rng": SeededRandom(3), "top_k": 0, "pad_token_id": 9,
+    } | settings  # fmt: skip
+    result: torch.Tensor = base.generate(
+        prompt, custom_generate=private_generate, ensemble=ensemble, **arguments
+    )
+    return result
+
+
+def test_transformers_generate(base: Any, ensemble: Ensemble) -> None:
+    prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    accountant = Accountant(1e-5)
+    here = hf(base, ensemble, prompt, attention_mask=mask, accountant=accountant)
+    there = generate(
+        ensemble, PMixED(8.0, 1e-5, 100, 3.0), prompt, attention_mask=mask, max_new_tokens=6,
+        rng=SeededRandom(3), accountant=Accountant(1e-5), stop_token=0,
+    )  # fmt: skip
+    assert torch.equal(here[:, :3], prompt)
+    assert torch.equal(here[:, 3:], there.masked_fill(there < 0, 9))
+    assert accountant.queries == int((there >= 0).sum())
+
+
+def test_transformers_temperature_and_top_k_come_before_projection(
+    base: Any, ensemble: Ensemble
+) -> None:
+    prompt = torch.tensor([[1, 2, 3]])
+    here = hf(base, ensemble, prompt, temperature=0.4, top_k=3, mechanism=Unprotected())
+    there = generate(
+        ensemble, Shaped(Unprotected(), 0.4, 3), prompt, max_new_tokens=6, rng=SeededRandom(3),
+        accountant=Accountant(1e-5), stop_token=0,
+    )  # fmt: skip
+    assert torch.equal(here[:, 3:], there)
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"do_sample": False}, "do_sample must not be False .* infinite"),
+        ({"num_beams": 3}, "LogitsProcessor|do_sample|num_beams"),
+        ({"top_p": 0.9}, "logits_processor must not be 'TopPLogitsWarper'"),
+        ({"repetition_penalty": 1.2}, "must not be 'RepetitionPenaltyLogitsProcessor'"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores must not be"),
+        ({"num_return_sequences": 2}, "num_return_sequences must not be 2"),
+        ({"ensemble": None}, "ensemble, mechanism and accountant must be given"),
+        ({"max_new_tokens": POSITIONS}, "max_new_tokens must be <="),
+    ],
+)
+def test_transformers_settings_that_are_refused(
+    base: Any, ensemble: Ensemble, settings: dict[str, Any], message: str
+) -> None:
+    given = settings.pop("ensemble", ensemble)
+    accountant = Accountant(1e-5)
+    with pytest.raises(ValueError, match=message):
+        hf(base, given, torch.tensor([[1, 2, 3]]), accountant=accountant, **settings)
+    assert accountant.queries == 0
