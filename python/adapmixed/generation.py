@@ -74,7 +74,9 @@ class PrivateGenerator:
         self, prompts: str | Sequence[str], *, max_new_tokens: int, stop_strings: Sequence[str] = ()
     ) -> list[str]:
         """The continuations of one or several prompts; arguments and errors as `stream`."""
-        pieces = list(self.stream(prompts, max_new_tokens=max_new_tokens, stop_strings=stop_strings))
+        pieces = list(
+            self.stream(prompts, max_new_tokens=max_new_tokens, stop_strings=stop_strings)
+        )
         return ["".join(parts) for parts in zip(*pieces, strict=True)]
 
     def stream(
@@ -204,7 +206,9 @@ def stop_rule(tokenizer: Any, strings: Sequence[str]) -> StopRule | None:
         ValueError: an empty string.
     """
     if isinstance(strings, str) or not all(isinstance(s, str) and s for s in strings):
-        raise ValueError(f"stop_strings must be a list of strings that are not empty, got {strings!r}")
+        raise ValueError(
+            f"stop_strings must be a list of strings that are not empty, got {strings!r}"
+        )
     if not strings:
         return None
     from transformers.generation.stopping_criteria import StopStringCriteria

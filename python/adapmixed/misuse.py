@@ -22,8 +22,8 @@ SCORES = (
 )
 RESHAPED = (
     "the token would be drawn from another law than the one that was projected and charged. "
-    "Transform the public and the private logits before projection instead, with a support chosen "
-    "by the public model alone: top_k of ClippedMixing and ClippedLogPool, scale of ClippedLogPool"
+    "Reshape all rows before projection instead, with a support chosen by the public model alone: "
+    "Shaped(mechanism, temperature, top_k), top_k of ClippedMixing and ClippedLogPool"
 )
 MANY = (
     "every sequence is a query of its own: repeat the prompt in input_ids, and each is charged and "

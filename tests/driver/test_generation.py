@@ -97,7 +97,9 @@ def test_a_stop_string_ends_its_own_text_and_is_charged(demo: Ensemble) -> None:
     assert stop_rule(demo.tokenizer, []) is None
 
 
-def test_a_chat_template_is_needed_and_used(demo: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_is_needed_and_used(
+    demo: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     messages = [{"role": "user", "content": "What is a clause?"}]
     with pytest.raises(ValueError, match="must have a chat template"):
         generator(demo).chat(messages, max_new_tokens=4)

@@ -66,9 +66,7 @@ def test_it_is_the_mechanism_on_reshaped_rows(inner: Mechanism, dtype: torch.dty
     assert shaped.budget == inner.budget
     targets = public.argmin(-1) if inner.name == "public" else public.argmax(-1)
     here = shaped.propose(private, public, targets=targets, rng=SeededRandom(3))
-    there = inner.propose(
-        *by_hand(private, public, 0.7, 5), targets=targets, rng=SeededRandom(3)
-    )
+    there = inner.propose(*by_hand(private, public, 0.7, 5), targets=targets, rng=SeededRandom(3))
     assert stated(here) == stated(there)
     answer, expected = here.release(), there.release()
     assert answer.log_prob is not None and expected.log_prob is not None

@@ -153,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
         report["released_counts"] = counts = release_counts(model_filter)
         for line in count_lines(counts, model_filter.sigma):
             print(line)
-        if arguments.show_spent:
+        if arguments.operator:
             show_spent(model_filter)
     if arguments.out is not None:
         for path in write_report(report, arguments.out):

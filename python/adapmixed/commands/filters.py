@@ -41,9 +41,10 @@ def add_filter_options(parser: argparse.ArgumentParser) -> None:
         "--release-sigma", type=float, metavar="S", help="standard deviation of their noise"
     )
     group.add_argument(
-        "--show-spent",
+        "--operator",
         action="store_true",
-        help="PRIVATE, for the operator: print on standard error what each model has spent",
+        help="PRIVATE: say also what depends on private data, on standard error: what each model "
+        "has spent, and an epsilon that is not fixed",
     )
 
 
@@ -57,9 +58,10 @@ def filter_budget_of(arguments: argparse.Namespace) -> "FilterBudget | None":
             f"{sigma!r}"
         )
     if epsilon is None:
-        for option, value in (("--release-counts", counts), ("--show-spent", arguments.show_spent)):
-            if value:
-                raise ValueError(f"{option} needs --filter-epsilon: nothing is spent without one")
+        if counts is not None:
+            raise ValueError(
+                "--release-counts needs --filter-epsilon: nothing is spent without one"
+            )
         return None
     if not name.startswith("clipped"):
         raise ValueError(

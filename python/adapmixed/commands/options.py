@@ -44,7 +44,9 @@ def add_mechanism_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lower", type=float, help="c (clipped-mixing) or a (clipped-log-pool)")
     group.add_argument("--upper", type=float, help="C (clipped-mixing) or b (clipped-log-pool)")
     group.add_argument("--scale", type=float, help="kappa (clipped-log-pool: 1)")
-    group.add_argument("--top-k", type=int, help="likeliest public tokens kept (clipped: all)")
+    group.add_argument(
+        "--top-k", type=int, help="likeliest public tokens kept, before projection (all)"
+    )
     group.add_argument(
         "--sure-above",
         type=float,
@@ -75,8 +77,10 @@ class _Refused(argparse.Action):
 
 
 def add_refused_options(parser: argparse.ArgumentParser) -> None:
-    """Greedy decoding, beams, log-probabilities, a temperature ...: refused, not shown in help."""
-    for name in sorted(REASONS.keys() - {"seed", "top_k"}):  # ours, with meanings of their own
+    """Greedy decoding, beams, log-probabilities, top-p ...: refused, not shown in help."""
+    for name in sorted(
+        REASONS.keys() - {"seed", "temperature", "top_k"}
+    ):  # ours, with meanings of their own
         flag = "--" + name.replace("_", "-")
         parser.add_argument(
             flag, action=_Refused, dest=name, nargs="?", default=argparse.SUPPRESS,

@@ -43,7 +43,9 @@ class Shaped(Mechanism):
         check_count("top_k", self.top_k, optional=True)
         own = getattr(self.mechanism, "top_k", None)
         if self.top_k is not None and hasattr(self.mechanism, "sure_above") and own is not None:
-            raise ValueError(f"top_k must be given once, got {self.top_k} and the mechanism's {own}")
+            raise ValueError(
+                f"top_k must be given once, got {self.top_k} and the mechanism's {own}"
+            )
 
     @property
     def budget(self) -> int | None:

@@ -1,0 +1,83 @@
+"""``adapmixed chat``: a conversation on the terminal, every token of it charged."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from adapmixed.commands.serving import add_serving_options, opened
+
+if TYPE_CHECKING:
+    from adapmixed.generation import PrivateGenerator
+
+# What is typed to end the conversation, besides the end of the input.
+_LEAVE = ("/quit", "/exit")
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "chat",
+        help="a private conversation on the terminal",
+        description="Answers what is typed, line by line, until /quit or the end of the input; "
+        "/new forgets the conversation so far. With a chat template the base's template is used, "
+        "else (--plain) every line is continued by itself.",
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="no chat template: continue every line by itself"
+    )
+    parser.add_argument("--system", help="the conversation's first message (chat template only)")
+    parser.add_argument(
+        "--turns", type=int, default=64, help="at most so many answers; what a budget is for (64)"
+    )
+    add_serving_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Reads lines, writes answers."""
+    if arguments.turns < 1:
+        raise ValueError(f"--turns must be >= 1, got {arguments.turns}")
+    if arguments.plain and arguments.system is not None:
+        raise ValueError(f"--system does not apply to --plain, got {arguments.system!r}")
+    opening = [] if arguments.system is None else [_message("system", arguments.system)]
+    prompt = "> " if sys.stdin.isatty() else ""
+    with opened(arguments, max(arguments.max_new_tokens, 1) * arguments.turns) as generator:
+        messages, answered = list(opening), 0
+        while answered < arguments.turns:
+            try:
+                line = input(prompt)
+            except EOFError:
+                break
+            if line.strip() in _LEAVE:
+                break
+            if line.strip() == "/new":
+                messages = list(opening)
+            if not line.strip() or line.strip() == "/new":
+                continue
+            asked = [*messages, _message("user", line)]
+            answer = ""
+            try:
+                for piece in _pieces(generator, asked, arguments):
+                    answer += piece
+                    print(piece, end="", flush=True)
+            except ValueError as error:  # the window is full, for instance: nothing was charged
+                print(f"adapmixed chat: {error}", file=sys.stderr)
+                continue
+            print()
+            messages = [*asked, _message("assistant", answer)]
+            answered += 1
+    return 0
+
+
+def _pieces(
+    generator: "PrivateGenerator", messages: list[dict[str, str]], arguments: argparse.Namespace
+) -> Iterator[str]:
+    options = {"max_new_tokens": arguments.max_new_tokens, "stop_strings": arguments.stop}
+    if not arguments.plain:
+        return generator.chat(messages, **options)
+    return (piece for (piece,) in generator.stream(messages[-1]["content"], **options))
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
