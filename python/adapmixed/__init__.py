@@ -10,12 +10,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from adapmixed.decoding import generate
     from adapmixed.evaluation import evaluate
+    from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import (
         AdaPMixED,
         ClippedLogPool,
         ClippedMixing,
         PMixED,
         PublicOnly,
+        Shaped,
         Unprotected,
     )
     from adapmixed.models import Ensemble
@@ -33,9 +35,11 @@ _HOMES = {
     "Ledger": "adapmixed.privacy",
     "PMixED": "adapmixed.mechanisms",
     "PerModelFilter": "adapmixed.privacy",
+    "PrivateGenerator": "adapmixed.generation",
     "PublicOnly": "adapmixed.mechanisms",
     "SecureRandom": "adapmixed.rng",
     "SeededRandom": "adapmixed.rng",
+    "Shaped": "adapmixed.mechanisms",
     "Unprotected": "adapmixed.mechanisms",
     "evaluate": "adapmixed.evaluation",
     "generate": "adapmixed.decoding",
@@ -52,9 +56,11 @@ __all__ = [
     "Ledger",
     "PMixED",
     "PerModelFilter",
+    "PrivateGenerator",
     "PublicOnly",
     "SecureRandom",
     "SeededRandom",
+    "Shaped",
     "Unprotected",
     "evaluate",
     "generate",

@@ -1,4 +1,4 @@
-"""The command line: ``adapmixed demo | evaluate | generate | chat | plan | ledger | audit | doctor``."""
+"""The command line: ``adapmixed COMMAND``, one module of `adapmixed.commands` each."""
 
 import argparse
 import sys

@@ -90,7 +90,7 @@ def test_other_unknown_arguments_are_errors_as_ever() -> None:
         (["--do-sample", "False"], "infinite Rényi divergence"),
         (["--num-beams=4"], "a search keeps what private probabilities rank highest"),
         (["--logprobs", "5"], "a probability of the mixture is itself"),
-        (["--temperature", "0.7"], "another law than the one that was projected and charged"),
+        (["--min-p=0.1"], "another law than the one that was projected and charged"),
         (["--top-p", "0.9"], "another law than the one that was projected and charged"),
     ],
 )
@@ -104,8 +104,8 @@ def test_options_of_the_command(
     assert f"argument {options[0].partition('=')[0]}: must not be given" in error and why in error
 
 
-def test_top_k_after_mixing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", *MODELS, "--prompt", "The", "--top-k", "50"]) == 2
+def test_top_k_after_mixing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", *MODELS, "--text", str(tmp_path), "--top-k", "50"]) == 2
     error = capsys.readouterr().err
     assert "--top-k does not apply to adapmixed, got 50" in error and REASONS["top_k"] in error
 

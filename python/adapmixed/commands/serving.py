@@ -68,6 +68,11 @@ def opened(arguments: argparse.Namespace, queries: int) -> "Iterator[PrivateGene
     Args:
         queries: at most so many: what a budget is for unless --budget-queries says otherwise.
     """
+    if arguments.ledger is not None and arguments.seed is not None:
+        raise ValueError(
+            f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
+            "undo the randomness"
+        )
     budget = filter_budget_of(arguments)
     mechanism = _mechanism(arguments, queries)
     quiet_libraries()
@@ -125,11 +130,6 @@ def _ledger(
         return None
     from adapmixed.privacy import Ledger
 
-    if arguments.seed is not None:
-        raise ValueError(
-            f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
-            "undo the randomness"
-        )
     ledger = Ledger.open(
         arguments.ledger,
         delta=arguments.delta,
@@ -155,6 +155,7 @@ def _account(
             f"{guarantee.queries} answered queries; what they cost depends on the private data and "
             "is for the operator alone (--operator)."
         )
+        yield from guarantee.warnings
         if ledger is not None:
             yield f"Ledger {ledger.path}: {ledger.charges} charges."
         return

@@ -36,8 +36,7 @@ def private_generate(
     rng: RandomSource | None = None,
     ledger: Ledger | None = None,
     model_filter: PerModelFilter | None = None,
-    attention_mask: Tensor | None = None,
-    **_: Any,
+    **inputs: Any,
 ) -> Tensor:
     """Continues prompts as `generate` of transformers does, every token answered privately.
 
@@ -49,6 +48,7 @@ def private_generate(
         generation_config: `do_sample` must be True.
         ensemble, mechanism, accountant: needed.
         rng, ledger, model_filter: as `decoding.stream`; rng None: `SecureRandom()`.
+        inputs: of these the attention_mask, (b, t), is used. (Named, it would be given twice.)
 
     Returns:
         (b, t + s) int64, prompts and what was released, padded with the pad token (else 0).
@@ -72,7 +72,7 @@ def private_generate(
         ensemble,
         shaped,
         input_ids,
-        attention_mask=attention_mask,
+        attention_mask=inputs.get("attention_mask"),
         max_new_tokens=max(generation_config.max_length - input_ids.shape[1], 1),
         rng=SecureRandom() if rng is None else rng,
         accountant=accountant,
@@ -92,8 +92,9 @@ def _shape(processors: Iterable[Any], config: Any) -> dict[str, Any]:
 
     if not config.do_sample:
         raise _refused("do_sample", config.do_sample)
-    if config.num_return_sequences not in (None, 1):
-        raise _refused("num_return_sequences", config.num_return_sequences)
+    for name in ("num_beams", "num_return_sequences"):
+        if getattr(config, name, None) not in (None, 1):
+            raise _refused(name, getattr(config, name))
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, None):
             raise _refused(name, True)

@@ -90,7 +90,12 @@ class Guarantee:
             raise ValueError(f"caveats must be of {CAVEATS}, got {self.caveats!r}")
 
     def __str__(self) -> str:
-        return " ".join([self._statement(), *(_CAVEAT_WORDS[name] for name in self.caveats)])
+        return " ".join([self._statement(), *self.warnings])
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence for each caveat; they depend on no private data."""
+        return [_CAVEAT_WORDS[name] for name in self.caveats]
 
     def _statement(self) -> str:
         answers = f"{self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"

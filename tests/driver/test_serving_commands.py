@@ -1,0 +1,130 @@
+"""``adapmixed generate`` and ``adapmixed chat`` as typed."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base, demo_ensemble_path
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token: no draw
+POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=0.5"]
+
+
+def demo_base_name() -> str:
+    """What the demo's adapters call the model that they were trained on."""
+    config = demo_ensemble_path() / "member-000" / "adapter_config.json"
+    return Path(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]).name
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("The value\n\nIf the name\n", encoding="utf-8")
+    arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "5"]
+    assert main([*arguments, "--prompt", "The try", "--prompts", str(file)]) == 0
+    out = capsys.readouterr()
+    answers = [json.loads(line) for line in out.out.splitlines()]
+    assert [a["prompt"] for a in answers] == ["The try", "The value", "If the name"]
+    assert main([*arguments, "--prompt", "If the name"]) == 0
+    alone = capsys.readouterr().out
+    assert alone == answers[2]["text"] + "\n"
+    assert main([*arguments, "--prompt", "If the name", "--stop", alone.strip()[:6]]) == 0
+    assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
+    assert main(arguments) == 2
+    assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
+
+
+def test_what_depends_on_private_data_is_for_the_operator(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["generate", *MODELS, "--prompt", "The", "--max-new-tokens", "2", "--seed", "1"]
+    assert main(arguments) == 0
+    plain = capsys.readouterr()
+    assert "ε" not in plain.err and "2 answered queries" in plain.err
+    assert "The randomness was seeded" in plain.err
+    assert main([*arguments, "--operator"]) == 0
+    shown = capsys.readouterr()
+    assert "ε = " in shown.err and "must not be published" in shown.err
+    assert shown.out == plain.out
+    assert main([*arguments, *POOL]) == 0
+    assert "ε = " in capsys.readouterr().err  # fixed beforehand: public
+
+
+def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", *MODELS, "--prompt", "The", *POOL, "--seed", "3"]
+    assert main([*arguments, "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
+    cold = capsys.readouterr().out
+    assert main([*arguments[:-2], "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().out == cold  # whatever the randomness
+    assert main([*arguments, "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().out != cold
+    assert main([*arguments, "--temperature", "0"]) == 2
+    assert "temperature must be > 0" in capsys.readouterr().err
+    long = ["--max-new-tokens", "100000"]
+    assert main([*arguments, *long]) == 2
+    assert "the model's window is" in capsys.readouterr().err
+
+
+def test_chat_line_by_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["chat", *MODELS, *FIRST, "--max-new-tokens", "4"]
+    typed(monkeypatch, "The value\n\n/new\nIf the name\n/quit\nThe value\n")
+    assert main([*arguments, "--plain"]) == 0
+    out = capsys.readouterr()
+    answers = []
+    for prompt in ("The value", "If the name"):
+        assert main(["generate", *MODELS, *FIRST, "--max-new-tokens", "4", "--prompt", prompt]) == 0
+        answers.append(capsys.readouterr().out)
+    assert out.out == "".join(answers)
+    typed(monkeypatch, "The value\nThe value\n")
+    assert main([*arguments, "--plain", "--turns", "1"]) == 0
+    assert capsys.readouterr().out == answers[0]
+    typed(monkeypatch, "The value\n")
+    assert main(arguments) == 0  # refused line by line
+    out = capsys.readouterr()
+    assert out.out == "" and "must have a chat template" in out.err
+    assert main([*arguments, "--turns", "0"]) == 2
+    assert main([*arguments, "--plain", "--system", "x"]) == 2
+
+
+def test_chat_remembers_the_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / demo_base_name()
+    shutil.copytree(demo_base(), base)
+    settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["chat_template"] = (
+        "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
+    )
+    (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    member = demo_ensemble_path() / "member-000"
+    ensemble = tmp_path / "ensemble"
+    ensemble.mkdir()
+    shutil.copytree(member, ensemble / "member-000")
+    (ensemble / "ensemble.json").write_text(
+        json.dumps({"format_version": 1, "base_model": str(base), "num_models": 1,
+                    "members": ["member-000"]}), encoding="utf-8",
+    )  # fmt: skip
+    models = ["--base", str(base), "--ensemble", str(ensemble), "--max-new-tokens", "4", *FIRST]
+    typed(monkeypatch, "What is it?\nAnd why?\n")
+    assert main(["chat", *models, "--system", "Be brief"]) == 0
+    conversation = capsys.readouterr().out
+    opening = "<system> Be brief\n<user> What is it?\n"
+    assert main(["generate", *models, "--prompt", f"{opening}<assistant>"]) == 0
+    first = capsys.readouterr().out
+    whole = f"{opening}<assistant> {first[:-1]}\n<user> And why?\n<assistant>"
+    assert main(["generate", *models, "--prompt", whole]) == 0
+    assert conversation == first + capsys.readouterr().out
+    assert main(["generate", *models, "--chat", "--prompt", "What is it?"]) == 0
+    assert capsys.readouterr().out.strip()
