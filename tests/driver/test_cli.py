@@ -199,7 +199,7 @@ def test_evaluate_under_a_filter(
     filtered = [*POOL, "--filter-epsilon", "0.3", "--adjacency", "replace_one"]
     counts = ["--release-counts", "3", "--release-sigma", "60"]
     arguments = ["--text", str(text), "--queries", "70", "--json", str(path), *filtered]
-    assert main(["evaluate", *MODELS, *arguments, *counts, "--show-spent"]) == 0
+    assert main(["evaluate", *MODELS, *arguments, *counts, "--operator"]) == 0
     output = capsys.readouterr()
     report = json.loads(path.read_text(encoding="utf-8"))
     public, pool = report["methods"]
@@ -221,7 +221,6 @@ def test_evaluate_under_a_filter(
     ("options", "words"),
     [
         (["--release-counts", "2"], "--release-counts and --release-sigma must be given together"),
-        (["--show-spent"], "--show-spent needs --filter-epsilon"),
         (
             ["--release-counts", "2", "--release-sigma", "9"],
             "--release-counts needs --filter-epsilon",
