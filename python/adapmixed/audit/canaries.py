@@ -93,7 +93,8 @@ class Audit:
     Attributes:
         game: the claim, and what runs.
         answers: T of a run.
-        together: one coin for all shards, which the claim does not cover: a control.
+        together: one person in all shards, with one coin, whom the claim does not cover: a
+            control.
     """
 
     game: Game
@@ -118,6 +119,8 @@ class Audit:
         coins = torch.from_numpy(self.outcomes()).expand(-1, CUSTOMERS)
         first, second = members.private[:CUSTOMERS, None], members.private[CUSTOMERS:, None]
         other = members.public if self.game.adjacency == "zero_out" else second
+        if self.together:
+            first = first[:1]  # the same person's in every slot
         return Worlds(torch.where(coins.T[..., None], first, other), members.public)
 
     def odds(self, laws: Array, seen: Integers) -> Array:
