@@ -95,11 +95,11 @@ def test_one_run_delta_by_hand() -> None:
 @pytest.mark.parametrize("delta", [0.0, 1e-4])
 def test_one_run_covers_and_is_tight_for_randomised_response(delta: float) -> None:
     """A coin is told in full with probability δ, else rightly with e/(1 + e)."""
-    generator, coins = np.random.default_rng(2), 100_000
+    generator, coins = np.random.default_rng(2), 5000
     accuracy = delta + (1 - delta) * math.e / (1 + math.e)
     found = [
         one_run_epsilon(coins, coins, int(right), delta, 0.9)
-        for right in generator.binomial(coins, accuracy, 150)
+        for right in generator.binomial(coins, accuracy, 60)
     ]
-    assert np.mean(np.array(found) > 1.0) <= 0.15  # 0.1, and three deviations of 150
-    assert np.mean(found) > 0.97 if delta == 0 else np.mean(found) > 0.9
+    assert np.mean(np.array(found) > 1.0) <= 0.2  # 0.1, and 2.6 deviations of 60
+    assert 0.9 < np.mean(found) < 1.0

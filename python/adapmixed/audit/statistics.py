@@ -103,7 +103,9 @@ def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
     tail = float(binom.sf(right - 1, guesses, accuracy))
     if delta == 0 or right == 0:
         return tail
-    steps = np.arange(1, right + 1)
+    # Further below, nothing that a float holds is left: the maximum is not there.
+    reach = right - guesses * accuracy + 40 * math.sqrt(guesses * accuracy * (1 - accuracy)) + 1000
+    steps = np.arange(1, max(1, min(right, math.ceil(reach))) + 1)
     below = np.cumsum(binom.pmf(right - steps, guesses, accuracy))
     return min(1.0, tail + 2 * canaries * delta * float((below / steps).max()))
 
