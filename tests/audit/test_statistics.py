@@ -12,6 +12,8 @@ from adapmixed.audit.statistics import (
     gaussian_epsilon,
     least_epsilon,
     least_shift,
+    one_run_epsilon,
+    one_run_p_value,
     proportion,
 )
 
@@ -66,3 +68,38 @@ def test_chi_square_and_its_limit() -> None:
 def test_binomial_deviation() -> None:
     assert binomial_deviation(10, 20, 0.5) == 0.0
     assert binomial_deviation(0, 20, 0.5) == pytest.approx(1 - 2**-19)
+
+
+def test_one_run_against_published_numbers_and_closed_forms() -> None:
+    # Steinke, Nasr, Jagielski 2023, appendix D and section 7, as printed there.
+    assert one_run_epsilon(1000, 100, 75, 1e-4, 0.95) == pytest.approx(0.673, abs=1e-3)
+    assert one_run_epsilon(100_000, 1510, 1439, 1e-5, 0.95) == pytest.approx(2.675, abs=1e-3)
+    # All right at δ = 0: accuracy^r = 1 - confidence.
+    accuracy = 0.001 ** (1 / 40)
+    expected = math.log(accuracy / (1 - accuracy))
+    assert one_run_epsilon(64, 40, 40, 0.0) == pytest.approx(expected, rel=1e-9)
+    assert one_run_epsilon(64, 9, 9, 0.0) == 0.0
+    assert one_run_p_value(50, 20, 0, 1.0, 1e-3) == 1.0
+    with pytest.raises(ValueError, match="right <= guesses <= canaries must hold, got 5, 4, 10"):
+        one_run_p_value(10, 4, 5, 1.0, 0.0)
+
+
+def test_one_run_delta_by_hand() -> None:
+    accuracy, r, v, m, delta = math.e / (1 + math.e), 12, 10, 30, 1e-3
+    mass = [math.comb(r, k) * accuracy**k * (1 - accuracy) ** (r - k) for k in range(r + 1)]
+    largest = max(math.fsum(mass[v - i : v]) / i for i in range(1, v + 1))
+    expected = math.fsum(mass[v:]) + 2 * m * delta * largest
+    assert one_run_p_value(m, r, v, 1.0, delta) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-4])
+def test_one_run_covers_and_is_tight_for_randomised_response(delta: float) -> None:
+    """A coin is told in full with probability δ, else rightly with e/(1 + e)."""
+    generator, coins = np.random.default_rng(2), 5000
+    accuracy = delta + (1 - delta) * math.e / (1 + math.e)
+    found = [
+        one_run_epsilon(coins, coins, int(right), delta, 0.9)
+        for right in generator.binomial(coins, accuracy, 60)
+    ]
+    assert np.mean(np.array(found) > 1.0) <= 0.2  # 0.1, and 2.6 deviations of 60
+    assert 0.9 < np.mean(found) < 1.0

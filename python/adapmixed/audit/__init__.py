@@ -16,6 +16,7 @@ AUDITS = {
     "screening": "the two worlds told apart by the screening bit",
     "sampler": "the law of drawn tokens, forks and replays",
     "filter": "adaptive trees under the per-model filter, orders chosen afterwards",
+    "canaries": "planted secrets: one-run audit and exposure",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from scipy.stats import beta, binom, chi2, norm
 
 CONFIDENCE = 0.999
@@ -78,3 +79,51 @@ def binomial_deviation(hits: int, draws: int, probability: float) -> float:
     """1 - the two-sided p-value: how sure one is that this is not the probability."""
     tail = min(binom.cdf(hits, draws, probability), binom.sf(hits - 1, draws, probability))
     return 1 - min(1.0, 2 * float(tail))
+
+
+def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """How likely so many guesses are right, at most, under (epsilon, delta)-DP.
+
+    Steinke, Nasr and Jagielski 2023, theorem 5.2: each of m canaries is in or out by a fair coin of
+    its own, and r of the coins are guessed from the output of a mechanism that is (ε, δ)-DP if one
+    coin is turned. With W ~ Binomial(r, e^ε/(1 + e^ε)),
+
+        P[v or more are right] <= P[W >= v] + 2 m δ max_{i = 1..v} P[v > W >= v - i] / i.
+
+    Args:
+        canaries: m >= guesses.
+        guesses: r, fixed beforehand; on the other coins the attacker abstains.
+        right: v in [0, r].
+    """
+    if not 0 <= right <= guesses <= canaries:
+        raise ValueError(
+            f"right <= guesses <= canaries must hold, got {right}, {guesses}, {canaries}"
+        )
+    accuracy = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(right - 1, guesses, accuracy))
+    if delta == 0 or right == 0:
+        return tail
+    # Further below, nothing that a float holds is left: the maximum is not there.
+    reach = right - guesses * accuracy + 40 * math.sqrt(guesses * accuracy * (1 - accuracy)) + 1000
+    steps = np.arange(1, max(1, min(right, math.ceil(reach))) + 1)
+    below = np.cumsum(binom.pmf(right - steps, guesses, accuracy))
+    return min(1.0, tail + 2 * canaries * delta * float((below / steps).max()))
+
+
+def one_run_epsilon(
+    canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """So many right guesses: ε is at least this, or 0, at this δ; see `one_run_p_value`."""
+
+    def refuted(epsilon: float) -> bool:
+        return one_run_p_value(canaries, guesses, right, epsilon, delta) <= 1 - confidence
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low

@@ -110,21 +110,28 @@ def plan(game: Game, draws: int) -> tuple[float, int, bool]:
     return found
 
 
-def drawn(
+def drawn_tokens(
     mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> Tensor:
-    """(V,) how often each token is drawn in `count` answers to one query."""
+    """(count,) int64, the tokens of so many answers to one query: (N, 1, V) and (1, V)."""
     models, _, vocab = private.shape
-    seen = torch.zeros(vocab, dtype=torch.int64)
-    while count > 0:
-        now = min(count, CHUNK)
+    found = [torch.empty(0, dtype=torch.int64)]
+    for start in range(0, count, CHUNK):
+        now = min(count - start, CHUNK)
         answer = mechanism.propose(
             private.expand(models, now, vocab), public.expand(now, vocab), rng=rng
         ).release()
         assert answer.tokens is not None
-        seen += torch.bincount(answer.tokens, minlength=vocab)
-        count -= now
-    return seen
+        found.append(answer.tokens)
+    return torch.cat(found)
+
+
+def drawn(
+    mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
+) -> Tensor:
+    """(V,) how often each token is drawn in `count` answers to one query."""
+    tokens = drawn_tokens(mechanism, private, public, count, rng)
+    return torch.bincount(tokens, minlength=private.shape[-1])
 
 
 def play(game: Game, draws: int, rng: RandomSource) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from adapmixed.audit import AUDITS, Effort
 from adapmixed.audit import run as run_audits
 from adapmixed.audit.table import as_json, lines, summary
-from adapmixed.commands.options import check_output
+from adapmixed.commands.options import check_output, quiet_libraries
 
 
 def add_parser(commands: Any) -> None:
@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.json)
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")
+    if "canaries" in (arguments.names or AUDITS):  # which trains models
+        quiet_libraries()
     effort, findings, audit = Effort(arguments.seconds, arguments.seed), [], ""
     for finding in run_audits(arguments.names, effort):
         if finding.audit != audit:
