@@ -98,7 +98,7 @@ class Run {
     std::vector<std::int32_t> status(rows(), -1);
     Backend::project(inputs(), expected.ball.at(0), expected.ball.at(1),
                      {weight.data(), complement.data(), lse.data(), status.data()},
-                     backend_.where());
+                     backend_.where(Backend::project_workspace(in_.shape)));
     check("weight", weight, expected.weight, 1e-5, 0.0);
     // 1 - weight keeps digits of its own, but only weight has a bound between instruction sets.
     check("complement", complement, expected.complement, 1e-12, 1e-5);
@@ -315,7 +315,8 @@ class Run {
       std::vector<double> lse = unknown(rows());
       std::vector<std::int32_t> status(rows(), -1);
       Backend::project(projected, ball[0], ball[1],
-                       {one.data(), other.data(), lse.data(), status.data()}, backend_.where());
+                       {one.data(), other.data(), lse.data(), status.data()},
+                       backend_.where(Backend::project_workspace(in_.shape)));
       // What is wrong with a private row does not depend on the public one.
       check_status("refused row's status", in_.private_rows, status);
     }
