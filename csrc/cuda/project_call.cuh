@@ -35,7 +35,8 @@ struct ProjectLayout {
 
   ProjectLayout() = default;
   explicit ProjectLayout(const Shape& shape) {
-    const std::int64_t fit = kProjectMemory / (shape.models * bytes_a_row() + 1);
+    const std::int64_t memory = simulated_or(kProjectMemory, 8 * bytes_a_row());
+    const std::int64_t fit = memory / (shape.models * bytes_a_row() + 1);
     group = fit < 1 ? 1 : fit < shape.positions ? fit : shape.positions;
   }
   static std::int64_t bytes_a_row() { return static_cast<std::int64_t>(sizeof(RowLists)) + 4; }
