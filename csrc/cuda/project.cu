@@ -53,6 +53,7 @@ std::int64_t project_workspace(const Shape& shape) {
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue) {
   const DeviceGuard guard(queue);
+  grid_of(in.shape.models * in.shape.positions);  // refused as a whole, in groups or not
   const device::FloatProblem problem(order, radius);
   const bool lists = problem.listing();
   const bool first_in_floats =
