@@ -20,8 +20,7 @@ class ExpFrom {
   // Called by a whole block. m will be near this.
   __device__ explicit ExpFrom(double near)
       : steps_(vround(near * kSixteenths)), lowest_(static_cast<float>(near - kReach)) {
-    __shared__ std::uint64_t roots[kRoots];
-    __syncthreads();  // after the last row's
+    __shared__ std::uint64_t roots[kRoots];  // the same for every row
     const int j = static_cast<int>(threadIdx.x);
     if (j < kRoots) {
       const std::uint64_t bits = root_bits(exp_(j / kSixteenths), j);

@@ -27,7 +27,7 @@ std::int64_t kept_bytes(const ProjectInputs& in) {
   return kept ? bytes : 0;
 }
 
-// The attempt that reads a row once or twice, after which call.state says what is left.
+// The attempt that reads a row once or twice, after which call.done says what is left.
 template <Dtype D>
 void queue_first(const device::ProjectCall& call, bool lists, std::int64_t kept, dim3 grid,
                  const Queue& queue) {
@@ -68,7 +68,9 @@ void project(const ProjectInputs& in, double order, double radius, const Project
   call.kept = kept > 0;
   if (first_in_floats) {
     call.lists = static_cast<device::RowLists*>(queue.workspace);
-    call.state = reinterpret_cast<std::int32_t*>(call.lists + layout.group * in.shape.models);
+    const std::int64_t rows = layout.group * in.shape.models;
+    call.found = reinterpret_cast<std::int32_t*>(call.lists + rows);
+    call.done = call.found + rows;
   }
   const std::int64_t group = first_in_floats ? layout.group : in.shape.positions;
   for (call.first = 0; call.first < in.shape.positions; call.first += group) {

@@ -33,12 +33,12 @@ __device__ Point project_row(const RowPair<D>& pair, double order, double radius
   return solve_whole(row, order, radius, ratio_error);
 }
 
-// What a first attempt has left, or, where there was none (state is null), every row.
+// What a first attempt has left, or, where there was none, every row.
 template <Dtype D, bool kLists>
 __global__ void __launch_bounds__(kProjectThreads, 1)
     project_kernel(const __grid_constant__ ProjectCall call) {
   const RowAt at = row_at(call);
-  if (call.state != nullptr && call.state[at.row] == kRowDone) return;
+  if (call.done != nullptr && call.done[at.row]) return;
   const std::int64_t vocab = call.in.shape.vocab;
   const auto* row = row_bits<D>(call.in.private_logits, at.model, at.position);
   const RowSum sum = row_sum<D>(row, vocab);

@@ -18,13 +18,6 @@ constexpr std::int64_t kProjectMemory = std::int64_t{1} << 26;  // bytes
 // multiprocessor.
 constexpr std::int64_t kKeptBytes = 110 * 1024;
 
-// What has become of a row.
-enum RowState : std::int32_t {
-  kRowLeft = 0,   // to the sums in double
-  kRowFound = 1,  // to whatever the call tries before them
-  kRowDone = 2,
-};
-
 struct RowLists {
   std::int32_t count[2][kScanWarps];  // above kSegment: too many
   std::int32_t tokens[2][kScanWarps][kSegment];
@@ -39,7 +32,7 @@ struct ProjectLayout {
     const std::int64_t fit = memory / (shape.models * bytes_a_row() + 1);
     group = fit < 1 ? 1 : fit < shape.positions ? fit : shape.positions;
   }
-  static std::int64_t bytes_a_row() { return static_cast<std::int64_t>(sizeof(RowLists)) + 4; }
+  static std::int64_t bytes_a_row() { return static_cast<std::int64_t>(sizeof(RowLists)) + 8; }
   std::int64_t bytes(const Shape& shape) const { return group * shape.models * bytes_a_row(); }
 };
 
@@ -47,10 +40,12 @@ struct ProjectCall {
   ProjectInputs in;
   double order, radius;
   ProjectResults out;
-  std::int64_t first;   // position of this group
-  bool kept;            // rows stay in shared memory
-  std::int32_t* state;  // (group, N), RowState
-  RowLists* lists;      // (group, N)
+  std::int64_t first;  // position of this group
+  bool kept;           // rows stay in shared memory
+  // In the workspace, (group, N): what the first kernel leaves to the second; whether it does; and
+  // whether one of them has found the row's weight. Null where there is no such attempt.
+  RowLists* lists;
+  std::int32_t *found, *done;
 };
 
 // The row that a block works on: those of a position lie side by side.
@@ -66,7 +61,7 @@ __device__ inline RowAt row_at(const ProjectCall& call) {
 __device__ inline void set_weight(const ProjectCall& call, const RowAt& row, const Point& found) {
   call.out.weight[row.at] = found.weight;
   call.out.complement[row.at] = found.complement;
-  call.state[row.row] = kRowDone;
+  call.done[row.row] = 1;
 }
 
 ADAPMIXED_CORE_END

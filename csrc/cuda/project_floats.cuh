@@ -34,7 +34,7 @@ class FloatRow {
   using Word = typename Bits<D>::type;
   enum Found { kServed, kNotServed, kUncovered };
 
-  __device__ FloatRow(const Word* private_row, const Word* public_row, std::int64_t vocab,
+  __device__ FloatRow(const Word* private_row, const Word* public_row, int vocab,
                       double private_lse, double public_lse, double order)
       : private_row_(private_row),
         public_row_(public_row),
@@ -125,8 +125,8 @@ class FloatRow {
     constexpr int kBurst = 8;
     const bool aligned = pack_aligned<D>(private_row_),
                public_aligned = pack_aligned<D>(public_row_);
-    const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kPack;
-    std::int64_t v = static_cast<std::int64_t>(threadIdx.x) * kPack;
+    const int stride = static_cast<int>(blockDim.x) * kPack;
+    int v = static_cast<int>(threadIdx.x) * kPack;
     const auto load = [&](Pack<D>& pack, Pack<D>& public_pack) {
       pack = load_pack<D>(private_row_, v, vocab_, aligned);
       public_pack = load_pack<D>(public_row_, v, vocab_, public_aligned);
@@ -159,7 +159,7 @@ class FloatRow {
   }
 
   const Word *private_row_, *public_row_;
-  std::int64_t vocab_;
+  int vocab_;
   double private_lse_, public_lse_, order_;
   FloatShift ratio_, probability_;
   float least_logit_;
@@ -170,21 +170,16 @@ template <Dtype D>
 __global__ void __launch_bounds__(kFloatSearchThreads, 2)
     project_floats_kernel(const __grid_constant__ ProjectCall call) {
   const RowAt at = row_at(call);
-  if (call.state[at.row] != kRowFound) return;
+  if (!call.found[at.row]) return;
   FloatRow<D> row(row_bits<D>(call.in.private_logits, at.model, at.position),
-                  row_bits<D>(call.in.public_logits, 0, at.position), call.in.shape.vocab,
-                  call.out.private_lse[at.at], call.in.public_lse[at.position], call.order);
+                  row_bits<D>(call.in.public_logits, 0, at.position),
+                  static_cast<int>(call.in.shape.vocab), call.out.private_lse[at.at],
+                  call.in.public_lse[at.position], call.order);
   Point found{0.0, 1.0};
   const auto loaded = row.load();
   bool solved = loaded == row.kUncovered;
   if (loaded == row.kServed) solved = FloatProblem(call.order, call.radius).solve(row, found);
-  __syncthreads();  // all have read the state
-  if (threadIdx.x != 0) return;
-  if (solved) {
-    set_weight(call, at, found);
-  } else {
-    call.state[at.row] = kRowLeft;
-  }
+  if (solved && threadIdx.x == 0) set_weight(call, at, found);
 }
 
 ADAPMIXED_CORE_END

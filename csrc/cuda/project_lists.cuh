@@ -69,7 +69,7 @@ template <Dtype D>
 __global__ void __launch_bounds__(kSolveThreads, 1)
     project_lists_kernel(const __grid_constant__ ProjectCall call) {
   const RowAt at = row_at(call);
-  if (call.state[at.row] != kRowFound) return;
+  if (!call.found[at.row]) return;
   __shared__ double log_q[kListCapacity], t[kListCapacity];
   const double lse = call.out.private_lse[at.at], public_lse = call.in.public_lse[at.position];
   const RowPair<D> pair{row_bits<D>(call.in.private_logits, at.model, at.position),
@@ -80,13 +80,7 @@ __global__ void __launch_bounds__(kSolveThreads, 1)
   Point found{0.0, 1.0};
   const bool solved =
       solve_lists(lists, call.order, call.radius, double_ratio_error(lse, public_lse), found);
-  __syncthreads();  // all have read the state
-  if (threadIdx.x != 0) return;
-  if (solved) {
-    set_weight(call, at, found);
-  } else {
-    call.state[at.row] = kRowLeft;
-  }
+  if (solved && threadIdx.x == 0) set_weight(call, at, found);
 }
 
 ADAPMIXED_CORE_END

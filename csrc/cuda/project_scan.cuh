@@ -130,27 +130,26 @@ __global__ void __launch_bounds__(kScanThreads, 2)
     if (kLists && call.kept) kept[v / kPack] = pack;
   });
   // Nothing near: whatever is wrong with the row, or far, is for the kernel in double.
-  RowState state = std::isnan(lse) ? kRowLeft : kRowFound;
-  if (kLists && state == kRowFound) {
+  bool found = !std::isnan(lse), done = false;
+  if (kLists && found) {
     const double log_target = (call.order - 1.0) * call.radius;
     const ListScores scores(call.order, log_target, vocab, lse, public_lse);
     RowLists& lists = call.lists[at.row];
     const RareFindings rare =
         list_tokens<D>(call.kept ? kept[0].bits : row, call.kept || pack_aligned<D>(row),
                        row_bits<D>(call.in.public_logits, 0, at.position), vocab, scores, lists);
-    const bool uncovered = __syncthreads_or(rare.uncovered) != 0;
-    const bool wanted = __syncthreads_or(rare.wanted[0]) != 0;
-    const bool wanted_back = __syncthreads_or(rare.wanted[1]) != 0;
-    if (threadIdx.x == 0 && wanted_back) lists.count[1][0] = kSegment + 1;
-    if (wanted || !scores.serves()) state = kRowLeft;
-    if (uncovered) state = kRowDone;
+    const bool uncovers = rare.uncovered, wants = rare.wanted[0], wants_back = rare.wanted[1];
+    done = __syncthreads_or(uncovers) != 0;
+    found = scores.serves() && !__syncthreads_or(wants) && !done;
+    if (__syncthreads_or(wants_back) && threadIdx.x == 0) lists.count[1][0] = kSegment + 1;
   }
   if (threadIdx.x != 0) return;
-  call.state[at.row] = state;
-  if (state == kRowLeft) return;
+  call.found[at.row] = found;
+  call.done[at.row] = 0;
+  if (!found && !done) return;
   call.out.private_lse[at.at] = lse;
   call.out.status[at.at] = kRowOk;
-  if (state == kRowDone) set_weight(call, at, {0.0, 1.0});
+  if (done) set_weight(call, at, {0.0, 1.0});
 }
 
 ADAPMIXED_CORE_END
