@@ -10,7 +10,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr int kFloatSearchThreads = 256;
+constexpr int kFloatSearchThreads = 224;  // two such blocks have the registers they want
 
 // A sum in floats over a few terms at a time, beyond that in double.
 class BurstSum {

@@ -157,7 +157,8 @@ class Run {
                        public_status.data(),
                        loss.data(),
                        balance.data()},
-                      loss_where(options.orders));
+                      backend_.where(Backend::step_workspace(
+                          in_.shape, static_cast<std::int64_t>(options.orders.size()))));
     expect("whether all rows are good", 0, good, true, good);
     check_status("step's status", in_.private_rows, status);
     check_status("step's public status", in_.public_rows, public_status);
