@@ -63,6 +63,7 @@ def _project(*args: Any) -> tuple[Tensor, ...]:
         order,
         radius,
         *(result.data_ptr() for result in results),
+        workspace=on.workspace("project", tuple(private_logits.shape)),
     )
     if on.immediate:
         raise_row_errors("private_logits", results[3])
@@ -132,7 +133,7 @@ def _step(*args: Any) -> tuple[Tensor, ...]:
         rows(public_logits),
         *options,
         *(result.data_ptr() for result in (*results, public_status, balance)),
-        workspace=on.workspace("leave_one_out", shape, results[5].shape[-1]),
+        workspace=on.workspace("step", shape, results[5].shape[-1]),
     )
     if on.immediate:
         # In this order: each is defined where those before it found nothing.

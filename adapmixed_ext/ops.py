@@ -8,10 +8,11 @@ can raise for arguments alone: bad rows, and rows that are not those of a projec
 losses and divergences of +inf, probabilities of NaN and the token -1; ``check()`` of a result with
 a status raises what the CPU raises at once.
 Memory is stated in bytes beyond inputs, that copy and results; on the CPU, threads keep theirs for
-their next call. None of it grows with N·V. On CUDA ``leave_one_out`` takes at most 64 MiB, or 8·N·
+their next call. None of it grows with N·V. On CUDA ``project`` takes 18 536·N for each position of
+those that share it, as many as fit 64 MiB or one; ``leave_one_out`` at most 64 MiB, or 8·N·
 (2K + 1) where that is more, 4096·K, and 16·N + V/4 + 128 for each position of those that share it:
-at most 2^26 / (8·N·(2K + 1)) of them, or one; ``screen`` takes 16 for each of top_k tokens of a
-position, rounded up to a power of two, where that is above 2048.
+at most 2^26 / (8·N·(2K + 1)) of them, or one; ``step`` the larger of the two; ``screen`` takes 16
+for each of top_k tokens of a position, rounded up to a power of two, where that is above 2048.
 """
 
 import math

@@ -217,6 +217,11 @@ void add_operators(py::module_ m) {
 
 // What the CUDA back end has besides: the bytes of its workspaces.
 inline void add_workspaces(py::module_ m) {
+  m.def("project_workspace",
+        [](ShapeTuple shape) { return cuda::project_workspace(shape_of(shape)); });
+  m.def("step_workspace", [](ShapeTuple shape, std::int64_t num_orders) {
+    return cuda::step_workspace(shape_of(shape), num_orders);
+  });
   m.def("leave_one_out_workspace", [](ShapeTuple shape, std::int64_t num_orders) {
     return cuda::leave_one_out_workspace(shape_of(shape), num_orders);
   });

@@ -106,4 +106,27 @@ ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& sh
   return vfma(scale, octave_minus_one(f), scale - F(1.0f));
 }
 
+// a of a token in its two parts, as from doubles, for |z0| <= kFloatSplit: the rest is rounded
+// once.
+struct FloatToken {
+  float grid, rest;
+};
+constexpr double kFloatSplit = 750.0;
+ADAPMIXED_HD FloatToken split_token(float z0) {
+  constexpr float kShifter = 0x1.8p12f;  // adding it rounds to the grid
+  const float grid = vfma(z0, kOctavesPerNat, kShifter) - kShifter;
+  return {grid, vfms(z0, kOctavesPerNat, grid)};
+}
+
+// q = e^{z0 - lse} of a token from its row's make_shift(lse, 0), without the residual, within 3
+// units for z0 - lse >= kFloatLogQ: f is rounded once, by half a unit of 1, L is off by 0.003 units
+// of log q, the polynomial by 2.3 of |2^{f/m} - 1| <= 0.42; then one rounding.
+ADAPMIXED_HD float probability(float z0, const FloatShift& shift) {
+  const float shifted = vfma(vfms(z0, kOctavesPerNat, shift.c), kOctaveInverse, kFloatShifter);
+  const float n = shifted - kFloatShifter;
+  const float f = vfms(z0, kOctavesPerNat, vfma(n, kOctave, shift.c));
+  const float scale = exp2_integer(shifted);
+  return vfma(scale, octave_minus_one(f), scale);
+}
+
 ADAPMIXED_CORE_END

@@ -200,6 +200,7 @@ struct Queue {
 
 void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,
                  std::int64_t vocab, double* lse, std::int32_t* status, const Queue& queue);
+std::int64_t project_workspace(const Shape& shape);
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue);
 void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
@@ -207,7 +208,8 @@ void clip_project(const ProjectInputs& in, const ClipOptions& options, const Cli
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, const Queue& queue);
-// Never stops early; its workspace is that of leave_one_out.
+// Never stops early.
+std::int64_t step_workspace(const Shape& shape, std::int64_t num_orders);
 bool step(const StepInputs& in, double order, double radius, const LeaveOneOutOptions& options,
           const StepResults& out, const Queue& queue);
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, const Queue& queue);

@@ -2,6 +2,7 @@
 // widened to double every few terms, with a bound on their error.
 #pragma once
 
+#include "core/float_search.h"
 #include "cpu/exact_row.h"
 #include "cpu/float_public.h"
 
@@ -66,10 +67,8 @@ class DenseRow {
     return round_up(vocab, 64) / 2;
   }
 
-  // At orders above, or an excess T - 1 below, the rounding of a float is too large a part of it.
-  static bool serves(const FloatPublic& q, double order, double excess) {
-    return integer_order(order) != 0 && order <= 64.0 && excess > 1e-4 &&
-           q.least_log_q > kFloatLogQ && q.largest < kFloatLargest;
+  static bool serves(const FloatPublic& q) {
+    return q.least_log_q > kFloatLogQ && q.largest < kFloatLargest;
   }
 
   DenseRow(const FloatPublic& q, double order, double* scratch)
@@ -125,23 +124,15 @@ class DenseRow {
   double second_moment() const { return second_; }
   double third_moment() const { return third_; }
 
-  // What rounding costs: where the weight holds(), sums evaluated at weight (1 + relative()) are at
-  // least 1 - constant() times those at weight. In units (kFloatUnit):
-  // relative: 7.6 of x = weight d by d and the affine map; what a power of 1 + x or 1 + y, y = -x /
-  // (1 + x), loses where it is above 1, at most 4 units of its base's x or y, and y itself 4; of d
-  // its absolute error, one unit where |d| > 8e-4.
-  // constant: q 3, products 5, sums of 4 and then 8 terms 10; a power of less than 1, whose excess
-  // doubles the error with each doubling of the exponent, one for each of the order; where |d| <=
-  // 8e-4 the absolute error, of an excess of order (order - 1) x^2 / 2.
-  double relative() const { return 17.0 * kFloatUnit; }
-  double constant(double excess) const {
-    const double absolute = kRatioAbsolute * 1e-3 * order_ * (order_ - 1.0) / excess;
-    return (18.0 + order_) * kFloatUnit + absolute;
+  double least_excess() const { return least_; }
+
+  Sums sums(double weight, bool forward, bool reverse) const {
+    return forward && reverse ? evaluate<true, true>(weight)
+           : forward          ? evaluate<true, false>(weight)
+                              : evaluate<false, true>(weight);
   }
 
-  // 1 + lambda d stays away from 0, so that its rounding can be borne.
-  bool holds(double weight) const { return 1.0 + weight * least_ > 0.25; }
-
+ private:
   template <bool kForward, bool kReverse>
   Sums evaluate(double weight) const {
     const Quad slope(weight * scale_), at_zero(weight * offset_), one(1.0), zero(0.0);
@@ -170,7 +161,6 @@ class DenseRow {
             (1.0 - order_) * gs.value() / weight};
   }
 
- private:
   const FloatPublic& q_;
   double order_;
   float* d_;

@@ -1,38 +1,34 @@
 // e^{z - m} for many z and one m, in double: the bulk of a log-sum-exp.
 #pragma once
 
-#include "core/elementary.h"
+#include "core/sixteenths.h"
 #include "cpu/simd.h"
 
 ADAPMIXED_CORE_BEGIN
 
 #if defined(__AVX512F__)
 
-// 2^{t/16} = 2^e 2^{j/16} 2^{f/16} with t = 16 e + j + f, |f| <= 1/2: a table of 16 and a
-// polynomial of degree 5, whose error is 9e-15.
 class ExpFrom {
  public:
   explicit ExpFrom(double m) : scaled_(m * kScale), offset_(scaled_) {
-    const double roots[16] = {1.0,
-                              1.0442737824274138403,
-                              1.0905077326652576592,
-                              1.1387886347566916537,
-                              1.1892071150027210667,
-                              1.2418578120734840486,
-                              1.2968395546510096659,
-                              1.3542555469368927283,
-                              1.4142135623730950488,
-                              1.4768261459394993114,
-                              1.5422108254079408236,
-                              1.6104903319492543082,
-                              1.6817928305074290861,
-                              1.7562521603732994831,
-                              1.8340080864093424635,
-                              1.9152065613971472939};
-    std::int64_t bits[16];
-    std::memcpy(bits, roots, sizeof bits);
-    // Adding (16 e + j) << 48 is to change the exponent by e alone.
-    for (std::int64_t j = 0; j < 16; ++j) bits[j] -= j << 48;
+    const double roots[kRoots] = {1.0,
+                                  1.0442737824274138403,
+                                  1.0905077326652576592,
+                                  1.1387886347566916537,
+                                  1.1892071150027210667,
+                                  1.2418578120734840486,
+                                  1.2968395546510096659,
+                                  1.3542555469368927283,
+                                  1.4142135623730950488,
+                                  1.4768261459394993114,
+                                  1.5422108254079408236,
+                                  1.6104903319492543082,
+                                  1.6817928305074290861,
+                                  1.7562521603732994831,
+                                  1.8340080864093424635,
+                                  1.9152065613971472939};
+    std::uint64_t bits[kRoots];
+    for (int j = 0; j < kRoots; ++j) bits[j] = root_bits(roots[j], j);
     low_ = _mm512_loadu_si512(bits);
     high_ = _mm512_loadu_si512(bits + 8);
   }
@@ -48,17 +44,12 @@ class ExpFrom {
     const __m512i n = _mm512_castpd_si512(shifted.v);
     const __m512i root =
         _mm512_add_epi64(_mm512_permutex2var_epi64(low_, n, high_), _mm512_slli_epi64(n, 48));
-    Vec p(1.2716049516906704681e-9);
-    p = vfma(p, f, Vec(1.4676387238435006694e-7));
-    p = vfma(p, f, Vec(1.3550807778387664557e-5));
-    p = vfma(p, f, Vec(9.3838479262966458471e-4));
-    p = vfma(p, f, Vec(4.3321698784996581839e-2));
     const Vec scale = _mm512_castsi512_pd(root);
-    return vfma(scale * f, p, scale);
+    return vfma(scale * f, sixteenth_slope(f), scale);
   }
 
  private:
-  static constexpr double kScale = 16.0 * kLog2e;
+  static constexpr double kScale = kSixteenths;
   double scaled_;
   Vec offset_;
   __m512i low_, high_;

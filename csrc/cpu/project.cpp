@@ -13,74 +13,12 @@
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// One problem: alpha, R and what is derived from them, with this thread's memory.
-class Solver {
- public:
-  Solver(double order, double radius)
-      : order_(order),
-        radius_(radius),
-        log_target_((order - 1.0) * radius),
-        excess_(std::expm1(std::fmin(log_target_, kScaledFrom))),
-        listing_(log_target_ >= kScaledFrom) {}
-
-  double log_target() const { return log_target_; }
-  bool listing() const { return listing_; }
-
-  bool floats_serve(const FloatPublic& q) const {
-    return listing_ ? ListedRow::serves(q, order_) : DenseRow::serves(q, order_, excess_);
-  }
-
-  // The solution from float sums; false where they do not decide closely enough.
-  bool dense(const DenseRow& row, Point& found) const {
-    Target target{};
-    target.log_target = log_target_;
-    target.excess = excess_ * (1.0 - row.constant(excess_));
-    bool strained = false;
-    const auto sums = [&](const Point& x, bool forward, bool reverse) {
-      // A relative error of d is one of lambda.
-      const double weight = x.weight * (1.0 + row.relative());
-      if (reverse && !row.holds(weight)) strained = true;
-      return forward && reverse ? row.evaluate<true, true>(weight)
-             : forward          ? row.evaluate<true, false>(weight)
-                                : row.evaluate<false, true>(weight);
-    };
-    Point start{1.0, 0.0};
-    const double guess = moment_guess(row);
-    if (guess < 0.7)
-      start = at_weight(guess * (1.0 - row.relative() - 0.6 * row.constant(excess_)));
-    found = search(sums, target, order_, radius_, start, {1.0, 0.0}, {1e-6, 1e-5});
-    return !strained && !delicate(found);
-  }
-
- private:
-  // The root of the first two terms of A in lambda; all of them for alpha = 2 and 3.
-  double moment_guess(const DenseRow& row) const {
-    const double second = 0.5 * order_ * (order_ - 1.0) * row.second_moment();
-    const double third = order_ * (order_ - 1.0) * (order_ - 2.0) / 6.0 * row.third_moment();
-    double x = std::sqrt(excess_ / second);
-    for (int k = 0; k < 20; ++k) {
-      const double value = x * x * (second + third * x) - excess_;
-      const double slope = x * (2.0 * second + 3.0 * third * x);
-      if (!(slope > 0.0)) return std::sqrt(excess_ / second);
-      const double next = x - value / slope;
-      if (!(next > 0.0)) return x;
-      if (std::fabs(next - x) < 1e-12 * x) return next;
-      x = next;
-    }
-    return x;
-  }
-
-  double order_, radius_, log_target_, excess_;
-  bool listing_;
-};
-
 // The rows [begin, end) of one call, position-major, with this thread's copies of the public row.
 class Rows {
  public:
-  Rows(const Solver& solver, const ProjectInputs& in, double order, double radius,
-       const ProjectResults& out)
-      : solver_(solver),
-        in_(in),
+  Rows(const ProjectInputs& in, double order, double radius, const ProjectResults& out)
+      : in_(in),
+        problem_(order, radius),
         order_(order),
         radius_(radius),
         out_(out),
@@ -110,13 +48,14 @@ class Rows {
     }
     if (float_position_ != position) {
       public_.load<D>(row_of(in_.public_logits, 0, position), public_lse, vocab_,
-                      !solver_.listing(), float_memory_);
+                      !problem_.listing(), float_memory_);
       float_position_ = position;
-      floats_serve_ = solver_.floats_serve(public_);
+      floats_serve_ = problem_.listing() ? ListedRow::serves(public_, order_)
+                                         : problem_.floats_serve() && DenseRow::serves(public_);
     }
     Point found{0.0, 1.0};
-    const bool solved =
-        floats_serve_ && (solver_.listing() ? listed<D>(row, at, found) : dense<D>(row, at, found));
+    const bool solved = floats_serve_ &&
+                        (problem_.listing() ? listed<D>(row, at, found) : dense<D>(row, at, found));
     if (!solved) found = exact<D>(row, position, at);
     if (out_.status[at] != kRowOk || public_.uncovers(row)) found = {0.0, 1.0};
     out_.weight[at] = found.weight;
@@ -130,7 +69,7 @@ class Rows {
     double& lse = out_.private_lse[at];
     lse = log_sum_exp_near<D>(row.data, vocab_, row.at(public_.top));
     if (std::isnan(lse)) return false;
-    ListedRow lists(public_, row, lse, order_, solver_.log_target(), rest());
+    ListedRow lists(public_, row, lse, order_, problem_.log_target(), rest());
     return solve_lists(lists, order_, radius_, kDoubleRatioError, found);
   }
 
@@ -139,7 +78,7 @@ class Rows {
     double& lse = out_.private_lse[at];
     lse = log_sum_exp_near<D>(row.data, vocab_, row.at(public_.top));
     DenseRow sums(public_, order_, rest());
-    return !std::isnan(lse) && sums.load<D>(row, lse) && solver_.dense(sums, found);
+    return !std::isnan(lse) && sums.load<D>(row, lse) && problem_.solve(sums, found);
   }
 
   template <Dtype D>
@@ -154,7 +93,7 @@ class Rows {
     if (exact_position_ != position) {
       exact_public_.load(row_of(in_.public_logits, 0, position), public_lse, vocab_, padded,
                          memory);
-      exact_public_.set_reach(order_, solver_.log_target());
+      exact_public_.set_reach(order_, problem_.log_target());
       exact_position_ = position;
     }
     ExactRow problem(order_);
@@ -162,8 +101,8 @@ class Rows {
     return solve_whole(problem, order_, radius_, double_ratio_error(lse, public_lse));
   }
 
-  const Solver& solver_;
   const ProjectInputs& in_;
+  FloatProblem problem_;
   double order_, radius_;
   const ProjectResults& out_;
   std::int64_t vocab_;
@@ -176,14 +115,13 @@ class Rows {
 
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads) {
-  const Solver solver(order, radius);
   const std::int64_t models = in.shape.models;
   // A range shares the public row's tables, and all its rows take about the same time.
   const std::int64_t parts = threads < 1 ? 1 : threads;
   const std::int64_t grain = (models + parts - 1) / parts;
   cpu::parallel_for(models * in.shape.positions, grain, threads,
                     [&](std::int64_t begin, std::int64_t end) {
-                      Rows rows(solver, in, order, radius, out);
+                      Rows rows(in, order, radius, out);
                       for (std::int64_t k = begin; k < end; ++k) rows.solve(k / models, k % models);
                     });
 }

@@ -1,25 +1,89 @@
 #include "cuda/project.cuh"
 
+#include <algorithm>
+
 #include "cuda/launch.h"
+#include "cuda/project_floats.cuh"
+#include "cuda/project_lists.cuh"
+#include "cuda/project_scan.cuh"
 
 namespace adapmixed::cuda {
+
+namespace device = adapmixed::ADAPMIXED_ISA;
+
+namespace {
+
+// Whole warps, and no more of them than there is work for.
+dim3 threads_for(std::int64_t items, std::int64_t most) {
+  const std::int64_t warps = (items + device::kWarp - 1) / device::kWarp;
+  return dim3(static_cast<unsigned>(std::min(warps * device::kWarp, most)));
+}
+
+// Whether rows stay in shared memory between two looks at them.
+std::int64_t kept_bytes(const ProjectInputs& in) {
+  const std::int64_t packs = (in.shape.vocab + device::kPack - 1) / device::kPack;
+  const std::int64_t bytes = packs * device::kPack * device::element_size(in.private_logits.dtype);
+  const bool kept = bytes <= device::kKeptBytes && most_shared_bytes() >= 2 * device::kKeptBytes;
+  return kept ? bytes : 0;
+}
+
+// The attempt that reads a row once or twice, after which call.done says what is left.
+template <Dtype D>
+void queue_first(const device::ProjectCall& call, bool lists, std::int64_t kept, dim3 grid,
+                 const Queue& queue) {
+  const std::int64_t packs = (call.in.shape.vocab + device::kPack - 1) / device::kPack;
+  const dim3 scan = threads_for(packs, device::kScanThreads);
+  if (lists) {
+    launch(queue, device::project_scan_kernel<D, true>, grid, scan, static_cast<std::size_t>(kept),
+           call);
+    launch(queue, device::project_lists_kernel<D>, grid, dim3(device::kSolveThreads), 0, call);
+  } else {
+    launch(queue, device::project_scan_kernel<D, false>, grid, scan, 0, call);
+    launch(queue, device::project_floats_kernel<D>, grid,
+           threads_for(packs, device::kFloatSearchThreads), 0, call);
+  }
+}
+
+}  // namespace
+
+std::int64_t project_workspace(const Shape& shape) {
+  return device::ProjectLayout(shape).bytes(shape);
+}
 
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue) {
   const DeviceGuard guard(queue);
-  // Whole warps, and no more of them than there are tokens for.
-  constexpr std::int64_t kWarp = ADAPMIXED_ISA::kWarp, kMost = ADAPMIXED_ISA::kProjectThreads;
-  const std::int64_t warps = (in.shape.vocab + kWarp - 1) / kWarp;
-  const std::int64_t threads = warps * kWarp < kMost ? warps * kWarp : kMost;
-  const dim3 grid = grid_of(in.shape.models * in.shape.positions);
-  const dim3 block(static_cast<unsigned>(threads));
-  const bool lists = ADAPMIXED_ISA::make_target(order, radius, 0.0).scaled;
-  with_dtype(in.private_logits.dtype, [&](auto dtype) {
-    constexpr Dtype kDtype = decltype(dtype)::value;
-    const auto kernel = lists ? ADAPMIXED_ISA::project_kernel<kDtype, true>
-                              : ADAPMIXED_ISA::project_kernel<kDtype, false>;
-    launch(queue, kernel, grid, block, 0, in, order, radius, out);
-  });
+  grid_of(in.shape.models * in.shape.positions);  // refused as a whole, in groups or not
+  const device::FloatProblem problem(order, radius);
+  const bool lists = problem.listing();
+  const bool first_in_floats =
+      (lists || problem.floats_serve()) && in.shape.vocab <= std::int64_t{1} << 30;
+  const device::ProjectLayout layout(in.shape);
+  const std::int64_t kept = lists ? kept_bytes(in) : 0;
+  device::ProjectCall call{};
+  call.in = in;
+  call.order = order;
+  call.radius = radius;
+  call.out = out;
+  call.kept = kept > 0;
+  if (first_in_floats) {
+    call.lists = static_cast<device::RowLists*>(queue.workspace);
+    const std::int64_t rows = layout.group * in.shape.models;
+    call.found = reinterpret_cast<std::int32_t*>(call.lists + rows);
+    call.done = call.found + rows;
+  }
+  const std::int64_t group = first_in_floats ? layout.group : in.shape.positions;
+  for (call.first = 0; call.first < in.shape.positions; call.first += group) {
+    const std::int64_t here = std::min(group, in.shape.positions - call.first);
+    const dim3 grid = grid_of(in.shape.models * here);
+    with_dtype(in.private_logits.dtype, [&](auto dtype) {
+      constexpr Dtype kDtype = decltype(dtype)::value;
+      if (first_in_floats) queue_first<kDtype>(call, lists, kept, grid, queue);
+      const auto kernel =
+          lists ? device::project_kernel<kDtype, true> : device::project_kernel<kDtype, false>;
+      launch(queue, kernel, grid, threads_for(in.shape.vocab, device::kProjectThreads), 0, call);
+    });
+  }
 }
 
 }  // namespace adapmixed::cuda

@@ -7,6 +7,7 @@
 #include "cuda/block_lists.cuh"
 #include "cuda/block_row.cuh"
 #include "cuda/log_sum_exp.cuh"
+#include "cuda/project_call.cuh"
 #include "cuda/row_pair.cuh"
 
 ADAPMIXED_CORE_BEGIN
@@ -32,26 +33,29 @@ __device__ Point project_row(const RowPair<D>& pair, double order, double radius
   return solve_whole(row, order, radius, ratio_error);
 }
 
+// What a first attempt has left, or, where there was none, every row.
 template <Dtype D, bool kLists>
 __global__ void __launch_bounds__(kProjectThreads, 1)
-    project_kernel(ProjectInputs in, double order, double radius, ProjectResults out) {
-  const std::int64_t at = blockIdx.x, vocab = in.shape.vocab;
-  const std::int64_t model = at / in.shape.positions, position = at % in.shape.positions;
-  const auto* row = row_bits<D>(in.private_logits, model, position);
+    project_kernel(const __grid_constant__ ProjectCall call) {
+  const RowAt at = row_at(call);
+  if (call.done != nullptr && call.done[at.row]) return;
+  const std::int64_t vocab = call.in.shape.vocab;
+  const auto* row = row_bits<D>(call.in.private_logits, at.model, at.position);
   const RowSum sum = row_sum<D>(row, vocab);
-  const double public_lse = in.public_lse[position];
+  const double public_lse = call.in.public_lse[at.position];
   const bool public_ok = std::isfinite(public_lse);
   Point found{0.0, 1.0};
   if (sum.status == kRowOk && public_ok) {
-    const RowPair<D> pair{row, row_bits<D>(in.public_logits, 0, position), vocab, public_lse,
-                          sum.lse - public_lse};
-    found = project_row<D, kLists>(pair, order, radius, double_ratio_error(sum.lse, public_lse));
+    const RowPair<D> pair{row, row_bits<D>(call.in.public_logits, 0, at.position), vocab,
+                          public_lse, sum.lse - public_lse};
+    found = project_row<D, kLists>(pair, call.order, call.radius,
+                                   double_ratio_error(sum.lse, public_lse));
   }
   if (threadIdx.x == 0) {
-    out.weight[at] = found.weight;
-    out.complement[at] = found.complement;
-    out.private_lse[at] = sum.lse;
-    out.status[at] = public_ok ? sum.status : kRowPublic;
+    call.out.weight[at.at] = found.weight;
+    call.out.complement[at.at] = found.complement;
+    call.out.private_lse[at.at] = sum.lse;
+    call.out.status[at.at] = public_ok ? sum.status : kRowPublic;
   }
 }
 

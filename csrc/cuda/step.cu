@@ -1,7 +1,13 @@
 // One position's work up to the draw: the public log-sum-exps, the weights, the losses.
+#include <algorithm>
+
 #include "core/ops.h"
 
 namespace adapmixed::cuda {
+
+std::int64_t step_workspace(const Shape& shape, std::int64_t num_orders) {
+  return std::max(project_workspace(shape), leave_one_out_workspace(shape, num_orders));
+}
 
 bool step(const StepInputs& in, double order, double radius, const LeaveOneOutOptions& options,
           const StepResults& out, const Queue& queue) {

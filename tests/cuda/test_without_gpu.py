@@ -57,7 +57,8 @@ CALLS = {name: call for name, call in CALLS.items() if name in operators(getattr
 
 
 def test_every_operator_is_called() -> None:
-    workspaces = {f"{name}_workspace" for name in ("leave_one_out", "log_pool", "screen")}
+    sized = ("leave_one_out", "log_pool", "project", "screen", "step")
+    workspaces = {f"{name}_workspace" for name in sized}
     assert operators(_C.cuda) == set(CALLS) | workspaces
     assert set(CALLS) <= operators(_C.cpu)
 
@@ -82,6 +83,7 @@ def test_the_sizes_of_workspaces_need_no_gpu() -> None:
     assert _C.cuda.log_pool_workspace((100, 2, 50_257)) == 8 * 2 * 50_257
     assert _C.cuda.screen_workspace((100, 1, 50_257), 60) == 0
     assert _C.cuda.screen_workspace((100, 2, 50_257), 5_000) > 0
+    assert 0 < _C.cuda.project_workspace((100, 1, 50_257)) < 2**21
     one, batch = (_C.cuda.leave_one_out_workspace((100, b, 50_257), 8) for b in (1, 64))
     assert one < batch < 64 * one  # the batch is worked on in groups
 

@@ -62,27 +62,29 @@ def module() -> ModuleType:
     return built
 
 
-def _where(like: Tensor, memory: Tensor | None) -> tuple[int, int, int]:
-    if memory is not None:
-        memory.fill_(0xFF)  # not a number, where nothing has been written
-    return 0, 0, 0 if memory is None else memory.data_ptr()
-
-
 @contextmanager
 def kernels(
     order: str = "forward", seed: int = 0, *, sizes_of_a_gpu: bool = False
-) -> Iterator[None]:
+) -> Iterator[list[Tensor]]:
     """Operators on CPU tensors run the CUDA kernels, threads in this order.
 
     sizes_of_a_gpu: tiles and chunks as on a GPU. Else they are smaller, so that short rows have
-    several of them.
+    several of them. Gives the workspaces of the calls, as they are left.
     """
+    workspaces: list[Tensor] = []
+
+    def where(like: Tensor, memory: Tensor | None) -> tuple[int, int, int]:
+        if memory is None:
+            return 0, 0, 0
+        workspaces.append(memory.fill_(0xFF))  # not a number, where nothing has been written
+        return 0, 0, memory.data_ptr()
+
     built = module()
     before = _registry.backends["cpu"]
     built.set_order(order, seed)
     built.set_sizes(sizes_of_a_gpu)
-    _registry.backends["cpu"] = _registry.Backend(built, _where, False)
+    _registry.backends["cpu"] = _registry.Backend(built, where, False)
     try:
-        yield
+        yield workspaces
     finally:
         _registry.backends["cpu"] = before

@@ -80,7 +80,12 @@ def most(models: int, positions: int, vocab: int, orders: int) -> int:
 @pytest.mark.parametrize("models", [1, 3, 100, 400, 726, 727, 4096])
 def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: int) -> None:
     with simulated.kernels(sizes_of_a_gpu=True):
-        size = simulated.module().leave_one_out_workspace
+        built = simulated.module()
         for positions in (1, 8, 64, 100_000, 1_000_000):
             shape = models, positions, vocab
-            assert size(shape, orders) <= most(*shape, orders), shape
+            size = built.leave_one_out_workspace(shape, orders)
+            assert size <= most(*shape, orders), shape
+            first = built.project_workspace(shape)
+            row = 18_536 * models
+            assert row <= first <= max(row, min(positions * row, 2**26)), shape
+            assert built.step_workspace(shape, orders) == max(size, first)

@@ -1,9 +1,10 @@
 // The largest errors of core/float_ratio.h, in units (kFloatUnit): of 2^n 2^{f/m} - 1 given f, over
 // every float f in reach and the n where they are largest; and of r - 1 as a whole, over random
-// logits, relative to what is allowed.
+// logits, relative to what is allowed; of q and of a token's two parts, as floats make them.
 #include <algorithm>
 #include <cstdio>
 #include <random>
+#include <utility>
 
 #include "core/float_ratio.h"
 
@@ -68,7 +69,30 @@ static double worst_of_all(long count) {
   return worst;
 }
 
+// Of q, in units, and of a token's a in two parts, relative to a rounding of the rest.
+static std::pair<double, double> worst_of_tokens(long count) {
+  std::mt19937_64 random(2);
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  double worst = 0.0, worst_split = 0.0;
+  for (long k = 0; k < count; ++k) {
+    const double reach = kFloatSplit + kFloatLogQ;
+    const double lse = (2.0 * uniform(random) - 1.0) * reach * uniform(random);
+    const auto z0 = static_cast<float>(lse - 62.0 * uniform(random));
+    if (z0 - lse < kFloatLogQ) continue;
+    const FloatShift shift = make_shift(lse, 0.0);
+    const double found = probability(z0, shift) * (1.0 + shift.residual);
+    worst = std::max(worst, std::fabs(found / std::exp(z0 - lse) - 1.0));
+    const FloatToken split = split_token(z0);
+    const double a = static_cast<double>(z0) * kOctavesPerNat;
+    const double lost = std::fabs(a - static_cast<double>(split.grid) - split.rest);
+    worst_split = std::max(worst_split, lost / 0x1p-37);
+    if (std::fmod(split.grid, kGrid) != 0.0) worst_split = HUGE_VAL;
+  }
+  return {worst / kFloatUnit, worst_split};
+}
+
 int main() {
-  std::printf("%.4f %.4f %.4f %.4f\n", worst_given_f(0), worst_given_f(1), worst_given_f(2),
-              worst_of_all(20000000));
+  const auto [of_q, of_split] = worst_of_tokens(10000000);
+  std::printf("%.4f %.4f %.4f %.4f %.4f %.4f\n", worst_given_f(0), worst_given_f(1),
+              worst_given_f(2), worst_of_all(20000000), of_q, of_split);
 }

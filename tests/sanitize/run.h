@@ -98,7 +98,7 @@ class Run {
     std::vector<std::int32_t> status(rows(), -1);
     Backend::project(inputs(), expected.ball.at(0), expected.ball.at(1),
                      {weight.data(), complement.data(), lse.data(), status.data()},
-                     backend_.where());
+                     backend_.where(Backend::project_workspace(in_.shape)));
     check("weight", weight, expected.weight, 1e-5, 0.0);
     // 1 - weight keeps digits of its own, but only weight has a bound between instruction sets.
     check("complement", complement, expected.complement, 1e-12, 1e-5);
@@ -157,7 +157,8 @@ class Run {
                        public_status.data(),
                        loss.data(),
                        balance.data()},
-                      loss_where(options.orders));
+                      backend_.where(Backend::step_workspace(
+                          in_.shape, static_cast<std::int64_t>(options.orders.size()))));
     expect("whether all rows are good", 0, good, true, good);
     check_status("step's status", in_.private_rows, status);
     check_status("step's public status", in_.public_rows, public_status);
@@ -315,7 +316,8 @@ class Run {
       std::vector<double> lse = unknown(rows());
       std::vector<std::int32_t> status(rows(), -1);
       Backend::project(projected, ball[0], ball[1],
-                       {one.data(), other.data(), lse.data(), status.data()}, backend_.where());
+                       {one.data(), other.data(), lse.data(), status.data()},
+                       backend_.where(Backend::project_workspace(in_.shape)));
       // What is wrong with a private row does not depend on the public one.
       check_status("refused row's status", in_.private_rows, status);
     }
