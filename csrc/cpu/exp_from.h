@@ -12,7 +12,7 @@ ADAPMIXED_CORE_BEGIN
 // polynomial of degree 5, whose error is 9e-15.
 class ExpFrom {
  public:
-  explicit ExpFrom(double m) : scaled_(m * kScale), offset_(scaled_) {
+  explicit ExpFrom(double m) : m_(m), scaled_(m * kScale), offset_(scaled_) {
     const double roots[16] = {1.0,
                               1.0442737824274138403,
                               1.0905077326652576592,
@@ -37,8 +37,9 @@ class ExpFrom {
     high_ = _mm512_loadu_si512(bits + 8);
   }
 
-  // m, as it is subtracted.
+  // m, as it is subtracted, and how much m is above that: known better than their difference.
   double origin() const { return scaled_ / kScale; }
+  double lost() const { return std::fma(m_, kScale, -scaled_) / kScale; }
 
   // |z - m| <= 600; NaN for NaN.
   Vec exp(Vec z) const {
@@ -59,7 +60,7 @@ class ExpFrom {
 
  private:
   static constexpr double kScale = 16.0 * kLog2e;
-  double scaled_;
+  double m_, scaled_;
   Vec offset_;
   __m512i low_, high_;
 };
@@ -69,10 +70,11 @@ class ExpFrom {
 // 2^t = 2^n 2^f, |f| <= 1/2, by a polynomial whose error is 4e-16.
 class ExpFrom {
  public:
-  explicit ExpFrom(double m) : scaled_(m * kLog2e) {}
+  explicit ExpFrom(double m) : m_(m), scaled_(m * kLog2e) {}
 
-  // m, as it is subtracted.
+  // m, as it is subtracted, and how much m is above that: known better than their difference.
   double origin() const { return scaled_ / kLog2e; }
+  double lost() const { return std::fma(m_, kLog2e, -scaled_) / kLog2e; }
 
   // |z - m| <= 600; NaN for NaN.
   Vec exp(Vec z) const {
@@ -94,7 +96,7 @@ class ExpFrom {
 
  private:
   static constexpr double kShifter = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds
-  double scaled_;
+  double m_, scaled_;
 };
 
 #endif
