@@ -45,8 +45,9 @@ demo: $(INSTALLED)
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q
 
+# The tables and, with machine, versions and commit, benchmarks/results/local.json (and .txt).
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.operators
+	$(BIN)/python -m benchmarks.operators --out benchmarks/results/local
 
 lint: $(VENV)/.dev
 	$(BIN)/pre-commit run --all-files

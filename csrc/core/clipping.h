@@ -18,9 +18,21 @@ ADAPMIXED_CORE_BEGIN
 constexpr double kClipError = 2e-13, kClipRounding = 2e-15;
 
 struct ClipSums {
-  double total;   // S
+  double total;   // S, and what the sum of q misses of 1
   double moving;  // the part of it that grows with s: s p(v) of the tokens inside the box
 };
+
+// Not more than C q where p > 0, with q of those tokens and of the others: then the rest of q is
+// spread over the others as q is. What is missing of 1 in the sum of both is missing in p_bar too.
+ADAPMIXED_HD bool clip_covers_too_little(double lower, double upper, double covered,
+                                         double uncovered) {
+  const double whole = covered + uncovered;
+  return upper * covered + lower * uncovered <= whole * (1.0 + kClipRounding);
+}
+ADAPMIXED_HD double clip_residual(double lower, double upper, double covered, double uncovered) {
+  const double rest = 1.0 - (upper - 1.0) * covered / uncovered;
+  return std::fmin(std::fmax(lower, rest), 1.0);
+}
 
 // log s with S = 1: Newton's steps, exact once no token changes sides, in a bracket. `sums(log s)`.
 // False where no s below e^limit gives 1. *log_scale: where to start, then the result.

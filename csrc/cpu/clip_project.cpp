@@ -199,13 +199,10 @@ class Rows {
     clipped.load_logarithms<D>(row, out_.private_lse[at], covered, uncovered);
     double& log_s = out_.log_scale[at];
     double& residual = out_.residual[at];
-    const double most = options_.upper * covered + options_.lower * uncovered;
     const auto sums = [&](double log_scale) { return clipped.of_logarithms(log_scale); };
-    if (most <= 1.0 + kClipRounding) {
-      // Not more than C q where p > 0: the rest is spread as q is.
+    if (clip_covers_too_little(options_.lower, options_.upper, covered, uncovered)) {
       log_s = HUGE_VAL;
-      const double rest = (1.0 - options_.upper * covered) / uncovered;
-      residual = std::fmin(std::fmax(options_.lower, rest), 1.0);
+      residual = clip_residual(options_.lower, options_.upper, covered, uncovered);
     } else {
       log_s = 0.0;
       solve_clip_scale(sums, options_.lower, HUGE_VAL, &log_s);

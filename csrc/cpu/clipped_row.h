@@ -1,5 +1,7 @@
 // One row's share S(s) = sum clip(s p, c q, C q) in double: from its exponentials, kept from the
-// pass that sums them, or from logarithms, which serve every input.
+// pass that sums them, or from logarithms, which serve every input. Sums to be 1 are here as far
+// from it as the sum of q is: what rounding its log-sum-exp costs is a factor of all distributions
+// of the position then, and no error of s.
 #pragma once
 
 #include <cmath>
@@ -17,6 +19,7 @@ struct ClipPublic {
   double lse;
   std::int64_t vocab, padded;
   double *q, *inverse;  // 1 / q, 0 where q is too small to have one
+  double missing;       // 1 - sum q
   std::int64_t top;     // the most likely token
   // The likely tokens, from which the rows guess s: what they weigh, and the rest of q.
   static constexpr double kLikely = 1.0 / 4096;
@@ -42,6 +45,7 @@ struct ClipPublic {
       here.store(q + v);
       vselect(here > Vec(1e-300), Vec(1.0) / here, Vec(0.0)).store(inverse + v);
     }
+    missing = 1.0 - total_of_q();
     likely_q = inverse + padded, likely = reinterpret_cast<std::int32_t*>(likely_q + kMostLikely);
     likely_count = 0, unlikely = 1.0;
     for (std::int64_t v = 0; v < vocab; ++v) {
@@ -52,6 +56,16 @@ struct ClipPublic {
       likely[likely_count++] = static_cast<std::int32_t>(v);
     }
     unlikely = std::fmax(unlikely, 0.0);
+  }
+
+ private:
+  // Added up as S is.
+  double total_of_q() const {
+    Vec total[4] = {Vec(0.0), Vec(0.0), Vec(0.0), Vec(0.0)};
+    for (std::int64_t v = 0; v < padded; v += kGroup) {
+      for (int k = 0; k < 4; ++k) total[k] = total[k] + Vec::load(q + v + k * Vec::kLanes);
+    }
+    return sum(total[0] + total[1] + (total[2] + total[3]));
   }
 };
 
@@ -82,13 +96,13 @@ class ClippedRow {
                                              low.store(values_ + v);
                                              high.store(values_ + v + Vec::kLanes);
                                            });
-    offset_ = ExpFrom(reference).origin() - lse;
+    offset_ = (reference - lse) - ExpFrom(reference).lost();
     return lse;
   }
 
-  // S, where no e^{z - m} that was cut off can matter.
+  // S and what q misses, where no e^{z - m} that was cut off can matter.
   ClipSums of_exponentials(double log_s) const {
-    return sums(values_, q_.q, q_.padded, times(log_s));
+    return with_missing(sums(values_, q_.q, q_.padded, times(log_s)));
   }
   // Up to here s p stays in range, and s e^{z - m} of what was cut off is nothing.
   static constexpr double kMostScale = 300.0;
@@ -123,14 +137,15 @@ class ClippedRow {
   // Keeps t = log p/q, -inf where p = 0; q of the tokens that p has, and of the others.
   template <Dtype D>
   void load_logarithms(const Row& row, double lse, double& covered, double& uncovered) {
-    const Vec shift(lse - q_.lse), none(-HUGE_VAL);
+    const Vec p_lse(lse), q_lse(q_.lse), none(-HUGE_VAL);
     Vec with(0.0), without(0.0);
     for (std::int64_t v = 0; v < q_.padded; v += Vec::kLanes) {
       const Vec q = Vec::load(q_.q + v);
       Vec t = none;
       if (v < q_.vocab) {
         const Vec z0 = load_logits<D>(q_.row.data, v, q_.vocab);
-        t = load_logits<D>(row.data, v, q_.vocab) - z0 - shift;
+        // As mixture takes p and q: the difference of two large log-sum-exps would be rounded.
+        t = (load_logits<D>(row.data, v, q_.vocab) - p_lse) - (z0 - q_lse);
         t = vselect((z0 > none) & (t >= Vec(kClipAbsent)), t, none);
       }
       const auto has = t > none;
@@ -142,10 +157,10 @@ class ClippedRow {
   }
 
   ClipSums of_logarithms(double log_s) const {
-    return sums(values_, q_.q, q_.padded, [shift = Vec(log_s)](Vec t, Vec q) {
+    return with_missing(sums(values_, q_.q, q_.padded, [shift = Vec(log_s)](Vec t, Vec q) {
       const auto there = (q > Vec(0.0)) & (t > Vec(-HUGE_VAL));
       return vselect(there, q * exp_(t + shift), Vec(0.0));
-    });
+    }));
   }
 
   void set_ratios_of_logarithms(double log_s, double residual) {
@@ -160,6 +175,10 @@ class ClippedRow {
   const double* ratios() const { return values_; }
 
  private:
+  ClipSums with_missing(const ClipSums& of_rows) const {
+    return {of_rows.total + q_.missing, of_rows.moving};
+  }
+
   // `scaled`: s p from what is kept, and q.
   template <class Scaled>
   ClipSums sums(const double* values, const double* weights, std::int64_t count,

@@ -10,7 +10,7 @@ ADAPMIXED_CORE_BEGIN
 
 class ExpFrom {
  public:
-  explicit ExpFrom(double m) : scaled_(m * kScale), offset_(scaled_) {
+  explicit ExpFrom(double m) : m_(m), scaled_(m * kScale), offset_(scaled_) {
     const double roots[kRoots] = {1.0,
                                   1.0442737824274138403,
                                   1.0905077326652576592,
@@ -33,8 +33,9 @@ class ExpFrom {
     high_ = _mm512_loadu_si512(bits + 8);
   }
 
-  // m, as it is subtracted.
+  // m, as it is subtracted, and how much m is above that: known better than their difference.
   double origin() const { return scaled_ / kScale; }
+  double lost() const { return std::fma(m_, kScale, -scaled_) / kScale; }
 
   // |z - m| <= 600; NaN for NaN.
   Vec exp(Vec z) const {
@@ -50,7 +51,7 @@ class ExpFrom {
 
  private:
   static constexpr double kScale = kSixteenths;
-  double scaled_;
+  double m_, scaled_;
   Vec offset_;
   __m512i low_, high_;
 };
@@ -60,10 +61,11 @@ class ExpFrom {
 // 2^t = 2^n 2^f, |f| <= 1/2, by a polynomial whose error is 4e-16.
 class ExpFrom {
  public:
-  explicit ExpFrom(double m) : scaled_(m * kLog2e) {}
+  explicit ExpFrom(double m) : m_(m), scaled_(m * kLog2e) {}
 
-  // m, as it is subtracted.
+  // m, as it is subtracted, and how much m is above that: known better than their difference.
   double origin() const { return scaled_ / kLog2e; }
+  double lost() const { return std::fma(m_, kLog2e, -scaled_) / kLog2e; }
 
   // |z - m| <= 600; NaN for NaN.
   Vec exp(Vec z) const {
@@ -85,7 +87,7 @@ class ExpFrom {
 
  private:
   static constexpr double kShifter = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds
-  double scaled_;
+  double m_, scaled_;
 };
 
 #endif

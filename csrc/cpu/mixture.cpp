@@ -64,18 +64,18 @@ class Tile {
       add_far<D>(row, at);
       return 0.0;
     }
-    // s p = e^{z - m}.
-    const double m =
-        in_.private_lse[at] - (box ? weights_.weight[at] : std::log(weights_.weight[at]));
+    // s p = e^{z - lse + log s}.
+    const double lse = in_.private_lse[at];
+    const double log_scale = box ? weights_.weight[at] : std::log(weights_.weight[at]);
     if (box) {
       const Vec lower(weights_.lower), upper(weights_.upper), residual(weights_.complement[at]);
-      add_terms<D>(row, m, [&](Vec term, Vec z, Vec q) ADAPMIXED_INLINE {
+      add_terms<D>(row, lse, log_scale, [&](Vec term, Vec z, Vec q) ADAPMIXED_INLINE {
         const Vec inside = vmin(upper * q, vmax(lower * q, term));
         return vselect(z == Vec(-HUGE_VAL), residual * q, inside);
       });
       return 0.0;
     }
-    add_terms<D>(row, m, [](Vec term, Vec, Vec) ADAPMIXED_INLINE { return term; });
+    add_terms<D>(row, lse, log_scale, [](Vec term, Vec, Vec) ADAPMIXED_INLINE { return term; });
     return weights_.complement[at];
   }
 
@@ -83,25 +83,30 @@ class Tile {
   template <Dtype D>
   void add_far(const Row& row, std::int64_t at) {
     const Row public_row = row_of(in_.public_logits, 0, position_);
-    const Vec shift(in_.private_lse[at] - in_.public_lse[position_]);
+    const Vec p_lse(in_.private_lse[at]), q_lse(in_.public_lse[position_]);
     const Member<Vec> member(weights_, at);
     for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
-      const Vec t = load_logits<D>(row.data, v, end_) - load_logits<D>(public_row.data, v, end_);
+      const Vec log_q = load_logits<D>(public_row.data, v, end_) - q_lse;
+      const Vec t = (load_logits<D>(row.data, v, end_) - p_lse) - log_q;
       double* sum = sum_ + v - begin_;
       const Vec q = Vec::load(q_ + v - begin_);
-      (Vec::load(sum) + q * member(t - shift).ratio).store(sum);
+      (Vec::load(sum) + q * member(t).ratio).store(sum);
     }
   }
 
+  // By e^{z - m}; what m loses of its two parts is a factor, or sums under a box would be off by as
+  // much as the row's log-sum-exp is large.
   template <Dtype D, class Clip>
-  void add_terms(const Row& row, double m, const Clip& clip) {
+  void add_terms(const Row& row, double lse, double log_scale, const Clip& clip) {
+    const double m = lse - log_scale, lost = (lse - m) - log_scale;
     const ExpFrom from(m);
     const Vec origin(m), reach(600.0);
+    const Vec far_unit(std::exp(-lost)), unit(std::exp(-lost - from.lost()));
     for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
       const Vec z = load_logits<D>(row.data, v, end_);
       const Vec distance = vabs(z - origin);
       // Far terms and masked ones take the longer way.
-      const Vec term = (distance > reach).any() ? exp_(z - origin) : from.exp(z);
+      const Vec term = (distance > reach).any() ? far_unit * exp_(z - origin) : unit * from.exp(z);
       double* sum = sum_ + v - begin_;
       (Vec::load(sum) + clip(term, z, Vec::load(q_ + v - begin_))).store(sum);
     }

@@ -26,21 +26,20 @@ std::vector<std::int64_t> top_tokens(const std::vector<double>& logits, std::int
   return order;
 }
 
-// D_alpha(s || q) of the tokens kept; s[j] is made nonnegative.
-double screening_divergence(double* s, const double* log_q, std::int64_t count, double order) {
+// D_alpha(s || q) of the tokens kept, by t = log(s/q) and l = log q less that of the first.
+double screening_divergence(const double* t, const double* l, std::int64_t count, double order) {
   ScreeningSums sums(order);
-  double s_total = 0.0, q_total = 0.0;
+  double largest = -HUGE_VAL, s_total = 0.0, q_total = 0.0, top = -HUGE_VAL, total = 0.0;
+  for (std::int64_t j = 0; j < count; ++j) largest = std::fmax(largest, l[j] + t[j]);
+  if (!sums.set_largest(largest)) return HUGE_VAL;
   for (std::int64_t j = 0; j < count; ++j) {
-    s[j] = ScreeningSums::nonnegative(s[j]);
-    s_total += s[j];
-    q_total += std::exp(log_q[j]);
+    s_total += sums.s_part(t[j], l[j]);
+    q_total += sums.q_part(l[j]);
   }
   if (!sums.set_totals(s_total, q_total)) return HUGE_VAL;
-  double top = -HUGE_VAL;
-  for (std::int64_t j = 0; j < count; ++j) top = std::fmax(top, sums.log_term(s[j], log_q[j]));
+  for (std::int64_t j = 0; j < count; ++j) top = std::fmax(top, sums.log_term(t[j], l[j]));
   sums.set_top(top);
-  double total = 0.0;
-  for (std::int64_t j = 0; j < count; ++j) total += sums.term(s[j], log_q[j]);
+  for (std::int64_t j = 0; j < count; ++j) total += sums.term(t[j], l[j]);
   return sums.divergence(total);
 }
 
@@ -49,18 +48,34 @@ double screen_one(const Ensemble& in, const ScreenOptions& options, std::int64_t
   std::vector<double> logits(in.shape.vocab);
   for (std::int64_t v = 0; v < in.shape.vocab; ++v) logits[v] = public_row.at(v);
   const std::vector<std::int64_t> top = top_tokens(logits, options.top_k);
-  const std::int64_t count = static_cast<std::int64_t>(top.size());
-  std::vector<double> log_q(count), s(count);
-  for (std::int64_t j = 0; j < count; ++j) {
-    log_q[j] = logits[top[j]] - in.public_lse[position];
-    const double q = std::exp(log_q[j]);
-    double difference = 0.0;
-    for (std::int64_t i = 0; i < in.shape.models; ++i) {
-      difference += screened_difference(in, options, i, position, top[j], q);
-    }
-    s[j] = screened(options, q, difference, options.noise[position * options.top_k + j]);
+  std::vector<std::int64_t> active;
+  for (std::int64_t i = 0; i < in.shape.models; ++i) {
+    if (screened_active(in, options, i, position)) active.push_back(i);
   }
-  return screening_divergence(s.data(), log_q.data(), count, options.order);
+  const ScreeningMean mean(options, static_cast<std::int64_t>(active.size()));
+  const std::int64_t count = static_cast<std::int64_t>(top.size());
+  std::vector<double> t(count), l(count);
+  for (std::int64_t j = 0; j < count; ++j) {
+    const double log_q = logits[top[j]] - in.public_lse[position], q = std::exp(log_q);
+    const double noise = options.noise[position * options.top_k + j];
+    double sum_p = 0.0, sum_difference = 0.0;
+    for (const std::int64_t i : active) {
+      const double p = std::exp(screened_log_p(in, i, position, top[j]));
+      sum_p += p;
+      sum_difference += p - q;
+    }
+    l[j] = logits[top[j]] - logits[top[0]];
+    if (!mean.rare(log_q, sum_p)) {
+      t[j] = mean.log_ratio(log_q, sum_p, sum_difference, noise);
+      continue;
+    }
+    double log_sum_p = -HUGE_VAL;
+    for (const std::int64_t i : active) {
+      log_sum_p = log_add(log_sum_p, screened_log_p(in, i, position, top[j]));
+    }
+    t[j] = mean.rare_log_ratio(log_q, log_sum_p, noise);
+  }
+  return screening_divergence(t.data(), l.data(), count, options.order);
 }
 
 }  // namespace

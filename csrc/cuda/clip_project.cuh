@@ -34,7 +34,7 @@ class BlockClip {
  public:
   __device__ BlockClip(const RowPair<D>& pair, const ClipCall& call) : pair_(pair), call_(call) {}
 
-  __device__ Clip solve() const {
+  __device__ Clip solve() {
     double q_of[2] = {0.0, 0.0};  // where p > 0, and elsewhere
     pair_.for_each([&](double log_q, double t) {
       const double q = in_public(log_q) ? exp_(log_q) : 0.0;
@@ -42,11 +42,10 @@ class BlockClip {
       q_of[1] += t >= kClipAbsent ? 0.0 : q;
     });
     block_sum(q_of);
-    if (call_.upper * q_of[0] + call_.lower * q_of[1] <= 1.0 + kClipRounding) {
-      // Not more than C q where p > 0: the rest is spread as q is.
-      const double rest = (1.0 - call_.upper * q_of[0]) / q_of[1];
-      return {HUGE_VAL, std::fmin(std::fmax(call_.lower, rest), 1.0)};
+    if (clip_covers_too_little(call_.lower, call_.upper, q_of[0], q_of[1])) {
+      return {HUGE_VAL, clip_residual(call_.lower, call_.upper, q_of[0], q_of[1])};
     }
+    missing_ = 1.0 - (q_of[0] + q_of[1]);
     double log_scale = 0.0;
     solve_clip_scale([&](double at) { return sums(at); }, call_.lower, HUGE_VAL, &log_scale);
     return {log_scale, call_.lower};
@@ -95,11 +94,12 @@ class BlockClip {
       if (x > low && x < high) values[1] += x;
     });
     block_sum(values);
-    return {values[0], values[1]};
+    return {values[0] + missing_, values[1]};
   }
 
   const RowPair<D>& pair_;
   const ClipCall& call_;
+  double missing_ = 0.0;  // 1 - sum q: not an error of s, see cpu/clipped_row.h
 };
 
 // Whether the row is the public one. Called by a whole block.
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kClipThreads, 1)
   const bool public_ok = std::isfinite(public_lse), good = public_ok && sum.status == kRowOk;
   const RowPair<D> pair{row, row_bits<D>(call.in.public_logits, 0, position), vocab, public_lse,
                         sum.lse - public_lse};
-  const BlockClip<D> block(pair, call);
+  BlockClip<D> block(pair, call);
   const bool same = good && same_rows(pair);
   // p_bar = q there: nothing is charged.
   const bool unmoved = same || call.lower == 1.0 || call.upper == 1.0;

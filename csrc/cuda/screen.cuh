@@ -15,74 +15,96 @@ __host__ __device__ inline std::int64_t bytes_kept(std::int64_t size) {
   return size * static_cast<std::int64_t>(sizeof(std::uint64_t) + sizeof(double));
 }
 
-// The sum of p_i - q over the models, in their order. Called by a whole warp.
-__device__ inline double summed_difference(const Ensemble& in, const ScreenOptions& options,
-                                           std::int64_t position, std::int64_t token, double q) {
-  double difference = 0.0;
+// log(s/q) of one token, by sums over the models in their order. Called by a whole warp.
+__device__ inline double screened_log_ratio(const Ensemble& in, const ScreenOptions& options,
+                                            const ScreeningMean& mean, std::int64_t position,
+                                            std::int64_t token, double log_q, double noise) {
+  const double q = std::exp(log_q);
+  double sum_p = 0.0, sum_difference = 0.0;
   for (std::int64_t first = 0; first < in.shape.models; first += kWarp) {
     const std::int64_t i = first + lane_id();
-    const double own =
-        i < in.shape.models ? screened_difference(in, options, i, position, token, q) : 0.0;
-    for (int lane = 0; lane < kWarp; ++lane) difference += __shfl_sync(kAllLanes, own, lane);
+    const bool on = i < in.shape.models && screened_active(in, options, i, position);
+    const double p = on ? std::exp(screened_log_p(in, i, position, token)) : 0.0;
+    const double difference = on ? p - q : 0.0;
+    for (int lane = 0; lane < kWarp; ++lane) {
+      sum_p += __shfl_sync(kAllLanes, p, lane);
+      sum_difference += __shfl_sync(kAllLanes, difference, lane);
+    }
   }
-  return difference;
+  if (!mean.rare(log_q, sum_p)) return mean.log_ratio(log_q, sum_p, sum_difference, noise);
+  double log_sum_p = -HUGE_VAL;
+  for (std::int64_t first = 0; first < in.shape.models; first += kWarp) {
+    const std::int64_t i = first + lane_id();
+    const bool on = i < in.shape.models && screened_active(in, options, i, position);
+    const double log_p = on ? screened_log_p(in, i, position, token) : -HUGE_VAL;
+    for (int lane = 0; lane < kWarp; ++lane) {
+      log_sum_p = log_add(log_sum_p, __shfl_sync(kAllLanes, log_p, lane));
+    }
+  }
+  return mean.rare_log_ratio(log_q, log_sum_p, noise);
 }
 
-// D_alpha(s || q) of the tokens kept, +inf where a number is none. Called by a whole block.
-__device__ inline double kept_divergence(const double* s, const std::uint64_t* keys,
-                                         std::int64_t count, double lse, double order) {
+// D_alpha(s || q) of the tokens kept by t = log(s/q), +inf where a number is none. Called by a
+// whole block.
+__device__ inline double kept_divergence(const double* t, const std::uint64_t* keys,
+                                         std::int64_t count, double order) {
   ScreeningSums sums(order);
-  const auto log_q = [&](std::int64_t j) { return logit_of_key(keys[j]) - lse; };
-  double totals[3] = {0.0, 0.0, 0.0};  // s, q, how many are NaN
+  const double best = logit_of_key(keys[0]);
+  const auto l = [&](std::int64_t j) { return logit_of_key(keys[j]) - best; };
+  double largest = -HUGE_VAL;
   for (std::int64_t j = threadIdx.x; j < count; j += blockDim.x) {
-    totals[0] += ScreeningSums::nonnegative(s[j]);
-    totals[1] += std::exp(log_q(j));
-    if (s[j] != s[j]) totals[2] += 1.0;
+    largest = std::fmax(largest, l(j) + t[j]);
+  }
+  if (!sums.set_largest(block_max(largest))) return HUGE_VAL;
+  double totals[2] = {0.0, 0.0};  // s, q
+  for (std::int64_t j = threadIdx.x; j < count; j += blockDim.x) {
+    totals[0] += sums.s_part(t[j], l(j));
+    totals[1] += sums.q_part(l(j));
   }
   block_sum(totals);
-  if (totals[2] > 0.0 || !sums.set_totals(totals[0], totals[1])) return HUGE_VAL;
+  if (!sums.set_totals(totals[0], totals[1])) return HUGE_VAL;
   double top = -HUGE_VAL;
   for (std::int64_t j = threadIdx.x; j < count; j += blockDim.x) {
-    top = std::fmax(top, sums.log_term(s[j], log_q(j)));
+    top = std::fmax(top, sums.log_term(t[j], l(j)));
   }
   sums.set_top(block_max(top));
   double total = 0.0;
-  for (std::int64_t j = threadIdx.x; j < count; j += blockDim.x) {
-    total += sums.term(ScreeningSums::nonnegative(s[j]), log_q(j));
-  }
+  for (std::int64_t j = threadIdx.x; j < count; j += blockDim.x) total += sums.term(t[j], l(j));
   return sums.divergence(block_sum(total));
 }
 
 template <Dtype D>
 __device__ double screened_divergence(const Ensemble& in, const ScreenOptions& options,
-                                      std::int64_t position, std::uint64_t* keys, double* s) {
+                                      std::int64_t position, std::uint64_t* keys, double* t) {
   const std::int64_t vocab = in.shape.vocab;
   const double lse = in.public_lse[position];
   const auto* row = row_bits<D>(in.public_logits, 0, position);
-  double found[2] = {0.0, 0.0};  // tokens that are not masked, rows without a log-sum-exp
+  // Tokens that are not masked, rows that take part, those of them without a log-sum-exp.
+  double found[3] = {0.0, 0.0, 0.0};
   for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
     if (token_key(z, v) != kNoKey) found[0] += 1.0;
   });
   for (std::int64_t i = threadIdx.x; i < in.shape.models; i += blockDim.x) {
-    const std::int64_t at = i * in.shape.positions + position;
-    const bool active = options.active == nullptr || options.active[at];
-    if (active && !std::isfinite(in.private_lse[at])) found[1] += 1.0;
+    if (!screened_active(in, options, i, position)) continue;
+    found[1] += 1.0;
+    if (!std::isfinite(in.private_lse[i * in.shape.positions + position])) found[2] += 1.0;
   }
   block_sum(found);
-  if (!std::isfinite(lse) || found[1] > 0.0) return HUGE_VAL;
+  if (!std::isfinite(lse) || found[2] > 0.0) return HUGE_VAL;
   const auto present = static_cast<std::int64_t>(found[0]);
   const std::int64_t count = options.top_k < present ? options.top_k : present;
   if (count <= 0) return HUGE_VAL;
   top_keys<D>(row, vocab, present, count, keys);
+  const ScreeningMean mean(options, static_cast<std::int64_t>(found[1]));
   for (std::int64_t j = warp_id(); j < count; j += warp_count()) {
-    const double q = std::exp(logit_of_key(keys[j]) - lse);
-    const double difference = summed_difference(in, options, position, token_of_key(keys[j]), q);
-    if (lane_id() == 0) {
-      s[j] = screened(options, q, difference, options.noise[position * options.top_k + j]);
-    }
+    const double log_q = logit_of_key(keys[j]) - lse;
+    const double noise = options.noise[position * options.top_k + j];
+    const double own =
+        screened_log_ratio(in, options, mean, position, token_of_key(keys[j]), log_q, noise);
+    if (lane_id() == 0) t[j] = own;
   }
   __syncthreads();
-  return kept_divergence(s, keys, count, lse, options.order);
+  return kept_divergence(t, keys, count, options.order);
 }
 
 // `size`: sort_size of the most tokens that any position keeps.

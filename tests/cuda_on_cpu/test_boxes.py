@@ -8,6 +8,8 @@ import cases
 import pytest
 import simulated
 import torch
+from test_clip_offsets import BOXES as OFFSET_BOXES
+from test_clip_offsets import shifted
 from torch import Tensor
 
 import adapmixed_ext
@@ -76,3 +78,17 @@ def test_bad_rows_say_nothing() -> None:
         assert (loss[:, 0] == math.inf).all() and (loss[:, 1] < math.inf).all()
         other = adapmixed_ext.mixture(private.roll(1, -1), public, got)
         assert other.isnan().all()
+
+
+@pytest.mark.parametrize("offsets", ((-8.7e5, 9.3e5), (9.9e5, 9.9e5)))
+def test_large_logits(offsets: tuple[float, float]) -> None:
+    """All rows of a position sum alike: see tests/kernels/test_clip_offsets.py."""
+    private, public = shifted(*cases.logits(31, 3, 1, 60, 3.0, 1.5), offsets)
+    for k, (lower, upper) in enumerate(OFFSET_BOXES):
+        sums = []
+        with simulated.kernels(*simulated.ORDERS[k % len(simulated.ORDERS)]):
+            for row in private.split(1):
+                own = adapmixed_ext.clip_project(row, public, lower=lower, upper=upper)
+                sums.append(adapmixed_ext.mixture(row, public, own).sum().item())
+        assert max(sums) - min(sums) <= 1e-12, (lower, upper, sums)
+        assert max(abs(x - 1) for x in sums) <= 1e-12 + 2.0**-52 * 1e6

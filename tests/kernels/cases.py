@@ -208,6 +208,33 @@ def huge() -> list[Case]:
     ]
 
 
+def planted() -> list[Case]:
+    """Canaries, masks and rare tokens among 1200 ordinary tokens; N up to 100."""
+    result = []
+    for k, (models, noise) in enumerate(((1, 0.3), (2, 0.05), (3, 1.0), (100, 0.1))):
+        private, public = logits(700 + k, models, 1, 1200, 3.0, noise)
+        lse = torch.logsumexp(public, -1)
+        canary = private.clone(), public.clone()
+        canary[1][:, 777] = lse + math.log(1e-12)
+        canary[0][..., 777] = canary[1][:, 777]
+        canary[0][0, :, 777] = torch.logsumexp(private[0], -1) + math.log(1e12)
+        result.append(Case(f"planted-canary-N{models}", *canary))
+        both, lost = (private.clone(), public.clone()), (private.clone(), public.clone())
+        both[0][..., 100:140] = both[1][:, 100:140] = -INF
+        result.append(Case(f"planted-masks-N{models}", *both))
+        shown = both[0].clone()
+        shown[-1, :, 120] = 0.0
+        result.append(Case(f"planted-public-mask-N{models}", shown, both[1]))
+        lost[0][0, :, [5, 640, 1199]] = -INF
+        result.append(Case(f"planted-private-mask-N{models}", *lost))
+        rare = private.clone(), public.clone()
+        rare[1][:, 3:40:4], rare[0][..., 3:40:4] = -95.0, -95.0
+        rare[0][0, :, 7], rare[0][-1, :, 11], rare[1][:, 15] = -20.0, -140.0, -800.0
+        result.append(Case(f"planted-rare-N{models}", *rare))
+        result.append(Case(f"planted-identical-N{models}", private[:1].expand_as(private), public))
+    return result
+
+
 def small() -> list[Case]:
     """Every case on which the full accuracy contract holds."""
     return ordinary() + masked() + identical() + strided() + canary()

@@ -217,8 +217,12 @@ def screening(
     ranked = sorted((v for v in range(len(q)) if q[v] > 0), key=lambda v: (-q[v], v))[:top_k]
     score = []
     for v, shift in zip(ranked, noise.double().tolist(), strict=False):
-        moved = mp.fsum(row[v] - q[v] for row, used in zip(rows, on, strict=True) if used)
-        score.append(max(ZERO, q[v] + mpf(weight) * moved / n + mpf(shift)))
+        # No difference: a rest that is exactly 0 must not be 1 - 1 in 70 digits.
+        private_part = mpf(weight) * mp.fsum(
+            row[v] for row, used in zip(rows, on, strict=True) if used
+        )
+        rest = (n - mpf(weight) * sum(on)) * q[v]
+        score.append(max(ZERO, (rest + private_part) / n + mpf(shift)))
     total, base = mp.fsum(score), mp.fsum(q[v] for v in ranked)
     if total == 0:
         return INF

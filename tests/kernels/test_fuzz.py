@@ -8,10 +8,9 @@ import fuzz
 import fuzz_cases
 import pytest
 from checks import Report
+from regressions import FUZZED
 
 BATCHES, EACH = 10, 60
-# Cases beyond those batches that once failed, of the project (1227, 4896) and the screen.
-REPLAYED = (1227, 4014, 4493, 4896)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -23,7 +22,7 @@ def test_fuzzed_calls(batch: int) -> None:
     assert not total.failures, "\n".join(total.failures[:5])
 
 
-@pytest.mark.parametrize("seed", REPLAYED)
+@pytest.mark.parametrize("seed", FUZZED)
 def test_what_once_failed(seed: int) -> None:
     report = fuzz.run(fuzz_cases.build(seed))
     assert not report.failures, "\n".join(report.failures[:5])

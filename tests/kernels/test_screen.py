@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import Case
 from mpmath import mpf
+from screenings import far_from_public
 from torch import Tensor
 
 import adapmixed_ext
@@ -184,3 +185,44 @@ def test_an_empty_batch(device: torch.device) -> None:
         weight=0.1, order=2.0, threshold=1.0, top_k=2,
     )  # fmt: skip
     assert result.divergence.shape == result.passed.shape == (0,)
+
+
+def test_models_that_leave_the_kept_tokens(device: torch.device) -> None:
+    """s is all that is left of q and of p_i far below q, or nothing: no difference of the two."""
+    infinite = 0
+    for seed in range(300):
+        screened = far_from_public(seed)
+        fault = screened.fault(device)
+        assert fault is None, f"seed {seed}: {fault}"
+        infinite += math.isinf(screened.answer(device).divergence.item())
+    assert 5 <= infinite <= 100
+
+
+@pytest.mark.parametrize("models", [1, 2, 3, 5, 7, 10, 23, 39])
+def test_masked_models_leave_nothing(models: int, device: torch.device) -> None:
+    """At weight 1, without noise: 1 - 1 is no rounding."""
+    generator = torch.Generator().manual_seed(models)
+    public = 2 * torch.randn(20, 6, generator=generator)
+    private = torch.randn(models, 20, 6, generator=generator)
+    private.scatter_(2, public.argmax(1).expand(models, 20).unsqueeze(2), -math.inf)
+    noise = torch.zeros(20, 1, dtype=torch.float64, device=device)
+    options = {"order": 18.0, "threshold": 1e300, "top_k": 1}
+    rows = private.to(device), public.to(device)
+    found = adapmixed_ext.screen(*rows, noise, weight=1.0, **options)
+    assert (found.divergence == math.inf).all() and not found.passed.any()
+    # What is left of one slot, or of its share of q, is all there is: one token is the whole law.
+    for weight, slots in ((1.0, models + 1), (math.nextafter(1.0, 0.0), models)):
+        left = adapmixed_ext.screen(*rows, noise, weight=weight, num_models=slots, **options)
+        assert (left.divergence == 0).all() and left.passed.all()
+
+
+def test_what_does_not_move_is_exactly_public(device: torch.device) -> None:
+    """A threshold of 0 passes it."""
+    case = cases.wide()[0].to(device)
+    for weight, top_k, private in ((0.0, 60, case.private), (0.3, 1, case.private),
+                                   (1.0, 60, case.public.expand_as(case.private))):  # fmt: skip
+        noise = torch.zeros(case.public.shape[0], top_k, dtype=torch.float64, device=device)
+        found = adapmixed_ext.screen(
+            private, case.public, noise, weight=weight, order=1.5, threshold=0.0, top_k=top_k
+        )
+        assert (found.divergence == 0).all() and found.passed.all(), weight

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 import cases  # noqa: E402
 from cases import INF, Case  # noqa: E402
-from regressions import REGRESSIONS  # noqa: E402
+from fuzz_cases import build  # noqa: E402
+from regressions import FUZZED, REGRESSIONS  # noqa: E402
 
 import adapmixed_ext  # noqa: E402
 
@@ -150,6 +151,16 @@ def refused() -> list[Case]:
         if dtype != torch.float16:
             private[4, 0] += 2e6
         result.append(Case(f"refused-{str(dtype)[6:]}", private.to(dtype), public.to(dtype)))
+    return result
+
+
+def fuzzed() -> list[tuple[Case, float, float]]:
+    """The fuzzed calls that once failed, with the order and radius of each."""
+    result = []
+    for seed in FUZZED:
+        call = build(seed)
+        rows = [x if x.stride(-1) == 1 else x.contiguous() for x in (call.private, call.public)]
+        result.append((Case(f"fuzzed-{seed}", *rows), call.order, call.radius))
     return result
 
 
@@ -338,21 +349,25 @@ class Dump:
 def main(path: Path) -> None:
     small = cases.small() + cases.corners()
     large = cases.wide() + big() + tiles()
+    once = [(found.case, found.order, found.radius) for found in REGRESSIONS] + fuzzed()
     plain = like_models()
     empty = Case("no-positions", torch.zeros(3, 0, 5), torch.zeros(0, 5))
     torch.set_num_threads(1)
     with path.open("wb") as file:
         file.write(MAGIC)
         dump = Dump(file)
-        dump.ints(len(small) + len(large) + len(plain) + len(REGRESSIONS) + 1 + len(refused()))
+        count = len(small) + len(large) + len(plain) + len(cases.planted()) + len(once)
+        dump.ints(count + 1 + len(refused()))
         for case in small:
             dump.case(case, BALLS)
         for case in large:
             dump.case(case, BALLS[:3])
         for case in plain:
             dump.case(case, FLOAT_BALLS if case.public.shape[-1] < 10_000 else FLOAT_BALLS[:2])
-        for regression in REGRESSIONS:
-            dump.case(regression.case, ((regression.order, regression.radius),))
+        for case in cases.planted():
+            dump.case(case, BALLS[:2] if len(case.private) <= 3 else BALLS[:1])
+        for case, order, radius in once:
+            dump.case(case, ((order, radius),))
         dump.case(empty, BALLS[:1])
         for case in refused():
             dump.case(case, (), good=False)

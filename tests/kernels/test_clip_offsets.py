@@ -1,0 +1,62 @@
+"""Boxes where the log-sum-exps are large: their rounding is no error of what the rows answer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cases
+import pytest
+import torch
+from mpmath import mpf
+from oracle_clip import Box
+from torch import Tensor
+
+import adapmixed_ext
+
+BOXES = ((0.6, 1.65), (0.3, 1.0 + 1e-7), (0.97, 40.0), (1.0 - 1e-9, 1.0 + 1e-9))
+OFFSETS = ((0.0, 0.0), (-8.7e5, 9.3e5), (1e5, -1e5), (9.9e5, 9.9e5), (0.0, 5e4), (7777.0, 0.0))
+
+
+def shifted(private: Tensor, public: Tensor, offsets: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Logits of which float32 holds the sum exactly: 1/16 is the unit in the last place at 1e6."""
+    private, public = (private * 16).round() / 16, (public * 16).round() / 16
+    return private + offsets[0], public + offsets[1]
+
+
+@pytest.mark.parametrize("offsets", OFFSETS)
+@pytest.mark.parametrize("box", BOXES)
+def test_all_rows_of_a_position_sum_alike(
+    box: tuple[float, float], offsets: tuple[float, float], isa: str
+) -> None:
+    """Then a mean of them, re-scaled, is a mean of distributions in the box: what is accounted."""
+    private, public = shifted(*cases.logits(31, 8, 2, 500, 3.0, 1.5), offsets)
+    whole = adapmixed_ext.clip_project(private, public, lower=box[0], upper=box[1])
+    sums = []
+    for i in range(len(private)):
+        part = slice(i, i + 1)
+        own = dataclasses.replace(
+            whole, log_scale=whole.log_scale[part], residual=whole.residual[part],
+            private_lse=whole.private_lse[part], status=whole.status[part],
+        )  # fmt: skip
+        sums.append(adapmixed_ext.mixture(private[part], public, own).sum(-1))
+    total = torch.stack(sums)
+    assert (total.amax(0) - total.amin(0) <= 1e-12).all(), total.amax(0) - total.amin(0)
+    assert ((total - 1).abs() <= 1e-12 + 2.0**-52 * whole.public_lse.abs()).all()
+
+
+@pytest.mark.parametrize("offsets", OFFSETS)
+def test_tokens_at_70_digits(offsets: tuple[float, float], isa: str) -> None:
+    """Inside the box, too, where hardly any mass moves with s."""
+    for seed, box in enumerate(BOXES):
+        private, public = shifted(*cases.logits(40 + seed, 2, 1, 40, 3.0, 1.5), offsets)
+        private[:, :, :30] += 40.0  # at the upper bound, nearly all of q
+        got = adapmixed_ext.clip_project(private, public, lower=box[0], upper=box[1])
+        exact = Box(private[0, 0], public[0], *box)
+        one = dataclasses.replace(
+            got, log_scale=got.log_scale[:1], residual=got.residual[:1],
+            private_lse=got.private_lse[:1], status=got.status[:1],
+        )  # fmt: skip
+        bar = adapmixed_ext.mixture(private[:1], public, one)[0].tolist()
+        allowed = 1e-9 + 1e-14 / max(float(exact.inside()), 1e-300)
+        for value, truth in zip(bar, exact.bar, strict=True):
+            assert abs(mpf(value) - truth) <= allowed * truth + mpf(1e-300), (box, value, truth)
