@@ -23,6 +23,7 @@ class BatchedForward:
         zero_members: members whose update vanishes. Their logits are a copy of the public block:
             the same numbers computed in another row of a matrix product may round differently, and
             an empty shard must answer exactly as the public model does.
+        masked_ids: (m,) int64, ids whose logits are -inf in every row, or None.
     """
 
     model: Any
@@ -30,6 +31,7 @@ class BatchedForward:
     vocab_size: int
     max_positions: int | None
     zero_members: tuple[int, ...]
+    masked_ids: Tensor | None = None
 
     def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Validated (input_ids, attention_mask) on the model's device, int64; see `Ensemble`."""
@@ -106,6 +108,8 @@ class BatchedForward:
         logits: Tensor = output.view(rows, ids.shape[0], -1, output.shape[-1])
         for member in self.zero_members:
             logits[member + 1].copy_(logits[0])
+        if self.masked_ids is not None:
+            logits.index_fill_(-1, self.masked_ids.to(logits.device), float("-inf"))
         return logits
 
     def chunk_size(self, batch: int, length: int, memory_bytes: int, *, last_only: bool) -> int:
