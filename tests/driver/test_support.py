@@ -169,3 +169,16 @@ def test_adapted_embeddings_are_refused(tmp_path: Path) -> None:
     folder = write_adapter(model, tmp_path / "a", seed=0, target_modules=["embed_tokens"])
     with pytest.raises(ValueError, match="lora_A, lora_B of linear layers"):
         Ensemble.load(model, [folder])
+
+
+def test_capped_logits_are_counted_twice() -> None:
+    forwards = [
+        Ensemble(tiny("gemma2", final_logit_softcapping=cap), [Adapter({})])._forward
+        for cap in (None, 2.0)
+    ]
+    needed = []
+    for forward in forwards:
+        with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
+            forward.chunk_size(3, 9, 1, last_only=False)
+        needed.append(int(str(caught.value).split(">= ")[1].split()[0]))
+    assert needed[1] - needed[0] == 2 * 3 * VOCAB * 4

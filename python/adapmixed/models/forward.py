@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 DEFAULT_MEMORY_BYTES = 1 << 30
+_LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,9 @@ class BatchedForward:
     def chunk_size(self, batch: int, length: int, memory_bytes: int, *, last_only: bool) -> int:
         """Positions per pass so that logits and activations fit the budget.
 
-        Counted: (N + 1) b V logits per position (once in all if `last_only`), and an estimate of
-        one layer's activations. Not counted: weights, and the key/value cache, which holds all
-        positions however they are chunked.
+        Counted: (N + 1) b V logits per position (once in all if `last_only`; twice these where the
+        model caps or scales them), and an estimate of one layer's activations. Not counted:
+        weights, and the key/value cache, which holds all positions however they are chunked.
 
         Raises:
             ValueError: naming the number needed, if not even one position fits.
@@ -127,7 +128,9 @@ class BatchedForward:
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
         element = int(next(self.model.parameters()).element_size())
-        logits = rows * self.vocab_size * element
+        # Caps and scales of the output are computed beside what they are applied to.
+        scaled = any(getattr(config, name, None) for name in _LOGIT_SCALES)
+        logits = (2 if scaled else 1) * rows * self.vocab_size * element
         # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
         # attention adds a score or mask row over all positions for every head at worst.
         heads = int(getattr(config, "num_attention_heads", 1))
