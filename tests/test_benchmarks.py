@@ -36,10 +36,10 @@ def query() -> harness.Query:
     return inputs.make_query(8, 700, kind="far", seed=3)
 
 
-def run_quick(*options: object) -> subprocess.CompletedProcess[str]:
+def run_quick(*options: object, module: str = "operators") -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.operators", "--quick", *map(str, options)],
+        [sys.executable, "-m", f"benchmarks.{module}", "--quick", *map(str, options)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
@@ -67,6 +67,23 @@ def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
     for row in judged:
         if row["order"] == 18 and row["kind"] == "near":
             assert row["correct"] is (row["name"].startswith("smart")), row
+
+
+def test_an_ensemble_is_timed_against_the_loop(tmp_path: Path) -> None:
+    run = run_quick("--out", tmp_path / "forward", module="forward")
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "forward.txt").read_text().strip() == run.stdout.strip()
+    content = json.loads((tmp_path / "forward.json").read_text())
+    assert content["quick"] is True and set(content["machine"]) >= MACHINE
+    assert set(content["tables"]) == {"decode", "step", "memory"}
+    loop, batched = content["tables"]["decode"]
+    assert batched["ratio"] == loop["median"] / batched["median"]
+    for row in content["tables"]["step"][1:]:
+        times = [content["tables"]["step"][0]["median"], row["median"]]
+        assert row["share"] == times[1] / sum(times)
+    held = {row["name"]: row["bytes"] for row in content["tables"]["memory"]}
+    assert held["logits"] == 5 * 512 * 4  # N = 4 and the public model
+    assert held["key/value cache"] == 2 * 2 * 5 * 8 * 32 * 4
 
 
 def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:

@@ -350,13 +350,6 @@ def test_another_base_is_refused(make_adapters: Make, base: Any, tmp_path: Path)
         Ensemble.load(tmp_path / "base", folder)
 
 
-def test_wide_tokenizer_is_refused(base: Any, make_adapters: Make) -> None:
-    (folder,) = make_adapters(1)
-    adapter = read_adapter(base, folder)
-    with pytest.raises(ValueError, match=f"vocab_size = {VOCAB} tokens, got {VOCAB + 1}"):
-        Ensemble(base, [adapter], tokenizer="x" * (VOCAB + 1))
-
-
 def test_refused_bases(base: Any, make_adapters: Make, tmp_path: Path) -> None:
     from peft import PeftModel
 

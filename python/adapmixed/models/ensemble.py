@@ -19,11 +19,8 @@ from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward
 from adapmixed.models.manifest import read_manifest
 from adapmixed.models.provenance import check_files, check_names, check_one_base, source_of
-
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model",
-    "spiece.model",
-)  # fmt: skip
+from adapmixed.models.support import TESTED, check_behaviour, check_model, max_positions
+from adapmixed.models.vocabulary import TOKENIZER_FILES, check_tokenizers, unnamed_ids
 
 OVERFLOWS = ("refuse", "slide")
 """What decoding does where the model's window is full."""
@@ -33,7 +30,9 @@ class Ensemble:
     """A public causal language model with N LoRA adapters, as one batched model.
 
     Every method runs without gradients, in eval mode (no dropout). Logits are in the model's dtype
-    and raw: softmax is the reader's. N and the order of members are those of the folder.
+    and raw: softmax is the reader's. N and the order of members are those of the folder. Ids that
+    stand for no token of the tokenizer (a padded vocabulary) have logit -inf in every row, private
+    and public: a public rule, by which they are never released.
 
     Attributes:
         num_models: N >= 1.
@@ -56,18 +55,15 @@ class Ensemble:
         """Takes over `model`, which is changed; `Ensemble.load` is the ordinary way in.
 
         Raises:
-            ValueError: if there are no adapters, or tokenizer and model do not fit.
+            ValueError: if there are no adapters, tokenizer and model do not fit, or the model is
+                not of a kind that an ensemble can be built on (`support`).
         """
         if not adapters:
             raise ValueError("an ensemble must have at least one private model, got 0")
+        check_model(model)
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
-        if tokenizer is not None and len(tokenizer) > vocab_size:
-            raise ValueError(
-                f"tokenizer must have at most the base's vocab_size = {vocab_size} tokens, "
-                f"got {len(tokenizer)}"
-            )
-        limit = getattr(text_config, "max_position_embeddings", None)
+        masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
         stack_adapters(model, adapters)
         model.eval()
         model.requires_grad_(False)
@@ -75,7 +71,7 @@ class Ensemble:
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.config = model.config
-        self.max_positions = None if limit is None else int(limit)
+        self.max_positions = max_positions(text_config)
         self.unverified = unverified
         self._forward = BatchedForward(
             model=model,
@@ -83,7 +79,10 @@ class Ensemble:
             vocab_size=vocab_size,
             max_positions=self.max_positions,
             zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
+            masked_ids=masked if masked is not None and len(masked) else None,
         )
+        if model.config.model_type not in TESTED:
+            check_behaviour(self._forward)
 
     @classmethod
     def load(
@@ -107,9 +106,9 @@ class Ensemble:
         Raises:
             ValueError: if the folder is unreadable, newer than this version, empty or lists a
                 member twice; if its shards overlap; if an adapter is not a plain LoRA adapter or
-                does not fit the base; or if the base or its tokenizer is not the one that the
-                ensemble was trained with: by its digest or, where none was recorded, by the name
-                in `adapter_config.json`.
+                does not fit the base; if the base or its tokenizer is not the one that the ensemble
+                was trained with: by its digest or, where none was recorded, by the name in
+                `adapter_config.json`; or if the base is of a kind that is refused (docs/models.md).
         """
         manifest, root = None, Path()
         if isinstance(folder, str | os.PathLike):
@@ -130,6 +129,8 @@ class Ensemble:
             same_base = check_files(source, root, manifest)
         if device is not None:
             model = model.to(device)
+        name = source or type(base).__name__
+        check_tokenizers(paths, tokenizer, name, int(model.config.get_text_config().vocab_size))
         adapters = [read_adapter(model, path) for path in paths]
         names = {str(path): one.base_name for path, one in zip(paths, adapters, strict=True)}
         if same_base:
@@ -278,7 +279,7 @@ def _load_base(base: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
     except Exception as error:  # a damaged weights file has an exception type of its own
         raise ValueError(f"base must be a readable model, {name} is not: {error}") from error
     local = Path(name)
-    if local.is_dir() and not any((local / file).is_file() for file in _TOKENIZER_FILES):
+    if local.is_dir() and not any((local / file).is_file() for file in TOKENIZER_FILES):
         return model, None
     return model, AutoTokenizer.from_pretrained(name)
 

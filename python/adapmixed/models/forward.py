@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 DEFAULT_MEMORY_BYTES = 1 << 30
+_LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class BatchedForward:
         zero_members: members whose update vanishes. Their logits are a copy of the public block:
             the same numbers computed in another row of a matrix product may round differently, and
             an empty shard must answer exactly as the public model does.
+        masked_ids: (m,) int64, ids whose logits are -inf in every row, or None.
     """
 
     model: Any
@@ -30,6 +32,7 @@ class BatchedForward:
     vocab_size: int
     max_positions: int | None
     zero_members: tuple[int, ...]
+    masked_ids: Tensor | None = None
 
     def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Validated (input_ids, attention_mask) on the model's device, int64; see `Ensemble`."""
@@ -106,14 +109,16 @@ class BatchedForward:
         logits: Tensor = output.view(rows, ids.shape[0], -1, output.shape[-1])
         for member in self.zero_members:
             logits[member + 1].copy_(logits[0])
+        if self.masked_ids is not None:
+            logits.index_fill_(-1, self.masked_ids.to(logits.device), float("-inf"))
         return logits
 
     def chunk_size(self, batch: int, length: int, memory_bytes: int, *, last_only: bool) -> int:
         """Positions per pass so that logits and activations fit the budget.
 
-        Counted: (N + 1) b V logits per position (once in all if `last_only`), and an estimate of
-        one layer's activations. Not counted: weights, and the key/value cache, which holds all
-        positions however they are chunked.
+        Counted: (N + 1) b V logits per position (once in all if `last_only`; twice these where the
+        model caps or scales them), and an estimate of one layer's activations. Not counted:
+        weights, and the key/value cache, which holds all positions however they are chunked.
 
         Raises:
             ValueError: naming the number needed, if not even one position fits.
@@ -123,7 +128,9 @@ class BatchedForward:
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
         element = int(next(self.model.parameters()).element_size())
-        logits = rows * self.vocab_size * element
+        # Caps and scales of the output are computed beside what they are applied to.
+        scaled = any(getattr(config, name, None) for name in _LOGIT_SCALES)
+        logits = (2 if scaled else 1) * rows * self.vocab_size * element
         # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
         # attention adds a score or mask row over all positions for every head at worst.
         heads = int(getattr(config, "num_attention_heads", 1))

@@ -1,0 +1,127 @@
+"""Tokenizer and vocabulary: which token ids exist, and whether an adapter means the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Files that a tokenizer can be loaded from.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model",
+    "spiece.model",
+)  # fmt: skip
+_ADDED_TOKENS = "added_tokens.json"
+
+
+def unnamed_ids(tokenizer: Any, vocab_size: int) -> Tensor:
+    """Ids in [0, vocab_size) that stand for no token, ascending, int64.
+
+    Models pad their vocabulary to a round number; what the padding's logits are is chance.
+
+    Raises:
+        ValueError: if a token's id is not below `vocab_size`.
+    """
+    named = torch.tensor(sorted(tokenizer.get_vocab().values()), dtype=torch.int64)
+    if len(named) and int(named[-1]) >= vocab_size:
+        raise ValueError(
+            f"tokenizer must have ids below the base's vocab_size = {vocab_size}, "
+            f"got {int(named[-1])}"
+        )
+    unnamed = torch.ones(vocab_size, dtype=torch.bool)
+    unnamed[named] = False
+    return unnamed.nonzero()[:, 0]
+
+
+def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_size: int) -> None:
+    """Refuses adapter folders that carry another tokenizer than the public model's.
+
+    Trainers often leave a copy of the tokenizer beside the adapter, and sometimes have added tokens
+    to it: the adapter then was trained on ids that the public model does not mean. Equal copies are
+    accepted. Without a tokenizer of the base (a model object) only the range of ids is compared.
+
+    Args:
+        folders: peft folders.
+        tokenizer: the base's, or None.
+        base: what the base is called in messages.
+        vocab_size: the base's.
+
+    Raises:
+        ValueError: naming the folder, the base, and where they differ.
+    """
+    seen: set[str] = set()
+    for folder in folders:
+        found = [
+            folder / name for name in (*TOKENIZER_FILES, _ADDED_TOKENS) if (folder / name).is_file()
+        ]
+        digest = hashlib.sha256()
+        for file in found:
+            content = file.read_bytes()
+            digest.update(f"{file.name} {len(content)}\n".encode() + content)
+        if not found or digest.hexdigest() in seen:
+            continue
+        seen.add(digest.hexdigest())
+        difference = _difference(folder, [file.name for file in found], tokenizer, vocab_size)
+        if difference is not None:
+            raise ValueError(
+                f"adapters must use the public model's tokenizer: that in {folder} is not that of "
+                f"{base}, {difference}"
+            )
+
+
+def _difference(folder: Path, files: list[str], tokenizer: Any, vocab_size: int) -> str | None:
+    if files == [_ADDED_TOKENS]:
+        own = _added_tokens(folder / _ADDED_TOKENS)
+        expected = None if tokenizer is None else tokenizer.get_vocab()
+        complete = False
+    else:
+        loaded = _load(folder)
+        own = loaded.get_vocab()
+        expected = None if tokenizer is None else tokenizer.get_vocab()
+        complete = True
+    largest = max(own.values(), default=-1)
+    if largest >= vocab_size:
+        return f"its ids reach {largest}, the base's vocab_size is {vocab_size}"
+    if expected is None:
+        return None
+    for token, index in sorted(own.items(), key=lambda item: item[1]):
+        if expected.get(token) != index:
+            return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
+    if complete and len(own) < len(expected):
+        return f"it has {len(own)} tokens, the base {len(expected)}"
+    if complete and _rules(loaded) != _rules(tokenizer):
+        return "the tokens are the same but text is cut into them by other rules"
+    return None
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # damaged files have exception types of their own
+        raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
+
+
+def _added_tokens(path: Path) -> dict[str, int]:
+    try:
+        tokens = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+    if not isinstance(tokens, dict) or not all(type(index) is int for index in tokens.values()):
+        raise ValueError(f"{path} must map tokens to ids")
+    return tokens
+
+
+def _rules(tokenizer: Any) -> Any:
+    """How text is cut into tokens; padding and truncation are no part of it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return type(tokenizer).__name__
+    content = json.loads(backend.to_str())
+    return {key: value for key, value in content.items() if key not in ("padding", "truncation")}
