@@ -129,7 +129,7 @@ $(INSTALLED): $(VENV)/.created $(COMPILED)
 	@touch $@
 
 $(VENV)/.test: $(INSTALLED)
-	$(PIP) install -c constraints.txt $(call extra,test)
+	$(PIP) install -c constraints.txt $(call extra,test) $(call extra,train)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

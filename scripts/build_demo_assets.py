@@ -33,6 +33,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from adapmixed.commands.options import progress_bar
 from adapmixed.data.builtin import docstring_documents, private_documents
 from adapmixed.models.manifest import Manifest, file_sha256, write_manifest
 from adapmixed.models.provenance import base_sha256
@@ -104,7 +105,9 @@ def build_base(folder: Path, seed: int) -> None:
     )
     inputs, labels = token_blocks(stream, PUBLIC.block_size)
     generator = torch.Generator().manual_seed(seed)
-    losses = fit(model, inputs, labels, PUBLIC, generator=generator, progress=True)
+    update, close = progress_bar(0, "step")
+    losses = fit(model, inputs, labels, PUBLIC, generator=generator, progress=update)
+    close()
     print("public loss by epoch:", " ".join(f"{loss:.3f}" for loss in losses), flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     model.half().save_pretrained(folder)

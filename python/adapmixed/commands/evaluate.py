@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.json)
     check_output(arguments.out, folder=True)
     quiet_libraries()
-    from adapmixed.data.builtin import read_text
+    from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan
     from adapmixed.mechanisms import Mechanism, PublicOnly
     from adapmixed.models import Ensemble

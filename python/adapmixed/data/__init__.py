@@ -6,12 +6,14 @@ from adapmixed.data.builtin import (
     held_out_documents,
     is_held_out,
     private_documents,
-    read_text,
     topic_documents,
 )
+from adapmixed.data.corpus import Corpus
 from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text, held_out_tokens
+from adapmixed.data.text import read_text
 
 __all__ = [
+    "Corpus",
     "Document",
     "demo_base",
     "demo_ensemble_path",

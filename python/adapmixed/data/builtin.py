@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import re
 import sysconfig
 from dataclasses import dataclass
@@ -142,31 +141,3 @@ def held_out_documents() -> list[Document]:
         if is_held_out(topic)
         for document in paragraphs
     ]
-
-
-def read_text(path: str | os.PathLike[str]) -> list[Document]:
-    """Reads a local UTF-8 text file (one document), or every `*.txt` file beneath a directory.
-
-    Returns:
-        documents sorted by identifier, which is the path relative to `path` (the file's own name
-        for a single file); files without any text are left out.
-
-    Raises:
-        ValueError: if `path` does not exist, is not UTF-8, or holds no text.
-    """
-    root = Path(path)
-    if not root.exists():
-        raise ValueError(f"path must name a text file or a directory of *.txt files, got {root}")
-    files = [root] if root.is_file() else sorted(root.rglob("*.txt"))
-    documents: list[Document] = []
-    for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} must be UTF-8 text: {error}") from error
-        if text.strip():
-            name = file.name if root.is_file() else file.relative_to(root).as_posix()
-            documents.append(Document(name, text))
-    if not documents:
-        raise ValueError(f"path must hold text, {root} has none (*.txt files are read)")
-    return documents

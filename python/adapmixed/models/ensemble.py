@@ -110,10 +110,11 @@ class Ensemble:
                 was trained with: by its digest or, where none was recorded, by the name in
                 `adapter_config.json`; or if the base is of a kind that is refused (docs/models.md).
         """
-        manifest, root = None, Path()
+        manifest, root, revision = None, Path(), None
         if isinstance(folder, str | os.PathLike):
             root = Path(folder)
             manifest = read_manifest(root)
+            revision = manifest.revision
             paths = [root / name for name in manifest.members]
         else:
             paths = [Path(path) for path in folder]
@@ -124,7 +125,7 @@ class Ensemble:
             raise ValueError("members must be distinct: one listed twice counts its shard twice")
         source = source_of(base)
         same_base = check_files(source, root, manifest)
-        model, tokenizer = _load_base(base, dtype)
+        model, tokenizer = load_base(base, dtype, revision=revision)
         if not same_base:  # the files of a hub name are there once it is loaded
             same_base = check_files(source, root, manifest)
         if device is not None:
@@ -250,8 +251,19 @@ class Ensemble:
             yield slice(start, stop), result[1:], result[0]
 
 
-def _load_base(base: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
-    """(model of our own, tokenizer or None)."""
+def load_base(
+    base: Any, dtype: torch.dtype | None, *, revision: str | None = None
+) -> tuple[Any, Any]:
+    """(model of our own, tokenizer or None).
+
+    Args:
+        base: a transformers model, which is copied, a folder or a hub name.
+        dtype: of the model; None means fp32, or a model object's own.
+        revision: of a hub name: commit, tag or branch; None: the newest.
+
+    Raises:
+        ValueError, OSError: if it cannot be read or carries adapters.
+    """
     if isinstance(base, torch.nn.Module):
         if hasattr(base, "peft_config") or any(isinstance(m, BatchedLoRA) for m in base.modules()):
             raise ValueError("base must be the plain public model, got one that carries adapters")
@@ -273,7 +285,9 @@ def _load_base(base: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
     name = os.fspath(base)
     try:
         with _quiet_off_terminal():
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=dtype or torch.float32, revision=revision
+            )
     except (OSError, ValueError):
         raise
     except Exception as error:  # a damaged weights file has an exception type of its own
@@ -281,7 +295,7 @@ def _load_base(base: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
     local = Path(name)
     if local.is_dir() and not any((local / file).is_file() for file in TOKENIZER_FILES):
         return model, None
-    return model, AutoTokenizer.from_pretrained(name)
+    return model, AutoTokenizer.from_pretrained(name, revision=revision)
 
 
 @contextmanager

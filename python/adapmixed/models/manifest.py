@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adapmixed.files import write_file
 from adapmixed.models.shards import check_shards
 
 FORMAT_VERSION = 1
@@ -34,6 +35,7 @@ class Manifest:
         members: folder names, one per private model, N = len(members) >= 1.
         tokenizer_sha256: digest of the base's `tokenizer.json`, or None.
         base_sha256: digest of the base's weights (`provenance.base_sha256`), or None.
+        revision: the hub's commit of the base, or None; loading by hub name asks for it.
         training: settings the members were trained with.
         shards: per member what `training.shard_record` makes; empty if not recorded.
         disjoint: whether `shards` shows that no two members share an identifier.
@@ -43,6 +45,7 @@ class Manifest:
     members: tuple[str, ...]
     tokenizer_sha256: str | None = None
     base_sha256: str | None = None
+    revision: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     shards: tuple[Mapping[str, Any], ...] = ()
     disjoint: bool = field(init=False, default=False)
@@ -95,6 +98,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             members=tuple(members),
             tokenizer_sha256=_digest_or_none(data.get("tokenizer_sha256"), "tokenizer_sha256"),
             base_sha256=_digest_or_none(data.get("base_sha256"), "base_sha256"),
+            revision=_text_or_none(data.get("revision"), "revision"),
             training=dict(data.get("training") or {}),
             shards=tuple(data.get("shards") or ()),
         )
@@ -103,7 +107,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
-    """Writes `folder/ensemble.json` in the current format."""
+    """Writes `folder/ensemble.json` in the current format, in one step."""
     data = {
         "format_version": FORMAT_VERSION,
         "base_model": manifest.base_model,
@@ -111,11 +115,12 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
         "members": list(manifest.members),
         "tokenizer_sha256": manifest.tokenizer_sha256,
         "base_sha256": manifest.base_sha256,
+        "revision": manifest.revision,
         "training": dict(manifest.training),
         "shards": [dict(shard) for shard in manifest.shards],
     }
     text = json.dumps(data, indent=1) + "\n"
-    (Path(folder) / FILE_NAME).write_text(text, encoding="utf-8")
+    write_file(Path(folder) / FILE_NAME, text.encode())
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
@@ -125,6 +130,12 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _text_or_none(value: Any, name: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be a string or null, got {value!r}")
+    return value
 
 
 def _digest_or_none(value: Any, name: str) -> str | None:

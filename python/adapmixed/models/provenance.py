@@ -49,7 +49,7 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
     Raises:
         ValueError: its tokenizer or its weights are others.
     """
-    local = None if manifest is None else _local_folder(source)
+    local = None if manifest is None else _local_folder(source, manifest.revision)
     if manifest is None or local is None:
         return False
     tokenizer = local / "tokenizer.json"
@@ -101,7 +101,7 @@ def _last(name: str) -> str:
     return PurePath(name).name.lower()
 
 
-def _local_folder(source: str | None) -> Path | None:
+def _local_folder(source: str | None, revision: str | None) -> Path | None:
     """Where a base's files lie: the folder itself, or the hub's cache, which loading has filled."""
     if source is None:
         return None
@@ -111,7 +111,7 @@ def _local_folder(source: str | None) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(source, "config.json")
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
     except HFValidationError:  # a path that no longer exists
         return None
     return Path(found).parent if isinstance(found, str) else None

@@ -10,9 +10,13 @@ from adapmixed.training.finetune import (
     train_adapter,
 )
 from adapmixed.training.partition import assign_shards, partition_documents, shard_record
+from adapmixed.training.ranks import Place
+from adapmixed.training.run import TrainingRun, train_ensemble
 
 __all__ = [
     "FinetuneConfig",
+    "Place",
+    "TrainingRun",
     "assign_shards",
     "fit",
     "partition_documents",
@@ -22,4 +26,5 @@ __all__ = [
     "token_blocks",
     "token_stream",
     "train_adapter",
+    "train_ensemble",
 ]

@@ -15,16 +15,19 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 IGNORED = -100  # the label that torch's cross entropy skips
+
+Progress = Callable[[int, int], None]
+"""Called with (steps done, steps of all)."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,13 @@ def shard_seed(seed: int, shard: int) -> int:
 
 
 def train_adapter(
-    base: Any, tokens: Sequence[int], config: FinetuneConfig, *, seed: int, shard: int
+    base: Any,
+    tokens: Sequence[int],
+    config: FinetuneConfig,
+    *,
+    seed: int,
+    shard: int,
+    progress: Progress | None = None,
 ) -> Any:
     """Trains one adapter on one shard; `base` is copied and never changed.
 
@@ -126,6 +135,7 @@ def train_adapter(
         config: the settings.
         seed: the run's seed.
         shard: the shard's number, >= 0.
+        progress: told of every step.
 
     Returns:
         the adapted copy, a peft model in eval mode.
@@ -133,31 +143,42 @@ def train_adapter(
     Raises:
         ValueError: if a block is longer than the base's context.
     """
+    check_block_size(base, config)
+    devices = [base.device] if base.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(shard_seed(seed, shard))
+        model = adapted_copy(base, config)
+        inputs, labels = token_blocks(tokens, config.block_size)
+        if inputs.shape[0] > 0:
+            generator = _generator(seed, shard)
+            fit(model, inputs, labels, config, generator=generator, progress=progress)
+    return model.eval()
+
+
+def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
+    """A copy of `base` with a new LoRA adapter (B = 0), drawn from the global random state."""
     from peft import LoraConfig, get_peft_model
 
-    limit = getattr(base.config, "max_position_embeddings", None)
+    settings = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(config.target_modules),
+        fan_in_fan_out=_is_conv1d(base, config.target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():  # peft asks transformers by an old name
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(copy.deepcopy(base), settings)
+
+
+def check_block_size(base: Any, config: FinetuneConfig) -> None:
+    """Refuses blocks that are longer than the base's context."""
+    limit = getattr(base.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and config.block_size > limit:
         raise ValueError(
             f"block_size must be <= the base's {limit} positions, got {config.block_size}"
         )
-    devices = [base.device] if base.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(shard_seed(seed, shard))
-        model = get_peft_model(
-            copy.deepcopy(base),
-            LoraConfig(
-                r=config.rank,
-                lora_alpha=config.alpha,
-                target_modules=list(config.target_modules),
-                fan_in_fan_out=_is_conv1d(base, config.target_modules),
-                bias="none",
-                task_type="CAUSAL_LM",
-            ),
-        )
-        inputs, labels = token_blocks(tokens, config.block_size)
-        if inputs.shape[0] > 0:
-            fit(model, inputs, labels, config, generator=_generator(seed, shard))
-    return model.eval()
 
 
 def fit(
@@ -167,7 +188,7 @@ def fit(
     config: FinetuneConfig,
     *,
     generator: torch.Generator,
-    progress: bool = False,
+    progress: Progress | None = None,
 ) -> list[float]:
     """Minimises the next-token cross entropy of `model`'s trainable parameters.
 
@@ -176,7 +197,7 @@ def fit(
         inputs, labels: (blocks, t) int64 from `token_blocks`, blocks >= 1.
         config: learning_rate, weight_decay, epochs and batch_size are used.
         generator: draws the order of blocks.
-        progress: show a bar when the output is a terminal.
+        progress: told of every step.
 
     Returns:
         mean loss of each epoch, in nats per token.
@@ -188,11 +209,9 @@ def fit(
     optimizer = torch.optim.AdamW(
         parameters, lr=config.learning_rate, weight_decay=config.weight_decay
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / (config.warmup_steps + 1), 1.0 - step / steps)
-    )
+    schedule = linear_schedule(optimizer, config, steps)
     history: list[float] = []
-    bar = tqdm(total=steps, unit="step", disable=None if progress else True, leave=False)
+    done = 0
     model.train()
     for _ in range(config.epochs):
         total, count = 0.0, 0
@@ -211,10 +230,43 @@ def fit(
             scored = int((targets != IGNORED).sum())
             total += float(loss.detach()) * scored
             count += scored
-            bar.update()
+            done += 1
+            if progress is not None:
+                progress(done, steps)
         history.append(total / count)
-    bar.close()
     return history
+
+
+def linear_schedule(
+    optimizer: torch.optim.Optimizer, config: FinetuneConfig, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """The rate rises over `warmup_steps` and falls linearly to zero at the end of `steps`."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / (config.warmup_steps + 1), 1.0 - step / steps)
+    )
+
+
+@torch.no_grad()
+def mean_loss(model: Any, inputs: Tensor, labels: Tensor, batch_size: int) -> float:
+    """Next-token cross entropy over all scored tokens, in nats per token.
+
+    Args:
+        model: a causal language model in eval mode.
+        inputs, labels: (blocks, t) int64 from `token_blocks`, blocks >= 1.
+        batch_size: blocks per forward pass.
+    """
+    total, count = 0.0, 0
+    for ids, targets in zip(
+        torch.split(inputs, batch_size), torch.split(labels, batch_size), strict=True
+    ):
+        logits = model(input_ids=ids.to(model.device), use_cache=False).logits[:, :-1]
+        scored = targets[:, 1:].to(model.device)
+        loss = torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), scored.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        total += float(loss)
+        count += int((scored != IGNORED).sum())
+    return total / count
 
 
 def save_adapter(

@@ -17,6 +17,7 @@ would tie their models together.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,18 +78,17 @@ def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]
             the assignment. Without it nobody can tell whether an identifier is in the shard.
 
     Returns:
-        "documents", their number; "sha256" of identifiers and text; "identifiers", the sorted keyed
-        hashes of the distinct identifiers; "identifier_key", a digest that tells keys apart.
+        "documents", their number; "sha256", the HMAC-SHA-256 of identifiers and text, which tells
+        nothing without the key; "identifiers", the sorted keyed hashes of the distinct identifiers;
+        "identifier_key", a digest that tells keys apart.
 
     Raises:
         ValueError: a key of another length.
     """
     _check_key(key)
-    content = hashlib.sha256()
+    content = hmac.new(key, b"adapmixed shard", hashlib.sha256)
     for document in documents:
-        for part in (document.identifier, document.text):
-            encoded = part.encode()
-            content.update(len(encoded).to_bytes(8, "big") + encoded)
+        add_document(content, document)
 
     def keyed(text: str, person: bytes) -> str:
         digest = hashlib.blake2b(text.encode(), digest_size=16, key=key, person=person)
@@ -101,6 +101,14 @@ def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]
         "identifiers": sorted(keyed(name, b"adapmixed.ident") for name in names),
         "identifier_key": keyed("", b"adapmixed.key"),
     }
+
+
+def add_document(mac: hmac.HMAC, document: Document) -> None:
+    """Adds identifier and text to a digest, each with its length before it."""
+    for part in (document.identifier, document.text):
+        encoded = part.encode()
+        mac.update(len(encoded).to_bytes(8, "big"))
+        mac.update(encoded)
 
 
 def _check_key(key: bytes) -> None:

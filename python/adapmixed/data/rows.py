@@ -1,0 +1,92 @@
+"""Rows of JSON lines, Parquet files and hub data sets, read one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = tuple[str, Mapping[str, Any]]
+"""Where the row is, in words for errors, and its columns."""
+
+
+def json_rows(file: Path) -> Iterator[Row]:
+    """The objects of a file of JSON lines; blank lines are left out.
+
+    Raises:
+        ValueError: naming the line that is not a JSON object.
+    """
+    with open(file, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{file}, line {number}"
+            try:
+                row = json.loads(line)
+            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                raise ValueError(f"{where} must be a JSON object: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
+            yield where, row
+
+
+def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a Parquet file, of which only `columns` are read, batch by batch.
+
+    Raises:
+        ValueError: if the file is unreadable, lacks a column, or pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_extra("reading Parquet files", "pyarrow", error) from error
+    try:
+        table = parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{file} must be a Parquet file: {error}") from error
+    with table:
+        for column in columns:
+            check_column(str(file), column, table.schema_arrow.names)
+        number = 0
+        for batch in table.iter_batches(batch_size=1024, columns=list(columns)):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}, row {number}", row
+
+
+def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
+    """The rows of one split of a data set, streamed through `datasets`.
+
+    Args:
+        name: on the hub, or a local folder that `datasets` can load.
+        config: the data set's configuration, if it has several.
+        split: e.g. "train".
+        revision: commit, tag or branch; None: the newest.
+
+    Raises:
+        ValueError: if the data set cannot be opened, or `datasets` is not installed.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise missing_extra("reading hub data sets", "datasets", error) from error
+    try:
+        rows = load_dataset(name, config, split=split, revision=revision, streaming=True)
+    except Exception as error:  # of many kinds: no network, no such name, split or configuration
+        raise ValueError(f"corpus hub:{name}, split {split!r}, cannot be read: {error}") from error
+    for number, row in enumerate(rows):
+        yield f"hub:{name}, {split} row {number}", row
+
+
+def check_column(where: str, column: str, names: Sequence[str]) -> None:
+    """Refuses a column that is not there, naming those that are."""
+    if column not in names:
+        listed = ", ".join(sorted(map(str, names)))
+        raise ValueError(f"{where}: column must be one of {listed}, got {column!r}")
+
+
+def missing_extra(what: str, package: str, error: ImportError) -> ValueError:
+    """The refusal where an optional package is not installed."""
+    return ValueError(f"{what} needs {package}: pip install 'adapmixed[train]' ({error})")

@@ -1,0 +1,102 @@
+"""Files and folders that are there whole or not at all, whatever moment a process ends at.
+
+What is new is written beside its place, flushed to the device, and moved there in one step. A
+process that is killed leaves at most a name that begins with ".tmp-", which `remove_leftovers`
+clears.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+_PREFIX = ".tmp-"
+
+
+def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> None:
+    """Writes a file, or replaces it, in one step.
+
+    Args:
+        path: of the file.
+        data: its whole content.
+        mode: permissions, from which the process's umask is taken away.
+    """
+    target = Path(path)
+    temporary = _written_beside(target, data, mode)
+    os.replace(temporary, target)
+    flush(target.parent)
+
+
+def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> bool:
+    """Writes a file unless there is one: of several processes exactly one is told True."""
+    target = Path(path)
+    temporary = _written_beside(target, data, mode)
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    flush(target.parent)
+    return True
+
+
+def temporary_folder(target: str | os.PathLike[str]) -> Path:
+    """A new, empty folder beside `target`, to be filled and handed to `publish_folder`."""
+    folder = _beside(Path(target))
+    folder.mkdir()
+    return folder
+
+
+def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
+    """Flushes a folder of files and moves it to its place in one step.
+
+    Returns:
+        False if another process was first; the temporary folder is then removed.
+    """
+    for file in temporary.iterdir():
+        flush(file)
+    flush(temporary)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        if not Path(target).is_dir():
+            raise
+        shutil.rmtree(temporary)
+        return False
+    flush(Path(target).parent)
+    return True
+
+
+def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
+    """Removes what processes that ended left beside `folder / name`."""
+    for path in Path(folder).glob(f"{_PREFIX}{name}-*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Returns when a file, or a folder's list of names, is on the device."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f"{_PREFIX}{target.name}-{secrets.token_hex(8)}")
+
+
+def _written_beside(target: Path, data: bytes, mode: int) -> Path:
+    temporary = _beside(target)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary

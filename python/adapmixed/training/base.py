@@ -1,0 +1,70 @@
+"""The public model that members are trained on: its files' digests, its layers to adapt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapmixed.models.manifest import file_sha256
+from adapmixed.models.provenance import WEIGHTS, base_sha256
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """What is recorded about a public model.
+
+    Attributes:
+        name: the hub name, or the folder's own name without its path.
+        revision: the hub's commit; None for a folder.
+        tokenizer_sha256: digest of `tokenizer.json`, None without one.
+        base_sha256: `provenance.base_sha256` of a folder; of a hub name the digest of
+            `model.safetensors`, None where its weights lie in several files.
+        positions: longest input in tokens, or None.
+        default_targets: the layers peft adapts in this architecture, () if it knows none.
+    """
+
+    name: str
+    revision: str | None
+    tokenizer_sha256: str | None
+    base_sha256: str | None
+    positions: int | None
+    default_targets: tuple[str, ...]
+
+
+def base_facts(base: str, revision: str | None = None) -> BaseFacts:
+    """Reads the configuration and hashes the files of a folder or hub name.
+
+    Raises:
+        OSError, ValueError: if there is no such model.
+    """
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
+    from transformers import AutoConfig
+
+    local = Path(base).is_dir()
+    if local and revision is not None:
+        raise ValueError(f"revision applies to hub names, got {revision!r} for the folder {base}")
+    config = AutoConfig.from_pretrained(base, revision=revision)
+    commit = None if local else getattr(config, "_commit_hash", None) or revision
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return BaseFacts(
+        name=Path(base).resolve().name if local else base,
+        revision=commit,
+        tokenizer_sha256=_digest(base, "tokenizer.json", commit),
+        base_sha256=base_sha256(base) if local else _digest(base, WEIGHTS, commit),
+        positions=None if positions is None else int(positions),
+        default_targets=tuple(TARGETS.get(config.model_type, ())),
+    )
+
+
+def _digest(base: str, name: str, revision: str | None) -> str | None:
+    from transformers.utils import cached_file
+
+    path: Any = cached_file(
+        base,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if path is None else file_sha256(path)

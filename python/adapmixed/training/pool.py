@@ -1,0 +1,132 @@
+"""Members trained by several processes at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapmixed.training.folder import TrainingFolder
+from adapmixed.training.member import MemberSettings, MemberTrainer
+from adapmixed.training.progress import Progress
+from adapmixed.training.shards import Spool
+
+_worker: tuple[MemberTrainer, Any] | None = None
+
+
+def train_members(
+    folder: TrainingFolder,
+    shards: Sequence[int],
+    settings: MemberSettings,
+    spool: Spool,
+    key: bytes,
+    *,
+    workers: int,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Trains the given members, in this process or in several; each is written when it is done.
+
+    Args:
+        folder: where they go.
+        shards: numbers of those to be trained.
+        settings, spool, key: as `MemberTrainer`.
+        workers: processes, >= 1; 1: this one.
+        threads: of each process. Sums depend on their number in the last bits, so that it is part
+            of what a member depends on.
+        progress: told of every step.
+
+    Raises:
+        ValueError: as `MemberTrainer`.
+        RuntimeError: if a worker process was killed.
+    """
+
+    def finished(shard: int) -> None:
+        progress.finished(shard, folder.members[shard], folder.record(shard))
+
+    paths = {shard: folder.output / folder.members[shard] for shard in shards}
+    if workers == 1:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            trainer = MemberTrainer(settings, spool, key)
+            for shard, path in paths.items():
+                trainer.train(shard, path, _told(progress, shard))
+                finished(shard)
+        finally:
+            torch.set_num_threads(before)
+        return
+    # A server that has imported what workers need, and done nothing with it: forks of this process
+    # could hang in its thread pools, and fresh interpreters import for seconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["adapmixed.training.member", "peft"])
+    messages = context.Queue()
+    executor = ProcessPoolExecutor(
+        min(workers, len(shards)),
+        mp_context=context,
+        initializer=_begin,
+        initargs=(settings, spool, key, threads, messages),
+    )
+    try:
+        running: dict[Future[None], int] = {
+            executor.submit(_train, shard, path): shard for shard, path in paths.items()
+        }
+        while running:
+            done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            for shard, fraction in _received(messages):
+                progress.update(shard, fraction)
+            for future in done:
+                future.result()
+                finished(running.pop(future))
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "a worker process was killed (out of memory?); finished members are kept: run the same "
+            "command again, with fewer workers"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _told(progress: Progress, shard: int) -> Callable[[float], None]:
+    return lambda fraction: progress.update(shard, fraction)
+
+
+def _received(messages: Any) -> list[tuple[int, float]]:
+    found = []
+    while True:
+        try:
+            found.append(messages.get_nowait())
+        except queue.Empty:
+            return found
+
+
+def _begin(settings: MemberSettings, spool: Spool, key: bytes, threads: int, messages: Any) -> None:
+    """In a worker process, once."""
+    global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    _worker = MemberTrainer(settings, spool, key), messages
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would otherwise wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for([parent.sentinel])
+    os._exit(1)
+
+
+def _train(shard: int, path: Path) -> None:
+    """In a worker process: one member."""
+    assert _worker is not None
+    trainer, messages = _worker
+    trainer.train(shard, path, lambda fraction: messages.put((shard, fraction)))

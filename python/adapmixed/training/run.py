@@ -1,0 +1,208 @@
+"""From a corpus to an ensemble folder, whatever happens on the way.
+
+1. the corpus is read once, as a stream; every document goes to the file of its shard;
+2. every member is trained from its shard's file, the public model, the settings and a seed derived
+   from (seed, member): nothing else is at hand;
+3. a member's folder appears whole; `ensemble.json` appears when all of them are there.
+
+A run that was killed at any moment goes on when it is begun again with the same settings and the
+same corpus, and ends with the same files, bit for bit (on the same machine and versions).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapmixed.data.corpus import Corpus
+from adapmixed.models.manifest import Manifest
+from adapmixed.training.base import base_facts
+from adapmixed.training.finetune import FinetuneConfig
+from adapmixed.training.folder import TrainingFolder
+from adapmixed.training.member import MemberSettings
+from adapmixed.training.pool import train_members
+from adapmixed.training.progress import Progress
+from adapmixed.training.ranks import Place
+from adapmixed.training.shards import spool
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """An ensemble to be trained.
+
+    Attributes:
+        base: folder or hub name of the public model.
+        corpus: the private text.
+        output: the ensemble folder; `<output>.private` is made beside it.
+        num_models: N >= 1.
+        config: of every member's training.
+        seed: of the run, public.
+        revision: of a hub name: commit, tag or branch; its commit is recorded.
+        key_file: the partition's key; None: `<output>.private/shard.key`, drawn if need be.
+        validation_fraction: expected share of each shard's identifiers that is not trained on but
+            validated with, in [0, 1).
+        threads: of every process, >= 1.
+        device: "cpu" or "cuda"; of several ranks each takes the GPU of its local rank.
+        dtype: of the public model: "float32" or "bfloat16". Adapters are trained in float32.
+        stored_dtype: of the adapters' files: "float32" or "float16".
+    """
+
+    base: str
+    corpus: Corpus
+    output: Path
+    num_models: int
+    config: FinetuneConfig
+    seed: int = 0
+    revision: str | None = None
+    key_file: Path | None = None
+    validation_fraction: float = 0.05
+    threads: int = 1
+    device: str = "cpu"
+    dtype: str = "float32"
+    stored_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("num_models", "threads"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+        if not 0 <= self.validation_fraction < 1 or math.isnan(self.validation_fraction):
+            raise ValueError(
+                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
+            )
+        for name, allowed in (
+            ("device", ("cpu", "cuda")),
+            ("dtype", ("float32", "bfloat16")),
+            ("stored_dtype", ("float32", "float16")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+
+
+def train_ensemble(
+    run: TrainingRun,
+    *,
+    place: Place | None = None,
+    workers: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> Manifest:
+    """Trains what is missing of an ensemble; returns when all of it is there.
+
+    Args:
+        run: what is trained.
+        place: this process's share of the members; None: all of them.
+        workers: processes that train at a time, >= 1.
+        say: takes a line about every finished member; None: standard error. Losses are functions of
+            the private text: for the operator.
+
+    Raises:
+        ValueError: if the output was begun with other settings or another corpus, or an argument is
+            out of range; see `Corpus`, `TrainingFolder`, `base_facts`.
+        RuntimeError: if a worker or another rank was killed.
+    """
+    if workers < 1:
+        raise ValueError(f"workers must be >= 1, got {workers}")
+    place = place or Place()
+    if place.world > run.num_models:
+        raise ValueError(f"ranks must be at most the {run.num_models} members, got {place.world}")
+    facts = base_facts(run.base, run.revision)
+    if facts.positions is not None and run.config.block_size > facts.positions:
+        raise ValueError(
+            f"block_size must be <= the base's {facts.positions} positions, got "
+            f"{run.config.block_size}"
+        )
+    settings = {
+        "base_model": facts.name,
+        "revision": facts.revision,
+        "tokenizer_sha256": facts.tokenizer_sha256,
+        "base_sha256": facts.base_sha256,
+        **_training(run),
+    }
+    folder = TrainingFolder(run.output, run.num_models)
+    folder.prepare()
+    with place.lock(folder.private):
+        key = folder.key(run.key_file)
+        settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
+        folder.check_settings(settings)
+        mine = [index for index in place.members(run.num_models) if not folder.is_finished(index)]
+        for index in mine:
+            folder.remove_leftovers(index)
+        with folder.shards_folder(place.rank) as shards:
+            spooled = spool(
+                run.corpus.documents(), run.num_models, key=key, wanted=set(mine), folder=shards
+            )
+            settings["corpus_hmac"] = spooled.fingerprint
+            folder.begin(settings)
+            if mine:
+                progress = Progress({i: spooled.sizes.get(i, 0) for i in mine}, say)
+                try:
+                    train_members(
+                        folder,
+                        mine,
+                        _member_settings(run, facts.name, facts.revision, place),
+                        spooled,
+                        key,
+                        workers=workers,
+                        threads=run.threads,
+                        progress=progress,
+                    )
+                finally:
+                    progress.close()
+        place.wait(folder.private, folder.missing)
+        manifest = Manifest(
+            base_model=facts.name,
+            members=folder.members,
+            tokenizer_sha256=facts.tokenizer_sha256,
+            base_sha256=facts.base_sha256,
+            revision=facts.revision,
+            training={**_training(run), "corpus_hmac": spooled.fingerprint},
+            shards=tuple(folder.record(index)["shard"] for index in range(run.num_models)),
+        )
+        folder.finish(manifest)
+    return manifest
+
+
+def _training(run: TrainingRun) -> dict[str, Any]:
+    """What members depend on besides text and public model; no path of this machine."""
+    return {
+        **asdict(run.config),
+        "target_modules": list(run.config.target_modules),
+        "num_models": run.num_models,
+        "seed": run.seed,
+        "validation_fraction": run.validation_fraction,
+        "threads": run.threads,
+        "device": run.device,
+        "dtype": run.dtype,
+        "stored_dtype": run.stored_dtype,
+        "corpus": run.corpus.description(),
+    }
+
+
+def _member_settings(
+    run: TrainingRun, base_name: str, revision: str | None, place: Place
+) -> MemberSettings:
+    device = run.device
+    if device == "cuda" and place.world > 1:
+        device = f"cuda:{place.local_rank}"
+    return MemberSettings(
+        base=run.base,
+        revision=revision,
+        base_name=base_name,
+        config=run.config,
+        seed=run.seed,
+        validation_fraction=run.validation_fraction,
+        device=device,
+        dtype=DTYPES[run.dtype],
+        stored_dtype=DTYPES[run.stored_dtype],
+    )

@@ -1,0 +1,170 @@
+"""Corpora: what a document is, what names it, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapmixed.data import Corpus, private_documents
+
+ROWS = [
+    {"user": "ann", "text": "one"},
+    {"user": 7, "text": "two"},
+    {"user": "ann", "text": ["three", "four"]},
+    {"user": "bob", "text": " "},
+    {"user": "bob", "text": None},
+]
+WIKI = " = Title = \n\n text \n = = Section = = \n more \n = Other = \n end \n"
+
+
+def pairs(corpus: Corpus) -> list[tuple[str, str]]:
+    return [(document.identifier, document.text) for document in corpus.documents()]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_builtin_is_named_by_topics() -> None:
+    corpus = Corpus("builtin")
+    assert list(corpus.documents()) == private_documents()
+    assert (corpus.name, corpus.unit) == ("builtin", "topic")
+
+
+def test_files_of_a_folder_are_documents(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("two\n\nstill two", encoding="utf-8")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("one", encoding="utf-8")
+    corpus = Corpus(str(tmp_path))
+    assert pairs(corpus) == [("b.txt", "two\n\nstill two"), ("sub/a.txt", "one")]
+    assert corpus.unit == "document (file)"
+    assert str(tmp_path) not in json.dumps(corpus.description())
+
+
+def test_articles_of_a_file_are_documents(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.train.tokens"
+    path.write_text("a\nb\n\n \nc\n", encoding="utf-8")
+    corpus = Corpus(str(path))
+    assert pairs(corpus) == [("wiki.train.tokens#0", "a\nb"), ("wiki.train.tokens#1", "c")]
+    assert corpus.unit == "document (article, by its position)"
+
+
+def test_headings_begin_documents(tmp_path: Path) -> None:
+    from adapmixed.training.presets import PRESETS
+
+    path = tmp_path / "wiki.txt"
+    path.write_text(WIKI, encoding="utf-8")
+    heading = PRESETS["wikitext-103"].new_document
+    corpus = Corpus(str(path)).with_new_document(heading)
+    assert [text.split("\n")[0].strip() for _, text in pairs(corpus)] == ["= Title =", "= Other ="]
+    rows = [{"text": line} for line in WIKI.splitlines()]
+    corpus = Corpus(str(write_rows(tmp_path / "w.jsonl", rows)), new_document=heading)
+    assert [name for name, _ in pairs(corpus)] == ["w.jsonl#0", "w.jsonl#1"]
+    assert [text.split("\n")[0] for _, text in pairs(corpus)] == [" = Title = ", " = Other = "]
+    # Where documents have names, a preset's expression is not used.
+    assert Corpus("builtin").with_new_document(heading) == Corpus("builtin")
+
+
+def test_rows_are_named_by_a_column_or_their_position(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl")
+    corpus = Corpus(str(path), id_column="user")
+    assert pairs(corpus) == [("ann", "one"), ("7", "two"), ("ann", "three\nfour")]
+    assert corpus.unit == "all documents of one 'user'"
+    corpus = Corpus(str(path))
+    assert [name for name, _ in pairs(corpus)] == ["rows.jsonl#0", "rows.jsonl#1", "rows.jsonl#2"]
+    assert corpus.unit == "document (row, by its position)"
+    write_rows(tmp_path / "more.jsonl", [{"said": "five", "user": "eve"}])
+    path.unlink()
+    assert pairs(Corpus(str(tmp_path), text_column="said", id_column="user")) == [("eve", "five")]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed (the train extra)")
+    from pyarrow import Table, parquet
+
+    for name in ("a", "b"):
+        rows = [{"user": f"{name}{i}", "text": f"text {i}", "other": i} for i in range(3000)]
+        parquet.write_table(Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    corpus = Corpus(str(tmp_path), id_column="user")
+    found = pairs(corpus)
+    assert (len(found), found[0], found[-1]) == (6000, ("a0", "text 0"), ("b2999", "text 2999"))
+    with pytest.raises(ValueError, match="column must be one of other, text, user, got 'who'"):
+        pairs(Corpus(str(tmp_path), id_column="who"))
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(ValueError, match="must be a Parquet file"):
+        pairs(corpus)
+
+
+def test_hub_data_sets_are_read_through_datasets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed (the train extra)")
+    from datasets import config
+
+    monkeypatch.setattr(config, "HF_DATASETS_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "set").mkdir()
+    write_rows(tmp_path / "set" / "train.jsonl", [{"user": str(i), "text": "x"} for i in range(5)])
+    write_rows(tmp_path / "set" / "test.jsonl", [{"user": "t", "text": "y"}])
+    source = f"hub:{tmp_path / 'set'}"
+    assert [name for name, _ in pairs(Corpus(source, id_column="user"))] == list("01234")
+    assert pairs(Corpus(source, split="test")) == [("test#0", "y")]
+    with pytest.raises(ValueError, match="split 'none', cannot be read"):
+        pairs(Corpus(source, split="none"))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": "x"}, "line 1: column must be one of text, got 'user'"),
+        ({"user": "a"}, "column must be one of user, got 'text'"),
+        ({"user": None, "text": "x"}, "user must be a name or an integer, got None"),
+        ({"user": 1.5, "text": "x"}, "user must be a name or an integer, got 1.5"),
+        ({"user": True, "text": "x"}, "user must be a name or an integer, got True"),
+        ({"user": "", "text": "x"}, "user must be a name or an integer, got ''"),
+        ({"user": "a", "text": 3}, "text must be text, got int"),
+        ({"user": "a", "text": "\ud800"}, "text must be Unicode text"),
+        ({"user": "\ud800", "text": "x"}, "user must be Unicode text"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    corpus = Corpus(str(write_rows(tmp_path / "rows.jsonl", [row])), id_column="user")
+    with pytest.raises(ValueError, match=reason):
+        pairs(corpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.jsonl", b"[1]\n", "line 1 must be a JSON object, got list"),
+        ("a.jsonl", b'{"text": "x"}\n{\n', "line 2 must be a JSON object"),
+        ("a.txt", b"\xff\xfe", "must be UTF-8"),
+        ("a.json", b"[]", "one JSON object a line"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=reason):
+        for _ in Corpus(str(tmp_path / name), text_column="text").documents():
+            pass
+
+
+def test_refused_sources(tmp_path: Path) -> None:
+    def refuses(reason: str, source: str, **settings: Any) -> None:
+        with pytest.raises(ValueError, match=reason):
+            Corpus(source, **settings)
+
+    refuses("must be a file, a folder, hub:NAME or 'builtin', got 'nowhere'", "nowhere")
+    refuses("holds none of them", str(tmp_path))
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "a.jsonl").write_text("{}")
+    refuses("holds json and text", str(tmp_path))
+    refuses("split applies to hub data sets, got train", "builtin", split="train")
+    refuses("id_column applies to rows, not to builtin: 'user'", "builtin", id_column="user")
+    rows = str(tmp_path / "a.jsonl")
+    refuses("must be unset where documents have names", rows, id_column="u", new_document="x")
+    refuses("must be a regular expression", rows, new_document="(")

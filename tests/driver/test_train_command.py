@@ -1,0 +1,86 @@
+"""``adapmixed train``: presets, options, and the way from a corpus to an answer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_cases import write_base, write_corpus
+
+from adapmixed.cli import _parser, main
+from adapmixed.commands import train
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed.models import read_manifest
+from adapmixed.training import FinetuneConfig
+from adapmixed.training.base import BaseFacts
+from adapmixed.training.presets import PRESETS
+
+FACTS = BaseFacts("gpt2", None, None, None, 1024, ("c_attn",))
+
+
+def parsed(*options: str) -> argparse.Namespace:
+    required = ["--base", "gpt2", "--corpus", "builtin", "--output", "out"]
+    return _parser().parse_args(["train", *required, *options])
+
+
+# Epochs and rate of the members and epochs of DP-SGD from the paper's table of training parameters,
+# N from that of privacy parameters.
+@pytest.mark.parametrize(
+    ("name", "epochs", "rate", "dp_epochs", "num_models"),
+    [
+        ("wikitext-103", 15, 2e-4, 20, 100),
+        ("one-billion-word", 5, 2e-4, 9, 80),
+        ("pubmed", 5, 2e-4, 5, 100),
+        ("air-dialogue", 10, 4e-4, 10, 100),
+    ],
+)
+def test_presets(name: str, epochs: int, rate: float, dp_epochs: int, num_models: int) -> None:
+    common: dict[str, Any] = {
+        "rank": 4, "alpha": 32.0, "learning_rate": rate, "weight_decay": 0.01, "block_size": 512,
+    }  # fmt: skip
+    members = FinetuneConfig(**common, epochs=epochs, batch_size=8)
+    assert train._config(parsed("--preset", name), FACTS) == members
+    private = FinetuneConfig(**common, epochs=dp_epochs, batch_size=256)
+    assert train._config(parsed("--preset", name, "--dp-sgd"), FACTS) == private
+    assert PRESETS[name].num_models == num_models
+    assert PRESETS[name].clipping_norm == train.CLIPPING_NORM == 1.0
+    assert isinstance(AdaPMixED.preset(name), AdaPMixED)  # the other half goes by the same name
+
+
+def test_options_come_before_presets() -> None:
+    arguments = parsed("--preset", "pubmed", "--epochs", "2", "--target-modules", "a", "b")
+    config = train._config(arguments, FACTS)
+    assert (config.epochs, config.rank, config.target_modules) == (2, 4, ("a", "b"))
+    with pytest.raises(ValueError, match="--target-modules must be given"):
+        train._config(parsed(), BaseFacts("new", None, None, None, None, ()))
+
+
+def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, output = write_base(tmp_path / "tiny-base"), tmp_path / "ensemble"
+    write_corpus(tmp_path / "corpus.jsonl")
+    arguments = ["--corpus", str(tmp_path / "corpus.jsonl"), "--id-column", "user"]
+    arguments += ["--models", "40", "--epochs", "1", "--block-size", "16", "--output", str(output)]
+    models = ["--base", str(base)]
+    assert main(["train", *models, *arguments, "--preset", "air-dialogue"]) == 0
+    printed = capsys.readouterr()
+    empty = sum(shard["documents"] == 0 for shard in read_manifest(output).shards)
+    assert f"40 members, {empty} of them the public model (empty shards)" in printed.out
+    assert "What stays in one shard: all documents of one 'user'." in printed.err
+    assert read_manifest(output).training["learning_rate"] == 4e-4
+    answer = ["--ensemble", str(output), "--prompt", "user", "--max-new-tokens", "2", "--seed", "1"]
+    assert main(["generate", *models, *answer]) == 0
+    assert "2 answered queries" in capsys.readouterr().err
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuses(words: str, *options: str) -> None:
+        base = ["--base", str(tmp_path), "--output", str(tmp_path / "out")]
+        assert main(["train", *base, *options]) == 2
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+    refuses("corpus must be a file, a folder", "--corpus", "nowhere")
+    refuses("id_column applies to rows", "--corpus", "builtin", "--id-column", "user")
+    refuses("Unrecognized model", "--corpus", "builtin")

@@ -1,0 +1,166 @@
+"""A trainer that is killed at any moment: what it leaves is whole, and the next run ends alike."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_cases import CONFIG, NUM_MODELS, a_run, contents, forked, status_of, write_base
+
+from adapmixed.training import TrainingRun, train_ensemble
+
+# Every call by which training changes what is on the disk.
+CALLS = ("fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("models") / "tiny-base")
+
+
+@pytest.fixture(scope="module")
+def reference(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    torch.set_num_threads(1)
+    run = a_run(tmp_path_factory.mktemp("reference"), base)
+    train(run)
+    return contents(run.output)
+
+
+def train(run: TrainingRun) -> None:
+    train_ensemble(run, say=lambda line: None)
+
+
+def dying(call: Callable[..., Any], countdown: list[int]) -> Callable[..., Any]:
+    """The call, before which the process ends once the countdown is over."""
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **named)
+
+    return wrapped
+
+
+def killed_before(run: TrainingRun, number: int) -> int:
+    """Trains in a child that is killed before its number-th change of the disk: how it ended."""
+
+    def work() -> None:
+        countdown = [number]
+        for name in CALLS:
+            setattr(os, name, dying(getattr(os, name), countdown))
+        train(run)
+
+    return status_of(forked(work))
+
+
+def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
+    """What has its final name is final: temporary files apart, nothing differs from the end."""
+    for path, content in contents(folder).items() if folder.exists() else ():
+        if not path.startswith(".tmp-"):
+            assert content == reference[path], path
+
+
+def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path) -> None:
+    small = {"num_models": 1, "config": replace(CONFIG, epochs=1), "validation_fraction": 0.0}
+    run = a_run(tmp_path, base, "undisturbed", **small)
+    train(run)
+    reference = contents(run.output)
+    for number in itertools.count(1):
+        run = a_run(tmp_path, base, str(number), **small)
+        status = killed_before(run, number)
+        assert_whole(run.output, reference)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        train(run)
+        assert contents(run.output) == reference, number
+        left = {path.name for path in (tmp_path / f"{number}.private").iterdir()}
+        assert left == {"folder.lock", "rank-000.lock", "run.json"}
+    assert number > 20
+
+
+def test_killed_at_random_moments(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    generator = random.Random(6)
+    started = time.monotonic()
+    train(a_run(tmp_path, base, "timed"))
+    whole = time.monotonic() - started
+    for name in ("first", "second"):
+        run = a_run(tmp_path, base, name)
+        for _ in range(4):
+            child = forked(lambda: train(run))  # noqa: B023
+            time.sleep(generator.uniform(0.1, 0.9) * whole)
+            os.kill(child, signal.SIGKILL)
+            status_of(child)
+            assert_whole(run.output, reference)
+        train(run)
+        assert contents(run.output) == reference
+
+
+def test_a_lost_member_alone_is_trained_again(
+    base: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    run = a_run(tmp_path, base)
+    train(run)
+    shutil.rmtree(run.output / "member-002")
+    (run.output / "ensemble.json").unlink()
+    lines: list[str] = []
+    train_ensemble(run, say=lines.append)
+    assert [line.split(":")[0] for line in lines] == ["member-002"]
+    assert contents(run.output) == reference
+    assert len(reference) == 3 * NUM_MODELS + 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+def test_worker_processes_give_the_same_and_end_with_their_parent(
+    base: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    whole, killed = a_run(tmp_path, base, "whole"), a_run(tmp_path, base, "killed")
+
+    def work() -> None:
+        for run in (whole, killed):
+            train_ensemble(run, workers=2, say=lambda line: None)
+
+    child = forked(work)
+    until(lambda: list(killed.output.glob("member-*")), seconds=120)
+    workers = descendants(child)
+    os.kill(child, signal.SIGKILL)
+    assert status_of(child) == -signal.SIGKILL
+    assert contents(whole.output) == reference
+    assert_whole(killed.output, reference)
+    assert len(workers) >= 3  # those of the second run, and the server they are forked from
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=30)
+    train(killed)
+    assert contents(killed.output) == reference
+
+
+def until(condition: Callable[[], object], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def descendants(process: int) -> set[int]:
+    """Processes that a process has started, and they in turn."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    found: set[int] = set()
+    while new := {pid for pid, parent in parents.items() if parent in found | {process}} - found:
+        found |= new
+    return found
