@@ -79,7 +79,7 @@ class Ensemble:
             vocab_size=vocab_size,
             max_positions=self.max_positions,
             zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
-            masked_ids=masked if masked is not None and len(masked) else None,
+            masked_ids=masked.to(model.device) if masked is not None and len(masked) else None,
         )
         if model.config.model_type not in TESTED:
             check_behaviour(self._forward)

@@ -24,7 +24,7 @@ class BatchedForward:
         zero_members: members whose update vanishes. Their logits are a copy of the public block:
             the same numbers computed in another row of a matrix product may round differently, and
             an empty shard must answer exactly as the public model does.
-        masked_ids: (m,) int64, ids whose logits are -inf in every row, or None.
+        masked_ids: (m,) int64 on the model's device, whose logits are -inf in every row, or None.
     """
 
     model: Any
@@ -110,7 +110,7 @@ class BatchedForward:
         for member in self.zero_members:
             logits[member + 1].copy_(logits[0])
         if self.masked_ids is not None:
-            logits.index_fill_(-1, self.masked_ids.to(logits.device), float("-inf"))
+            logits.index_fill_(-1, self.masked_ids, float("-inf"))
         return logits
 
     def chunk_size(self, batch: int, length: int, memory_bytes: int, *, last_only: bool) -> int:
