@@ -28,10 +28,11 @@ def clip_project(
     Of all distributions x with c q ≤ x ≤ C q it minimises KL(p_i‖x), KL(x‖p_i) and every other
     f-divergence. Where q of the support of p_i is at most (1−c)/(C−c), p̄_i = C q there and the
     same multiple of q elsewhere; tokens with p_i/q < e^−10⁴ count as p_i = 0. The sum is 1 within
-    1e-12 + 2^−52·|lse|, lse the public log-sum-exp, whose rounding is a factor of all rows of a
-    position alike: sums of two of them differ by 1e-12 at most. Every ratio lies in [c, C]; what s
-    moves is known to 1e-9 relative, or as well as the sum that defines s: 1e-14 over the mass that
-    moves. A row equal to the public one gives q exactly, and so do c = 1 and C = 1.
+    1e-12 + 2^−52·(|log s| + |lse|), lse the public log-sum-exp, whose rounding is a factor of all
+    rows of a position alike: the sums of two of them differ by 1e-12 at most, by 4e-12 where log s
+    is beyond 10³. Every ratio lies in [c, C]; what s moves is known to 1e-9 relative, or as well as
+    the sum that defines s: 1e-14 over the mass that moves. A row equal to the public one gives q
+    exactly, and so do c = 1 and C = 1.
 
     With orders, the charge of the per-model filter under zero-out, which depends on model i's row
     and public values alone: U = p̄_i/q, W = ((N−1)c + 1)/N, P = ((N−1)c + U)/N,

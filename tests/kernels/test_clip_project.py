@@ -43,8 +43,9 @@ def single(case: Case, clipping: Clipping, i: int, b: int) -> Tensor:
 
 
 def check_row(case: Case, clipping: Clipping, box: Box, i: int, b: int) -> None:
-    bar, lse = single(case, clipping, i, b), clipping.public_lse[b].item()
-    assert abs(bar.sum().item() - 1) <= 1e-12 + 2**-52 * abs(lse)
+    bar, log_scale = single(case, clipping, i, b), clipping.log_scale[i, b].item()
+    rounded = abs(clipping.public_lse[b].item()) + (abs(log_scale) if log_scale < math.inf else 0)
+    assert abs(bar.sum().item() - 1) <= 1e-12 + 2**-52 * rounded
     error = 1e-9
     # What moves with s is known as well as the sum is that defines s.
     moving = error + 1e-14 / max(float(box.inside()), 1e-300)
