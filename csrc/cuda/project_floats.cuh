@@ -10,7 +10,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr int kFloatSearchThreads = 224;  // two such blocks have the registers they want
+constexpr int kFloatSearchThreads = 256;
 
 // A sum in floats over a few terms at a time, beyond that in double.
 class BurstSum {
@@ -127,21 +127,16 @@ class FloatRow {
                public_aligned = pack_aligned<D>(public_row_);
     const int stride = static_cast<int>(blockDim.x) * kPack;
     int v = static_cast<int>(threadIdx.x) * kPack;
-    const auto load = [&](Pack<D>& pack, Pack<D>& public_pack) {
-      pack = load_pack<D>(private_row_, v, vocab_, aligned);
-      public_pack = load_pack<D>(public_row_, v, vocab_, public_aligned);
-    };
-    Pack<D> pack, public_pack;
-    load(pack, public_pack);
     while (v < vocab_) {
       for (int step = 0; step < kBurst && v < vocab_; ++step) {
+        const Pack<D> pack = load_pack<D>(private_row_, v, vocab_, aligned);
+        const Pack<D> public_pack = load_pack<D>(public_row_, v, vocab_, public_aligned);
         float z[kPack], z0[kPack];
 #pragma unroll
         for (int k = 0; k < kPack; ++k) {
           z[k] = float_of<D>(pack.bits[k]), z0[k] = float_of<D>(public_pack.bits[k]);
         }
         v += stride;
-        load(pack, public_pack);  // the next, while this is worked on
         FloatQuad q, d;
 #pragma unroll
         for (int k = 0; k < kPack; ++k) {
