@@ -141,7 +141,8 @@ def _train_dp(
 ) -> int:
     import torch
 
-    from adapmixed.training.dpsgd import PrivacyTarget, train_dp
+    from adapmixed.training.dp_guarantee import PrivacyTarget
+    from adapmixed.training.dpsgd import train_dp
     from adapmixed.training.run import DTYPES
 
     names = ("models", "key_file", "validation_fraction", "workers")
