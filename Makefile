@@ -10,6 +10,8 @@ ifndef ADAPMIXED_CUDA
 ADAPMIXED_CUDA := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo AUTO || echo OFF)
 endif
 export ADAPMIXED_CUDA
+# Processes that run the tests: files are shared out, each one's tests stay together.
+TEST_PROCESSES ?= 2
 
 # What the compiled module depends on. The folders of csrc stand for deleted and renamed files, the
 # stamp's name for the setting it was built with, `rebuild` for a module that is not there.
@@ -43,7 +45,7 @@ demo: $(INSTALLED)
 	$(BIN)/adapmixed demo --out report
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 # The tables and, with machine, versions and commit, benchmarks/results/local.json (and .txt).
 bench: $(INSTALLED)

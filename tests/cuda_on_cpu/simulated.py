@@ -8,6 +8,7 @@ runs the kernels' own source on tensors of the CPU, one fibre for each CUDA thre
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -44,9 +45,7 @@ def _run(*command: object) -> str:
     return done.stdout.strip()
 
 
-@cache
-def module() -> ModuleType:
-    """The kernels as a module, built where they have changed."""
+def _build() -> None:
     pybind11 = _run(sys.executable, "-m", "pybind11", "--cmakedir")
     _run(
         _command("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DADAPMIXED_SIMT=ON",
@@ -54,6 +53,15 @@ def module() -> ModuleType:
         f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={_command('ninja')}",
     )  # fmt: skip
     _run(_command("cmake"), "--build", BUILD)
+
+
+@cache
+def module() -> ModuleType:
+    """The kernels as a module, built where they have changed, by one process at a time."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _build()
     path = BUILD / f"_cuda_on_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
     spec = importlib.util.spec_from_file_location("_cuda_on_cpu", path)
     assert spec is not None and spec.loader is not None
