@@ -72,13 +72,18 @@ sanitize: build/sanitize-address/sanitized build/sanitize-thread/sanitized \
 	  $(FIXED_ADDRESSES) build/sanitize-thread/sanitized $(CASES) && \
 	  $(FIXED_ADDRESSES) build/simulated-thread/sanitized $(CASES)
 
-$(CASES): $(INSTALLED) tests/sanitize/dump_cases.py tests/kernels/cases.py tests/kernels/regressions.py
+$(CASES): $(INSTALLED) tests/sanitize/dump_cases.py $(addprefix tests/kernels/,cases.py fuzz_cases.py \
+                                                                   regressions.py)
 	@mkdir -p $(@D)
 	$(BIN)/python tests/sanitize/dump_cases.py $@
 
+# The AVX-512 path, too, its instructions emulated where the machine has AVX2 at most.
+EMULATED = $(shell grep -qw avx2 /proc/cpuinfo && ! grep -qw avx512f /proc/cpuinfo && echo ON || echo OFF)
+
 # Of the CPU's operators, and of the CUDA kernels as tests/cuda_on_cpu runs them.
-build/sanitize-%/sanitized: $(COMPILED) $(wildcard tests/sanitize/*.cpp tests/sanitize/*.h)
-	$(call sanitized,$(@D),-DADAPMIXED_SANITIZE=$*)
+build/sanitize-%/sanitized: $(COMPILED) $(wildcard tests/sanitize/*.cpp tests/sanitize/*.h) \
+                            tests/isa/avx512_emulated.h
+	$(call sanitized,$(@D),-DADAPMIXED_SANITIZE=$* -DADAPMIXED_EMULATE_AVX512=$(EMULATED))
 	@touch $@
 
 build/simulated-%/sanitized: $(COMPILED) $(wildcard tests/sanitize/*.h tests/cuda_on_cpu/*.cpp \

@@ -169,7 +169,7 @@ def test_wide_vocabularies(models: int, spread: float, device: torch.device) -> 
 
 @pytest.mark.parametrize("models", (1, 3, 100))
 def test_a_part_on_every_path(models: int, isa: str) -> None:
-    """Of each spread a small case at everything and a wide one; `make isa` runs all on AVX-512."""
+    """Of each spread a small case at everything and a wide one; `make isa` runs all of AVX-512."""
     report, device = Report(), torch.device("cpu")
     for k, spread in enumerate(SPREADS if models < 100 else SPREADS[::2]):
         small, wide = list(tiny_cases(models, spread)), list(wide_cases(models, spread))
