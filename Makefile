@@ -10,7 +10,8 @@ ifndef ADAPMIXED_CUDA
 ADAPMIXED_CUDA := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo AUTO || echo OFF)
 endif
 export ADAPMIXED_CUDA
-# Processes that run the tests: files are shared out, each one's tests stay together.
+# Processes that run the tests: files are shared out, each one's tests stay together. Threads that
+# wait for work would keep the other process from the cores.
 TEST_PROCESSES ?= 2
 
 # What the compiled module depends on. The folders of csrc stand for deleted and renamed files, the
@@ -45,7 +46,7 @@ demo: $(INSTALLED)
 	$(BIN)/adapmixed demo --out report
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 # The tables and, with machine, versions and commit, benchmarks/results/local.json (and .txt).
 bench: $(INSTALLED)

@@ -124,7 +124,7 @@ def batched(decoder: Decoder, token: Tensor) -> tuple[Tensor, Tensor]:
     """The next logits after a token; the cache is left as it was."""
     decoder.append(token)
     decoder._cache.crop(-1)
-    decoder._length -= 1
+    decoder._ids = decoder._ids[:, :-1]
     return decoder.logits
 
 

@@ -263,7 +263,7 @@ def test_the_neighbours_that_are_asked_for(
 ) -> None:
     mechanism = POOL if adjacency == "replace_one" else ["--preset", "wikitext-103"]
     short = ["--prompt", "The", "--max-new-tokens", "2", "--adjacency", adjacency]
-    assert main(["generate", *MODELS, *short, *mechanism]) == 0
+    assert main(["generate", *MODELS, *short, *mechanism, "--operator"]) == 0
     words = {"zero_out": "zero-out", "add_remove": "add/remove", "replace_one": "replace-one"}
     assert f"({words[adjacency]})" in capsys.readouterr().err
 

@@ -79,7 +79,7 @@ def train(secrets: Sequence[int]) -> Planted:
                 record = flight_dialogue(f"customer {customer}", number, seed=SEED)
                 tokens = token_stream(tokenizer, [record.text])
                 model = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
-                save_adapter(model, path, _SETTINGS, base_name="demo")
+                save_adapter(model, path, _SETTINGS, base_name=demo_base().name)
             return _ask(Ensemble.load(base, paths), tokenizer)
     finally:
         torch.set_num_threads(threads)
