@@ -41,7 +41,8 @@ from adapmixed.privacy.events import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.filter import MAX_ANSWERS, FilterBudget, PerModelFilter
+from adapmixed.privacy.filter import PerModelFilter
+from adapmixed.privacy.filter_budget import MAX_ANSWERS, FilterBudget
 from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
 from adapmixed.privacy.ledger import Ledger, LedgerError
 

@@ -14,10 +14,10 @@ file a kind of total: `renyi_total`, `fixed_totals`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,24 +36,13 @@ from adapmixed.privacy.events import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.filter import FilterBudget, FilterTotal
-from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result, ScreeningTotal
+from adapmixed.privacy.filter import FilterTotal
+from adapmixed.privacy.filter_budget import FilterBudget
+from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result
 from adapmixed.privacy.guarantee import RULES, Guarantee
 from adapmixed.privacy.renyi_total import RenyiTotal
-
-
-@dataclass
-class _State:
-    """Running totals, each immutable; `total` is that of the one mechanism, None before it."""
-
-    screening: ScreeningTotal = ScreeningTotal()
-    total: RenyiTotal | ClippedTotal | PoolTotal | FilterTotal | None = None
-    num_models: int | None = None
-    adjacency: str | None = None  # that of Rényi events; the others answer every question
-    queries: int = 0
-    public_queries: int = 0  # of them
-    unprotected: bool = False
-    caveats: frozenset[str] = frozenset()
+from adapmixed.privacy.running import Running, agree, one_mechanism
+from adapmixed.privacy.state import read_accountant, write_accountant
 
 
 class Accountant:
@@ -102,7 +91,7 @@ class Accountant:
                 f"delta must be the filter's, {filter_budget.delta:g}, got {self.delta:g}"
             )
         self.filter_budget = filter_budget
-        self._state = _State()
+        self._state = Running()
 
     @property
     def queries(self) -> int:
@@ -120,15 +109,33 @@ class Accountant:
 
     def copy(self) -> Accountant:
         """An independent accountant with the same totals."""
-        other = Accountant(
-            self.delta,
-            rule=self.rule,
-            order_weights=self.order_weights,
-            adjacency=self.adjacency,
-            filter_budget=self.filter_budget,
-        )
+        other = Accountant(**self._settings())
         other._state = replace(self._state)
         return other
+
+    def state(self) -> dict[str, Any]:
+        """Everything added so far as strict JSON values, exact to the bit: see `from_state`.
+
+        Private where losses are: it holds what each model has been charged.
+        """
+        return write_accountant(self._settings(), self._state)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Accountant:
+        """The accountant that `state()` was asked of; it goes on as that one would have.
+
+        Raises:
+            ValueError: another format version, a field that is missing, unknown or of another type,
+                or totals that no events can have given.
+        """
+        settings, running = read_accountant(state)
+        accountant = cls(**settings)
+        accountant._state = running
+        return accountant
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("delta", "rule", "order_weights", "adjacency", "filter_budget")
+        return {name: getattr(self, name) for name in names}
 
     def add(self, events: Event | Iterable[Event]) -> Accountant:
         """Adds one event or several; all of them or, on ValueError, none. Returns self.
@@ -226,7 +233,7 @@ class Accountant:
             )
         return known or asked or "zero_out"
 
-    def _add(self, state: _State, event: object) -> None:
+    def _add(self, state: Running, event: object) -> None:
         if isinstance(event, Caveat):
             state.caveats |= {event.name}
             return
@@ -247,29 +254,29 @@ class Accountant:
             | IndividualCharge,
         ):
             raise ValueError(f"events must be privacy events, got {type(event).__name__}")
-        _agree(state, "num_models", event.num_models)
+        agree(state, "num_models", event.num_models)
         if isinstance(event, GaussianScreening):
             state.screening = state.screening.add(event)
         elif isinstance(event, ClippedAnswer):
-            state.total = _one_mechanism(state, ClippedTotal()).add(event)
+            state.total = one_mechanism(state, ClippedTotal()).add(event)
         elif isinstance(event, BoundedRangeAnswer):
-            state.total = _one_mechanism(state, PoolTotal()).add(event)
+            state.total = one_mechanism(state, PoolTotal()).add(event)
         elif isinstance(event, IndividualCharge):
             if self.filter_budget is None:
                 raise ValueError(
                     "filter_budget must be given to an accountant of IndividualCharges: without a "
                     "filter and its budget they give no guarantee"
                 )
-            state.total = _one_mechanism(state, FilterTotal(self.filter_budget)).add(event)
+            state.total = one_mechanism(state, FilterTotal(self.filter_budget)).add(event)
         else:
             if self.adjacency not in (None, event.adjacency):
                 raise ValueError(
                     f"adjacency must be {self.adjacency!r}, what this accountant is asked about, "
                     f"got {event.adjacency!r}"
                 )
-            _agree(state, "adjacency", event.adjacency)
+            agree(state, "adjacency", event.adjacency)
             empty = RenyiTotal(self.delta, self.rule, self.order_weights)
-            state.total = _one_mechanism(state, empty).add(event)
+            state.total = one_mechanism(state, empty).add(event)
         if not isinstance(event, GaussianScreening):
             state.queries += event.queries
         if isinstance(state.total, FilterTotal) and state.screening.screened:
@@ -287,35 +294,3 @@ class Accountant:
         if isinstance(state.total, FilterTotal):
             return state.total.evaluate(adjacency)
         return state.total.evaluate(self.delta, adjacency, state.screening)
-
-
-_MECHANISMS = {
-    RenyiTotal: "realised losses or Rényi bounds",
-    ClippedTotal: "ClippedAnswer",
-    PoolTotal: "BoundedRangeAnswer",
-    FilterTotal: "IndividualCharge",
-}
-
-
-_Total = TypeVar("_Total", RenyiTotal, ClippedTotal, PoolTotal, FilterTotal)
-
-
-def _one_mechanism(state: _State, empty: _Total) -> _Total:
-    """The state's total where it is of the type of `empty`, or `empty` before the first event."""
-    if state.total is None:
-        return empty
-    if not isinstance(state.total, type(empty)):
-        raise ValueError(
-            f"events must come from one mechanism, got {_MECHANISMS[type(empty)]} after "
-            f"{_MECHANISMS[type(state.total)]}: no joint total is proved; keep an accountant for "
-            f"each, whose fixed ε and δ add"
-        )
-    return state.total
-
-
-def _agree(state: _State, name: str, value: int | str) -> None:
-    known = getattr(state, name)
-    if known is None:
-        setattr(state, name, value)
-    elif known != value:
-        raise ValueError(f"{name} must be the same in every event, got {value!r} after {known!r}")

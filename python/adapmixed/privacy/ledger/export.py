@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from adapmixed.privacy.events import Event
-from adapmixed.privacy.ledger.codec import canonical, parse, readable
+from adapmixed.privacy.fields import canonical, parse
+from adapmixed.privacy.ledger.codec import readable
 from adapmixed.privacy.ledger.records import Description, Record
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from adapmixed.privacy.accountant import Accountant
 from adapmixed.privacy.events import Caveat, Event
-from adapmixed.privacy.filter import FilterBudget
+from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.errors import (
     LedgerClosedError,

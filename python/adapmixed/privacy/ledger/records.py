@@ -12,8 +12,9 @@ from typing import Any
 
 from adapmixed.privacy.accountant import Accountant
 from adapmixed.privacy.events import Event
-from adapmixed.privacy.filter import FilterBudget
-from adapmixed.privacy.ledger.codec import canonical, decode, encode, parse, write_real
+from adapmixed.privacy.fields import canonical, parse, write_real
+from adapmixed.privacy.filter_budget import FilterBudget
+from adapmixed.privacy.ledger.codec import decode, encode
 from adapmixed.privacy.ledger.errors import LedgerCorruptError, LedgerMismatchError
 
 FORMAT_VERSION = 1

@@ -1,0 +1,53 @@
+"""The fields of every privacy event, as they are written.
+
+A new event needs one line in `FIELDS`, in the order of its dataclass; its name and fields then
+belong to the formats of ledgers and states.
+"""
+
+from __future__ import annotations
+
+from adapmixed.privacy.events import (
+    BoundedRangeAnswer,
+    Caveat,
+    ClippedAnswer,
+    GaussianScreening,
+    IndividualCharge,
+    LeaveOneOutLoss,
+    PublicAnswer,
+    RenyiBound,
+    UnprotectedAnswer,
+)
+from adapmixed.privacy.fields import ARRAY, COUNT, FLAG, REAL, REALS, WORD, Kind, optional
+
+FIELDS: dict[type, dict[str, Kind]] = {
+    GaussianScreening: {"num_models": COUNT, "queries": COUNT, "weight": REAL, "sigma": REAL},
+    LeaveOneOutLoss: {"orders": REALS, "loss": ARRAY, "adjacency": WORD, "loss_error": REAL},
+    RenyiBound: {
+        "order": REAL,
+        "epsilon": REAL,
+        "num_models": COUNT,
+        "queries": COUNT,
+        "adjacency": WORD,
+        "published": FLAG,
+        "budget": optional(COUNT),
+    },
+    ClippedAnswer: {
+        "lower": REAL,
+        "upper": REAL,
+        "num_models": COUNT,
+        "queries": COUNT,
+        "budget": optional(COUNT),
+    },
+    BoundedRangeAnswer: {
+        "scale": REAL,
+        "lower": REAL,
+        "upper": REAL,
+        "num_models": COUNT,
+        "queries": COUNT,
+        "budget": optional(COUNT),
+    },
+    IndividualCharge: {"measure": WORD, "order": optional(REAL), "charge": ARRAY},
+    PublicAnswer: {"queries": COUNT},
+    UnprotectedAnswer: {"queries": COUNT},
+    Caveat: {"name": WORD},
+}

@@ -1,0 +1,147 @@
+"""What the models may spend under a per-model filter, and the (ε, δ) that follows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from adapmixed.privacy.checks import check_measure, check_question, check_real
+from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.fields import REAL, WORD, optional, record
+from adapmixed.privacy.rounding import times_up
+
+MAX_ANSWERS = 2**40
+"""Answers under one filter: what bounds the part of δ that sampling by integer weights takes."""
+
+# T τ: of MAX_ANSWERS tokens, each drawn within V 2^-99 of the accounted law, for V up to 2^20.
+_DRAWN = 2.0 ** (40 + 20 - 99)
+
+
+@dataclass(frozen=True)
+class FilterBudget:
+    """What every model may spend, and the (ε, δ) that follows; fixed before the first query.
+
+    Attributes:
+        measure: "renyi", charges are D↔_order (ClippedMixing), or "zcdp", charges are ρ
+            (ClippedLogPool).
+        amount: B ≥ 0, what the charges of a model may add up to.
+        delta: δ in (0, 1) of the guarantee.
+        order: Rényi order > 1 for "renyi", None for "zcdp".
+    """
+
+    measure: str
+    amount: float
+    delta: float
+    order: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", check_measure(self.measure, self.order))
+        object.__setattr__(self, "amount", check_real("amount", self.amount))
+        object.__setattr__(self, "delta", check_real("delta", self.delta))
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {self.delta!r}")
+
+    @classmethod
+    def for_epsilon(
+        cls,
+        epsilon: float,
+        delta: float,
+        *,
+        order: float | None = None,
+        adjacency: str = "zero_out",
+    ) -> FilterBudget:
+        """The largest budget whose (ε, δ) for these neighbours is at most (epsilon, delta).
+
+        Args:
+            order: of the charges for ClippedMixing; None for ClippedLogPool, whose best order
+                follows from the budget.
+            adjacency: as of :meth:`epsilon`.
+
+        Raises:
+            ValueError: epsilon is not above what the conversion takes at this order and delta.
+        """
+        epsilon = check_real("epsilon", epsilon)
+        measure = "zcdp" if order is None else "renyi"
+
+        def stated(amount: float) -> float:
+            return cls(measure, amount, delta, order).epsilon(adjacency)
+
+        if order is not None and stated(0.0) > epsilon:
+            raise ValueError(
+                f"epsilon must be > {stated(0.0):.6g}, what the conversion takes at "
+                f"order {order:g} and delta {delta:g}, got {epsilon!r}"
+            )
+        low, high = 0.0, 1.0
+        while stated(high) <= epsilon:
+            low, high = high, 2 * high
+        for _ in range(200):
+            middle = (low + high) / 2
+            if middle in (low, high):
+                break
+            low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
+        return cls(measure, low, delta, order)
+
+    def epsilon(self, adjacency: str = "zero_out") -> float:
+        """ε at δ, rounded up; what drawing `MAX_ANSWERS` tokens by integer weights adds is in it.
+
+        Replace-one passes through the emptied shard: twice the Rényi budget is no bound there, so
+        ε(δ₁) doubles with δ₁ = δ/(1 + e^ε(δ₁)) ("renyi"); zCDP composes through it as 4 B ("zcdp").
+        Add/remove is zero-out for "zcdp" and not covered by charges under zero-out for "renyi".
+
+        Raises:
+            ValueError: "add_remove" for "renyi".
+        """
+        return _epsilon(self, check_question(adjacency))
+
+
+@lru_cache(maxsize=256)  # a ledger states it with every charge
+def _epsilon(budget: FilterBudget, adjacency: str) -> float:
+    """The least ε for which the exact law has (ε, δ − (1 + e^ε) T τ), or +inf."""
+    epsilon, sampled = -1.0, 0.0
+    for _ in range(100):
+        delta = budget.delta - sampled
+        if not delta > 0:
+            break
+        found = _of_the_exact_law(budget.order, budget.amount, delta, adjacency)
+        if found <= epsilon:
+            return epsilon
+        epsilon = found
+        sampled = times_up(1 + math.exp(min(epsilon, 700.0)), _DRAWN)
+    return math.inf
+
+
+def _of_the_exact_law(order: float | None, amount: float, delta: float, adjacency: str) -> float:
+    if order is None:
+        return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
+    if adjacency == "add_remove":
+        raise ValueError(
+            "adjacency must be 'zero_out' or 'replace_one' under a Rényi filter, got "
+            "'add_remove': its charges compare with an emptied slot"
+        )
+    if adjacency == "zero_out":
+        return max(0.0, rdp_to_dp(order, amount, delta))
+    return _replaced(order, amount, delta)
+
+
+def _replaced(order: float, amount: float, delta: float) -> float:
+    """2ε₁ with (1 + e^ε₁) δ₁ ≤ δ, ε₁ = B + c_α(δ₁): δ₁ as large as that admits."""
+
+    def parts(log_share: float) -> tuple[float, float]:
+        share = math.exp(log_share)
+        once = max(0.0, rdp_to_dp(order, amount, share))
+        return once, (1 + math.exp(min(once, 700.0))) * share
+
+    low, high = -700.0, math.log(delta)
+    if not parts(low)[1] <= delta:
+        return math.inf
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if parts(middle)[1] <= delta else (low, middle)
+    return times_up(2, parts(low)[0])
+
+
+BUDGET = record(
+    FilterBudget, {"measure": WORD, "amount": REAL, "delta": REAL, "order": optional(REAL)}
+)
+"""How a budget is written."""
