@@ -105,6 +105,26 @@ class SeededRandom(_Counter):
         self.seed = seed
         self.label = label
 
+    @property
+    def position(self) -> int:
+        """How many counters have been handed out."""
+        with self._lock:
+            return self._next
+
+    def skip_to(self, position: int) -> None:
+        """Goes on behind the counters of an earlier holder of this seed and label.
+
+        Raises:
+            ValueError: position is no integer, or lies before the next counter: one would be handed
+                out twice.
+        """
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise ValueError(f"position must be an integer, got {position!r}")
+        with self._lock:
+            if position < self._next:
+                raise ValueError(f"position must be >= {self._next}, got {position}")
+            self._next = position
+
     def child(self, label: str) -> "SeededRandom":
         """A source for one of several users, which does not depend on what the others draw."""
         return SeededRandom(self.seed, f"{self.label}/{label}")

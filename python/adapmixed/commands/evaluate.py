@@ -1,19 +1,20 @@
-"""``adapmixed evaluate``: perplexity and privacy of one mechanism over a text."""
+"""``adapmixed evaluate``: perplexity and privacy of one or several mechanisms over a text."""
 
 import argparse
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from adapmixed.commands.filters import (
     add_filter_options,
     count_lines,
-    filter_budget_of,
     model_filter_of,
     release_counts,
     show_spent,
 )
+from adapmixed.commands.methods import Choice, add_method_option, choices_of
 from adapmixed.commands.options import (
     add_mechanism_options,
     check_output,
@@ -27,7 +28,9 @@ from adapmixed.commands.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from adapmixed.evaluation import Evaluation
+    from adapmixed.evaluation import Evaluation, Runs
+    from adapmixed.mechanisms import Mechanism
+    from adapmixed.privacy import PerModelFilter
 
 
 def add_parser(commands: Any) -> None:
@@ -35,7 +38,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "evaluate",
         help="perplexity and privacy over a text",
-        description="Scores every token of a text with one mechanism and with the public model. "
+        description="Scores every token of a text with the public model and with one mechanism, or "
+        "several side by side (docs/evaluation.md). "
         "Evaluation reveals probabilities: its output is for the operator.",
     )
     parser.add_argument("--base", required=True, help="public model: folder or hub name")
@@ -43,20 +47,27 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--text", required=True, type=Path, help="UTF-8 text file or folder")
     parser.add_argument("--json", type=Path, help="write the report there as JSON")
     parser.add_argument("--out", type=Path, help="write report.json and report.html there")
-    parser.add_argument("--queries", type=int, help="stop after this many tokens")
+    parser.add_argument("--queries", type=int, help="stop after this many tokens, in every run")
     parser.add_argument("--block", type=int, help="tokens per block (512, or the model's window)")
+    parser.add_argument(
+        "--stride", type=int, help="windows slide by this many tokens (blocks do not overlap)"
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=1,
+        help="runs over disjoint stretches of the text: mean ± deviation",
+    )
+    parser.add_argument(
+        "--result", type=Path, help="PRIVATE: keep the state there, to go on from after a kill"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from --result, if it is there")
     parser.add_argument("--seed", type=int, help="repeatable randomness (evaluation only)")
     parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
     add_mechanism_options(parser)
+    add_method_option(parser)
     add_filter_options(parser)
     parser.set_defaults(run=run)
-
-
-def methods_of(report: dict[str, object]) -> list[dict[str, Any]]:
-    """A report's list of methods."""
-    methods = report["methods"]
-    assert isinstance(methods, list)
-    return methods
 
 
 def over_time(evaluations: "Sequence[Evaluation]", rows: int = 8) -> list[str]:
@@ -89,16 +100,16 @@ def _stretches(
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates and prints the table."""
-    budget = filter_budget_of(arguments)
-    mechanism_of(arguments, queries=1)  # refuses bad options before the models are loaded
+    choices = choices_of(arguments)  # refuses bad options before the models are loaded
+    _check_combination(arguments)
     check_output(arguments.json)
     check_output(arguments.out, folder=True)
     quiet_libraries()
     from adapmixed.data.text import read_text
-    from adapmixed.evaluation import evaluate, plan
-    from adapmixed.mechanisms import Mechanism, PublicOnly
+    from adapmixed.evaluation import plan_runs
     from adapmixed.models import Ensemble
     from adapmixed.report import build_report, environment, table, write_report
+    from adapmixed.report.runs import runs_entry, runs_table
     from adapmixed.training.finetune import token_stream
 
     documents = read_text(arguments.text)
@@ -106,62 +117,142 @@ def run(arguments: argparse.Namespace) -> int:
     if ensemble.tokenizer is None:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
-    _, total = plan(tokens, ensemble.max_positions, arguments.block, arguments.queries)
-    mechanism = mechanism_of(arguments, total)
-    mechanisms: dict[str, Mechanism] = {"public": PublicOnly()}
-    mechanisms[mechanism.name] = mechanism
-    model_filter = model_filter_of(arguments, budget, ensemble.num_models)
-    update, close = progress_bar(total, "token")
-    evaluations = evaluate(
-        ensemble,
+    total = plan_runs(
         tokens,
-        mechanisms,
-        delta=arguments.delta,
-        rng=random_source(arguments.seed),
-        block=arguments.block,
-        queries=arguments.queries,
-        rule=arguments.rule,
-        adjacency=arguments.adjacency,
-        model_filters={} if model_filter is None else {mechanism.name: model_filter},
-        memory_bytes=arguments.memory,
-        progress=update,
-    )
+        ensemble.max_positions,
+        arguments.block,
+        arguments.queries,
+        runs=arguments.runs,
+        stride=arguments.stride,
+    )[1]
+    asked = Asked.of(choices, total, ensemble.num_models)
+    update, close = progress_bar(total * arguments.runs, "token")
+    runs = _evaluated(arguments, ensemble, tokens, asked, update)
     close()
+    evaluations = [one.evaluations[0] for one in runs]
     report = build_report(
-        evaluations,
-        config={
-            "command": "evaluate",
-            "base": str(arguments.base),
-            "ensemble": str(arguments.ensemble),
-            "num_models": ensemble.num_models,
-            "mechanism": repr(mechanism),
-            "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
-            "text": str(arguments.text),
-            "queries": total,
-            "block": arguments.block,
-            "preset": arguments.preset,
-            "delta": arguments.delta,
-            "rule": arguments.rule,
-            "adjacency": arguments.adjacency,
-            "filter_epsilon": arguments.filter_epsilon,
-        },
-        environment=environment(),
+        evaluations, config=_config(arguments, asked, total, ensemble), environment=environment()
     )
-    print(table(report))
-    if model_filter is not None:
-        print("\n".join(["", *over_time(evaluations)]))
-        report["released_counts"] = counts = release_counts(model_filter)
-        for line in count_lines(counts, model_filter.sigma):
-            print(line)
-        if arguments.operator:
-            show_spent(model_filter)
+    if arguments.runs > 1:
+        report["runs"] = runs_entry(runs)
+        print(runs_table(runs))
+    else:
+        print(table(report))
+        if asked.filters:
+            print("\n".join(["", *over_time(evaluations)]))
+        for name, model_filter in asked.filters.items():
+            _release(name, model_filter, arguments, report)
     if arguments.out is not None:
         for path in write_report(report, arguments.out):
             print(f"wrote {path}")
     if arguments.json is not None:
         if arguments.seed is not None:
             # What a seed repeats is the evaluation, not its speed.
-            report["methods"] = [m | {"tokens_per_second": None} for m in methods_of(report)]
+            methods = cast("list[dict[str, Any]]", report["methods"])
+            report["methods"] = [one | {"tokens_per_second": None} for one in methods]
         text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
         arguments.json.write_text(text + "\n", encoding="utf-8")
     return 0
+
+
+def _check_combination(arguments: argparse.Namespace) -> None:
+    """Refuses what does not go together."""
+    path = arguments.result
+    if path is None:
+        if arguments.resume:
+            raise ValueError("--resume needs --result, the file to go on from")
+    elif path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"--result must name a file in an existing folder, got {path}")
+    elif path.exists() and not arguments.resume:
+        raise ValueError(f"--result must name a new file without --resume, got {path}")
+    if arguments.release_counts is not None and (path is not None or arguments.runs != 1):
+        raise ValueError(
+            f"--release-counts cannot be used with --result or --runs, got "
+            f"{arguments.release_counts}: counts that were released once could be released again"
+        )
+    if arguments.operator and arguments.runs != 1:
+        raise ValueError("--operator cannot be used with --runs: every run has filters of its own")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The methods of an evaluation by label, the public model first."""
+
+    mechanisms: "dict[str, Mechanism]"
+    rules: dict[str, str]
+    adjacencies: dict[str, str | None]
+    filters: "dict[str, PerModelFilter]"
+
+    @classmethod
+    def of(cls, choices: "Sequence[Choice]", queries: int, num_models: int) -> "Asked":
+        """For that many queries of a run, which budgets are for unless they are given."""
+        from adapmixed.mechanisms import PublicOnly
+
+        asked = cls({"public": PublicOnly()}, {}, {}, {})
+        for one in choices:
+            asked.mechanisms[one.label] = mechanism_of(one.arguments, queries)
+            asked.rules[one.label] = one.arguments.rule
+            asked.adjacencies[one.label] = one.arguments.adjacency
+            model_filter = model_filter_of(one.arguments, one.budget, num_models)
+            if model_filter is not None:
+                asked.filters[one.label] = model_filter
+        return asked
+
+
+def _evaluated(
+    arguments: argparse.Namespace, ensemble: Any, tokens: list[int], asked: Asked, progress: Any
+) -> "list[Runs]":
+    from adapmixed.evaluation import Runs, evaluate, evaluate_runs
+
+    settings = dict(
+        delta=arguments.delta,
+        rng=random_source(arguments.seed),
+        block=arguments.block,
+        stride=arguments.stride,
+        queries=arguments.queries,
+        rule=asked.rules,
+        adjacency=asked.adjacencies,
+        model_filters=asked.filters,
+        memory_bytes=arguments.memory,
+        progress=progress,
+        result=arguments.result,
+        resume=arguments.resume,
+    )
+    if arguments.runs > 1:
+        return evaluate_runs(ensemble, tokens, asked.mechanisms, runs=arguments.runs, **settings)
+    # One run uses the filters themselves, which then say what was spent.
+    found = evaluate(ensemble, tokens, asked.mechanisms, **settings)
+    return [Runs(one.name, (one,)) for one in found]
+
+
+def _config(
+    arguments: argparse.Namespace, asked: Asked, queries: int, ensemble: Any
+) -> dict[str, object]:
+    names = ("preset", "delta", "rule", "adjacency", "filter_epsilon", "block", "stride", "runs")
+    return {
+        "command": "evaluate",
+        "base": str(arguments.base),
+        "ensemble": str(arguments.ensemble),
+        "num_models": ensemble.num_models,
+        "mechanisms": {name: repr(one) for name, one in asked.mechanisms.items()},
+        "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
+        "text": str(arguments.text),
+        "queries": queries,
+        **{name: getattr(arguments, name) for name in names},
+    }
+
+
+def _release(
+    name: str,
+    model_filter: "PerModelFilter",
+    arguments: argparse.Namespace,
+    report: dict[str, object],
+) -> None:
+    """Prints the counts of a filter, and for the operator what its models have spent."""
+    counts = release_counts(model_filter)
+    if counts:
+        report["released_counts"] = counts
+    for line in count_lines(counts, model_filter.sigma):
+        print(line)
+    if arguments.operator:
+        show_spent(model_filter)

@@ -4,8 +4,19 @@ Perplexity reveals probabilities of the mixture: it is evaluation for the operat
 release.
 """
 
-from adapmixed.evaluation.loop import evaluate
-from adapmixed.evaluation.result import Evaluation
-from adapmixed.evaluation.windows import plan
+from adapmixed.evaluation.loop import evaluate, evaluate_runs
+from adapmixed.evaluation.result import Evaluation, Runs
+from adapmixed.evaluation.stored import StoredResult, read_result
+from adapmixed.evaluation.windows import Window, plan, plan_runs
 
-__all__ = ["Evaluation", "evaluate", "plan"]
+__all__ = [
+    "Evaluation",
+    "Runs",
+    "StoredResult",
+    "Window",
+    "evaluate",
+    "evaluate_runs",
+    "plan",
+    "plan_runs",
+    "read_result",
+]

@@ -1,77 +1,26 @@
-"""The loop of an evaluation: all mechanisms answer the logits of one forward pass."""
+"""Evaluations: all mechanisms answer the logits of one forward pass."""
 
-import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, Charge, check_budget
-from adapmixed.evaluation.result import Evaluation
-from adapmixed.evaluation.windows import plan
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES, check_budget
+from adapmixed.evaluation.configuration import describe
+from adapmixed.evaluation.methods import Method, Settings
+from adapmixed.evaluation.result import Evaluation, Runs
+from adapmixed.evaluation.result_file import ResultFile
+from adapmixed.evaluation.session import Session
+from adapmixed.evaluation.windows import plan_runs
 from adapmixed.mechanisms import Mechanism
-from adapmixed.privacy import Accountant, PerModelFilter
+from adapmixed.privacy import PerModelFilter
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
     from adapmixed.models import Ensemble
 
-# Positions of one mechanism call: enough to share its overhead, few enough to bound its memory.
-_POSITIONS_PER_CALL = 64
-
-
-class _Run:
-    """Running totals of one mechanism."""
-
-    def __init__(
-        self,
-        name: str,
-        mechanism: Mechanism,
-        charge: Charge,
-        rng: SecureRandom | SeededRandom,
-    ) -> None:
-        self.rng = rng
-        self.name = name
-        self.mechanism = mechanism
-        self.charge = charge
-        self.accountant = charge.accountant
-        self.log_likelihood = 0.0
-        self.screened = 0
-        self.seconds = 0.0
-        self.curve: list[tuple[int, float | None]] = []
-        self.perplexities: list[tuple[int, float]] = []
-
-    def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
-        start = time.perf_counter()
-        proposal = self.mechanism.propose(private, public, targets=targets, rng=self.rng)
-        answer = proposal.release(self.charge(proposal))
-        assert answer.log_prob is not None  # targets were given
-        self.log_likelihood += math.fsum(answer.log_prob.tolist())
-        self.screened += int(answer.public.sum())
-        self.seconds += time.perf_counter() - start
-        done = self.accountant.queries
-        self.curve.append((done, self.accountant.epsilon().epsilon))
-        self.perplexities.append((done, self._perplexity(done)))
-
-    def _perplexity(self, queries: int) -> float:
-        mean = -self.log_likelihood / queries
-        return math.exp(mean) if mean < 700.0 else math.inf
-
-    def result(self, queries: int, forward_seconds: float) -> Evaluation:
-        guarantee = self.accountant.epsilon()
-        return Evaluation(
-            name=self.name,
-            perplexity=self._perplexity(queries),
-            queries=queries,
-            guarantee=guarantee,
-            screened=0.0 if guarantee.kind == "public" else self.screened / queries,
-            seconds=self.seconds,
-            tokens_per_second=queries / (self.seconds + forward_seconds),
-            curve=tuple(self.curve),
-            perplexities=tuple(self.perplexities),
-            breakdown=self.accountant.breakdown(),
-        )
+SAVE_SECONDS = 10.0
+"""How often a result file is written, at the end of a window."""
 
 
 def evaluate(
@@ -82,18 +31,23 @@ def evaluate(
     delta: float,
     rng: SecureRandom | SeededRandom,
     block: int | None = None,
+    stride: int | None = None,
     queries: int | None = None,
     rule: str | Mapping[str, str] = "per_model",
-    adjacency: str | None = None,
+    adjacency: str | None | Mapping[str, str | None] = None,
     model_filters: Mapping[str, PerModelFilter] | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int, int], None] | None = None,
+    result: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    save_seconds: float = SAVE_SECONDS,
 ) -> list[Evaluation]:
     """Answers every position of a token stream with every mechanism.
 
     The stream is cut into non-overlapping blocks whose first token is not scored (the authors'
-    convention); every scored token is one query. The models run once, chunk by chunk under the
-    memory budget, and all mechanisms answer the same logits.
+    convention), or, with a stride, into windows that overlap, so that every token but the first of
+    the stream is scored once. Every scored token is one query. The models run once, chunk by chunk
+    under the memory budget, and all mechanisms answer the same logits.
 
     Args:
         ensemble: the models.
@@ -103,62 +57,178 @@ def evaluate(
         rng: seeded for a repeatable evaluation; every mechanism draws from a child of its own, so
             that its result does not depend on the others.
         block: tokens per block, ≥ 2; default 512, or the model's window if that is shorter.
+        stride: in [1, block − 1]: windows of `block` tokens begin every `stride` tokens, and each
+            scores what the one before it has not reached, with at least block − stride tokens of
+            context where there are so many. None: blocks do not overlap.
         queries: stop after this many; default: the whole stream.
         rule: the accountant's rule, "per_model" or "paper"; a mapping gives those of some
             mechanisms by name, the others have "per_model".
-        adjacency: which neighbours all guarantees are asked for; None: those of each mechanism.
+        adjacency: which neighbours the guarantees are asked for; a mapping gives those of some
+            mechanisms by name; None: those of each mechanism.
         model_filters: filters of some mechanisms by name, which then answer and are charged as
             :func:`adapmixed.generate` with ``model_filter``; the guarantee is the filter's.
         memory_bytes: budget of one chunk's logits and activations.
         progress: called with (queries done, queries in all).
+        result: a file to keep the state in, for the operator, from which `read_result` gives what
+            is returned here; None: nothing is kept.
+        resume: go on from that file where there is one. With a seed, the same memory budget and the
+            same number of threads the result is then the same in every bit as without a break;
+            without a seed the rest is answered with new randomness.
+        save_seconds: ≥ 0, how often the file is written, at the end of a window: what is answered
+            since is lost with the process.
 
     Returns:
         one :class:`Evaluation` per mechanism, in their order.
 
     Raises:
-        ValueError: no mechanisms, block or queries out of range, too few tokens for one query, a
-            mechanism whose events do not answer `adjacency` or have no charges for its filter.
+        ValueError: no mechanisms, block, stride or queries out of range, too few tokens for one
+            query, a mechanism whose events do not answer `adjacency` or have no charges for its
+            filter, a result file that exists without `resume`, is that of another evaluation, or
+            corrupted.
     """
+    filters = dict(model_filters or {})
+    runs = _evaluate(
+        ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
+        queries=queries, rule=rule, adjacency=adjacency, filters=lambda run: filters,
+        memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
+        save_seconds=save_seconds,
+    )  # fmt: skip
+    return [one.evaluations[0] for one in runs]
+
+
+def evaluate_runs(
+    ensemble: "Ensemble",
+    tokens: Sequence[int],
+    mechanisms: Mapping[str, Mechanism],
+    *,
+    runs: int,
+    queries: int | None = None,
+    delta: float,
+    rng: SecureRandom | SeededRandom,
+    block: int | None = None,
+    stride: int | None = None,
+    rule: str | Mapping[str, str] = "per_model",
+    adjacency: str | None | Mapping[str, str | None] = None,
+    model_filters: Mapping[str, PerModelFilter] | None = None,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+    result: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    save_seconds: float = SAVE_SECONDS,
+) -> list[Runs]:
+    """Several runs over disjoint stretches of a token stream, as in the paper's Table 1.
+
+    Run r answers the r-th stretch, which begins and ends with whole blocks; every mechanism has an
+    accountant, a filter and randomness of its own in every run. A guarantee is that of one run, one
+    service life of the ensemble; that of all runs *together* is not: their costs add.
+
+    Args:
+        runs: ≥ 1; one run is what :func:`evaluate` answers.
+        queries: of each run; default: as many as whole blocks shared out evenly hold.
+        model_filters: every run has a copy of them as they are, and they stay as they are.
+        progress: called with (queries done, queries in all), of all runs.
+
+    Other arguments and errors as :func:`evaluate`.
+
+    Returns:
+        one :class:`Runs` per mechanism, in their order.
+
+    Raises:
+        ValueError: besides, runs < 1 or more than the text offers; a filter with releases, which
+            every run would spend again.
+    """
+    given = dict(model_filters or {})
+    for name, one in given.items():
+        if one.releases:
+            raise ValueError(
+                f"model_filters must have no releases in runs, got {one.releases} for {name!r}"
+            )
+
+    def filters(run: int) -> dict[str, PerModelFilter]:
+        return {name: PerModelFilter.from_state(one.state()) for name, one in given.items()}
+
+    return _evaluate(
+        ensemble, tokens, mechanisms, runs=runs, delta=delta, rng=rng, block=block, stride=stride,
+        queries=queries, rule=rule, adjacency=adjacency, filters=filters,
+        memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
+        save_seconds=save_seconds,
+    )  # fmt: skip
+
+
+def _evaluate(
+    ensemble: "Ensemble",
+    tokens: Sequence[int],
+    mechanisms: Mapping[str, Mechanism],
+    *,
+    runs: int,
+    delta: float,
+    rng: SecureRandom | SeededRandom,
+    block: int | None,
+    stride: int | None,
+    queries: int | None,
+    rule: str | Mapping[str, str],
+    adjacency: str | None | Mapping[str, str | None],
+    filters: Callable[[int], dict[str, PerModelFilter]],
+    memory_bytes: int,
+    progress: Callable[[int, int], None] | None,
+    result: str | os.PathLike[str] | None,
+    resume: bool,
+    save_seconds: float,
+) -> list[Runs]:
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
-    blocks, total = plan(tokens, ensemble.max_positions, block, queries)
+    if not (isinstance(save_seconds, int | float) and save_seconds >= 0):
+        raise ValueError(f"save_seconds must be >= 0, got {save_seconds!r}")
+    if resume and result is None:
+        raise ValueError("resume needs the result file to go on from, got result=None")
+    windows, total = plan_runs(
+        tokens, ensemble.max_positions, block, queries, runs=runs, stride=stride
+    )
     for mechanism in mechanisms.values():
         check_budget(mechanism, total)
-    rules = dict.fromkeys(mechanisms, rule) if isinstance(rule, str) else dict(rule)
-    filters = dict(model_filters or {})
-    for argument, given in (("rule", rules), ("model_filters", filters)):
-        if given.keys() - mechanisms.keys():
-            unknown = sorted(given.keys() - mechanisms.keys())
-            raise ValueError(f"{argument} must name mechanisms of this evaluation, got {unknown!r}")
+    rules = _by_name("rule", rule, mechanisms)
+    adjacencies = _by_name("adjacency", adjacency, mechanisms)
+    _by_name("model_filters", filters(0), mechanisms)
+    settings = Settings(dict(mechanisms), delta, rules, adjacencies, ensemble.unverified)
 
-    def charge(name: str) -> Charge:
-        model_filter = filters.get(name)
-        accountant = Accountant(
-            delta,
-            rule=rules.get(name, "per_model"),
-            adjacency=adjacency,
-            filter_budget=None if model_filter is None else model_filter.budget,
-        )
-        return Charge(accountant, None, model_filter, ensemble.unverified)
+    def methods(run: int) -> list[Method]:
+        source = rng if run == 0 else rng.child(f"run {run}")
+        kept = filters(run)
+        return [Method(name, settings, kept.get(name), source.child(name)) for name in mechanisms]
 
-    runs = [_Run(name, m, charge(name), rng.child(name)) for name, m in mechanisms.items()]
-    forward_seconds, done = 0.0, 0
-    for ids in blocks:
-        scored = min(len(ids) - 1, total - done)
-        if scored < 1:
-            break
-        inputs = torch.tensor([ids[:scored]], device=ensemble.device)
-        labels = torch.tensor(ids[1 : scored + 1], device=ensemble.device)
-        start = time.perf_counter()
-        for where, private, public in ensemble.iter_logits(inputs, memory_bytes=memory_bytes):
-            forward_seconds += time.perf_counter() - start
-            targets = labels[where]
-            for first in range(0, len(targets), _POSITIONS_PER_CALL):
-                part = slice(first, first + _POSITIONS_PER_CALL)
-                for run in runs:
-                    run.answer(private[:, 0, part], public[0, part], targets[part])
-                done += len(targets[part])
-                if progress is not None:
-                    progress(done, total)
-            start = time.perf_counter()
-    return [run.result(total, forward_seconds) for run in runs]
+    methods(0)  # refuses what no accountant takes before the models run
+    session = Session(ensemble, tokens, windows, methods, memory_bytes, progress)
+    if result is None:
+        while not session.complete:
+            session.step()
+        return session.results()
+    description = describe(
+        ensemble, tokens, windows, settings, filters(0), rng, memory_bytes,
+        block=block, stride=stride,
+    )  # fmt: skip
+    _answer_and_keep(session, ResultFile(result, description), resume, save_seconds)
+    return session.results()
+
+
+def _answer_and_keep(session: Session, file: ResultFile, resume: bool, seconds: float) -> None:
+    state = file.begin(resume=resume)
+    if state is not None:
+        session.restore(state)
+    else:
+        file.save(session.state(), complete=False)  # a file that cannot be written is refused now
+    saved = time.monotonic()
+    while not session.complete:
+        session.step()
+        if session.complete or time.monotonic() - saved >= seconds:
+            file.save(session.state(), complete=session.complete)
+            saved = time.monotonic()
+
+
+def _by_name(argument: str, given: Any, mechanisms: Mapping[str, Mechanism]) -> dict[str, Any]:
+    """What was given for all mechanisms, or for some by name."""
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(mechanisms, given)
+    if given.keys() - mechanisms.keys():
+        unknown = sorted(given.keys() - mechanisms.keys())
+        raise ValueError(f"{argument} must name mechanisms of this evaluation, got {unknown!r}")
+    return dict(given)

@@ -1,27 +1,155 @@
 """How a token stream is cut into what the models read and what of it is scored."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Window:
+    """What the models read at once, and which of its tokens are scored: one query each.
+
+    Attributes:
+        start: of the first token read.
+        first: of the first token scored, > start; those before it are context.
+        stop: one behind the last token scored, which is not read.
+    """
+
+    start: int
+    first: int
+    stop: int
+
+    @property
+    def queries(self) -> int:
+        """How many tokens are scored."""
+        return self.stop - self.first
 
 
 def plan(
-    tokens: Sequence[int], window: int | None, block: int | None, queries: int | None
-) -> tuple[list[list[int]], int]:
-    """The blocks of a token stream and the number of queries in them; see :func:`evaluate`."""
-    for argument, value in (("block", block), ("queries", queries)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"{argument} must be an integer, got {value!r}")
-    block = min(512, window or 512) if block is None else block
-    if block < 2 or (window is not None and block > window):
-        raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
-    # A last block of one token has nothing to score.
-    blocks = [list(tokens[i : i + block]) for i in range(0, len(tokens), block)]
-    available = sum(len(b) - 1 for b in blocks)
+    tokens: Sequence[int],
+    window: int | None,
+    block: int | None,
+    queries: int | None,
+    stride: int | None = None,
+) -> tuple[list[Window], int]:
+    """The windows of a token stream and the number of queries in them; see :func:`evaluate`.
+
+    Args:
+        tokens: the stream.
+        window: the longest input of the models, None for no limit.
+        block, queries, stride: as of :func:`evaluate`.
+    """
+    block = _check_block(window, block, queries, stride)
+    windows = _cut(len(tokens), block, stride)
+    available = _offered(windows)
     if available < 1:
         raise ValueError(f"tokens must hold at least one query (2 tokens), got {len(tokens)}")
     total = available if queries is None else queries
     if total < 1 or total > available:
         raise ValueError(
-            f"queries must be in [1, {available}] (what the text offers in blocks of {block}), "
-            f"got {queries}"
+            f"queries must be in [1, {available}] (what the text offers in {_cuts(block, stride)}"
+            f"), got {queries}"
         )
-    return blocks, total
+    return _first(windows, total), total
+
+
+def plan_runs(
+    tokens: Sequence[int],
+    window: int | None,
+    block: int | None,
+    queries: int | None,
+    *,
+    runs: int,
+    stride: int | None = None,
+) -> tuple[list[list[Window]], int]:
+    """The windows of every run and the number of queries in each; see :func:`evaluate_runs`.
+
+    Every run has a stretch of whole blocks of its own, as many as its queries need; without a
+    number of queries the blocks are shared out evenly.
+    """
+    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+        raise ValueError(f"runs must be an integer >= 1, got {runs!r}")
+    if runs == 1:
+        windows, total = plan(tokens, window, block, queries, stride)
+        return [windows], total
+    block = _check_block(window, block, queries, stride)
+    if queries is not None and queries < 1:
+        raise ValueError(f"queries must be an integer >= 1, got {queries}")
+    length = len(tokens)
+    if queries is None:
+        most = length // block
+        stretch = most // runs * block
+    else:
+        blocks = -(-queries // (block - 1)) if stride is None else -(-(queries + 1) // block)
+        stretch = blocks * block
+        most = length // stretch
+        most += _offered(_cut(length - most * stretch, block, stride)) >= queries
+    if runs > most:
+        wanted = "at least 1 query" if queries is None else f"{queries} queries"
+        raise ValueError(
+            f"runs must be at most {most} (what {length} tokens offer, each run on "
+            f"{_cuts(block, stride)} of its own for {wanted}), got {runs}"
+        )
+    total = _offered(_cut(stretch, block, stride)) if queries is None else queries
+    found = []
+    for start in range(0, runs * stretch, stretch):
+        windows = _first(_cut(min(stretch, length - start), block, stride), total)
+        found.append([Window(start + w.start, start + w.first, start + w.stop) for w in windows])
+    return found, total
+
+
+def block_of(window: int | None, block: int | None) -> int:
+    """Tokens per block: 512, or the models' window where that is shorter, unless it is given."""
+    return min(512, window or 512) if block is None else block
+
+
+def _check_block(
+    window: int | None, block: int | None, queries: int | None, stride: int | None
+) -> int:
+    for argument, value in (("block", block), ("queries", queries), ("stride", stride)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"{argument} must be an integer, got {value!r}")
+    block = block_of(window, block)
+    if block < 2 or (window is not None and block > window):
+        raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
+    if stride is not None and not 1 <= stride < block:
+        raise ValueError(
+            f"stride must be in [1, {block - 1}], below the block, got {stride}: at least block - "
+            "stride tokens of context stand before every scored token"
+        )
+    return block
+
+
+def _cut(length: int, block: int, stride: int | None) -> list[Window]:
+    """Non-overlapping blocks whose first token is not scored, or windows that slide by `stride`."""
+    if stride is None:
+        # A last block of one token has nothing to score.
+        return [
+            Window(start, start + 1, min(start + block, length))
+            for start in range(0, length - 1, block)
+        ]
+    found, first = [], 1
+    for start in range(0, length, stride):
+        if first >= length:
+            break
+        found.append(Window(start, first, min(start + block, length)))
+        first = found[-1].stop
+    return found
+
+
+def _offered(windows: list[Window]) -> int:
+    return sum(one.queries for one in windows)
+
+
+def _first(windows: list[Window], queries: int) -> list[Window]:
+    """As many windows as hold that number of queries, the last one shortened."""
+    found = []
+    for one in windows:
+        if queries < 1:
+            break
+        found.append(Window(one.start, one.first, min(one.stop, one.first + queries)))
+        queries -= found[-1].queries
+    return found
+
+
+def _cuts(block: int, stride: int | None) -> str:
+    return f"blocks of {block}" + ("" if stride is None else f" that slide by {stride}")

@@ -1,0 +1,90 @@
+"""What an evaluation is of: two with the same description give the same numbers."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from adapmixed.evaluation.methods import Settings
+from adapmixed.evaluation.windows import Window, block_of
+from adapmixed.privacy import PerModelFilter
+from adapmixed.privacy.fields import canonical
+from adapmixed.rng import SecureRandom, SeededRandom
+
+if TYPE_CHECKING:
+    from adapmixed.models import Ensemble
+
+_PROBED = 8  # positions
+_IMPOSSIBLE = -1e9  # stands for the logarithm of 0, which JSON has not
+
+
+def describe(
+    ensemble: "Ensemble",
+    tokens: Sequence[int],
+    windows: Sequence[Sequence[Window]],
+    settings: Settings,
+    filters: Mapping[str, PerModelFilter],
+    rng: SecureRandom | SeededRandom,
+    memory_bytes: int,
+    *,
+    block: int | None,
+    stride: int | None,
+) -> dict[str, Any]:
+    """The description that a result file holds: strict JSON values, private."""
+    digest = hashlib.sha256(np.asarray(tokens, dtype="<i8").tobytes()).hexdigest()
+    return {
+        "text": {"tokens": len(tokens), "sha256": digest},
+        "ensemble": {
+            "num_models": ensemble.num_models,
+            "vocab_size": ensemble.vocab_size,
+            "max_positions": ensemble.max_positions,
+            "unverified": list(ensemble.unverified),
+        },
+        "block": block_of(ensemble.max_positions, block),
+        "stride": stride,
+        "runs": len(windows),
+        "queries": sum(one.queries for one in windows[0]),
+        "delta": settings.delta,
+        "randomness": _randomness(rng),
+        "order": list(settings.mechanisms),
+        "methods": {
+            name: {
+                "mechanism": repr(mechanism),
+                "rule": settings.rules.get(name, "per_model"),
+                "adjacency": settings.adjacencies.get(name),
+                "filter": _filter(filters.get(name)),
+            }
+            for name, mechanism in settings.mechanisms.items()
+        },
+        "probe": _probe(ensemble, tokens, windows[0][0], memory_bytes),
+    }
+
+
+def _randomness(rng: SecureRandom | SeededRandom) -> Any:
+    """The seed where there is one; nothing of a key."""
+    return {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else "system"
+
+
+def _filter(model_filter: PerModelFilter | None) -> dict[str, Any] | None:
+    if model_filter is None:
+        return None
+    digest = hashlib.sha256(canonical(model_filter.state()).encode("ascii")).hexdigest()
+    return {"budget": repr(model_filter.budget), "sha256": digest}
+
+
+def _probe(
+    ensemble: "Ensemble", tokens: Sequence[int], window: Window, memory_bytes: int
+) -> list[float]:
+    """Mean log-probability of the first tokens by every model, the public one last: private."""
+    read = list(tokens[window.start : min(window.stop, window.start + _PROBED + 1)])
+    inputs = torch.tensor([read[:-1]], device=ensemble.device)
+    sums: torch.Tensor | float = 0.0
+    for where, private, public in ensemble.iter_logits(inputs, memory_bytes=memory_bytes):
+        targets = torch.tensor(read[1:], device=ensemble.device)[where]
+        rows = torch.cat([private[:, 0], public]).double().log_softmax(-1)
+        found = rows.gather(-1, targets.expand(len(rows), -1)[..., None])[..., 0]
+        sums = sums + found.clamp_min(_IMPOSSIBLE).sum(-1)
+    assert isinstance(sums, torch.Tensor)
+    return [float(value) for value in sums / (len(read) - 1)]

@@ -1,0 +1,97 @@
+"""A mechanism at work: who answers, who is charged, with which randomness."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adapmixed.decoding import Charge
+from adapmixed.evaluation.tally import Tally
+from adapmixed.mechanisms import Mechanism
+from adapmixed.privacy import Accountant, PerModelFilter
+from adapmixed.rng import SecureRandom, SeededRandom
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every mechanism of an evaluation is charged; arguments of :func:`evaluate`."""
+
+    mechanisms: Mapping[str, Mechanism]
+    delta: float
+    rules: Mapping[str, str]
+    adjacencies: Mapping[str, str | None]
+    unverified: tuple[str, ...]
+
+    def accountant(self, name: str, model_filter: PerModelFilter | None) -> Accountant:
+        """A new accountant for a mechanism, and its filter if it has one."""
+        return Accountant(
+            self.delta,
+            rule=self.rules.get(name, "per_model"),
+            adjacency=self.adjacencies.get(name),
+            filter_budget=None if model_filter is None else model_filter.budget,
+        )
+
+
+class Method:
+    """One mechanism in one run."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        model_filter: PerModelFilter | None,
+        rng: SecureRandom | SeededRandom,
+    ) -> None:
+        self.mechanism = settings.mechanisms[name]
+        self.model_filter = model_filter
+        self.rng = rng
+        self.unverified = settings.unverified
+        self.tally = Tally(name, settings.accountant(name, model_filter))
+        self.charge = self._charge()
+
+    def _charge(self) -> Charge:
+        return Charge(self.tally.accountant, None, self.model_filter, self.unverified)
+
+    def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
+        """Answers B queries; logits (N, B, V) and (B, V), targets (B,)."""
+        start = time.perf_counter()
+        proposal = self.mechanism.propose(private, public, targets=targets, rng=self.rng)
+        answer = proposal.release(self.charge(proposal))
+        assert answer.log_prob is not None  # targets were given
+        self.tally.add(answer.log_prob.tolist(), int(answer.public.sum()))
+        self.tally.seconds += time.perf_counter() - start
+        self.tally.mark()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that is needed to go on, as strict JSON values; private."""
+        rng, kept = self.rng, self.model_filter
+        return {
+            "tally": self.tally.state(),
+            "filter": None if kept is None else kept.state(),
+            "counter": rng.position if isinstance(rng, SeededRandom) else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state()` of a method of the same configuration."""
+        tally = Tally.from_state(state["tally"])
+        kept, counter = state["filter"], state["counter"]
+        mine, found = self.tally, tally
+        seeded = isinstance(self.rng, SeededRandom)
+        if (
+            mine.name != found.name
+            or any(
+                getattr(mine.accountant, setting) != getattr(found.accountant, setting)
+                for setting in ("delta", "rule", "order_weights", "adjacency", "filter_budget")
+            )
+            or (kept is None) != (self.model_filter is None)
+            or (counter is None) == seeded
+        ):
+            raise ValueError(f"the state of {found.name!r} must be that of {mine.name!r} as set up")
+        if self.model_filter is not None:
+            self.model_filter.restore(kept)
+        if isinstance(self.rng, SeededRandom):
+            self.rng.skip_to(counter)
+        self.tally = tally
+        self.charge = self._charge()

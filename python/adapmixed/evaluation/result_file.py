@@ -1,0 +1,118 @@
+"""The file that an evaluation keeps its state in, so that it can go on after being killed.
+
+One JSON object, replaced whole after every stretch of the text: a process that ends at any moment
+leaves the last state that was written. It holds what each model has been charged, losses and
+perplexities: it is for the operator. It holds no randomness but the seed where there is one, and
+then how many random numbers were drawn.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from adapmixed.files import remove_leftovers, write_file
+from adapmixed.privacy.fields import canonical, parse
+
+FORMAT_VERSION = 1
+"""Rises when the file's entries or their meaning change."""
+
+NOTICE = (
+    "PRIVATE, for the operator: losses, perplexities and what each model was charged depend on the "
+    "private data and must not be published."
+)
+_TOLERANCE = 1e-3  # of a probe: other threads or another machine round, another ensemble differs
+
+
+class ResultFile:
+    """Where an evaluation keeps its state.
+
+    Args:
+        path: of the file.
+        configuration: of the evaluation, strict JSON values; under "probe" numbers that may differ
+            by rounding.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], configuration: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self.configuration = configuration
+
+    def begin(self, *, resume: bool) -> dict[str, Any] | None:
+        """The state to go on from; None to begin.
+
+        Raises:
+            ValueError: there is a file and `resume` is False, it is of another configuration, or
+                truncated, corrupted or of another version.
+        """
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise ValueError(f"result must name a file in an existing folder, got {self.path}")
+        remove_leftovers(self.path.parent, self.path.name)
+        if not self.path.exists():
+            return None
+        if not resume:
+            raise ValueError(f"result must name a new file unless it is resumed, got {self.path}")
+        content = read_content(self.path)
+        for name, mine, found in _differences(self.configuration, content["configuration"], ""):
+            raise ValueError(
+                f"{self.path} must be of the same evaluation to be resumed: {name} is {mine}, it "
+                f"was begun with {found}"
+            )
+        state: dict[str, Any] = content["state"]
+        return state
+
+    def save(self, state: dict[str, Any], *, complete: bool) -> None:
+        """Replaces the file in one step; it is on the device when this returns."""
+        content = {
+            "format_version": FORMAT_VERSION,
+            "notice": NOTICE,
+            "configuration": self.configuration,
+            "complete": complete,
+            "state": state,
+        }
+        content["checksum"] = _checksum(content)
+        write_file(self.path, (canonical(content) + "\n").encode("ascii"), mode=0o600)
+
+
+def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `ResultFile.save` wrote.
+
+    Raises:
+        ValueError: the file is truncated, corrupted, no result file, or of another version.
+        OSError: it cannot be read.
+    """
+    data = Path(path).read_bytes()
+    try:
+        content = parse(data.decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} must be a whole result file, it is truncated or corrupted: {error}"
+        ) from error
+    if not isinstance(content, dict) or "format_version" not in content:
+        raise ValueError(f"{path} must be a result file of an evaluation")
+    version = content["format_version"]
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
+    if content.get("checksum") != _checksum(content):
+        raise ValueError(f"{path} must be as it was written, its checksum differs: it is corrupted")
+    return content
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    return "sha256:" + hashlib.sha256(canonical(rest).encode("ascii")).hexdigest()
+
+
+def _differences(mine: Any, found: Any, name: str) -> Iterator[tuple[str, str, str]]:
+    """(name, mine, found) of every entry that differs."""
+    if name == "probe":
+        same = len(mine) == len(found)
+        same = same and all(abs(a - b) <= _TOLERANCE for a, b in zip(mine, found, strict=True))
+        if not same:
+            yield "ensemble", "another by its logits for the first tokens", "others"
+    elif isinstance(mine, dict) and isinstance(found, dict):
+        for key in [*mine, *(key for key in found if key not in mine)]:
+            where = f"{name}.{key}" if name else key
+            yield from _differences(mine.get(key), found.get(key), where)
+    elif mine != found:
+        yield name, canonical(mine), canonical(found)

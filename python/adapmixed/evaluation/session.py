@@ -1,0 +1,126 @@
+"""An evaluation under way: which window comes next, and what every mechanism has so far."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapmixed.evaluation.methods import Method
+from adapmixed.evaluation.result import Runs
+from adapmixed.evaluation.windows import Window
+
+if TYPE_CHECKING:
+    from adapmixed.models import Ensemble
+
+# Positions of one mechanism call: enough to share its overhead, few enough to bound its memory.
+_POSITIONS_PER_CALL = 64
+
+
+class Session:
+    """The runs of an evaluation, one after the other.
+
+    Args:
+        windows: of every run.
+        methods: makes those of a run, before its first answer.
+        progress: called with (queries done, queries in all), runs together.
+    """
+
+    def __init__(
+        self,
+        ensemble: "Ensemble",
+        tokens: Sequence[int],
+        windows: list[list[Window]],
+        methods: Callable[[int], list[Method]],
+        memory_bytes: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._ensemble, self._tokens, self._windows = ensemble, tokens, windows
+        self._methods, self._memory_bytes, self._progress = methods, memory_bytes, progress
+        self._total = sum(one.queries for run in windows for one in run)
+        self._done = 0
+        self._run = self._window = 0  # what comes next
+        self._begun: list[list[Method]] = []
+        self._forward_seconds: list[float] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether every window of every run is answered."""
+        return self._run == len(self._windows)
+
+    def step(self) -> None:
+        """Answers the next window."""
+        if len(self._begun) == self._run:
+            self._begin()
+        self._answer(self._windows[self._run][self._window])
+        self._window += 1
+        if self._window == len(self._windows[self._run]):
+            self._run, self._window = self._run + 1, 0
+
+    def results(self) -> list[Runs]:
+        """Of all methods, in their order, once everything is answered."""
+        found = [
+            [method.tally.result(seconds) for method in methods]
+            for methods, seconds in zip(self._begun, self._forward_seconds, strict=True)
+        ]
+        return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that is needed to go on, as strict JSON values; private."""
+        return {
+            "run": self._run,
+            "window": self._window,
+            "forward_seconds": list(self._forward_seconds),
+            "runs": [[method.state() for method in methods] for methods in self._begun],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from `state()` of a session with the same arguments.
+
+        Raises:
+            ValueError: it is no such state.
+        """
+        try:
+            self._run, self._window = state["run"], state["window"]
+            for run, written in enumerate(state["runs"]):
+                self._begin()
+                for method, one in zip(self._begun[run], written, strict=True):
+                    method.restore(one)
+            self._forward_seconds = [float(seconds) for seconds in state["forward_seconds"]]
+            answered = self._windows[: self._run]
+            if self._window:
+                answered = [*answered, self._windows[self._run][: self._window]]
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"the state must be that of this evaluation: {error!r}") from error
+        queries = [sum(one.queries for one in windows) for windows in answered]
+        for expected, methods in zip(queries, self._begun, strict=True):
+            for method in methods:
+                if method.tally.accountant.queries != expected:
+                    raise ValueError(
+                        f"the state of {method.tally.name!r} must hold {expected} queries, got "
+                        f"{method.tally.accountant.queries}"
+                    )
+        self._done = sum(queries)
+
+    def _begin(self) -> None:
+        self._begun.append(self._methods(len(self._begun)))
+        self._forward_seconds.append(0.0)
+
+    def _answer(self, window: Window) -> None:
+        read = list(self._tokens[window.start : window.stop])
+        inputs = torch.tensor([read[:-1]], device=self._ensemble.device)
+        labels = torch.tensor(read[1:], device=self._ensemble.device)
+        context = window.first - window.start - 1  # positions whose answer another window scores
+        start = time.perf_counter()
+        chunks = self._ensemble.iter_logits(inputs, memory_bytes=self._memory_bytes)
+        for where, private, public in chunks:
+            self._forward_seconds[self._run] += time.perf_counter() - start
+            targets, skipped = labels[where], max(0, context - where.start)
+            for first in range(skipped, len(targets), _POSITIONS_PER_CALL):
+                part = slice(first, first + _POSITIONS_PER_CALL)
+                for method in self._begun[self._run]:
+                    method.answer(private[:, 0, part], public[0, part], targets[part])
+                self._done += len(targets[part])
+                if self._progress is not None:
+                    self._progress(self._done, self._total)
+            start = time.perf_counter()

@@ -1,0 +1,45 @@
+"""A result file read back, without the models."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from adapmixed.evaluation.result import Runs
+from adapmixed.evaluation.result_file import read_content
+from adapmixed.evaluation.tally import Tally
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """What a result file holds.
+
+    Attributes:
+        configuration: of the evaluation: methods, δ, digest of the text, ensemble, windows, seed.
+        complete: whether the evaluation had ended.
+        runs: every mechanism in the runs that had begun; fewer queries where it had not ended, and
+            none at all where nothing was answered.
+    """
+
+    configuration: dict[str, Any]
+    complete: bool
+    runs: tuple[Runs, ...]
+
+
+def read_result(path: str | os.PathLike[str]) -> StoredResult:
+    """Reads a result file: for the operator.
+
+    Raises:
+        ValueError: the file is truncated, corrupted, no result file, or of another version.
+        OSError: it cannot be read.
+    """
+    content = read_content(path)
+    try:
+        state = content["state"]
+        found = [
+            [Tally.from_state(one["tally"]).result(seconds) for one in methods]
+            for methods, seconds in zip(state["runs"], state["forward_seconds"], strict=True)
+        ]
+        runs = tuple(Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True))
+        return StoredResult(content["configuration"], content["complete"], runs)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be a result file of an evaluation: {error!r}") from error
