@@ -56,7 +56,7 @@ def add_parser(commands: Any) -> None:
         "--runs",
         type=int,
         default=1,
-        help="runs over disjoint stretches of the text: mean ± deviation",
+        help="over disjoint stretches of the text: mean ± deviation",
     )
     parser.add_argument(
         "--result", type=Path, help="PRIVATE: keep the state there, to go on from after a kill"

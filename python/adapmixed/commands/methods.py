@@ -117,9 +117,7 @@ def _parsed(text: str, shared: argparse.Namespace) -> tuple[str, argparse.Namesp
         if not equals or not key or key.startswith("-"):
             raise ValueError(f"--method must be 'NAME KEY=VALUE ...', got {pair!r} in {text!r}")
         if key in _WHOLE:
-            raise ValueError(
-                f"--method must not set {key}, got {pair!r} in {text!r}: {_WHOLE[key]}"
-            )
+            raise ValueError(f"--method must not set {key}, got {text!r}: {_WHOLE[key]}")
         options.append(f"--{key}={value}")
     parser = _parser()
     parser.set_defaults(delta=shared.delta, rule=shared.rule, adjacency=shared.adjacency)
