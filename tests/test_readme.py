@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapmixed.cli import _parser
+from adapmixed.commands.methods import choices_of
 from adapmixed.commands.options import mechanism_of
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 
@@ -64,5 +65,7 @@ def test_operators_return_what_the_block_says() -> None:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_lines_parse(line: str) -> None:
     arguments = _parser().parse_args(shlex.split(line)[1:])
-    if hasattr(arguments, "mechanism"):
+    if hasattr(arguments, "method"):
+        choices_of(arguments)
+    elif hasattr(arguments, "mechanism"):
         mechanism_of(arguments, queries=1)  # refuses options of another mechanism
