@@ -71,7 +71,7 @@ class ResultFile:
             "state": state,
         }
         content["checksum"] = _checksum(content)
-        write_file(self.path, (canonical(content) + "\n").encode("ascii"), mode=0o600)
+        write_file(self.path, _text(content), mode=0o600)
 
 
 def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -81,21 +81,24 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: the file is truncated, corrupted, no result file, or of another version.
         OSError: it cannot be read.
     """
+    damaged = f"{path} must be a whole result file as it was written, it is truncated or corrupted"
     data = Path(path).read_bytes()
     try:
         content = parse(data.decode("ascii"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} must be a whole result file, it is truncated or corrupted: {error}"
-        ) from error
+        raise ValueError(f"{damaged}: {error}") from error
     if not isinstance(content, dict) or "format_version" not in content:
         raise ValueError(f"{path} must be a result file of an evaluation")
     version = content["format_version"]
     if version != FORMAT_VERSION:
         raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
-    if content.get("checksum") != _checksum(content):
-        raise ValueError(f"{path} must be as it was written, its checksum differs: it is corrupted")
+    if content.get("checksum") != _checksum(content) or _text(content) != data:
+        raise ValueError(f"{damaged}: its checksum differs")
     return content
+
+
+def _text(content: dict[str, Any]) -> bytes:
+    return (canonical(content) + "\n").encode("ascii")
 
 
 def _checksum(content: dict[str, Any]) -> str:

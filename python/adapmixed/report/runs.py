@@ -52,7 +52,7 @@ def runs_table(runs: Sequence["Runs"]) -> str:
     lines += [
         "",
         f"Mean ± standard deviation (n − 1) of {count} runs of {queries} queries. Every ε is that",
-        "of one run, one service life: all runs together cost the sum of their costs.",
+        "of one run, one service life; it does not cover all runs together, whose costs add.",
     ]
     for one in runs:
         lines += ["", f"{one.name}, run 1: {one.guarantees[0]}"]

@@ -1,0 +1,77 @@
+"""An evaluation with every kind of total on a tiny table of logits, kept in a file or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from fake_ensemble import FakeEnsemble
+
+from adapmixed.evaluation import Runs, evaluate_runs
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    PMixED,
+    PublicOnly,
+    Unprotected,
+)
+from adapmixed.privacy import FilterBudget, PerModelFilter
+from adapmixed.rng import SecureRandom, SeededRandom
+
+DELTA = 1e-5
+RUNS, BLOCK, QUERIES = 2, 20, 70
+NOISY = AdaPMixED(order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3,
+                  top_k=4)  # fmt: skip
+MECHANISMS: dict[str, Mechanism] = {
+    "public": PublicOnly(),
+    "unprotected": Unprotected(),
+    "noisy": NOISY,
+    "noisy, the paper's rule": NOISY,
+    "pmixed": PMixED(8.0, DELTA, QUERIES, 6.0, sample_rate=0.5),
+    "pool": ClippedLogPool(-0.5, 0.5, queries=QUERIES),
+    "filtered": ClippedMixing(0.5, 2.0, charge_order=4.0),
+}
+
+
+def stream(length: int, seed: int = 1) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 7, (length,), generator=generator).tolist()
+
+
+def answer(
+    result: Path | None = None,
+    *,
+    rng: SecureRandom | SeededRandom | None = None,
+    ensemble: FakeEnsemble | None = None,
+    length: int = 160,
+    **changed: Any,
+) -> list[Runs]:
+    budget = FilterBudget("renyi", 0.2, DELTA, 4.0)
+    settings: dict[str, Any] = dict(
+        tokens=stream(length),
+        mechanisms=MECHANISMS,
+        runs=RUNS,
+        queries=QUERIES,
+        delta=DELTA,
+        rng=SeededRandom(3) if rng is None else rng,
+        block=BLOCK,
+        rule={"noisy, the paper's rule": "paper"},
+        model_filters={"filtered": PerModelFilter(3, budget)},
+        memory_bytes=8,
+        result=result,
+        save_seconds=0.0,
+    )
+    return evaluate_runs(ensemble or FakeEnsemble(), **(settings | changed))  # type: ignore[arg-type]
+
+
+def numbers(runs: list[Runs] | tuple[Runs, ...]) -> list[Any]:
+    """Everything but the clock."""
+    return [
+        (one.name, e.perplexity, e.queries, e.guarantee, e.screened, e.curve, e.perplexities,
+         dict(e.breakdown))
+        for one in runs
+        for e in one.evaluations
+    ]  # fmt: skip

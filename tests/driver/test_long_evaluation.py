@@ -1,0 +1,65 @@
+"""An evaluation as long as the paper's longest: memory, result file and curves do not grow."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_ensemble import FakeEnsemble
+from result_cases import NOISY, stream
+
+from adapmixed.evaluation import evaluate
+from adapmixed.evaluation.tally import CURVE_POINTS, Curve
+from adapmixed.mechanisms import ClippedLogPool, Mechanism
+from adapmixed.rng import SeededRandom
+
+BLOCK = 512
+LONGEST = 99_840
+
+
+def measured(queries: int, result: Path) -> tuple[int, list[Any]]:
+    """(peak of Python's memory beyond the text, evaluations)."""
+    mechanisms: dict[str, Mechanism] = {
+        "noisy": NOISY,
+        "pool": ClippedLogPool(-0.05, 0.05, 1.0, queries=queries),
+    }
+    tokens, fake = stream(queries * BLOCK // (BLOCK - 1) + BLOCK), FakeEnsemble()
+    tracemalloc.start()
+    try:
+        found = evaluate(
+            fake, tokens, mechanisms, delta=1e-5, rng=SeededRandom(1), block=BLOCK,
+            queries=queries, memory_bytes=64, result=result, save_seconds=0.2,
+        )  # type: ignore[arg-type]  # fmt: skip
+        digested = 24 * len(tokens)  # the text's digest takes three arrays of it, for a moment
+        return tracemalloc.get_traced_memory()[1] - digested, found
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_and_file_do_not_grow_with_the_queries(tmp_path: Path) -> None:
+    shorter, _ = measured(8192 * 5, tmp_path / "short.json")
+    longer, found = measured(LONGEST, tmp_path / "long.json")
+    assert longer < shorter * 1.1 + (1 << 17)
+    sizes = [(tmp_path / name).stat().st_size for name in ("short.json", "long.json")]
+    assert sizes[1] < 1.2 * sizes[0] + 50_000 < 300_000
+    for one in found:
+        assert one.queries == one.guarantee.queries == LONGEST
+        assert CURVE_POINTS // 2 <= len(one.curve) <= CURVE_POINTS + 1
+        assert one.curve[-1] == (LONGEST, one.guarantee.epsilon)
+        assert one.perplexities[-1] == (LONGEST, one.perplexity)
+        counts = [queries for queries, _ in one.curve]
+        assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("calls", [1, 2, 511, 512, 513, 1024, 1025, 1536, 5000])
+def test_a_curve_keeps_evenly_spaced_points_and_the_last(calls: int) -> None:
+    curve = Curve()
+    for call in range(1, calls + 1):
+        curve.add((call, float(call), 1.0))
+    kept = [point[0] for point in curve.all()]
+    step = kept[0]
+    assert kept == [*range(step, calls + 1, step)] + ([calls] if calls % step else [])
+    assert len(kept) <= CURVE_POINTS + 1
+    assert step == 1 if calls <= CURVE_POINTS else len(kept) > CURVE_POINTS // 2

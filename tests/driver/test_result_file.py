@@ -1,0 +1,279 @@
+"""An evaluation that is killed at any moment goes on as if it had not been; what is refused."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_ensemble import FakeEnsemble
+from result_cases import BLOCK, MECHANISMS, QUERIES, RUNS, answer, numbers, stream
+from training_cases import forked, status_of
+
+from adapmixed.evaluation import read_result
+from adapmixed.privacy import FilterBudget, PerModelFilter
+from adapmixed.rng import SecureRandom, SeededRandom
+
+# Every call by which a result file changes what is on the disk.
+CALLS = ("open", "fsync", "replace", "unlink")
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[Any]:
+    return numbers(answer())
+
+
+def killed_before(number: int, path: Path) -> int:
+    """Evaluates in a child that is killed before its number-th call: how it ended."""
+
+    def work() -> None:
+        countdown = itertools.count(number, -1)
+
+        def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*arguments: Any, **named: Any) -> Any:
+                if next(countdown) == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*arguments, **named)
+
+            return wrapped
+
+        for name in CALLS:
+            setattr(os, name, dying(getattr(os, name)))
+        answer(path, resume=True)
+
+    return status_of(forked(work))
+
+
+def test_killed_before_every_change_of_the_disk(tmp_path: Path, reference: list[Any]) -> None:
+    saves = 1 + RUNS * -(-QUERIES // (BLOCK - 1))
+    for number in itertools.count(1):
+        path = tmp_path / f"{number}.json"
+        status = killed_before(number, path)
+        assert status in (0, -signal.SIGKILL)
+        saved = max(0, (number - 2) // 4)  # open, fsync, replace, open and fsync of the folder
+        if path.exists() and status:
+            stored = read_result(path)
+            done = sum(e.queries for e in stored.runs[0].evaluations) if stored.runs else 0
+            assert done < RUNS * QUERIES or stored.complete
+        ensemble = FakeEnsemble()
+        assert numbers(answer(path, resume=True, ensemble=ensemble)) == reference, number
+        if status == 0:
+            break
+        # At most the last window is answered twice; one more read is the probe.
+        assert len(ensemble.budgets) - 1 <= saves - 1 - max(0, saved - 2)
+        left = {p.name for p in tmp_path.iterdir()} - {f"{n}.json" for n in range(number + 1)}
+        assert not left
+    assert number > 30
+
+
+def test_killed_at_random_moments_again_and_again(tmp_path: Path, reference: list[Any]) -> None:
+    path, generator, kills = tmp_path / "result.json", random.Random(7), 0
+    for _ in range(200):
+        child = forked(lambda: answer(path, resume=True))
+        time.sleep(generator.uniform(0.0, 0.06))
+        os.kill(child, signal.SIGKILL)
+        if status_of(child) == 0:
+            break
+        kills += 1
+        if path.exists():
+            stored = read_result(path)
+            for one in stored.runs:
+                assert all(e.queries == e.guarantee.queries for e in one.evaluations)
+            if stored.complete:
+                break
+    assert kills >= 3
+    assert numbers(answer(path, resume=True)) == reference
+
+
+def test_a_result_is_read_back_without_the_models(tmp_path: Path, reference: list[Any]) -> None:
+    path = tmp_path / "result.json"
+    assert numbers(answer(path)) == reference
+    stored = read_result(path)
+    assert stored.complete and numbers(stored.runs) == reference
+    assert stored.configuration["runs"] == RUNS
+    assert stored.configuration["methods"]["noisy, the paper's rule"]["rule"] == "paper"
+    assert path.stat().st_mode & 0o077 == 0
+    content = json.loads(path.read_text(encoding="ascii"))
+    assert content["format_version"] == 1 and "PRIVATE, for the operator" in content["notice"]
+    # Complete: nothing is answered again, and nothing is written.
+    before, ensemble = path.read_bytes(), FakeEnsemble()
+    assert numbers(answer(path, resume=True, ensemble=ensemble)) == reference
+    assert path.read_bytes() == before and len(ensemble.budgets) == 1
+
+
+def interrupted(path: Path, windows: int, **changed: Any) -> None:
+    """Evaluates and stops before that window, with what was saved until then."""
+
+    class Stopped(Exception):
+        pass
+
+    class Stopping(FakeEnsemble):
+        def iter_logits(self, ids: Any, *, memory_bytes: int) -> Any:
+            if len(self.budgets) == windows:
+                raise Stopped
+            return super().iter_logits(ids, memory_bytes=memory_bytes)
+
+    with pytest.raises(Stopped):
+        answer(path, ensemble=Stopping(), **changed)
+
+
+def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    made: list[SecureRandom] = []
+
+    class Watched(SecureRandom):
+        def child(self, label: str) -> SecureRandom:
+            made.append(SecureRandom())
+            return made[-1] if not label.startswith("run ") else self
+
+    interrupted(path, 6, rng=Watched())
+    text = path.read_text(encoding="ascii")
+    assert json.loads(text)["configuration"]["randomness"] == "system"
+    assert '"counter":null' in text and '"counter":0' not in text
+    first = len(made)
+    assert any(source._next for source in made)
+    runs = answer(path, rng=Watched(), resume=True)
+    assert [one.queries for one in runs] == [QUERIES] * len(MECHANISMS)
+    keys = [bytes(source._key.tolist()) for source in made]
+    assert len(set(keys)) == len(keys) > first
+    text += path.read_text(encoding="ascii")
+    for key in keys:
+        assert key.hex() not in text and base64.b64encode(key).decode().rstrip("=") not in text
+    with pytest.raises(ValueError, match='randomness is .*"seed":3.*begun with "system"'):
+        answer(path, resume=True)
+
+
+CHANGED: dict[str, tuple[dict[str, Any], str]] = {
+    "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4, it was begun with 3"),
+    "system": (dict(rng=SecureRandom()), "randomness is"),
+    "delta": (dict(delta=1e-6, model_filters={}), "delta is 1e-06, it was begun with 1e-05"),
+    "block": (dict(block=21), "block is 21, it was begun with 20"),
+    "stride": (dict(stride=19), "stride is 19, it was begun with null"),
+    "runs": (dict(runs=1), "runs is 1, it was begun with 2"),
+    "queries": (dict(queries=60), "queries is 60, it was begun with 70"),
+    "text": (dict(tokens=stream(160, seed=2)), "text.sha256 is"),
+    "more text": (dict(length=170), "text.tokens is 170"),
+    "rule": (dict(rule="paper"), r"methods\.noisy\.rule is .paper., it was begun with .per_model."),
+    "adjacency": (dict(adjacency={"pool": "replace_one"}), "methods.pool.adjacency is"),
+    "mechanism": (
+        dict(mechanisms=MECHANISMS | {"public": MECHANISMS["unprotected"]}),
+        r"methods\.public\.mechanism is .Unprotected",
+    ),
+    "fewer": (dict(mechanisms=dict(list(MECHANISMS.items())[::-1])), "order is"),
+    "filter": (
+        dict(model_filters={"filtered": PerModelFilter(3, FilterBudget("renyi", 0.3, 1e-5, 4.0))}),
+        r"methods\.filtered\.filter\.budget is",
+    ),
+    "models": (dict(ensemble=FakeEnsemble(models=4), model_filters={}), "ensemble.num_models is 4"),
+    "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "ensemble is another by its logits"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_another_evaluation_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "result.json"
+    interrupted(path, 3)
+    changed, words = CHANGED[name]
+    before = path.read_bytes()
+    if name in ("delta", "models"):
+        changed = changed | {"mechanisms": {n: m for n, m in MECHANISMS.items() if n != "pmixed"}}
+    with pytest.raises(ValueError, match=words):
+        answer(path, resume=True, **changed)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    interrupted(path, 4)
+    whole = path.read_bytes()
+    generator = random.Random(1)
+    for length in [0, 1, len(whole) - 2, *(generator.randrange(len(whole)) for _ in range(20))]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="must be a whole result file, it is truncated"):
+            answer(path, resume=True)
+    for _ in range(60):
+        at = generator.randrange(len(whole) - 1)
+        spoilt = bytearray(whole)
+        spoilt[at] ^= 1 << generator.randrange(7)
+        if spoilt[at : at + 1].isspace() and whole[at : at + 1].isspace():
+            continue
+        path.write_bytes(bytes(spoilt))
+        with pytest.raises(ValueError):
+            read_result(path)
+        with pytest.raises(ValueError):
+            answer(path, resume=True)
+        assert path.read_bytes() == bytes(spoilt)
+    digit = whole.index(b'"loss":') + 8
+    other = (
+        whole[:digit] + (b"1" if whole[digit : digit + 1] != b"1" else b"2") + whole[digit + 1 :]
+    )
+    path.write_bytes(other)
+    with pytest.raises(ValueError, match="its checksum differs: it is corrupted"):
+        answer(path, resume=True)
+    path.write_text(json.dumps({"format_version": 2}), encoding="ascii")
+    with pytest.raises(ValueError, match="format_version must be 1, got 2"):
+        answer(path, resume=True)
+    path.write_text(json.dumps({"methods": []}), encoding="ascii")
+    with pytest.raises(ValueError, match="must be a result file of an evaluation"):
+        answer(path, resume=True)
+
+
+def test_files_that_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    interrupted(path, 2)
+    with pytest.raises(ValueError, match="must name a new file unless it is resumed"):
+        answer(path)
+    with pytest.raises(ValueError, match="must name a file in an existing folder"):
+        answer(tmp_path / "none" / "result.json")
+    with pytest.raises(ValueError, match="must name a file in an existing folder"):
+        answer(tmp_path)
+    with pytest.raises(ValueError, match="resume needs the result file"):
+        answer(resume=True)
+    with pytest.raises(ValueError, match="save_seconds must be >= 0, got -1"):
+        answer(save_seconds=-1)
+
+
+def test_a_filter_that_goes_on_says_what_was_spent(tmp_path: Path) -> None:
+    """One evaluation changes the filter that it was given, after a break as without one."""
+    from adapmixed.evaluation import evaluate
+
+    def spent(result: Path | None, stop: int | None, resume: bool) -> Any:
+        kept = PerModelFilter(3, FilterBudget("renyi", 0.2, 1e-5, 4.0))
+        named = {"filtered": MECHANISMS["filtered"]}
+        settings: dict[str, Any] = dict(
+            delta=1e-5, rng=SeededRandom(1), block=BLOCK, memory_bytes=8, save_seconds=0.0
+        )
+
+        def progress(done: int, total: int) -> None:
+            if done == stop:
+                raise KeyboardInterrupt
+
+        try:
+            evaluate(
+                FakeEnsemble(), stream(100), named, model_filters={"filtered": kept},
+                result=result, resume=resume, progress=progress, **settings,
+            )  # type: ignore[arg-type]  # fmt: skip
+        except KeyboardInterrupt:
+            return None
+        return kept.spent.tobytes()
+
+    path = tmp_path / "result.json"
+    assert spent(path, 19 * 2 + 8, False) is None
+    assert 0 < read_result(path).runs[0].queries < 95
+    assert spent(path, None, True) == spent(None, None, False)
+
+
+def test_the_file_is_not_written_more_often_than_asked(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    interrupted(path, 6, save_seconds=1e6)
+    assert read_result(path).runs == ()
+    assert numbers(answer(path, resume=True, save_seconds=1e6)) == numbers(answer())
+    assert read_result(path).complete
