@@ -100,7 +100,7 @@ def test_the_mechanism_options_describe_one_more() -> None:
         (["--method", "pmixed lower=1"], "--lower does not apply to pmixed, got 1.0"),
         (["--method", "clipped-mixing"], "--lower must be given for clipped-mixing"),
         (["--method", "pmixed", "--method", "pmixed"], "must not be given twice, got 'pmixed'"),
-        (["--method", "adapmixed filter-epsilon=2"], "--filter-epsilon does not apply to adapmixed"),
+        (["--method", "adapmixed filter-epsilon=2"], "--filter-epsilon does not apply to ada"),
         (["--method", "pmixed adjacency=replace_one"], "--adjacency must be zero_out for pmixed"),
     ],
 )  # fmt: skip

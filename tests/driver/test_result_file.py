@@ -195,28 +195,23 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     interrupted(path, 4)
     whole = path.read_bytes()
     generator = random.Random(1)
-    for length in [0, 1, len(whole) - 2, *(generator.randrange(len(whole)) for _ in range(20))]:
+    for length in [0, 1, len(whole) - 1, *(generator.randrange(len(whole)) for _ in range(20))]:
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="must be a whole result file, it is truncated"):
+        with pytest.raises(ValueError, match="it is truncated or corrupted"):
             answer(path, resume=True)
     for _ in range(60):
         at = generator.randrange(len(whole) - 1)
         spoilt = bytearray(whole)
         spoilt[at] ^= 1 << generator.randrange(7)
-        if spoilt[at : at + 1].isspace() and whole[at : at + 1].isspace():
-            continue
         path.write_bytes(bytes(spoilt))
         with pytest.raises(ValueError):
             read_result(path)
         with pytest.raises(ValueError):
             answer(path, resume=True)
         assert path.read_bytes() == bytes(spoilt)
-    digit = whole.index(b'"loss":') + 8
-    other = (
-        whole[:digit] + (b"1" if whole[digit : digit + 1] != b"1" else b"2") + whole[digit + 1 :]
-    )
-    path.write_bytes(other)
-    with pytest.raises(ValueError, match="its checksum differs: it is corrupted"):
+    at = whole.index(b'"loss":') + 7
+    path.write_bytes(whole[:at] + (b"1" if whole[at : at + 1] == b"2" else b"2") + whole[at + 1 :])
+    with pytest.raises(ValueError, match="truncated or corrupted: its checksum differs"):
         answer(path, resume=True)
     path.write_text(json.dumps({"format_version": 2}), encoding="ascii")
     with pytest.raises(ValueError, match="format_version must be 1, got 2"):

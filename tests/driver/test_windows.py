@@ -1,4 +1,4 @@
-"""How text is cut: authors' blocks, sliding windows, runs; perplexity against direct computations."""
+"""How text is cut: the authors' blocks, sliding windows, runs; perplexity computed anew."""
 
 from __future__ import annotations
 
