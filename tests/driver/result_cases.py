@@ -22,7 +22,7 @@ from adapmixed.privacy import FilterBudget, PerModelFilter
 from adapmixed.rng import SecureRandom, SeededRandom
 
 DELTA = 1e-5
-RUNS, BLOCK, QUERIES = 2, 20, 70
+RUNS, BLOCK, QUERIES = 2, 20, 38
 NOISY = AdaPMixED(order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3,
                   top_k=4)  # fmt: skip
 MECHANISMS: dict[str, Mechanism] = {
@@ -46,10 +46,10 @@ def answer(
     *,
     rng: SecureRandom | SeededRandom | None = None,
     ensemble: FakeEnsemble | None = None,
-    length: int = 160,
+    length: int = 100,
     **changed: Any,
 ) -> list[Runs]:
-    budget = FilterBudget("renyi", 0.2, DELTA, 4.0)
+    budget = FilterBudget("renyi", 0.05, DELTA, 4.0)
     settings: dict[str, Any] = dict(
         tokens=stream(length),
         mechanisms=MECHANISMS,
@@ -60,7 +60,7 @@ def answer(
         block=BLOCK,
         rule={"noisy, the paper's rule": "paper"},
         model_filters={"filtered": PerModelFilter(3, budget)},
-        memory_bytes=8,
+        memory_bytes=12,
         result=result,
         save_seconds=0.0,
     )

@@ -51,7 +51,11 @@ def zcdp_to_dp(rho: float, delta: float) -> tuple[float, float]:
     (0, inf). Any order is valid, so the search (a grid in log(order - 1), refined around its best
     point) need not be exact.
     """
-    rho, delta = check_real("rho", rho, infinite=True), _check_delta(delta)
+    return _best_order(check_real("rho", rho, infinite=True), _check_delta(delta))
+
+
+@lru_cache(maxsize=1024)  # running curves of planned answers ask for the same again and again
+def _best_order(rho: float, delta: float) -> tuple[float, float]:
     if rho == 0:
         return 0.0, math.inf
     if math.isinf(rho):
