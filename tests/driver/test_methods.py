@@ -76,8 +76,8 @@ def test_the_mechanism_options_describe_one_more() -> None:
     # ... but every other one.
     assert names("--method", "pmixed", "--order", "5") == ["public", "adapmixed", "pmixed"]
     assert names("--method", "pmixed", "--preset=pubmed") == ["public", "adapmixed", "pmixed"]
-    both = ["--mechanism", "pmixed", "--epsilon", "2", "--method", "pmixed epsilon=4"]
-    assert names(*both) == ["public", "pmixed", "pmixed epsilon=4"]
+    both = ["--mechanism", "pmixed", "--epsilon", "6", "--method", "pmixed epsilon=7"]
+    assert names(*both) == ["public", "pmixed", "pmixed epsilon=7"]
     assert asked("--method", "pmixed", *shared).adjacencies == {"pmixed": "zero_out"}
     assert asked("--method", "pmixed rule=per_model", *shared).rules == {"pmixed": "per_model"}
 
@@ -148,14 +148,14 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
 ) -> None:
     path, result = tmp_path / "out.json", tmp_path / "result.json"
     command = ["evaluate", *MODELS, "--text", str(text), "--block=17", "--stride=5", "--seed=1"]
-    command += ["--queries=40", *METHODS, "--json", str(path), "--result", str(result)]
+    command += ["--queries=18", *METHODS, "--json", str(path), "--result", str(result)]
     assert main(command) == 0
     first, report = path.read_bytes(), json.loads(path.read_text(encoding="utf-8"))
     names = [method["name"] for method in report["methods"]]
     assert names == ["public", "adapmixed", "adapmixed rule=paper", "unprotected",
                      "clipped-log-pool"]  # fmt: skip
     public, ada, paper, unprotected, pool = report["methods"]
-    assert {method["queries"] for method in report["methods"]} == {40}
+    assert {method["queries"] for method in report["methods"]} == {18}
     assert (ada["rule"], paper["rule"]) == ("per_model", "paper")
     assert ada["epsilon"] < paper["epsilon"] and unprotected["epsilon"] is None
     assert "per-model filter" in pool["guarantee"] and public["epsilon"] == 0
@@ -178,10 +178,10 @@ def test_runs_of_the_command_line(
 ) -> None:
     path = tmp_path / "out.json"
     command = ["evaluate", *MODELS, "--text", str(text), "--block=17", "--seed=1", "--runs=3"]
-    command += ["--queries=20", "--method=adapmixed", "--method=unprotected"]
+    command += ["--queries=10", "--method=adapmixed", "--method=unprotected"]
     assert main([*command, "--json", str(path), "--out", str(tmp_path / "report")]) == 0
     printed = capsys.readouterr().out
-    assert "standard deviation (n − 1) of 3 runs of 20 queries" in printed
+    assert "standard deviation (n − 1) of 3 runs of 10 queries" in printed
     assert "does not cover all runs together" in printed
     report = json.loads(path.read_text(encoding="utf-8"))
     public, ada, unprotected = report["runs"]
