@@ -226,3 +226,19 @@ def test_children_are_apart_and_repeatable() -> None:
     assert len(set(keys)) == 4
     assert bytes(SeededRandom(5).child("a").reserve()[0].tolist()) == keys[1]
     assert parent.child("a").seeded and not SecureRandom().child("a").seeded
+
+
+def test_a_seeded_source_goes_on_behind_an_earlier_one() -> None:
+    first, second = SeededRandom(3, "a"), SeededRandom(3, "a")
+    handed_out = [first.reserve()[1] for _ in range(5)]
+    assert first.position == 5 and second.position == 0
+    second.skip_to(first.position)
+    assert second.position == 5
+    key, counter = second.reserve()
+    assert counter not in handed_out and counter == first.reserve()[1]
+    assert key.tolist() == first.reserve()[0].tolist()
+    with pytest.raises(ValueError, match="position must be >= 6, got 5"):
+        second.skip_to(5)
+    for position in (6.0, True, None):
+        with pytest.raises(ValueError, match="position must be an integer"):
+            second.skip_to(position)  # type: ignore[arg-type]
