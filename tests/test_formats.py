@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from adapmixed.evaluation import read_result, result_file
 from adapmixed.models import manifest
 from adapmixed.privacy import Ledger
 from adapmixed.privacy.ledger import records
@@ -20,6 +21,7 @@ FORMATS = Path(__file__).parent / "formats"
 KINDS = {
     "ensemble": (manifest.FORMAT_VERSION, ".json"),
     "report": (view.FORMAT_VERSION, ".json"),
+    "evaluation": (result_file.FORMAT_VERSION, ".json"),
     "ledger": (records.FORMAT_VERSION, ".sqlite"),
 }
 
@@ -63,3 +65,23 @@ def test_reports(path: Path) -> None:
     (method,) = view.read_methods(report)
     assert (method.name, method.queries, method.kind) == ("pmixed", 8, "fixed")
     assert "pmixed" in table(report)
+
+
+@pytest.mark.parametrize("path", sorted(FORMATS.glob("evaluation-*.json")), ids=lambda p: p.stem)
+def test_evaluations(path: Path) -> None:
+    """What it was written with; states of accountants and a filter are in it."""
+    stored = read_result(path)
+    assert stored.complete and stored.configuration["runs"] == 1
+    found = {one.name: one.evaluations[0] for one in stored.runs}
+    assert {one.queries for one in found.values()} == {38}
+    numbers = {name: (one.perplexity, one.guarantee.epsilon) for name, one in found.items()}
+    expected = {
+        "public": (12.033035149448356, 0.0),
+        "noisy": (12.145427912577906, 1272.562700344189),
+        "pmixed": (12.0574543872816, 7.999999999999841),
+        "pool": (12.214094289423619, 4.8776734338838015),
+        "filtered": (12.200155226065428, 3.1378630873338302),
+    }
+    assert list(numbers) == list(expected)
+    for name, pair in expected.items():
+        assert numbers[name] == pytest.approx(pair, rel=1e-12)
