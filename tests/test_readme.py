@@ -1,4 +1,4 @@
-"""The README: its Python runs, its command lines parse."""
+"""The README: its Python runs, its command lines and those of docs/evaluation.md parse."""
 
 import re
 import shlex
@@ -11,9 +11,11 @@ from adapmixed.commands.methods import choices_of
 from adapmixed.commands.options import mechanism_of
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EVALUATION = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
-COMMANDS = re.findall(r"^ {4}(adapmixed [a-z].*)$", README, flags=re.MULTILINE)
+COMMANDS = re.findall(r"^ {4}(adapmixed [a-z].*)$", README + EVALUATION, flags=re.MULTILINE)
 
 # What a reader has to put in, and fewer tokens. Each must occur in the README.
 REPLACED = {
