@@ -50,6 +50,10 @@ class Charge:
                 f"model_filter must have no releases beside a ledger, got "
                 f"{self.model_filter.releases}: their cost would not be in it"
             )
+        if self.model_filter is not None:
+            self.accountant.attach(self.model_filter)
+            if self.ledger is not None:
+                self.ledger.accountant.attach(self.model_filter)
 
     def __call__(self, proposal: Proposal) -> Tensor | None:
         """Charges; the slots to release, (N, B) bool, or None without a filter.
@@ -76,6 +80,12 @@ class Charge:
         if self.ledger is not None:
             self.ledger.charge(events)
         return active
+
+
+def ledger_configuration(ensemble: "Ensemble", mechanism: Mechanism) -> str:
+    """What a ledger of these answers is opened with: another mechanism, other members or members in
+    another order are then refused, since what slot i has spent is that of shard i."""
+    return f"{mechanism!r} of {ensemble.num_models} models, {ensemble.fingerprint}"
 
 
 def check_unseeded(rng: RandomSource) -> None:

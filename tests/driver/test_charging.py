@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,49 @@ def test_a_filter_beside_a_ledger(path: Path) -> None:
         again = ledger.accountant.individual_spent
         assert again is not None and np.array_equal(again, spent)
         assert bool((answer(pool, ledger, spent=again).spent >= spent).all())
+
+
+def test_a_ledger_belongs_to_the_members_in_their_order(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Charges are those of slots: in another order one shard would pay for another."""
+    folder = tmp_path / "ensemble"
+    shutil.copytree(demo_ensemble_path(), folder)
+    models = ["--base", str(demo_base()), "--ensemble", str(folder)]
+    command = ["generate", *models, *SHORT, "--ledger", str(path)]
+    assert main(command) == 0
+    assert main(command) == 0
+    manifest = json.loads((folder / "ensemble.json").read_text(encoding="utf-8"))
+    for name in ("members", "shards"):
+        manifest[name].reverse()
+    (folder / "ensemble.json").write_text(json.dumps(manifest), encoding="utf-8")
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "configuration" in capsys.readouterr().err
+    assert Ledger.verify(path).charges == 6
+
+
+def test_a_filter_beside_a_ledger_holds_what_is_in_it(path: Path) -> None:
+    budget = FilterBudget.for_epsilon(3.0, 1e-5)
+    mechanism = ClippedLogPool(-0.5, 0.5)
+
+    def serve(ledger: Ledger, model_filter: PerModelFilter) -> None:
+        accountant = Accountant(1e-5, filter_budget=budget)
+        settings = dict(rng=SecureRandom(), accountant=accountant, ledger=ledger)
+        generate(
+            FakeEnsemble(),  # type: ignore[arg-type]
+            mechanism,
+            PROMPT,
+            max_new_tokens=2,
+            model_filter=model_filter,
+            **settings,
+        )
+
+    with Ledger.open(path, filter_budget=budget, **SETTINGS) as ledger:
+        first = PerModelFilter(3, budget)
+        serve(ledger, first)
+        serve(ledger, first)
+        with pytest.raises(ValueError, match="what its models have spent before"):
+            serve(ledger, PerModelFilter(3, budget))
+        serve(ledger, PerModelFilter(3, budget, spent=ledger.accountant.individual_spent))
+        assert ledger.charges == 6

@@ -245,7 +245,7 @@ def test_evaluate_under_a_filter(
         (
             ["--mechanism=clipped-mixing", "--lower=0.5", "--upper=2", "--filter-epsilon=3"]
             + ["--adjacency=add_remove"],
-            "adjacency must be 'zero_out' or 'replace_one' under a Rényi filter",
+            "adjacency must be 'zero_out' or 'replace_one' under a filter",
         ),
     ],
 )

@@ -72,9 +72,6 @@ def test_no_neighbour_of_a_pool_costs_more_than_its_range(
     mechanism = ClippedLogPool(lower, upper, scale)
     rho = bounded_range_rho(scale, lower, upper, len(private), adjacency)
     here = law(mechanism, private, public)
-    if adjacency == "add_remove":
-        # N is a constant of the formula: a slot without a model is one that answers q.
-        adjacency = "zero_out"
     worst = 0.0
     for neighbour in neighbours(private, public, adjacency, values_of(grid)):
         there = law(mechanism, neighbour, public)

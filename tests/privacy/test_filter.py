@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -91,9 +94,11 @@ def test_counts_are_paid_for_beforehand() -> None:
     assert filter_.admit(np.array([[left + 1e-12], [left - 1e-9], [0.0]])).tolist() == [
         [False], [True], [True],
     ]  # fmt: skip
-    assert filter_.noisy_count(0.0, 0.25) == 1.25
+    assert filter_.noisy_count(0.0, 0.75) == 2.0
     filter_.noisy_count(0.0, -1.0)
     with pytest.raises(ValueError, match="none left"):
+        filter_.noisy_count(0.0, 1.0)
+    with pytest.raises(ValueError, match=r"a draw of N\(0, sigma²\), got 0.0"):
         filter_.noisy_count(0.0, 0.0)
     with pytest.raises(ValueError, match="releases must leave"):
         PerModelFilter(3, budget, releases=5, sigma=3.0)
@@ -153,3 +158,72 @@ def test_no_more_answers_than_the_sampling_bound_is_for(monkeypatch: pytest.Monk
     filter_.admit(np.zeros((1, 3)))
     with pytest.raises(ValueError, match="at most 3"):
         filter_.admit(np.zeros((1, 1)))
+
+
+def test_an_accountant_serves_filters_that_hold_what_was_spent() -> None:
+    budget = FilterBudget.for_epsilon(2.0, 1e-5)
+    accountant = Accountant(1e-5, filter_budget=budget)
+    with pytest.raises(ValueError, match="must have the accountant's budget"):
+        accountant.attach(PerModelFilter(3, FilterBudget.for_epsilon(8.0, 1e-5)))
+    with pytest.raises(ValueError, match="must have the accountant's budget, None"):
+        Accountant(1e-5).attach(PerModelFilter(3, budget))
+    first = PerModelFilter(3, budget)
+    charges = np.full((3, 1), budget.amount / 4)
+    accountant.attach(first)
+    accountant.add(IndividualCharge("zcdp", None, np.where(first.admit(charges), charges, 0.0)))
+    accountant.attach(first)
+    for other in (PerModelFilter(3, budget), PerModelFilter(2, budget)):
+        with pytest.raises(ValueError, match="what its models have spent before"):
+            accountant.attach(other)
+    with pytest.raises(ValueError, match="the only one of its accountant"):
+        accountant.attach(PerModelFilter(3, budget, releases=1, sigma=50.0))
+    accountant.attach(PerModelFilter(3, budget, spent=accountant.individual_spent))
+
+
+def test_the_cost_of_counts_stays_with_their_filter() -> None:
+    budget = FilterBudget.for_epsilon(2.0, 1e-5)
+    accountant = Accountant(1e-5, filter_budget=budget)
+    counting = PerModelFilter(3, budget, releases=1, sigma=50.0)
+    accountant.attach(counting)
+    again = Accountant.from_state(accountant.state())
+    again.attach(PerModelFilter.from_state(counting.state()))
+    for one in (accountant, accountant.copy(), again):
+        with pytest.raises(ValueError, match="the only one of its accountant"):
+            one.attach(PerModelFilter(3, budget))
+
+
+def test_threads_share_a_filter_and_an_accountant() -> None:
+    budget = FilterBudget("zcdp", 400.5, 1e-5)
+    shared, accountant = PerModelFilter(1, budget), Accountant(1e-5, filter_budget=budget)
+
+    def answer() -> None:
+        for _ in range(200):
+            active = shared.admit(np.ones((1, 1)))
+            accountant.add(IndividualCharge("zcdp", None, active.astype(np.float64)))
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=answer) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert 400.0 <= shared.spent[0] < 400.001 and accountant.queries == 800
+    assert accountant.individual_spent is not None
+    assert accountant.individual_spent.tolist() == shared.spent.tolist()
+
+
+def test_a_child_of_a_fork_spends_nothing() -> None:
+    shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5))
+    child = os.fork()
+    if child == 0:
+        try:
+            shared.admit(np.zeros((1, 1)))
+        except ValueError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert shared.admit(np.zeros((1, 1))).all()

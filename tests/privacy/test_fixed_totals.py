@@ -142,7 +142,7 @@ def test_every_question_is_answered():
     pool = Accountant(DELTA).add(pooled(100))
     costs = [pool.epsilon(way).epsilon for way in QUESTIONS]
     assert QUESTIONS == ("add_remove", "zero_out", "replace_one")
-    assert costs[0] == costs[1] < costs[2]
+    assert costs[1] < costs[0] == costs[2]
     for way in QUESTIONS:  # screening alone holds for each
         alone = Accountant(DELTA, adjacency=way).add(GaussianScreening(10, 5, 0.1, 1.0)).epsilon()
         assert alone.adjacency == way and alone.epsilon > 0
@@ -173,7 +173,7 @@ def test_public_and_unprotected_answers_beside_them():
 
 def test_the_log_pool_is_zcdp():
     rho = (2 * 0.75 / 20) ** 2 / 8
-    for way, factor in zip(QUESTIONS, (1, 1, 4), strict=True):
+    for way, factor in zip(QUESTIONS, (4, 1, 4), strict=True):
         found = bounded_range_rho(2.0, -0.25, 0.5, 20, way)
         assert factor * rho < found <= factor * rho * (1 + 3 * RANGE_ERROR)
         accountant = Accountant(DELTA, adjacency=way).add([pooled(300), pooled(700)])

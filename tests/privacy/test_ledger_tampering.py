@@ -138,6 +138,16 @@ def _empty_head(path: Path) -> None:
     Path(f"{path}-head").write_bytes(b"")
 
 
+def _cut_head(path: Path) -> None:
+    with open(f"{path}-head", "r+b") as file:
+        file.truncate(SLOT)
+
+
+def _long_head(path: Path) -> None:
+    with open(f"{path}-head", "ab") as file:
+        file.write(b"\0")
+
+
 def _unreadable_head(path: Path) -> None:
     Path(f"{path}-head").write_bytes(bytes(2 * SLOT))
 
@@ -182,6 +192,8 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no database": (lambda p: remove(p, ""), "must hold 4 charges|no such file"),
     "empty head": (_empty_head, "ledger.db-head"),
     "unreadable head": (_unreadable_head, "holds no whole head in its 8192 bytes"),
+    "cut head": (_cut_head, "holds no whole head in its 4096 bytes"),
+    "long head": (_long_head, "holds no whole head in its 8193 bytes"),
     "another's database": (_database_of_another, "do not belong together"),
     "no ledger": (_no_ledger, "is not the database of a ledger"),
     "text": (lambda p: p.write_text("spent: nothing\n" * 500), "is not an intact ledger"),

@@ -96,10 +96,8 @@ def _range_target(setting: tuple[float, float, float], models: int, adjacency: s
         return _largest([both_ways(p, q, a) / (a * rho) for a in ORDERS])
 
     name = f"clipped-log-pool [{lower:g}, {upper:g}] · {scale:g}, N = {models}, {adjacency}"
-    # Without member 0 its term is missing, N stays: a slot that answers q.
-    there = "zero_out" if adjacency == "add_remove" else adjacency
     return Target(
-        name, "true D_α / (α ρ)", ClippedLogPool(*setting), Shape(models, 3), there, ratio
+        name, "true D_α / (α ρ)", ClippedLogPool(*setting), Shape(models, 3), adjacency, ratio
     )
 
 

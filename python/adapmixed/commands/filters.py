@@ -111,9 +111,7 @@ def model_filter_of(
 
 
 def release_counts(model_filter: "PerModelFilter") -> list[dict[str, float]]:
-    """All releases of a filter: public. Counts are rounded to integers, which costs nothing.
-
-    Rounding also hides the last digits of a sum of floats, which tell more than the sum.
+    """All releases of a filter: public.
 
     Returns:
         for each {"spent_above": share of `model_filter.available`, "noisy_count": ...}.
@@ -129,7 +127,7 @@ def release_counts(model_filter: "PerModelFilter") -> list[dict[str, float]]:
     for number in range(1, releases + 1):
         share = number / (releases + 1)
         count = model_filter.noisy_count(share * model_filter.available, noise[number - 1])
-        found.append({"spent_above": share, "noisy_count": float(round(count))})
+        found.append({"spent_above": share, "noisy_count": count})
     return found
 
 

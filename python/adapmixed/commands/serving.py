@@ -27,6 +27,7 @@ from adapmixed.commands.options import (
 if TYPE_CHECKING:
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import Mechanism
+    from adapmixed.models import Ensemble
     from adapmixed.privacy import Accountant, FilterBudget, Ledger, PerModelFilter
 
 
@@ -84,7 +85,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> "Iterator[PrivateGene
     accountant = Accountant(
         arguments.delta, rule=arguments.rule, adjacency=arguments.adjacency, filter_budget=budget
     )
-    ledger = _ledger(arguments, mechanism, budget)
+    ledger = _ledger(arguments, ensemble, mechanism, budget)
     model_filter = None
     try:
         spent = None if ledger is None else ledger.accountant.individual_spent
@@ -124,10 +125,14 @@ def _mechanism(arguments: argparse.Namespace, queries: int) -> "Mechanism":
 
 
 def _ledger(
-    arguments: argparse.Namespace, mechanism: "Mechanism", budget: "FilterBudget | None"
+    arguments: argparse.Namespace,
+    ensemble: "Ensemble",
+    mechanism: "Mechanism",
+    budget: "FilterBudget | None",
 ) -> "Ledger | None":
     if arguments.ledger is None:
         return None
+    from adapmixed.decoding import ledger_configuration
     from adapmixed.privacy import Ledger
 
     ledger = Ledger.open(
@@ -135,7 +140,7 @@ def _ledger(
         delta=arguments.delta,
         rule=arguments.rule,
         adjacency=arguments.adjacency,
-        configuration=repr(mechanism),
+        configuration=ledger_configuration(ensemble, mechanism),
         filter_budget=budget,
     )
     print(f"Ledger {ledger.path}: {ledger.charges} charges so far.", file=sys.stderr)

@@ -25,8 +25,8 @@ from adapmixed_ext import RandomSource
 class ClippedLogPool(Mechanism):
     """p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)): a fixed, publishable (ε, δ).
 
-    Without one model log p changes within a range of κ(b−a)/N, which bounds every Rényi divergence
-    (zCDP; docs/privacy.md). N is the number of slots, a public constant.
+    With one slot emptied log p changes within a range of κ(b−a)/N, with one model less within twice
+    that (N is the number of models), which bounds every Rényi divergence (zCDP; docs/privacy.md).
 
     Attributes:
         lower: a ≤ 0, in log units.

@@ -19,7 +19,13 @@ from adapmixed.models.batched_lora import BatchedLoRA, stack_adapters
 from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward
 from adapmixed.models.manifest import read_manifest
-from adapmixed.models.provenance import check_files, check_names, check_one_base, source_of
+from adapmixed.models.provenance import (
+    check_files,
+    check_names,
+    check_one_base,
+    fingerprint,
+    source_of,
+)
 from adapmixed.models.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.models.vocabulary import TOKENIZER_FILES, check_tokenizers, unnamed_ids
 
@@ -44,6 +50,9 @@ class Ensemble:
         max_positions: longest input in tokens, or None if the base sets no limit.
         unverified: what loading could not check and every guarantee then says: "shards", that they
             are disjoint; "base", that the public model is the one the adapters were trained on.
+        fingerprint: of the base's name and the members' files in their order, hexadecimal; None if
+            it was not loaded from files. A ledger's charges are those of slots: its configuration
+            should hold this (`ledger_configuration`).
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class Ensemble:
         self.config = model.config
         self.max_positions = max_positions(text_config)
         self.unverified = unverified
+        self.fingerprint: str | None = None
         self._forward = BatchedForward(
             model=model,
             num_models=self.num_models,
@@ -142,9 +152,12 @@ class Ensemble:
         else:
             same_base = check_names(source, names)
         disjoint = len(paths) == 1 if manifest is None else manifest.disjoint
+        # A model object may have been changed since it was read from the files it names.
+        same_base = same_base and isinstance(base, str | os.PathLike)
         checked = {"shards": disjoint, "base": same_base}
         unverified = tuple(name for name, done in checked.items() if not done)
         ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified)
+        ensemble.fingerprint = fingerprint(source, paths)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s; not verified: %s",
             ensemble.num_models,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from adapmixed.models.adapters import CONFIG_FILE, WEIGHTS_FILE
 from adapmixed.models.manifest import Manifest, file_sha256
 
 WEIGHTS = "model.safetensors"
@@ -64,9 +65,10 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
 
 
 def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
-    """Whether the base's name was compared with the one each adapter was trained on, and agrees.
+    """Whether the base is the hub model that each adapter names.
 
-    Names agree if their last parts do ("openai-community/gpt2", "/models/gpt2").
+    Names agree if their last parts do ("openai-community/gpt2", "/models/gpt2"); a folder's name
+    says nothing of its weights, so that agreeing shows nothing.
 
     Args:
         source: of :func:`source_of`.
@@ -83,7 +85,8 @@ def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
                 f"{name!r}, got {source!r} (base_sha256 in ensemble.json tells where only the "
                 "names differ)"
             )
-    return bool(source) and all(names.values())
+    hub = source is not None and not os.path.isabs(source) and not Path(source).exists()
+    return hub and all(name == source for name in names.values())
 
 
 def check_one_base(names: Mapping[str, str | None]) -> None:
@@ -123,3 +126,17 @@ def _compare(path: Path, found: str, folder: Path, expected: str) -> None:
             f"base must be the one that {folder} was trained with: {path} has another SHA-256, "
             f"{found[:12]}..., than ensemble.json records ({expected[:12]}...)"
         )
+
+
+def fingerprint(source: str | None, members: Sequence[Path]) -> str:
+    """SHA-256 of the base's name and of every member's files, in their order: which slot is whose.
+
+    Args:
+        source: of :func:`source_of`; its last part counts.
+        members: peft folders.
+    """
+    digest = hashlib.sha256(_last(source or "").encode())
+    for path in members:
+        for file in (WEIGHTS_FILE, CONFIG_FILE):
+            digest.update(f"\n{file} {file_sha256(path / file)}".encode())
+    return digest.hexdigest()

@@ -14,6 +14,7 @@ file a kind of total: `renyi_total`, `fixed_totals`.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,7 +37,7 @@ from adapmixed.privacy.events import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.filter import FilterTotal
+from adapmixed.privacy.filter import FilterTotal, PerModelFilter
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result
 from adapmixed.privacy.guarantee import RULES, Guarantee
@@ -92,6 +93,7 @@ class Accountant:
             )
         self.filter_budget = filter_budget
         self._state = Running()
+        self._lock = threading.Lock()
 
     @property
     def queries(self) -> int:
@@ -143,18 +145,55 @@ class Accountant:
         All private answers must come from one mechanism: realised losses and Rényi bounds,
         `ClippedAnswer`s, or `BoundedRangeAnswer`s, each with or without noisy screening.
         """
-        staged = replace(self._state)
         single = isinstance(events, Event) or not isinstance(events, Iterable)
-        for event in [events] if single else events:  # type: ignore[union-attr]
-            self._add(staged, event)
-        if isinstance(staged.total, ClippedTotal):
+        with self._lock:  # threads may share an accountant
             before = self._state
-            answered = before.total.answered if isinstance(before.total, ClippedTotal) else 0
-            staged.total.check_screening(
-                staged.screening, 0 if before.screening.screened else answered
-            )
-        self._state = staged
+            staged = replace(before)
+            for event in [events] if single else events:  # type: ignore[union-attr]
+                self._add(staged, event)
+            if isinstance(staged.total, ClippedTotal):
+                answered = before.total.answered if isinstance(before.total, ClippedTotal) else 0
+                staged.total.check_screening(
+                    staged.screening, 0 if before.screening.screened else answered
+                )
+            self._state = staged
         return self
+
+    def attach(self, model_filter: PerModelFilter) -> None:
+        """Says which filter's charges come next; asked before the first of them.
+
+        Raises:
+            ValueError: a filter of another budget; one that does not hold what the models were
+                charged here before it; or, where it or the one before it releases noisy counts, a
+                second one: the counts' cost is in the filter alone.
+        """
+        if self.filter_budget != model_filter.budget:
+            raise ValueError(
+                f"model_filter must have the accountant's budget, {self.filter_budget}, got "
+                f"{model_filter.budget}"
+            )
+        with self._lock:
+            state = self._state
+            if state.filter == model_filter.identity:
+                return
+            total = state.total
+            spent = total.spent if isinstance(total, FilterTotal) else None
+            charged = np.zeros(model_filter.num_models) if spent is None else spent
+            used = state.filter is not None or bool((charged > 0).any())
+            if state.releases or (model_filter.releases and used):
+                raise ValueError(
+                    "model_filter must be the only one of its accountant where noisy counts are "
+                    "released: their cost is in that filter alone"
+                )
+            own = model_filter.spent
+            if own.shape != charged.shape or (own < charged).any():
+                raise ValueError(
+                    "model_filter must hold what its models have spent before: "
+                    "PerModelFilter(..., spent=accountant.individual_spent)"
+                )
+            self._state = replace(
+                state, filter=model_filter.identity, releases=model_filter.releases
+            )
 
     def epsilon(self, adjacency: str | None = None) -> Guarantee:
         """The guarantee of everything added so far.

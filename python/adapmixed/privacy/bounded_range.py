@@ -27,8 +27,9 @@ def bounded_range_rho(
 ) -> float:
     """ρ = η²/8 of one answer of ClippedLogPool, rounded up: α ρ at every Rényi order, both ways.
 
-    η = κ (b - a)/N for "zero_out" and "add_remove", which are the same thing here (N is a constant
-    of the formula); twice that for "replace_one". Proof: docs/privacy.md, section 12.
+    η = κ (b - a)/N for "zero_out", twice that for "replace_one" and, since N counts the models that
+    are there, for "add_remove", in which all others' shares change. Proof: docs/privacy.md,
+    section 12.
 
     Args:
         scale: κ >= 0.  lower, upper: a <= 0 <= b, log units.  num_models: N >= 1.
@@ -41,7 +42,7 @@ def bounded_range_rho(
     # A few roundings of 2^-53 here are far below RANGE_ERROR and one unit in the last.
     wide = nominal * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
     span = math.nextafter(wide, math.inf)
-    if adjacency == "replace_one":
+    if adjacency != "zero_out":
         span *= 2
     return math.nextafter(math.nextafter(span * span, math.inf) / 8, math.inf)
 
@@ -51,8 +52,8 @@ def individual_rho(
 ) -> NDArray[np.float64]:
     """ρ_i = (κ span_i/N)²/8 of every model, rounded up: what a per-model filter charges.
 
-    span_i = max u_i - min u_i is the range of model i's own clipped log-ratios (zero-out and
-    add/remove). Widened as there.
+    span_i = max u_i - min u_i is the range of model i's own clipped log-ratios (zero-out).
+    Widened as there; docs/privacy.md, section 13.
 
     Args:
         span: any shape, float64, in [0, b - a].

@@ -10,6 +10,9 @@ is retired, is private: for the operator alone.
 from __future__ import annotations
 
 import math
+import os
+import secrets
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +22,15 @@ from numpy.typing import NDArray
 
 from adapmixed.privacy.checks import check_count, check_real
 from adapmixed.privacy.events import IndividualCharge
-from adapmixed.privacy.fields import ARRAY, COUNT, REAL, optional, read_state, write_state
+from adapmixed.privacy.fields import (
+    ARRAY,
+    COUNT,
+    REAL,
+    WORD,
+    optional,
+    read_state,
+    write_state,
+)
 from adapmixed.privacy.filter_budget import BUDGET, MAX_ANSWERS, FilterBudget
 from adapmixed.privacy.fixed_totals import Result
 from adapmixed.privacy.rounding import array_add_up, times_up
@@ -28,6 +39,7 @@ FORMAT_VERSION = 1
 """Of a filter's state; rises when its fields or their meaning change."""
 
 _FIELDS = {
+    "identity": WORD,
     "num_models": COUNT,
     "budget": BUDGET,
     "releases": COUNT,
@@ -40,6 +52,13 @@ _FIELDS = {
 
 class PerModelFilter:
     """Decides, query by query, which slots contribute; remembers what each has spent.
+
+    Threads may share one; a child of a fork may not use its parent's, which would spend the budget
+    twice.
+
+    Attributes:
+        identity: tells filters apart; an accountant serves one with releases, or several each of
+            which goes on where the one before has stopped (`Accountant.attach`).
 
     Args:
         num_models: N ≥ 1.
@@ -59,6 +78,8 @@ class PerModelFilter:
         sigma: float | None = None,
         spent: NDArray[np.float64] | None = None,
     ) -> None:
+        self.identity = secrets.token_hex(16)
+        self._lock, self._process = threading.Lock(), os.getpid()
         self.num_models = check_count("num_models", num_models, 1)
         self.budget = budget
         self.releases = self._left = check_count("releases", releases, 0)
@@ -95,9 +116,10 @@ class PerModelFilter:
 
     def state(self) -> dict[str, Any]:
         """Settings and what was spent as strict JSON values, exact to the bit: private."""
-        values = {name: getattr(self, name) for name in ("num_models", "budget", "releases")}
-        values |= {"sigma": self.sigma, "spent": self._spent}
-        values |= {"left": self._left, "answers": self._answers}
+        names = ("identity", "num_models", "budget", "releases", "sigma")
+        values = {name: getattr(self, name) for name in names}
+        with self._lock:
+            values |= {"spent": self._spent, "left": self._left, "answers": self._answers}
         return write_state("filter", FORMAT_VERSION, _FIELDS, values)
 
     @classmethod
@@ -122,6 +144,7 @@ class PerModelFilter:
             if not 0 <= found[name] <= most:
                 raise ValueError(f"filter.{name} must be in [0, {most}], got {found[name]}")
         made._spent, made._left, made._answers = spent, found["left"], found["answers"]
+        made.identity = found["identity"]
         return made
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -138,6 +161,7 @@ class PerModelFilter:
         if self._answers or self._left < self.releases:
             raise ValueError(f"restore needs a filter that is new, got {self._answers} answers")
         self._spent, self._left, self._answers = other._spent, other._left, other._answers
+        self.identity = other.identity
 
     def admit(self, charges: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Charges a batch, its positions in order; the slots that contribute.
@@ -150,41 +174,59 @@ class PerModelFilter:
             (N, B) bool: private. A slot that may not contribute is not charged.
 
         Raises:
-            ValueError: shape, dtype, NaN or negative charges, more than `MAX_ANSWERS` answers.
+            ValueError: shape, dtype, NaN or negative charges, more than `MAX_ANSWERS` answers, a
+                child of a fork.
         """
         charges = np.asarray(charges)
         if charges.ndim != 2:
             raise ValueError(f"charges must have shape (N, B), got {charges.shape}")
         shape = (self.num_models, charges.shape[1])
         charges = self._checked("charges", charges, shape)
-        if self._answers + shape[1] > MAX_ANSWERS:
-            raise ValueError(f"answers under one filter must be at most {MAX_ANSWERS}")
+        self._check_process()
         active = np.zeros(shape, dtype=np.bool_)
-        spent = self._spent
-        for position in range(shape[1]):
-            total = array_add_up(spent, charges[:, position])
-            active[:, position] = total <= self.budget.amount
-            spent = np.where(active[:, position], total, spent)
-        self._spent, self._answers = spent, self._answers + shape[1]
+        with self._lock:
+            if self._answers + shape[1] > MAX_ANSWERS:
+                raise ValueError(f"answers under one filter must be at most {MAX_ANSWERS}")
+            spent = self._spent
+            for position in range(shape[1]):
+                total = array_add_up(spent, charges[:, position])
+                active[:, position] = total <= self.budget.amount
+                spent = np.where(active[:, position], total, spent)
+            self._spent, self._answers = spent, self._answers + shape[1]
         return active
 
     def noisy_count(self, threshold: float, noise: float) -> float:
         """#{i : spent_i > threshold} + noise, one of the reserved releases, which are not counted.
 
+        Rounded to an integer, which costs nothing: the last digits of a sum of floats tell more
+        than the sum.
+
         Args:
             threshold: a public number ≥ 0.
-            noise: a fresh N(0, sigma²) variate.
+            noise: a fresh N(0, sigma²) variate from randomness that nobody can predict
+                (`adapmixed_ext.gaussian` with `SecureRandom`).
 
         Raises:
-            ValueError: no release is left, or a number that is not finite.
+            ValueError: no release is left, noise that is not finite or exactly 0, a child of a
+                fork.
         """
         threshold = check_real("threshold", threshold, infinite=True)
-        if not math.isfinite(noise):
-            raise ValueError(f"noise must be finite, got {noise!r}")
-        if self._left == 0:
-            raise ValueError("releases must be reserved when the filter is made, got none left")
-        self._left -= 1
-        return float(np.count_nonzero(self._spent - self._reserved > threshold)) + noise
+        if not math.isfinite(noise) or noise == 0:
+            raise ValueError(f"noise must be a draw of N(0, sigma²), got {noise!r}")
+        self._check_process()
+        with self._lock:
+            if self._left == 0:
+                raise ValueError("releases must be reserved when the filter is made, got none left")
+            self._left -= 1
+            above = np.count_nonzero(self._spent - self._reserved > threshold)
+        return float(round(float(above) + noise))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ValueError(
+                "a filter must be used in the process that made it: parent and child of a fork "
+                "would each spend its budget"
+            )
 
     def _release_cost(self) -> float:
         """A count changes by at most 1 with one shard: ρ = 1/(2σ²), times the order for "renyi"."""

@@ -87,10 +87,9 @@ class FilterBudget:
 
         Replace-one passes through the emptied shard: twice the Rényi budget is no bound there, so
         ε(δ₁) doubles with δ₁ = δ/(1 + e^ε(δ₁)) ("renyi"); zCDP composes through it as 4 B ("zcdp").
-        Add/remove is zero-out for "zcdp" and not covered by charges under zero-out for "renyi".
 
         Raises:
-            ValueError: "add_remove" for "renyi".
+            ValueError: "add_remove": without a model all others' shares change, whatever it spent.
         """
         return _epsilon(self, check_question(adjacency))
 
@@ -112,13 +111,13 @@ def _epsilon(budget: FilterBudget, adjacency: str) -> float:
 
 
 def _of_the_exact_law(order: float | None, amount: float, delta: float, adjacency: str) -> float:
-    if order is None:
-        return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
     if adjacency == "add_remove":
         raise ValueError(
-            "adjacency must be 'zero_out' or 'replace_one' under a Rényi filter, got "
-            "'add_remove': its charges compare with an emptied slot"
+            "adjacency must be 'zero_out' or 'replace_one' under a filter, got 'add_remove': its "
+            "charges compare with an emptied slot"
         )
+    if order is None:
+        return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
     if adjacency == "zero_out":
         return max(0.0, rdp_to_dp(order, amount, delta))
     return _replaced(order, amount, delta)

@@ -127,8 +127,8 @@ class ClippedTotal:
 class PoolTotal:
     """Answers of ClippedLogPool: Σ η²/8 as zCDP, charged as they come or for a budget at once."""
 
-    rho: float = 0.0  # zero-out and add/remove
-    replaced: float = 0.0  # replace-one
+    rho: float = 0.0  # zero-out
+    replaced: float = 0.0  # replace-one, add/remove
     plan: BoundedRangeAnswer | None = None
     answered: int = 0  # of the plan
     unplanned: bool = False
@@ -158,7 +158,7 @@ class PoolTotal:
 
     def evaluate(self, delta: float, adjacency: str, screening: ScreeningTotal) -> Result:
         """ε at the best order, known beforehand since ρ is."""
-        return screening.evaluate(delta, self.replaced if adjacency == "replace_one" else self.rho)
+        return screening.evaluate(delta, self.rho if adjacency == "zero_out" else self.replaced)
 
     @property
     def budget(self) -> int | None:

@@ -30,6 +30,8 @@ class Running:
     public_queries: int = 0  # of them
     unprotected: bool = False
     caveats: frozenset[str] = frozenset()
+    filter: str | None = None  # the identity of the filter that charges come from
+    releases: int = 0  # noisy counts that it may release
 
 
 _Total = TypeVar("_Total", RenyiTotal, ClippedTotal, PoolTotal, FilterTotal)

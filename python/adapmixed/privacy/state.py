@@ -107,6 +107,8 @@ _RUNNING: dict[str, Kind] = {
     "public_queries": COUNT,
     "unprotected": FLAG,
     "caveats": _NAMES,
+    "filter": optional(WORD),
+    "releases": COUNT,
 }
 _SETTINGS: dict[str, Kind] = {
     "delta": REAL,
@@ -135,7 +137,7 @@ def read_accountant(state: Mapping[str, Any]) -> tuple[dict[str, Any], Running]:
 
 def _check_running(running: Running) -> None:
     screening = running.screening
-    counts = (running.queries, running.public_queries, screening.screened)
+    counts = (running.queries, running.public_queries, screening.screened, running.releases)
     _require(min(counts) >= 0, "counts must be >= 0")
     _require(running.public_queries <= running.queries, "public_queries must be <= queries")
     _require(screening.rho >= 0 and (screening.single or 0.0) >= 0, "screening.rho must be >= 0")

@@ -48,9 +48,15 @@ def _parse(slot: bytes) -> Head | None:
 
 
 def newest(data: bytes) -> Head | None:
-    """The head that a file's bytes hold; None where neither slot is whole."""
+    """The head that a file's bytes hold; None where neither slot is whole or the length is wrong.
+
+    The second slot comes with the first charge: a file without it that holds more was cut, and what
+    it has lost may be the newer slot.
+    """
     slots = [_parse(data[start : start + SLOT]) for start in (0, SLOT)]
-    return max((head for head in slots if head is not None), key=lambda h: h.count, default=None)
+    head = max((one for one in slots if one is not None), key=lambda one: one.count, default=None)
+    cut = head is not None and head.count > 0 and len(data) < 2 * SLOT
+    return None if cut or len(data) > 2 * SLOT else head
 
 
 def read_head(path: str) -> Head:
