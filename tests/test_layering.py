@@ -32,7 +32,7 @@ DOORS: dict[str, set[str]] = {
     "training": {"ext", "models", "data", "rng", "files"},
     "decoding": BELOW_DECODING,
     "generation": BELOW_EVALUATION,
-    "evaluation": BELOW_EVALUATION,
+    "evaluation": BELOW_EVALUATION | {"files"},
     "report": BELOW_REPORT,
     "experiments": BELOW_REPORT,
     "audit": BELOW_REPORT,

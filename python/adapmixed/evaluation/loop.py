@@ -1,20 +1,17 @@
-"""Perplexity and privacy of mechanisms over a corpus, from one forward pass of the models.
-
-Perplexity reveals probabilities of the mixture: it is evaluation for the operator, never a private
-release.
-"""
+"""The loop of an evaluation: all mechanisms answer the logits of one forward pass."""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from adapmixed.decoding import DEFAULT_MEMORY_BYTES, Charge, check_budget
+from adapmixed.evaluation.result import Evaluation
+from adapmixed.evaluation.windows import plan
 from adapmixed.mechanisms import Mechanism
-from adapmixed.privacy import Accountant, Guarantee, PerModelFilter
+from adapmixed.privacy import Accountant, PerModelFilter
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
@@ -22,38 +19,6 @@ if TYPE_CHECKING:
 
 # Positions of one mechanism call: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One mechanism over the corpus.
-
-    Attributes:
-        name: as given in ``mechanisms``.
-        perplexity: exp of the mean negative log-likelihood over all queries; inf if a target has
-            probability 0.
-        queries: number of scored tokens, each one query.
-        guarantee: what the accountant states after all queries.
-        screened: share of queries answered from the public model by screening (not for a mechanism
-            that never reads the private models).
-        seconds: time in the mechanism, without the models' forward pass.
-        tokens_per_second: queries over mechanism time plus the shared forward pass.
-        curve: (queries, ε) after each chunk; ε is None where there is no guarantee.
-        perplexities: (queries, perplexity over the queries so far) after each chunk: under a
-            per-model filter it tends to the public model's as models retire.
-        breakdown: "mixing", "screening", "conversion", "total" of ε.
-    """
-
-    name: str
-    perplexity: float
-    queries: int
-    guarantee: Guarantee
-    screened: float
-    seconds: float
-    tokens_per_second: float
-    curve: tuple[tuple[int, float | None], ...]
-    perplexities: tuple[tuple[int, float], ...]
-    breakdown: Mapping[str, float]
 
 
 class _Run:
@@ -107,30 +72,6 @@ class _Run:
             perplexities=tuple(self.perplexities),
             breakdown=self.accountant.breakdown(),
         )
-
-
-def plan(
-    tokens: Sequence[int], window: int | None, block: int | None, queries: int | None
-) -> tuple[list[list[int]], int]:
-    """The blocks of a token stream and the number of queries in them; see :func:`evaluate`."""
-    for argument, value in (("block", block), ("queries", queries)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"{argument} must be an integer, got {value!r}")
-    block = min(512, window or 512) if block is None else block
-    if block < 2 or (window is not None and block > window):
-        raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
-    # A last block of one token has nothing to score.
-    blocks = [list(tokens[i : i + block]) for i in range(0, len(tokens), block)]
-    available = sum(len(b) - 1 for b in blocks)
-    if available < 1:
-        raise ValueError(f"tokens must hold at least one query (2 tokens), got {len(tokens)}")
-    total = available if queries is None else queries
-    if total < 1 or total > available:
-        raise ValueError(
-            f"queries must be in [1, {available}] (what the text offers in blocks of {block}), "
-            f"got {queries}"
-        )
-    return blocks, total
 
 
 def evaluate(
