@@ -16,6 +16,7 @@ from adapmixed.commands.filters import (
 )
 from adapmixed.commands.options import (
     add_mechanism_options,
+    add_rank_option,
     check_output,
     mechanism_of,
     memory_bytes,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapmixed.evaluation import Evaluation
+    from adapmixed.ranks import Ranks
 
 
 def add_parser(commands: Any) -> None:
@@ -49,6 +51,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
     add_mechanism_options(parser)
     add_filter_options(parser)
+    add_rank_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -88,11 +91,19 @@ def _stretches(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluates and prints the table."""
+    """Evaluates and prints the table; of several ranks one prints and writes."""
+    from adapmixed.ranks import joined
+
+    with joined(timeout_seconds=arguments.rank_timeout) as ranks:
+        return _run(arguments, ranks)
+
+
+def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     budget = filter_budget_of(arguments)
     mechanism_of(arguments, queries=1)  # refuses bad options before the models are loaded
-    check_output(arguments.json)
-    check_output(arguments.out, folder=True)
+    if ranks.leads:
+        check_output(arguments.json)
+        check_output(arguments.out, folder=True)
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan
@@ -102,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.training.finetune import token_stream
 
     documents = read_text(arguments.text)
-    ensemble = Ensemble.load(arguments.base, arguments.ensemble)
+    ensemble = Ensemble.load(arguments.base, arguments.ensemble, ranks=ranks)
     if ensemble.tokenizer is None:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
@@ -127,6 +138,8 @@ def run(arguments: argparse.Namespace) -> int:
         progress=update,
     )
     close()
+    if not ranks.leads:
+        return 0
     report = build_report(
         evaluations,
         config={
@@ -134,6 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
             "base": str(arguments.base),
             "ensemble": str(arguments.ensemble),
             "num_models": ensemble.num_models,
+            "ranks": ranks.world,
             "mechanism": repr(mechanism),
             "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
             "text": str(arguments.text),

@@ -12,6 +12,7 @@ from adapmixed.evaluation.result import Evaluation
 from adapmixed.evaluation.windows import plan
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant, PerModelFilter
+from adapmixed.ranks import Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ class _Run:
         mechanism: Mechanism,
         charge: Charge,
         rng: SecureRandom | SeededRandom,
+        ranks: Ranks,
     ) -> None:
         self.rng = rng
+        self.ranks = ranks
         self.name = name
         self.mechanism = mechanism
         self.charge = charge
@@ -44,8 +47,12 @@ class _Run:
 
     def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
         start = time.perf_counter()
-        proposal = self.mechanism.propose(private, public, targets=targets, rng=self.rng)
+        proposal = self.mechanism.propose(
+            private, public, targets=targets, rng=self.rng, ranks=self.ranks
+        )
         answer = proposal.release(self.charge(proposal))
+        if not self.ranks.leads:
+            return
         assert answer.log_prob is not None  # targets were given
         self.log_likelihood += math.fsum(answer.log_prob.tolist())
         self.screened += int(answer.public.sum())
@@ -113,7 +120,8 @@ def evaluate(
         progress: called with (queries done, queries in all).
 
     Returns:
-        one :class:`Evaluation` per mechanism, in their order.
+        one :class:`Evaluation` per mechanism, in their order; of several ranks on the one that
+        leads, on the others none.
 
     Raises:
         ValueError: no mechanisms, block or queries out of range, too few tokens for one query, a
@@ -141,7 +149,16 @@ def evaluate(
         )
         return Charge(accountant, None, model_filter, ensemble.unverified)
 
-    runs = [_Run(name, m, charge(name), rng.child(name)) for name, m in mechanisms.items()]
+    ranks = ensemble.ranks
+    ranks.agree(
+        {
+            "the mechanisms": dict(mechanisms),
+            "the filters": {name: one.budget for name, one in filters.items()},
+            "the tokens": list(tokens),
+            "the settings of the evaluation": (block, total, memory_bytes),
+        }
+    )
+    runs = [_Run(name, m, charge(name), rng.child(name), ranks) for name, m in mechanisms.items()]
     forward_seconds, done = 0.0, 0
     for ids in blocks:
         scored = min(len(ids) - 1, total - done)
@@ -158,7 +175,7 @@ def evaluate(
                 for run in runs:
                     run.answer(private[:, 0, part], public[0, part], targets[part])
                 done += len(targets[part])
-                if progress is not None:
+                if progress is not None and ranks.leads:
                     progress(done, total)
             start = time.perf_counter()
-    return [run.result(total, forward_seconds) for run in runs]
+    return [run.result(total, forward_seconds) for run in runs] if ranks.leads else []

@@ -1,0 +1,143 @@
+"""Two ranks under torchrun against one process, on models that are loaded from folders."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_cases import Group, free_port, in_ranks
+from tiny_models import write_adapter
+from training_cases import write_base
+
+import adapmixed.models.ensemble
+from adapmixed.cli import main
+from adapmixed.models import Ensemble, Manifest, read_adapter, write_manifest
+from adapmixed.privacy import Ledger
+
+TEXT = "The value of an expression is the value of its parts. " * 3
+POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=1", "--scale", "2"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and an ensemble of three, one of them an emptied shard."""
+    from transformers import GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("models")
+    base = GPT2LMHeadModel.from_pretrained(write_base(folder / "base"))
+    names = [f"member-{i}" for i in range(3)]
+    for i, name in enumerate(names):
+        path = folder / "ensemble" / name
+        write_adapter(base, path, seed=i, zero=i == 2, target_modules=["c_attn"])
+        config = json.loads((path / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = "base"
+        (path / "adapter_config.json").write_text(json.dumps(config))
+    write_manifest(folder / "ensemble", Manifest("base", tuple(names)))
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    return folder
+
+
+def options(models: Path) -> list[str]:
+    return ["--base", str(models / "base"), "--ensemble", str(models / "ensemble")]
+
+
+def torchrun(arguments: list[str], ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    return subprocess.run(
+        [*command, "-m", "adapmixed", *arguments],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: Path) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+
+    def work(ranks: Group) -> Any:
+        read: list[str] = []
+
+        def noted(model: Any, path: Path) -> Any:
+            read.append(path.name)
+            return read_adapter(model, path)
+
+        adapmixed.models.ensemble.read_adapter = noted  # type: ignore[attr-defined]  # in this child
+        ensemble = Ensemble.load(models / "base", models / "ensemble", ranks=ranks)
+        assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
+        found = [ensemble.logits(ids)]
+        for memory in (1 << 20, 1 << 30):
+            for _, private, public in ensemble.iter_logits(ids, memory_bytes=memory):
+                found.append((private, public))
+        decoder = ensemble.decoder(ids)
+        decoder.append(torch.tensor([3]))
+        return ensemble.num_models, [*found, decoder.logits]
+
+    alone = Ensemble.load(models / "base", models / "ensemble")
+    expected, public = alone.logits(ids)
+    ranks = in_ranks(2, work, tmp_path)
+    for rank, own in ((0, slice(0, 2)), (1, slice(2, 3))):
+        num_models, found = ranks[rank]
+        assert num_models == 3
+        torch.testing.assert_close(found[0][0], expected[own], rtol=1e-5, atol=1e-6)
+        for ours, leading in zip(found, ranks[0][1], strict=True):
+            assert torch.equal(ours[1], leading[1])  # one public row for all, bit by bit
+        assert torch.equal(ranks[1][1][0][0][0], ranks[0][1][0][1])  # the emptied shard is q
+
+
+def test_evaluate_under_torchrun(models: Path, tmp_path: Path) -> None:
+    """One line of text, all of it: two ranks print and write once, the same numbers."""
+    arguments = ["evaluate", *options(models), "--text", str(models / "text.txt"), "--seed", "4"]
+    arguments += ["--queries", "40", "--block", "16"]
+    reports = []
+    for ranks in (1, 2):
+        out = tmp_path / f"{ranks}.json"
+        if ranks == 1:
+            assert main([*arguments, "--json", str(out)]) == 0
+        else:
+            ended = torchrun([*arguments, "--json", str(out)])
+            assert ended.returncode == 0, ended.stderr
+            assert ended.stdout.count("unprotected") + ended.stdout.count("adapmixed") == 1
+        reports.append(json.loads(out.read_text(encoding="utf-8")))
+    one, two = reports
+    assert (one["config"]["ranks"], two["config"]["ranks"]) == (1, 2)
+    for mine, theirs in zip(one["methods"], two["methods"], strict=True):
+        assert mine["name"] == theirs["name"] and mine["queries"] == theirs["queries"] == 40
+        ours, others = math.log(mine["perplexity"]), math.log(theirs["perplexity"])
+        assert abs(ours - others) < 1e-9
+        assert abs(mine["epsilon"] - theirs["epsilon"]) < 1e-9
+
+
+def test_generate_under_torchrun(
+    models: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", *options(models), *POOL, "--prompt", "The value", "--prompt", "If"]
+    arguments += ["--max-new-tokens", "8"]
+    assert main([*arguments, "--seed", "5"]) == 0
+    expected = capfd.readouterr().out
+    ended = torchrun([*arguments, "--seed", "5"])
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == expected
+    ledger = tmp_path / "ledger.db"
+    ended = torchrun([*arguments, "--ledger", str(ledger)])
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("charges so far") == 1
+    with Ledger.open(ledger, delta=1e-5) as opened:
+        assert opened.accountant.queries == 16
+
+
+def test_refused_under_torchrun(
+    models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = torchrun(["generate", *options(models), *POOL, "--prompt", "The"], ranks=4)
+    assert ended.returncode != 0
+    assert "at most as many as members, got 4 ranks for 3 members" in ended.stderr
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["chat", *options(models), "--plain", *POOL]) == 2
+    assert "chat must run in one process" in capfd.readouterr().err
