@@ -172,9 +172,7 @@ class AdaPMixED(Mechanism):
             answered = charges[:, passed].cpu().numpy()
             events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency, ops.loss_error))
             events.append(PublicAnswer(positions - answered.shape[1]))
-        law = Law(
-            inputs.private, inputs.public, projection, ranks=ranks, slots=slots, ratio=ratio
-        )
+        law = Law(inputs.private, inputs.public, projection, ranks=ranks, slots=slots, ratio=ratio)
         return proposal(
             law, inputs.public, models, ~passed, events, targets, rng, charges, ranks=ranks
         )

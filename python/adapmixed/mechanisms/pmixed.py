@@ -160,7 +160,7 @@ class PMixED(Mechanism):
             return Law(private, public, projection, ranks=ranks, slots=slots)
 
         def drawn() -> Tensor:
-            # One draw a position: the subsets do not depend on how positions are grouped into calls.
+            # One draw a position: subsets do not depend on how positions are grouped into calls.
             draws = torch.empty(models, positions, dtype=torch.float64)
             for b in range(positions):
                 draws[:, b] = ops.gaussian(models, sigma=1.0, rng=rng)

@@ -130,8 +130,7 @@ class Group(Ranks):
             made = make()
             if tuple(made.shape) != shape or made.dtype != dtype:
                 raise ValueError(
-                    f"make must give {dtype} of shape {shape}, got {made.dtype} "
-                    f"{tuple(made.shape)}"
+                    f"make must give {dtype} of shape {shape}, got {made.dtype} {tuple(made.shape)}"
                 )
             found.copy_(made)
         data = _as_bytes(found)
