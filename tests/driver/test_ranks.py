@@ -28,10 +28,11 @@ from adapmixed.mechanisms.spread import likeliest
 from adapmixed.privacy import Accountant, FilterBudget, PerModelFilter
 from adapmixed.ranks import ALONE, Place, Ranks
 from adapmixed.rng import SeededRandom
+from adapmixed_ext import loss_error, reference
 
 MODELS, POSITIONS, VOCAB = 5, 6, 61
 SCREEN: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.02, threshold=0.05, top_k=9
+    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.02, threshold=0.15, top_k=9
 )
 POOL = dict(lower=-0.5, upper=1.0, scale=2.0)
 
@@ -122,12 +123,22 @@ def answered(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
+def tolerance(where: str) -> float:
+    """Of one process' losses of leave-one-out single precision is allowed to take 1e-5."""
+    realised = "adapmixed" in where and "fixed" not in where
+    return loss_error if realised and "[3]" not in where else 1e-9  # [3]: log-probabilities
+
+
 def compare(found: Any, expected: Any, where: str) -> None:
-    """Equal; numbers in nats to 1e-9."""
+    """Equal; numbers in nats to 1e-9, losses see `tolerance`."""
     if isinstance(expected, Tensor | np.ndarray):
-        found, expected = torch.as_tensor(found), torch.as_tensor(expected)
+        found, expected = (torch.tensor(np.asarray(value)) for value in (found, expected))
         assert found.dtype == expected.dtype, where
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda m: where + m)
+        if not expected.is_floating_point():
+            assert torch.equal(found, expected), where
+            return
+        most = tolerance(where)
+        assert torch.allclose(found, expected, rtol=most, atol=min(most, 1e-9)), where
     elif isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
         for key in expected:
@@ -155,6 +166,33 @@ def test_ranks_answer_as_one_process(world: int, tmp_path: Path) -> None:
         if rank:
             expected = {key: value for key, value in expected.items() if "spent" not in key}
         compare(found, expected, f"rank {rank}")
+
+
+def test_losses_are_those_of_the_reference(tmp_path: Path) -> None:
+    """Of all rows in float64, to 1e-9: ranks know each other's models by their sum alone."""
+    names = [n for n in MECHANISMS if n.startswith("adapmixed") and "fixed" not in n]
+
+    def work(ranks: Group) -> Any:
+        private, public = logits()
+        ranks = ranks.over(MODELS)
+        return [
+            MECHANISMS[name].propose(
+                ranks.rows(private), public, rng=SeededRandom(11, name), ranks=ranks
+            ).charges  # fmt: skip
+            for name in names
+        ]
+
+    private, public = logits()
+    for found in in_ranks(2, work, tmp_path):
+        for name, charges in zip(names, found, strict=True):
+            mechanism: Any = MECHANISMS[name]
+            law: Any = mechanism.propose(private, public, rng=SeededRandom(11, name)).law
+            expected = reference.leave_one_out(
+                private, public, law.projection, orders=list(mechanism._orders),
+                adjacency=mechanism.adjacency,
+            )  # fmt: skip
+            assert expected.amax() > 1e-3
+            assert torch.allclose(charges, expected, rtol=1e-9, atol=1e-12), name
 
 
 def test_the_pool_has_the_bits_of_one_process(tmp_path: Path) -> None:

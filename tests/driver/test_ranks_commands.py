@@ -141,3 +141,35 @@ def test_refused_under_torchrun(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["chat", *options(models), "--plain", *POOL]) == 2
     assert "chat must run in one process" in capfd.readouterr().err
+
+
+def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
+    """Without torchrun's own watch: the rank that lives says why it ends, and what was charged."""
+    ledger, port = tmp_path / "ledger.db", str(free_port())
+    command = [sys.executable, "-m", "adapmixed", "generate", *options(models), *POOL]
+    command += ["--prompt", "The", "--ledger", str(ledger), "--max-new-tokens", "5000"]
+    command += ["--overflow", "slide"]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=os.environ | place | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        stdout = ranks[0].stdout
+        assert stdout is not None
+        assert len(stdout.read(20)) == 20  # in the middle
+        ranks[1].kill()
+        _, error = ranks[0].communicate(timeout=30)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert ranks[0].returncode == 2
+    text = error.decode()
+    assert "adapmixed generate: another rank has ended while rank 0 of 2 waited for it" in text
+    with Ledger.open(ledger, delta=1e-5) as opened:
+        assert f"all {opened.charges} charges" in text
+        assert 5 <= opened.accountant.queries < 5000

@@ -164,7 +164,8 @@ class PMixED(Mechanism):
             draws = torch.empty(models, positions, dtype=torch.float64)
             for b in range(positions):
                 draws[:, b] = ops.gaussian(models, sigma=1.0, rng=rng)
-            return torch.special.ndtr(draws) < self.sample_rate
+            taken: Tensor = torch.special.ndtr(draws) < self.sample_rate
+            return taken
 
         chosen = ranks.decide(drawn, (models, positions), torch.bool, torch.device("cpu"))
         mine, laws = ranks.rows(chosen), []
@@ -174,14 +175,13 @@ class PMixED(Mechanism):
             if not size:
                 laws.append(public_law(public[here], ranks))
                 continue
-            subset = private[rows, here]
-            slots = None if ranks.alone else size
-            # A rank of which none was drawn has nothing to project.
-            projection = (
-                ops.project(subset, public[here], order=self.order, radius=self.radius(size))
-                if len(rows)
-                else public_law(public[here]).projection
-            )
+            subset, slots = private[rows, here], None if ranks.alone else size
+            if not len(rows):  # none of this rank's: it adds nothing
+                nothing = public_law(public[here]).projection
+                laws.append(Law(subset, public[here], nothing, ranks=ranks, slots=slots))
+                continue
+            radius = self.radius(size)
+            projection = ops.project(subset, public[here], order=self.order, radius=radius)
             laws.append(Law(subset, public[here], projection, ranks=ranks, slots=slots))
         return SplitLaw(tuple(laws))
 

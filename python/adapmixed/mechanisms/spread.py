@@ -71,11 +71,15 @@ def _pooled(
     """The pool with what all ranks add to it; the sum is exact, so that no order matters."""
     if slots is None:
         return pool
-    clip = {"lower": pool.lower, "upper": pool.upper, "num_models": slots, "active": pool.active}
-    total = ranks.sum(ops.log_pool_sum(private_logits, public_logits, **clip))
+    own = ops.log_pool_sum(
+        private_logits, public_logits, lower=pool.lower, upper=pool.upper, num_models=slots,
+        active=pool.active,
+    )  # fmt: skip
+    total = ranks.sum(own)
     whole = ops.log_pool(
-        private_logits, public_logits, scale=pool.scale, sum_log_ratio=total, **clip
-    )
+        private_logits, public_logits, lower=pool.lower, upper=pool.upper, scale=pool.scale,
+        num_models=slots, active=pool.active, sum_log_ratio=total,
+    )  # fmt: skip
     return replace(pool, log_normaliser=whole.log_normaliser, sum_log_ratio=total)
 
 
