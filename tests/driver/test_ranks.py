@@ -176,9 +176,9 @@ def test_losses_are_those_of_the_reference(tmp_path: Path) -> None:
         private, public = logits()
         ranks = ranks.over(MODELS)
         return [
-            MECHANISMS[name].propose(
-                ranks.rows(private), public, rng=SeededRandom(11, name), ranks=ranks
-            ).charges  # fmt: skip
+            MECHANISMS[name]
+            .propose(ranks.rows(private), public, rng=SeededRandom(11, name), ranks=ranks)
+            .charges  # fmt: skip
             for name in names
         ]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from adapmixed.decoding import stream
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
 from adapmixed.privacy import Accountant, Ledger
+from adapmixed.privacy.ledger import read
 from adapmixed.ranks import RankError
 from adapmixed.rng import SecureRandom
 
@@ -54,8 +55,7 @@ def serve(ranks: Group, folder: Path, mechanism: Mechanism, seen: str = "seen") 
 
 def charged(folder: Path) -> int:
     """Queries in the ledger of a run that ended somehow."""
-    with Ledger.open(folder / "ledger.db", delta=1e-5) as ledger:
-        return ledger.accountant.queries
+    return read(folder / "ledger.db").accountant.queries
 
 
 def released(folder: Path) -> int:
