@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,28 @@ def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) ->
     known, paid = released(tmp_path), charged(tmp_path)
     assert known <= paid <= known + SEQUENCES
     assert (number == 1) == (known == 0)  # the others are in the middle
+
+
+def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
+    """The rank that leads ends in the middle of a charge that never reaches the disk."""
+
+    def work(ranks: Group) -> None:
+        inner, count = Ledger.charge, [0]
+
+        def charge(self: Ledger, events: Any) -> None:
+            count[0] += 1
+            if count[0] == 2:
+                time.sleep(0.3)  # what the other rank was told by now it writes down
+                os.kill(os.getpid(), signal.SIGKILL)
+            inner(self, events)
+
+        Ledger.charge = charge  # type: ignore[method-assign]  # in this child alone
+        serve(ranks, tmp_path, POOL)
+
+    children = started(2, work, tmp_path)
+    assert [status_of(child) for child in children] == [-signal.SIGKILL, 0]
+    assert isinstance(result(tmp_path, 1), RankError)
+    assert released(tmp_path) == SEQUENCES == charged(tmp_path)
 
 
 def test_a_run_that_nothing_happens_to(tmp_path: Path) -> None:
