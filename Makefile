@@ -46,7 +46,7 @@ demo: $(INSTALLED)
 	$(BIN)/adapmixed demo --out report
 
 test: $(VENV)/.test
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # The tables and, with machine, versions and commit, benchmarks/results/local.json (and .txt).
 bench: $(INSTALLED)

@@ -271,7 +271,7 @@ def machine() -> dict[str, Any]:
         # A copy of the sources may have its commit from the environment.
         "commit": _git("rev-parse", "HEAD") or os.environ.get("ADAPMIXED_COMMIT") or "unknown",
         # Without git nothing is known about changes.
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", ":!benchmarks/results"))
         if _git("rev-parse", "HEAD")
         else None,
     }

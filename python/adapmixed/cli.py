@@ -1,6 +1,7 @@
 """The command line: ``adapmixed COMMAND``, one module of `adapmixed.commands` each."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,13 @@ def _parser() -> argparse.ArgumentParser:
         module.add_parser(commands)
     doctor = commands.add_parser("doctor", help="what is installed, built and used")
     doctor.set_defaults(run=_doctor)
+    for command in commands.choices.values():
+        command.add_argument(
+            "-v",
+            "--verbose",
+            action="store_true",
+            help="log the steps on standard error, nothing of what depends on private text",
+        )
     return parser
 
 
@@ -29,9 +37,19 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("adapmixed")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; a refusal is one line on standard error and exit status 2."""
     parsed = _parser().parse_args(arguments)
+    if parsed.verbose:
+        _log_to_stderr()
     try:
         return int(parsed.run(parsed))
     except (ValueError, OSError, RuntimeError) as error:

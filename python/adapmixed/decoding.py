@@ -1,5 +1,6 @@
 """The loop that answers queries: logits, proposal, charge, then release."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Never
@@ -16,6 +17,7 @@ from adapmixed_ext import RandomSource
 if TYPE_CHECKING:
     from adapmixed.models import Decoder, Ensemble
 
+_LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30
 
 StopRule = Callable[[Tensor], Tensor]
@@ -172,6 +174,12 @@ def stream(
     decoder = ensemble.decoder(
         input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask, overflow=overflow
     )
+    _LOG.info(
+        "read %d prompts of %d tokens; %r answers up to %d more of each",
+        *input_ids.shape,
+        mechanism,
+        max_new_tokens,
+    )
     return _steps(
         decoder,
         ensemble.ranks,
@@ -208,8 +216,6 @@ def _steps(
     released = torch.empty(sequences, 0, dtype=torch.int64)
     for step in range(max_new_tokens):
         private, public = decoder.logits
-        if not bool(going.all()):
-            private, public = private[:, going], public[going]
         proposal = mechanism.propose(private, public, rng=rng, ranks=ranks)
         answer = proposal.release(charge(proposal)).tokens
         assert answer is not None  # no targets were given
@@ -217,13 +223,16 @@ def _steps(
         tokens[going] = answer.cpu()
         yield tokens.clone()
         released = torch.cat([released, tokens[:, None]], dim=1)
+        before = going.clone()
         for stop in stops:
             going &= ~stop(released)
-        if not bool(going.any()):
+        if step + 1 == max_new_tokens or not bool(going.any()):
+            _LOG.info("released %d tokens", int((released >= 0).sum()))
             return
-        if step + 1 < max_new_tokens:
-            # A sequence that has ended still occupies a row; what it reads is never answered.
-            decoder.append(tokens.clamp_min(0))
+        ended = ~going[before]
+        if bool(ended.any()):
+            decoder.drop(ended)
+        decoder.append(tokens[going])
 
 
 def generate(

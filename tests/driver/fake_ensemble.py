@@ -22,6 +22,9 @@ class FakeDecoder:
         private, public = self._ensemble.logits(self.ids)
         return private[:, :, -1], public[:, -1]
 
+    def drop(self, ended: Tensor) -> None:
+        self.ids = self.ids[~ended]
+
     def append(self, tokens: Tensor) -> None:
         self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
 

@@ -175,6 +175,22 @@ def test_ended_sequences_are_neither_charged_nor_sampled() -> None:
         assert torch.equal(asked[step][0], private[:, :, -1])
 
 
+def test_ended_sequences_leave_the_forward_pass(ensemble: Ensemble) -> None:
+    """The rows that remain read on from caches of their own, padding included."""
+    prompt, mask = torch.tensor([[0, 9], [5, 6], [0, 7]]), torch.tensor([[0, 1], [1, 1], [0, 1]])
+    # Row 1 ends at step 1, row 0 at step 2.
+    spy = Spy(PublicOnly(), forced=((1, 2, 3), (4, 60, 5), (60, 6), (7,), (8,)))
+    tokens = run(ensemble, spy, prompt, attention_mask=mask, max_new_tokens=5, stop_token=60)
+    assert tokens.tolist() == [[1, 4, 60, -1, -1], [2, 60, -1, -1, -1], [3, 5, 6, 7, 8]]
+    asked = [logits for phase, logits in spy.log if phase == "propose"]
+    for step, rows in enumerate(([0, 1, 2], [0, 1, 2], [0, 2], [2], [2])):
+        ids = torch.cat([prompt, tokens], dim=1)[rows, : 2 + step]
+        seen = torch.cat([mask[rows], torch.ones(len(rows), step, dtype=torch.int64)], dim=1)
+        private, public = ensemble.logits(ids, seen)
+        torch.testing.assert_close(asked[step][1], public[:, -1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(asked[step][0], private[:, :, -1], rtol=1e-4, atol=1e-4)
+
+
 def test_decoding_stops_when_all_sequences_have_ended() -> None:
     spy = Spy(PublicOnly(), forced=((6, 1, 6), (6,)))
     accountant = Accountant(1e-5)

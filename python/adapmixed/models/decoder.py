@@ -69,6 +69,20 @@ class Decoder:
         else:
             self._logits = self._forward(new, self._mask, self._cache, last_only=True)
 
+    def drop(self, ended: Tensor) -> None:
+        """Forgets sequences; the others keep their order, and only they are read from here on.
+
+        Args:
+            ended: (b,) bool, at least one of them False.
+        """
+        going = (~ended).nonzero()[:, 0].to(self._ids.device)
+        rows = torch.arange(len(self._logits), device=going.device)[:, None] * len(ended) + going
+        self._cache.reorder_cache(rows.flatten())  # what beam search reorders with also selects
+        self._logits = self._logits[:, going]
+        self._ids = self._ids[going]
+        if self._mask is not None:
+            self._mask = self._mask[going]
+
     def _keep(self, count: int) -> None:
         """Forgets all but the last positions, and padding that no row needs any more."""
         self._ids = self._ids[:, -count:]

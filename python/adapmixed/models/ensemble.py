@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from adapmixed.models.support import TESTED, check_behaviour, check_model, max_p
 from adapmixed.models.vocabulary import check_tokenizers, unnamed_ids
 from adapmixed.ranks import ALONE, Ranks
 
+_LOG = logging.getLogger(__name__)
 OVERFLOWS = ("refuse", "slide")
 """What decoding does where the model's window is full."""
 
@@ -148,6 +150,7 @@ class Ensemble:
             model = model.to(device)
         name = source or type(base).__name__
         check_tokenizers(mine, tokenizer, name, int(model.config.get_text_config().vocab_size))
+        _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
         adapters = [read_adapter(model, path) for path in mine]
         names = {str(path): one.base_name for path, one in zip(mine, adapters, strict=True)}
         if same_base:
@@ -167,7 +170,15 @@ class Ensemble:
         disjoint = len(paths) == 1 if manifest is None else manifest.disjoint
         checked = {"shards": disjoint, "base": same_base}
         unverified = tuple(name for name, done in checked.items() if not done)
-        return cls(model, adapters, tokenizer=tokenizer, unverified=unverified, ranks=ranks)
+        ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified, ranks=ranks)
+        _LOG.info(
+            "ensemble of %d models over %d tokens, window %s; not verified: %s",
+            ensemble.num_models,
+            ensemble.vocab_size,
+            ensemble.max_positions or "unlimited",
+            ", ".join(unverified) or "nothing",
+        )
+        return ensemble
 
     @property
     def device(self) -> torch.device:

@@ -65,7 +65,7 @@ def check_model(model: Any) -> None:
             "takes in padding and chunk boundaries, so that batches and chunks would answer "
             "otherwise than single prompts in one pass"
         )
-    if getattr(model, "is_quantized", False):
+    if getattr(model, "is_quantized", False) or hasattr(model.config, "quantization_config"):
         raise ValueError(
             "base must not be quantised: some methods choose scales or outliers over all rows of a "
             "batch, so that members would show in each other's logits"

@@ -8,6 +8,7 @@ from typing import Any
 
 from adapmixed.models.manifest import file_sha256
 from adapmixed.models.provenance import WEIGHTS, base_sha256
+from adapmixed.models.support import check_model
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,19 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     """Reads the configuration and hashes the files of a folder or hub name.
 
     Raises:
-        OSError, ValueError: if there is no such model.
+        OSError, ValueError: if there is no such model, or none that an ensemble can be built on
+            (`support.check_model`): said before any text is read.
     """
+    import torch
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     local = Path(base).is_dir()
     if local and revision is not None:
         raise ValueError(f"revision applies to hub names, got {revision!r} for the folder {base}")
     config = AutoConfig.from_pretrained(base, revision=revision)
+    with torch.device("meta"):  # its modules, without weights
+        check_model(AutoModelForCausalLM.from_config(config))
     commit = None if local else getattr(config, "_commit_hash", None) or revision
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return BaseFacts(

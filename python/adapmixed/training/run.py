@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -32,6 +33,7 @@ from adapmixed.training.progress import Progress
 from adapmixed.training.ranks import Place
 from adapmixed.training.shards import spool
 
+_LOG = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -136,12 +138,14 @@ def train_ensemble(
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
         folder.check_settings(settings)
         mine = [index for index in place.members(run.num_models) if not folder.is_finished(index)]
+        _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(mine))
         for index in mine:
             folder.remove_leftovers(index)
         with folder.shards_folder(place.rank) as shards:
             spooled = spool(
                 run.corpus.documents(), run.num_models, key=key, wanted=set(mine), folder=shards
             )
+            _LOG.info("the corpus is read and shared out")
             settings["corpus_hmac"] = spooled.fingerprint
             folder.begin(settings)
             if mine:
@@ -170,6 +174,7 @@ def train_ensemble(
             shards=tuple(folder.record(index)["shard"] for index in range(run.num_models)),
         )
         folder.finish(manifest)
+        _LOG.info("%s is whole", folder.output)
     return manifest
 
 

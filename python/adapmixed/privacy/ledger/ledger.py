@@ -15,6 +15,7 @@ brought forward when the ledger is opened. A database behind its head has lost c
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -119,6 +120,7 @@ class Ledger:
             self._store.close()
             raise
         _open.add(self)
+        _LOG.info("ledger %s: %d charges", path, self._tail.count)
 
     def _catch_up(self) -> Tail:
         """Replays the records and brings the head forward by the one that it may lack."""
@@ -230,6 +232,7 @@ class Ledger:
         self.close()
 
 
+_LOG = logging.getLogger(__name__)
 _FORKED = "it belongs to the process that was forked"
 _open: weakref.WeakSet[Ledger] = weakref.WeakSet()
 

@@ -1,0 +1,93 @@
+"""What the program logs is the same whatever the private models answer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_ensemble import FakeEnsemble
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.decoding import generate
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
+from adapmixed.privacy import Accountant, FilterBudget, Ledger, PerModelFilter
+from adapmixed.rng import SecureRandom, SeededRandom
+
+PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
+MECHANISMS: dict[str, Mechanism] = {
+    "adapmixed": AdaPMixED(3.0, 0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, top_k=4),
+    "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
+    "filter, mixing": ClippedMixing(0.5, 2.0, charge_order=8.0),
+    "filter, pool": ClippedLogPool(-0.5, 0.5),
+}
+
+
+def serve(name: str, spread: float, ledger: Path | None) -> PerModelFilter | None:
+    """Twenty steps with nearly public models, or with ones far from it."""
+    mechanism = MECHANISMS[name]
+    budget = model_filter = None
+    if name.startswith("filter"):
+        order = 8.0 if isinstance(mechanism, ClippedMixing) else None
+        budget = FilterBudget.for_epsilon(4.0, 1e-5, order=order)
+        model_filter = PerModelFilter(3, budget)
+    settings: dict[str, Any] = {"rng": SeededRandom(1)}
+    opened = None
+    if ledger is not None:
+        opened = Ledger.open(ledger, delta=1e-5, configuration=name, filter_budget=budget)
+        settings = {"rng": SecureRandom(), "ledger": opened}
+    generate(
+        FakeEnsemble(spread=spread),  # type: ignore[arg-type]
+        mechanism,
+        PROMPT,
+        max_new_tokens=20,
+        accountant=Accountant(1e-5, filter_budget=budget),
+        model_filter=model_filter,
+        **settings,
+    )
+    if opened is not None:
+        opened.close()
+    return model_filter
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+@pytest.mark.parametrize("with_ledger", [False, True])
+def test_private_values_are_in_no_message(
+    name: str, with_ledger: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="adapmixed")
+    messages, filters = [], []
+    for spread in (1e-3, 10.0):
+        caplog.clear()
+        path = tmp_path / f"{spread}.sqlite" if with_ledger else None
+        filters.append(serve(name, spread, path))
+        found = [record.getMessage() for record in caplog.records]
+        messages.append([text.replace(str(path), "") for text in found])
+    assert messages[0] == messages[1] and len(messages[0]) >= 2
+    near, far = filters
+    if near is not None and far is not None:  # nobody has retired there, everybody here
+        assert (near.spent < 0.1 * near.available).all()
+        assert (far.spent > 0.9 * far.available).all()
+
+
+def test_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    models = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+    short = ["--prompt", "The", "--max-new-tokens", "2", "--seed", "1"]
+    command = ["generate", *models, *short]
+    logger = logging.getLogger("adapmixed")
+    try:
+        assert main(command) == 0
+        quiet = capsys.readouterr()
+        assert main([*command, "--verbose"]) == 0
+        verbose = capsys.readouterr()
+    finally:
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+    assert verbose.out == quiet.out
+    added = set(verbose.err.splitlines()) - set(quiet.err.splitlines())
+    assert any("adapmixed.models.ensemble: ensemble of 64 models" in line for line in added)
+    assert any("released 2 tokens" in line for line in added)
+    assert not any("ε" in line for line in added)
