@@ -26,9 +26,14 @@ def free_port() -> int:
 
 
 def started(
-    world: int, work: Callable[[Group], object], folder: Path, timeout: float = TIMEOUT
+    world: int,
+    work: Callable[[Group], object],
+    folder: Path,
+    timeout: float = TIMEOUT,
+    missing: int = 0,
 ) -> list[int]:
-    """The processes of so many ranks; each leaves what the work gives, or its error's text."""
+    """The processes of so many ranks less the last ones; each leaves what the work gives, or its
+    ValueError or RuntimeError."""
     port = free_port()
 
     def one(rank: int) -> None:
@@ -43,7 +48,7 @@ def started(
             found = error
         (folder / f"rank-{rank}").write_bytes(pickle.dumps(found))
 
-    return [forked(lambda rank=rank: one(rank)) for rank in range(world)]  # type: ignore[misc]
+    return [forked(lambda rank=rank: one(rank)) for rank in range(world - missing)]  # type: ignore[misc]
 
 
 def commands(world: int, arguments: list[str], folder: Path) -> list[int]:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
-from rank_cases import Group, result, started, status_of
+from rank_cases import Group, in_ranks, result, started, status_of
 from torch import Tensor
 
 from adapmixed.decoding import stream
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
 from adapmixed.privacy import Accountant, Ledger
 from adapmixed.privacy.ledger import read
-from adapmixed.ranks import RankError
+from adapmixed.ranks import ALONE, Place, RankError, joined
 from adapmixed.rng import SecureRandom
 
 STEPS, SEQUENCES = 4, 2
@@ -190,3 +190,26 @@ def test_a_broken_group_answers_nothing_more(tmp_path: Path) -> None:
     assert [status_of(child) for child in children] == [0, 0]
     texts = result(tmp_path, 0)
     assert len(set(texts)) == 1 and "nothing more is released" in texts[0]
+
+
+def test_ranks_that_run_something_else(tmp_path: Path) -> None:
+    def work(ranks: Group) -> None:
+        serve(ranks, tmp_path, POOL if ranks.leads else ADAPTIVE)
+
+    for error in in_ranks(2, work, tmp_path):
+        assert isinstance(error, ValueError)
+        assert "ranks must agree on the mechanism: rank 1 has another than rank 0" in str(error)
+    assert charged(tmp_path) == 0 == released(tmp_path)
+
+
+def test_ranks_that_do_not_come(tmp_path: Path) -> None:
+    children = started(2, lambda ranks: None, tmp_path, timeout=2.0, missing=1)
+    assert [status_of(child) for child in children] == [0]
+    error = result(tmp_path, 0)
+    assert isinstance(error, RankError)
+    assert str(error) == "the 2 ranks did not come together within 2 s"
+    with pytest.raises(ValueError, match="timeout_seconds must be > 0, got 0"):
+        with joined(timeout_seconds=0):
+            pass
+    with joined(place=Place(0, 1)) as ranks:
+        assert ranks is ALONE

@@ -7,6 +7,7 @@ that wait for it, and after an error nothing more is asked of the group.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from torch import Tensor
 from adapmixed.ranks.alone import ALONE, Ranks
 from adapmixed.ranks.place import Place
 
+_LOG = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 300.0
 """How long a rank waits for the others before the run is over."""
 
@@ -169,6 +171,8 @@ class Group(Ranks):
                 f"another rank {what} while rank {self.rank} of {self.world} waited for it: the "
                 "run is over and nothing more is released; what was charged stays charged"
             )
+            # At once: torchrun ends this process, too, before all that unwinds can be said.
+            _LOG.error(self._broken[0])
             raise RankError(self._broken[0]) from error
         self.calls[kind] += 1
         self.traffic[kind] += data.numel()
