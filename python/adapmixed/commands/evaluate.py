@@ -122,7 +122,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     mechanisms: dict[str, Mechanism] = {"public": PublicOnly()}
     mechanisms[mechanism.name] = mechanism
     model_filter = model_filter_of(arguments, budget, ensemble.num_models)
-    update, close = progress_bar(total, "token")
+    update, close = progress_bar(total, "token", shown=ranks.leads)
     evaluations = evaluate(
         ensemble,
         tokens,

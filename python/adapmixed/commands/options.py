@@ -253,11 +253,13 @@ def quiet_libraries() -> None:
         logging.disable_progress_bar()
 
 
-def progress_bar(total: int, unit: str) -> tuple[Callable[[int, int], None], Callable[[], None]]:
+def progress_bar(
+    total: int, unit: str, *, shown: bool = True
+) -> tuple[Callable[[int, int], None], Callable[[], None]]:
     """(update(done, total), close): a bar with the time left, silent off a terminal."""
     from tqdm import tqdm
 
-    bar = tqdm(total=total, unit=unit, disable=not sys.stderr.isatty(), leave=False)
+    bar = tqdm(total=total, unit=unit, disable=not (shown and sys.stderr.isatty()), leave=False)
 
     def update(done: int, of: int) -> None:
         bar.total = of
