@@ -19,6 +19,7 @@ from .divergence import renyi_divergence
 from .draws import gaussian, sample
 from .ops import leave_one_out, log_prob, loss_error, mixture, project, screen
 from .pooling import log_pool, log_pool_rounding, log_pool_sum
+from .spread import density_ratio_sum
 
 __all__ = [
     "Clipping",
@@ -28,6 +29,7 @@ __all__ = [
     "Screening",
     "build_info",
     "clip_project",
+    "density_ratio_sum",
     "gaussian",
     "leave_one_out",
     "log_pool",

@@ -218,8 +218,8 @@ def leave_one_out(
         adjacency: "add_remove" or "zero_out".
         num_models: public number of slots ≥ N; absent slots answer q.
         mean_excess: (B, V) float64, Σ_i (p̄_i/q − 1)/num_models over all ranks, for an ensemble that
-            is spread over several; then these N rows are this rank's. Exact to the rounding of
-            float64, or losses are not.
+            is spread over several (:func:`adapmixed_ext.density_ratio_sum`); then these N rows are
+            this rank's. Exact to the rounding of float64, or losses are not.
 
     Returns:
         (N, B, K) float64, in nats: private, for the operator only. +inf where one of the two

@@ -11,6 +11,7 @@ from torch import Tensor
 from adapmixed.mechanisms import Mechanism, Proposal
 from adapmixed.misuse import refuse
 from adapmixed.privacy import Accountant, Caveat, Ledger, PerModelFilter
+from adapmixed.ranks import Ranks
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def check_budget(mechanism: Mechanism, queries: int) -> None:
 class Charge:
     """Who is charged for a proposal before it is released, and which slots may contribute.
 
+    Where an ensemble is spread over ranks, the rank that leads is charged and decides for all.
     `unverified` is that of the ensemble; every guarantee from these charges says it.
     """
 
@@ -73,9 +75,16 @@ class Charge:
                     "losses depend on the other models, and its screening tells a bit about all of "
                     "them, retired ones included"
                 )
-            admitted = torch.from_numpy(self.model_filter.admit(charges.cpu().numpy()))
-            active = admitted.to(proposal.public.device)
+            admit, amounts = self.model_filter.admit, charges.cpu().numpy()
+            active = proposal.ranks.decide(
+                lambda: torch.from_numpy(admit(amounts)),
+                amounts.shape,
+                torch.bool,
+                proposal.public.device,
+            ).to(proposal.public.device)
         events = [*proposal.events(active), *map(Caveat, self.unverified)]
+        if not proposal.ranks.leads:
+            return active  # one rank keeps the accounts, and draws only after it has charged
         self.accountant.add(events)
         if self.ledger is not None:
             self.ledger.charge(events)
@@ -127,7 +136,7 @@ def stream(
         rng: source of all randomness.
         accountant: charged with every event.
         ledger: charged with every event besides, durably before the token is drawn; then rng must
-            not be seeded.
+            not be seeded. Of several ranks only the one that leads has one.
         model_filter: decides which slots contribute; the accountant then is one for its budget.
         attention_mask: (b, t), 0 at padding.
         stop_token: one token, or several, that end a sequence once released.
@@ -161,6 +170,17 @@ def stream(
             f"max_new_tokens must be <= {limit - input_ids.shape[-1] + 1} after a prompt of "
             f"{input_ids.shape[-1]} tokens (the model's window is {limit}), got {max_new_tokens}"
         )
+    ensemble.ranks.agree(
+        {
+            "the mechanism": mechanism,
+            "the filter": None if model_filter is None else model_filter.budget,
+            "the prompt": (
+                input_ids.tolist(),
+                None if attention_mask is None else attention_mask.tolist(),
+            ),
+            "the settings of decoding": (max_new_tokens, stop_token, overflow, memory_bytes),
+        }
+    )
     decoder = ensemble.decoder(
         input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask, overflow=overflow
     )
@@ -172,6 +192,7 @@ def stream(
     )
     return _steps(
         decoder,
+        ensemble.ranks,
         mechanism,
         len(input_ids),
         max_new_tokens,
@@ -193,6 +214,7 @@ def _stop_rules(
 
 def _steps(
     decoder: "Decoder",
+    ranks: Ranks,
     mechanism: Mechanism,
     sequences: int,
     max_new_tokens: int,
@@ -204,7 +226,7 @@ def _steps(
     released = torch.empty(sequences, 0, dtype=torch.int64)
     for step in range(max_new_tokens):
         private, public = decoder.logits
-        proposal = mechanism.propose(private, public, rng=rng)
+        proposal = mechanism.propose(private, public, rng=rng, ranks=ranks)
         answer = proposal.release(charge(proposal)).tokens
         assert answer is not None  # no targets were given
         tokens = torch.full((sequences,), -1, dtype=torch.int64)

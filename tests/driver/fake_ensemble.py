@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from adapmixed.ranks import ALONE
+
 
 class FakeDecoder:
     """Records what it was fed."""
@@ -48,6 +50,7 @@ class FakeEnsemble:
         self.num_models, self.vocab_size, self.max_positions = models, vocab, max_positions
         self.device = torch.device("cpu")
         self.unverified: tuple[str, ...] = ()
+        self.ranks = ALONE
         self.budgets: list[int] = []
         self.decoders: list[FakeDecoder] = []
         self._token = torch.randn(vocab, vocab, generator=generator)

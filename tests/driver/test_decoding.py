@@ -23,6 +23,7 @@ from adapmixed.mechanisms import (
 )
 from adapmixed.models import Ensemble
 from adapmixed.privacy import Accountant
+from adapmixed.ranks import ALONE
 from adapmixed.rng import SeededRandom
 
 PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6], [0, 3, 3]])
@@ -52,6 +53,7 @@ class Spy(Mechanism):
         *,
         targets: Tensor | None = None,
         rng: Any,
+        ranks: Any = ALONE,
     ) -> Any:
         proposal = self.inner.propose(private_logits, public_logits, targets=targets, rng=rng)
         self.log.append(("propose", (private_logits.clone(), public_logits.clone())))
@@ -62,6 +64,7 @@ class Spy(Mechanism):
 class SpyProposal:
     inner: Proposal
     spy: Spy
+    ranks: Any = ALONE
 
     def events(self, active: Tensor | None = None) -> Any:
         self.spy.log.append(("events", None))

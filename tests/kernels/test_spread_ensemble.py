@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import cases
 import checks
@@ -63,3 +64,34 @@ def test_a_loss_hidden_by_the_sum_of_all_ranks_is_infinite(
                     assert hidden or checks.loss_holds(got, exact), (digits, rare, i, order, got)
                     kinds.add(hidden)
     assert kinds == {False, True}
+
+
+def test_ratios_that_ranks_add_up(device: torch.device) -> None:
+    """Σ p̄_i/q: of all tokens at once, far below the range of q, and exactly 1 where p_i = q."""
+    case = cases.ordinary()[2].to(device)
+    private, public = case.private.clone(), case.public.clone()
+    private[1] = public
+    public[0, :3] = torch.tensor([-2000.0, -math.inf, -900.0])
+    private[:, 0, :3] = torch.tensor([-2000.5, -math.inf, -901.0])
+    private[2, 0, 2] = -math.inf
+    projection = adapmixed_ext.project(private, public, order=3.0, radius=0.5)
+    found = adapmixed_ext.density_ratio_sum(private, public, projection)
+    log_p = torch.log_softmax(private.double(), -1)
+    log_q = torch.log_softmax(public.double(), -1)
+    log_ratio = torch.where(torch.isneginf(log_q), 0.0, log_p - log_q)
+    weight, complement = projection.weight.unsqueeze(-1), projection.complement.unsqueeze(-1)
+    expected = (weight * log_ratio.exp() + complement).sum(0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+    own = adapmixed_ext.Projection(*(field[1:2] for field in vars(projection).values()))
+    own = replace(own, public_lse=projection.public_lse)
+    assert torch.equal(
+        adapmixed_ext.density_ratio_sum(public[None], public, own), torch.ones_like(found)
+    )
+    # q (1 + mean excess) is the mixture, and losses are those of all rows.
+    whole = adapmixed_ext.mixture(private, public, projection)
+    torch.testing.assert_close(log_q.exp() * found / len(private), whole, rtol=1e-12, atol=0.0)
+    losses = adapmixed_ext.leave_one_out(private, public, projection, orders=ORDERS)
+    spread = adapmixed_ext.leave_one_out(
+        private, public, projection, orders=ORDERS, mean_excess=found / len(private) - 1.0
+    )
+    torch.testing.assert_close(spread, losses, rtol=1e-5, atol=1e-12)

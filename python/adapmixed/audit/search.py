@@ -12,7 +12,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.base import Law
+from adapmixed.mechanisms.law import Law
 from adapmixed.rng import SeededRandom
 
 Array = NDArray[np.float64]

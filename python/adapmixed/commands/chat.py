@@ -36,6 +36,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reads lines, writes answers."""
+    from adapmixed.ranks import Place
+
+    if Place.from_environment().world > 1:
+        raise ValueError("chat must run in one process: what is typed reaches one rank only")
     if arguments.turns < 1:
         raise ValueError(f"--turns must be >= 1, got {arguments.turns}")
     if arguments.plain and arguments.system is not None:

@@ -17,6 +17,7 @@ from adapmixed.commands.filters import (
 from adapmixed.commands.methods import Choice, add_method_option, choices_of
 from adapmixed.commands.options import (
     add_mechanism_options,
+    add_rank_option,
     check_output,
     mechanism_of,
     memory_bytes,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from adapmixed.evaluation import Evaluation, Runs
     from adapmixed.mechanisms import Mechanism
     from adapmixed.privacy import PerModelFilter
+    from adapmixed.ranks import Ranks
 
 
 def add_parser(commands: Any) -> None:
@@ -67,6 +69,7 @@ def add_parser(commands: Any) -> None:
     add_mechanism_options(parser)
     add_method_option(parser)
     add_filter_options(parser)
+    add_rank_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -99,11 +102,19 @@ def _stretches(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluates and prints the table."""
+    """Evaluates and prints the table; of several ranks one prints and writes."""
+    from adapmixed.ranks import joined
+
     choices = choices_of(arguments)  # refuses bad options before the models are loaded
     _check_combination(arguments)
-    check_output(arguments.json)
-    check_output(arguments.out, folder=True)
+    with joined(timeout_seconds=arguments.rank_timeout) as ranks:
+        return _run(arguments, choices, ranks)
+
+
+def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ranks") -> int:
+    if ranks.leads:
+        check_output(arguments.json)
+        check_output(arguments.out, folder=True)
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import plan_runs
@@ -113,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.training.finetune import token_stream
 
     documents = read_text(arguments.text)
-    ensemble = Ensemble.load(arguments.base, arguments.ensemble)
+    ensemble = Ensemble.load(arguments.base, arguments.ensemble, ranks=ranks)
     if ensemble.tokenizer is None:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
@@ -126,9 +137,11 @@ def run(arguments: argparse.Namespace) -> int:
         stride=arguments.stride,
     )[1]
     asked = Asked.of(choices, total, ensemble.num_models)
-    update, close = progress_bar(total * arguments.runs, "token")
+    update, close = progress_bar(total * arguments.runs, "token", shown=ranks.leads)
     runs = _evaluated(arguments, ensemble, tokens, asked, update)
     close()
+    if not ranks.leads:
+        return 0
     evaluations = [one.evaluations[0] for one in runs]
     report = build_report(
         evaluations, config=_config(arguments, asked, total, ensemble), environment=environment()
@@ -234,6 +247,7 @@ def _config(
         "base": str(arguments.base),
         "ensemble": str(arguments.ensemble),
         "num_models": ensemble.num_models,
+        "ranks": ensemble.ranks.world,
         "mechanisms": {name: repr(one) for name, one in asked.mechanisms.items()},
         "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
         "text": str(arguments.text),

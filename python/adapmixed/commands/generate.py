@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +37,26 @@ def run(arguments: argparse.Namespace) -> int:
     queries = max(arguments.max_new_tokens, 1) * len(prompts)
     options = {"max_new_tokens": arguments.max_new_tokens, "stop_strings": arguments.stop}
     with opened(arguments, queries) as generator:
+        leads = generator.ensemble.ranks.leads
         if arguments.chat:
             message = {"role": "user", "content": prompts[0]}
-            for piece in generator.chat([message], **options):
-                print(piece, end="", flush=True)
-            print()
+            _show(generator.chat([message], **options), leads)
         elif len(prompts) == 1:
-            for (piece,) in generator.stream(prompts, **options):
-                print(piece, end="", flush=True)
-            print()
+            _show((piece for (piece,) in generator.stream(prompts, **options)), leads)
         else:
             texts = generator.generate(prompts, **options)
-            for prompt, text in zip(prompts, texts, strict=True):
+            for prompt, text in zip(prompts, texts, strict=True) if leads else ():
                 print(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False))
     return 0
+
+
+def _show(pieces: Iterator[str], leads: bool) -> None:
+    """Writes the text as it comes; of several ranks each asks for it and one writes."""
+    for piece in pieces:
+        if leads:
+            print(piece, end="", flush=True)
+    if leads:
+        print()
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:

@@ -200,6 +200,17 @@ def random_source(seed: int | None) -> "SecureRandom | SeededRandom":
     return SecureRandom() if seed is None else SeededRandom(seed)
 
 
+def add_rank_option(parser: argparse.ArgumentParser) -> None:
+    """--rank-timeout, for several ranks."""
+    parser.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="under torchrun: how long a rank waits for the others before the run ends (300)",
+    )
+
+
 def memory_bytes(text: str) -> int:
     """A size such as 512M or 2G, in bytes."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -242,11 +253,13 @@ def quiet_libraries() -> None:
         logging.disable_progress_bar()
 
 
-def progress_bar(total: int, unit: str) -> tuple[Callable[[int, int], None], Callable[[], None]]:
+def progress_bar(
+    total: int, unit: str, *, shown: bool = True
+) -> tuple[Callable[[int, int], None], Callable[[], None]]:
     """(update(done, total), close): a bar with the time left, silent off a terminal."""
     from tqdm import tqdm
 
-    bar = tqdm(total=total, unit=unit, disable=not sys.stderr.isatty(), leave=False)
+    bar = tqdm(total=total, unit=unit, disable=not (shown and sys.stderr.isatty()), leave=False)
 
     def update(done: int, of: int) -> None:
         bar.total = of

@@ -17,6 +17,7 @@ from adapmixed.commands.filters import (
 )
 from adapmixed.commands.options import (
     add_mechanism_options,
+    add_rank_option,
     add_refused_options,
     mechanism_of,
     memory_bytes,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
     from adapmixed.models import Ensemble
     from adapmixed.privacy import Accountant, FilterBudget, Ledger, PerModelFilter
+    from adapmixed.ranks import Ranks
 
 
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
@@ -60,11 +62,14 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     add_mechanism_options(parser)
     add_filter_options(parser)
     add_refused_options(parser)
+    add_rank_option(parser)
 
 
 @contextmanager
 def opened(arguments: argparse.Namespace, queries: int) -> "Iterator[PrivateGenerator]":
     """A generator as the options describe it; at the end standard error says what was charged.
+
+    Under `torchrun` every rank has one; the one that leads has the ledger and says what it cost.
 
     Args:
         queries: at most so many: what a budget is for unless --budget-queries says otherwise.
@@ -77,15 +82,29 @@ def opened(arguments: argparse.Namespace, queries: int) -> "Iterator[PrivateGene
     budget = filter_budget_of(arguments)
     mechanism = _mechanism(arguments, queries)
     quiet_libraries()
+    from adapmixed.ranks import joined
+
+    with joined(timeout_seconds=arguments.rank_timeout) as ranks:
+        with _generator(arguments, ranks, mechanism, budget) as generator:
+            yield generator
+
+
+@contextmanager
+def _generator(
+    arguments: argparse.Namespace,
+    ranks: "Ranks",
+    mechanism: "Mechanism",
+    budget: "FilterBudget | None",
+) -> "Iterator[PrivateGenerator]":
     from adapmixed.generation import PrivateGenerator
     from adapmixed.models import Ensemble
     from adapmixed.privacy import Accountant
 
-    ensemble = Ensemble.load(arguments.base, arguments.ensemble)
+    ensemble = Ensemble.load(arguments.base, arguments.ensemble, ranks=ranks)
     accountant = Accountant(
         arguments.delta, rule=arguments.rule, adjacency=arguments.adjacency, filter_budget=budget
     )
-    ledger = _ledger(arguments, ensemble, mechanism, budget)
+    ledger = _ledger(arguments, ensemble, mechanism, budget) if ranks.leads else None
     model_filter = None
     try:
         spent = None if ledger is None else ledger.accountant.individual_spent
@@ -101,10 +120,10 @@ def opened(arguments: argparse.Namespace, queries: int) -> "Iterator[PrivateGene
             memory_bytes=arguments.memory,
         )
     finally:
-        if accountant.queries:  # also of a conversation that was broken off
+        if accountant.queries:  # also of a conversation that was broken off; on one rank alone
             for line in _account(arguments, accountant, ledger, model_filter):
                 print(line, file=sys.stderr)
-        if model_filter is not None and arguments.operator:
+        if model_filter is not None and arguments.operator and ranks.leads:
             show_spent(model_filter)
         if ledger is not None:
             ledger.close()

@@ -78,13 +78,14 @@ def evaluate(
             since is lost with the process.
 
     Returns:
-        one :class:`Evaluation` per mechanism, in their order.
+        one :class:`Evaluation` per mechanism, in their order; of several ranks on the one that
+        leads, on the others none.
 
     Raises:
         ValueError: no mechanisms, block, stride or queries out of range, too few tokens for one
             query, a mechanism whose events do not answer `adjacency` or have no charges for its
             filter, a result file that exists without `resume`, is that of another evaluation, or
-            corrupted.
+            corrupted; a result file for an ensemble that is spread over ranks.
     """
     filters = dict(model_filters or {})
     runs = _evaluate(
@@ -189,7 +190,21 @@ def _evaluate(
     rules = _by_name("rule", rule, mechanisms)
     adjacencies = _by_name("adjacency", adjacency, mechanisms)
     _by_name("model_filters", filters(0), mechanisms)
-    settings = Settings(dict(mechanisms), delta, rules, adjacencies, ensemble.unverified)
+    ranks = ensemble.ranks
+    if result is not None and not ranks.alone:
+        raise ValueError(
+            f"result must be None where an ensemble is spread over {ranks.world} ranks, got "
+            f"{os.fspath(result)!r}: an evaluation over ranks cannot be resumed"
+        )
+    ranks.agree(
+        {
+            "the mechanisms": dict(mechanisms),
+            "the filters": {name: one.budget for name, one in filters(0).items()},
+            "the tokens": list(tokens),
+            "the settings of the evaluation": (windows, memory_bytes),
+        }
+    )
+    settings = Settings(dict(mechanisms), delta, rules, adjacencies, ensemble.unverified, ranks)
 
     def methods(run: int) -> list[Method]:
         source = rng if run == 0 else rng.child(f"run {run}")

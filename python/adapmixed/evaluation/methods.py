@@ -11,6 +11,7 @@ from adapmixed.decoding import Charge
 from adapmixed.evaluation.tally import Tally
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant, PerModelFilter
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
@@ -23,6 +24,7 @@ class Settings:
     rules: Mapping[str, str]
     adjacencies: Mapping[str, str | None]
     unverified: tuple[str, ...]
+    ranks: Ranks = ALONE
 
     def accountant(self, name: str, model_filter: PerModelFilter | None) -> Accountant:
         """A new accountant for a mechanism, and its filter if it has one."""
@@ -47,7 +49,7 @@ class Method:
         self.mechanism = settings.mechanisms[name]
         self.model_filter = model_filter
         self.rng = rng
-        self.unverified = settings.unverified
+        self.unverified, self.ranks = settings.unverified, settings.ranks
         self.tally = Tally(name, settings.accountant(name, model_filter))
         self.charge = self._charge()
 
@@ -55,10 +57,14 @@ class Method:
         return Charge(self.tally.accountant, None, self.model_filter, self.unverified)
 
     def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
-        """Answers B queries; logits (N, B, V) and (B, V), targets (B,)."""
+        """Answers B queries; logits (N, B, V) and (B, V), targets (B,). One rank counts."""
         start = time.perf_counter()
-        proposal = self.mechanism.propose(private, public, targets=targets, rng=self.rng)
+        proposal = self.mechanism.propose(
+            private, public, targets=targets, rng=self.rng, ranks=self.ranks
+        )
         answer = proposal.release(self.charge(proposal))
+        if not self.ranks.leads:
+            return
         assert answer.log_prob is not None  # targets were given
         self.tally.add(answer.log_prob.tolist(), int(answer.public.sum()))
         self.tally.seconds += time.perf_counter() - start

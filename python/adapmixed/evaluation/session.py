@@ -58,7 +58,9 @@ class Session:
             self._run, self._window = self._run + 1, 0
 
     def results(self) -> list[Runs]:
-        """Of all methods, in their order, once everything is answered."""
+        """Of all methods, in their order, at the end; none on ranks that follow."""
+        if not self._ensemble.ranks.leads:
+            return []
         found = [
             [method.tally.result(seconds) for method in methods]
             for methods, seconds in zip(self._begun, self._forward_seconds, strict=True)
@@ -121,6 +123,6 @@ class Session:
                 for method in self._begun[self._run]:
                     method.answer(private[:, 0, part], public[0, part], targets[part])
                 self._done += len(targets[part])
-                if self._progress is not None:
+                if self._progress is not None and self._ensemble.ranks.leads:
                     self._progress(self._done, self._total)
             start = time.perf_counter()

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms.base import Law, Mechanism, Proposal, proposal
+from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
 from adapmixed.mechanisms.checks import check_number, check_option
+from adapmixed.mechanisms.law import Law
+from adapmixed.mechanisms.spread import mean_ratio, screened_elsewhere
 from adapmixed.privacy.conversions import sound_bound
 from adapmixed.privacy.events import (
     Event,
@@ -17,6 +19,7 @@ from adapmixed.privacy.events import (
     PublicAnswer,
     RenyiBound,
 )
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 from adapmixed_ext.ops import Inputs, project_inputs, screen_prepared
 
@@ -125,17 +128,18 @@ class AdaPMixED(Mechanism):
         *,
         targets: Tensor | None = None,
         rng: RandomSource,
+        ranks: Ranks = ALONE,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`; lines 1–18 of Algorithm 1 without the draws."""
         # First, since it also gives the log-sum-exps that the screening needs.
         inputs, projection = project_inputs(
             private_logits, public_logits, order=self.order, radius=self.radius
         )
-        models, positions = inputs.private.shape[:2]
+        models, positions = ranks.slots(len(inputs.private)), len(inputs.public)
         events: list[Event] = []
         passed = torch.ones(positions, dtype=torch.bool, device=inputs.public.device)
         if self.screen is not None:
-            passed = self._screened(inputs, rng)
+            passed = self._screened(inputs, rng, ranks)
             if self.screen == "noisy":
                 events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))
         if not bool(passed.all()):
@@ -145,43 +149,60 @@ class AdaPMixED(Mechanism):
                 torch.where(passed, projection.complement, 1.0),
                 *inputs[2:],
             )
-        charges = None
+        charges = ratio = None
+        slots = None if ranks.alone else models
         if self.loss == "fixed":
             bound = sound_bound(self.order, self.radius, models)
             events.append(RenyiBound(self.order, bound, models, positions, "zero_out"))
         else:
             assert self.adjacency is not None  # set in __post_init__
-            charges = ops.leave_one_out(
+            if slots is not None:
+                ratio = mean_ratio(inputs, projection, ranks, slots)
+            losses = ops.leave_one_out(
                 inputs.private,
                 inputs.public,
                 projection,
                 orders=self._orders,
                 adjacency=self.adjacency,
+                num_models=slots,
+                mean_excess=None if ratio is None else ratio - 1.0,
             )
+            charges = ranks.gather(losses)
             # An event also when nothing passed: the order was fixed beforehand, not by the outcome.
             answered = charges[:, passed].cpu().numpy()
             events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency, ops.loss_error))
             events.append(PublicAnswer(positions - answered.shape[1]))
-        law = Law(inputs.private, inputs.public, projection)
-        return proposal(law, inputs.public, models, ~passed, events, targets, rng, charges)
+        law = Law(inputs.private, inputs.public, projection, ranks=ranks, slots=slots, ratio=ratio)
+        return proposal(
+            law, inputs.public, models, ~passed, events, targets, rng, charges, ranks=ranks
+        )
 
-    def _screened(self, inputs: Inputs, rng: RandomSource) -> Tensor:
+    def _screened(self, inputs: Inputs, rng: RandomSource, ranks: Ranks) -> Tensor:
         """Lines 1–8: (B,) bool, True where the query goes on to the private models."""
         positions, vocab = inputs.public.shape
         top_k = min(self.top_k, vocab)
-        # One draw a position: decisions do not depend on how positions are grouped into calls.
-        noise = torch.empty(positions, top_k, dtype=torch.float64)
-        for position in range(positions):
-            noise[position] = ops.gaussian(top_k, sigma=self.sigma, rng=rng)
-        result = screen_prepared(
-            inputs,
-            noise.to(inputs.public.device),
-            weight=self.screen_weight if self.screen == "noisy" else 0.0,
-            order=self.order,
-            threshold=self.threshold,
-            top_k=top_k,
-        )
-        return result.check().passed
+        weight = self.screen_weight if self.screen == "noisy" else 0.0
+        models, device = ranks.slots(len(inputs.private)), inputs.public.device
+        elsewhere = screened_elsewhere(inputs, top_k, weight, models, ranks)
+
+        def tested() -> Tensor:
+            # One draw a position: decisions do not depend on how positions are grouped into calls.
+            noise = torch.empty(positions, top_k, dtype=torch.float64)
+            for position in range(positions):
+                noise[position] = ops.gaussian(top_k, sigma=self.sigma, rng=rng)
+            added = noise.to(device)
+            result = screen_prepared(
+                inputs,
+                added if elsewhere is None else added + elsewhere,
+                weight=weight,
+                order=self.order,
+                threshold=self.threshold,
+                top_k=top_k,
+                num_models=models,
+            )
+            return result.check().passed
+
+        return ranks.decide(tested, (positions,), torch.bool, device)
 
 
 def _paper(order: float, beta: float, sigma: float, weight: float) -> AdaPMixED:

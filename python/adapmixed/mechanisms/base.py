@@ -15,11 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-import adapmixed_ext as ops
-from adapmixed.mechanisms.public_rules import Restricted
+from adapmixed.mechanisms.law import Law, SplitLaw
 from adapmixed.privacy.events import Caveat, Event
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
-from adapmixed_ext.ops import prepare
 
 
 @dataclass(frozen=True)
@@ -39,81 +38,6 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Law:
-    """The distribution an answer is drawn from: the mixture, or pool, of projected rows."""
-
-    private_logits: Tensor
-    public_logits: Tensor
-    projection: ops.Projection | ops.Clipping | ops.LogPool
-    public_support: bool = True  # else tokens that q lacks may be drawn too
-    kept: Restricted | None = None  # where these logits are of some tokens alone: which
-
-    def __post_init__(self) -> None:
-        # Where operators only queue work, nothing has said yet that a row was bad.
-        self.projection.check()
-        # What was charged is the law of these values: a later change in place would be another law.
-        for name in ("private_logits", "public_logits"):
-            logits: Tensor = getattr(self, name)
-            if logits.is_inference():  # carries no counter of changes: keep a copy of our own
-                object.__setattr__(self, name, logits.clone())
-        object.__setattr__(self, "_versions", self._current_versions())
-
-    def _current_versions(self) -> tuple[int, ...]:
-        logits = (self.private_logits, self.public_logits)
-        return tuple(0 if t.is_inference() else t._version for t in logits)
-
-    def _check_unchanged(self) -> None:
-        if self._current_versions() != self._versions:  # type: ignore[attr-defined]
-            raise ValueError(
-                "private_logits and public_logits must not be changed between propose and release: "
-                "the charged law is that of the proposed values"
-            )
-
-    def sample(self, rng: RandomSource) -> Tensor:
-        """One token per position, (B,) int64."""
-        self._check_unchanged()
-        probabilities = ops.mixture(self.private_logits, self.public_logits, self.projection)
-        support = self.public_logits
-        if not self.public_support:
-            support = torch.where(probabilities > 0.0, 0.0, -torch.inf).to(support.dtype)
-        tokens = ops.sample(probabilities, support, rng=rng)
-        return tokens if self.kept is None else self.kept.released(tokens)
-
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """(B,) float64, −inf for a target that is not kept; the whole (B, V) is never formed."""
-        self._check_unchanged()
-        found = None
-        if self.kept is not None:
-            targets, found = self.kept.places(targets)
-        values = ops.log_prob(self.private_logits, self.public_logits, self.projection, targets)
-        return values if found is None else torch.where(found, values, -torch.inf)
-
-
-@dataclass(frozen=True)
-class SplitLaw:
-    """One law per position, where positions differ in their members."""
-
-    laws: tuple[Law, ...]
-
-    def sample(self, rng: RandomSource) -> Tensor:
-        """One token per position, (B,) int64."""
-        tokens = [law.sample(rng) for law in self.laws]
-        return torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64)
-
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """(B,) float64."""
-        parts = [law.log_prob(targets[b : b + 1]) for b, law in enumerate(self.laws)]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
-
-
-def public_law(public_logits: Tensor) -> Law:
-    """q itself: the mixture of one slot of weight 0, so that no private value is read for it."""
-    inputs = prepare(public_logits[None], public_logits)
-    weight = torch.zeros_like(inputs.private_lse)
-    return Law(inputs.private, inputs.public, ops.Projection(weight, weight + 1.0, *inputs[2:]))
-
-
-@dataclass(frozen=True)
 class Retirement:
     """How an answer and its events follow from the slots that a filter lets contribute."""
 
@@ -128,6 +52,8 @@ class Proposal:
     Attributes:
         charges: (N, B, K) float64, what each model would be charged; None where the charge does
             not depend on the model.
+        num_models: N, of all ranks.
+        ranks: that release this answer together; the one that leads is charged.
     """
 
     law: Law | SplitLaw
@@ -138,6 +64,7 @@ class Proposal:
     _targets: Tensor | None
     _rng: RandomSource
     _retirement: Retirement | None = None
+    ranks: Ranks = ALONE
     _answers: list[Answer] = field(default_factory=list, repr=False, compare=False)
     _charged: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
@@ -233,14 +160,16 @@ class Mechanism(ABC):
         *,
         targets: Tensor | None = None,
         rng: RandomSource,
+        ranks: Ranks = ALONE,
     ) -> Proposal:
         """Prepares the answers of B queries without releasing anything.
 
         Args:
-            private_logits: (N, B, V), raw logits.
-            public_logits: (B, V).
+            private_logits: (N, B, V), raw logits; those of this rank's members.
+            public_logits: (B, V), the same bits on every rank.
             targets: (B,) int64 for evaluation: the answer is log p(target) and no token is drawn.
-            rng: source of all randomness (``adapmixed.rng``).
+            rng: source of all randomness (``adapmixed.rng``); only the rank that leads draws.
+            ranks: among which the members are spread; all of them propose together.
 
         Raises:
             ValueError: as the operators, for bad logits or targets.
@@ -257,6 +186,8 @@ def proposal(
     rng: RandomSource,
     charges: Tensor | None = None,
     retirement: Retirement | None = None,
+    *,
+    ranks: Ranks = ALONE,
 ) -> Proposal:
     """A :class:`Proposal`; targets are checked here, before anything is charged."""
     if targets is not None:
@@ -274,4 +205,6 @@ def proposal(
             raise ValueError(
                 f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}"
             )
-    return Proposal(law, public, charges, num_models, tuple(events), targets, rng, retirement)
+    return Proposal(
+        law, public, charges, num_models, tuple(events), targets, rng, retirement, ranks
+    )

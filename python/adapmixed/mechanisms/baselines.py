@@ -6,8 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adapmixed.mechanisms.base import Law, Mechanism, Proposal, proposal, public_law
+from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
+from adapmixed.mechanisms.law import Law, public_law
 from adapmixed.privacy.events import PublicAnswer, UnprotectedAnswer
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import Projection, RandomSource
 from adapmixed_ext.ops import prepare
 
@@ -25,6 +27,7 @@ class PublicOnly(Mechanism):
         *,
         targets: Tensor | None = None,
         rng: RandomSource,
+        ranks: Ranks = ALONE,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`; the private logits are checked for their shape alone."""
         shape = tuple(private_logits.shape)
@@ -33,10 +36,11 @@ class PublicOnly(Mechanism):
                 f"private_logits must have shape (N >= 1, B, V) with (B, V) = "
                 f"{tuple(public_logits.shape)}, got {shape}"
             )
-        law = public_law(public_logits)
+        law = public_law(public_logits, ranks)
         public = torch.ones(len(public_logits), dtype=torch.bool, device=public_logits.device)
         events = [PublicAnswer(len(public))]
-        return proposal(law, public_logits, len(private_logits), public, events, targets, rng)
+        models = ranks.slots(len(private_logits))
+        return proposal(law, public_logits, models, public, events, targets, rng, ranks=ranks)
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,21 @@ class Unprotected(Mechanism):
         *,
         targets: Tensor | None = None,
         rng: RandomSource,
+        ranks: Ranks = ALONE,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`."""
         inputs = prepare(private_logits, public_logits)
         weight = torch.ones_like(inputs.private_lse)
         projection = Projection(weight, torch.zeros_like(weight), *inputs[2:])
-        law = Law(inputs.private, inputs.public, projection, public_support=False)
+        models = ranks.slots(inputs.private.shape[0])
+        law = Law(
+            inputs.private,
+            inputs.public,
+            projection,
+            public_support=False,
+            ranks=ranks,
+            slots=None if ranks.alone else models,
+        )
         public = torch.zeros_like(inputs.public_lse, dtype=torch.bool)
         events = [UnprotectedAnswer(len(public))]
-        models = inputs.private.shape[0]
-        return proposal(law, inputs.public, models, public, events, targets, rng)
+        return proposal(law, inputs.public, models, public, events, targets, rng, ranks=ranks)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms.base import Law, Mechanism, Proposal, Retirement, proposal
+from adapmixed.mechanisms.base import Mechanism, Proposal, Retirement, proposal
 from adapmixed.mechanisms.checks import check_count, check_number
+from adapmixed.mechanisms.law import Law
 from adapmixed.mechanisms.public_rules import check_rules, restrict, unsure
 from adapmixed.privacy.events import (
     LOSS_ABSOLUTE_ERROR,
@@ -18,6 +19,7 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     PublicAnswer,
 )
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 
 
@@ -68,23 +70,28 @@ class ClippedMixing(Mechanism):
         *,
         targets: Tensor | None = None,
         rng: RandomSource,
+        ranks: Ranks = ALONE,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`; charges are (N, B, 1), inflated by their error."""
-        kept = restrict(private_logits, public_logits, self.top_k)
+        kept = restrict(private_logits, public_logits, self.top_k, ranks)
         private, public = kept.private_logits, kept.public_logits
+        models, positions = ranks.slots(len(private)), len(public)
         clipping = ops.clip_project(
-            private, public, lower=self.lower, upper=self.upper, orders=self.charge_order
-        ).check()
-        models, positions = private.shape[:2]
-        asked = unsure(public, clipping.public_lse, self.sure_above)
+            private, public, lower=self.lower, upper=self.upper, orders=self.charge_order,
+            num_models=models,
+        ).check()  # fmt: skip
+        asked = ranks.same(unsure(public, clipping.public_lse, self.sure_above))
         charges = None
         if clipping.charge is not None:
             # Also where a row is q itself: the pool of the others is rounded, too.
-            inflated = clipping.charge * (1.0 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
+            charge = ranks.gather(clipping.charge)
+            inflated = charge * (1.0 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
             charges = torch.where(asked.unsqueeze(1), inflated, 0.0)
 
         def law(active: Tensor) -> Law:
-            return Law(private, public, replace(clipping, active=active & asked), kept=kept)
+            chosen = replace(clipping, active=ranks.rows(active & asked))
+            slots = None if ranks.alone else models
+            return Law(private, public, chosen, kept=kept, ranks=ranks, slots=slots)
 
         def charged(active: Tensor) -> Sequence[Event]:
             if charges is None or self.charge_order is None:
@@ -102,5 +109,5 @@ class ClippedMixing(Mechanism):
         ]
         return proposal(
             law(every), public_logits, models, ~asked, events, targets, rng, charges,
-            Retirement(law, charged),
+            Retirement(law, charged), ranks=ranks,
         )  # fmt: skip

@@ -1,15 +1,16 @@
 """ClippedLogPool: the logarithmic pool of clipped log-ratios."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms.base import Law, Mechanism, Proposal, Retirement, proposal
+from adapmixed.mechanisms.base import Mechanism, Proposal, Retirement, proposal
 from adapmixed.mechanisms.checks import check_count, check_number
+from adapmixed.mechanisms.law import Law
 from adapmixed.mechanisms.public_rules import check_rules, restrict, unsure
 from adapmixed.privacy.bounded_range import individual_rho
 from adapmixed.privacy.events import (
@@ -18,6 +19,7 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     PublicAnswer,
 )
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 
 
@@ -66,20 +68,26 @@ class ClippedLogPool(Mechanism):
         *,
         targets: Tensor | None = None,
         rng: RandomSource,
+        ranks: Ranks = ALONE,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`; charges are zCDP ρ, (N, B, 1), rounded up."""
-        kept = restrict(private_logits, public_logits, self.top_k)
+        kept = restrict(private_logits, public_logits, self.top_k, ranks)
         private, public = kept.private_logits, kept.public_logits
+        models, positions = ranks.slots(len(private)), len(public)
         pool = ops.log_pool(
-            private, public, lower=self.lower, upper=self.upper, scale=self.scale
-        ).check()
-        models, positions = private.shape[:2]
-        asked = unsure(public, pool.public_lse, self.sure_above)
-        rho = individual_rho(pool.span.cpu().numpy(), self.scale, self.lower, self.upper, models)
+            private, public, lower=self.lower, upper=self.upper, scale=self.scale,
+            num_models=models,
+        ).check()  # fmt: skip
+        asked = ranks.same(unsure(public, pool.public_lse, self.sure_above))
+        span = ranks.gather(pool.span).cpu().numpy()
+        rho = individual_rho(span, self.scale, self.lower, self.upper, models)
         charges = torch.where(asked.cpu().unsqueeze(1), torch.from_numpy(rho).unsqueeze(-1), 0.0)
 
         def law(active: Tensor) -> Law:
-            chosen = active & asked
+            chosen = ranks.rows(active & asked)
+            if not ranks.alone:  # the other ranks' part comes with the answer
+                mine = replace(pool, active=chosen)
+                return Law(private, public, mine, kept=kept, ranks=ranks, slots=models)
             if bool(chosen.all()):
                 return Law(private, public, pool, kept=kept)
             restricted = ops.log_pool(
@@ -101,5 +109,5 @@ class ClippedLogPool(Mechanism):
         ]
         return proposal(
             law(every), public_logits, models, ~asked, events, targets, rng, charges,
-            Retirement(law, charged),
+            Retirement(law, charged), ranks=ranks,
         )  # fmt: skip

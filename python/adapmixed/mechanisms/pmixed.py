@@ -8,15 +8,9 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms.base import (
-    Law,
-    Mechanism,
-    Proposal,
-    SplitLaw,
-    proposal,
-    public_law,
-)
+from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
 from adapmixed.mechanisms.checks import check_number, check_option
+from adapmixed.mechanisms.law import Law, SplitLaw, public_law
 from adapmixed.privacy.conversions import (
     c_alpha,
     published_target_leakage,
@@ -24,6 +18,7 @@ from adapmixed.privacy.conversions import (
     sound_bound,
 )
 from adapmixed.privacy.events import RenyiBound
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import Projection, RandomSource
 from adapmixed_ext.ops import ensemble_logits
 
@@ -130,13 +125,14 @@ class PMixED(Mechanism):
         *,
         targets: Tensor | None = None,
         rng: RandomSource,
+        ranks: Ranks = ALONE,
     ) -> Proposal:
         """See :meth:`Mechanism.propose`; Algorithm 2, lines 2–8, without the draw of the token."""
         private, public = ensemble_logits(private_logits, public_logits)
-        models, positions = private.shape[:2]
+        models, positions = ranks.slots(len(private)), len(public)
         if self.analysis == "published":
             spent, published, adjacency = self.per_query, True, "add_remove"
-            law: Law | SplitLaw = self._published(private, public, rng)
+            law: Law | SplitLaw = self._published(private, public, rng, ranks)
         else:
             radius = self.radius(models)
             spent = sound_bound(self.order, radius, models, self.sample_rate)
@@ -144,33 +140,49 @@ class PMixED(Mechanism):
             projection = ops.project(private, public, order=self.order, radius=radius)
             if self.sample_rate < 1.0:
                 projection = _thinned(projection, self.sample_rate)
-            law = Law(private, public, projection)
+            slots = None if ranks.alone else models
+            law = Law(private, public, projection, ranks=ranks, slots=slots)
         event = RenyiBound(
             self.order, spent, models, positions, adjacency, published, budget=self.queries
         )
         from_public = torch.zeros(positions, dtype=torch.bool, device=public.device)
-        return proposal(law, public, models, from_public, [event], targets, rng)
+        return proposal(law, public, models, from_public, [event], targets, rng, ranks=ranks)
 
-    def _published(self, private: Tensor, public: Tensor, rng: RandomSource) -> Law | SplitLaw:
+    def _published(
+        self, private: Tensor, public: Tensor, rng: RandomSource, ranks: Ranks
+    ) -> Law | SplitLaw:
         """Lines 2–8: a Poisson subset S_t per position, β from its size, the mean over S_t."""
-        models, positions = private.shape[:2]
+        models, positions = ranks.slots(len(private)), len(public)
         if self.sample_rate == 1.0:
             radius = self.radius(models)
             projection = ops.project(private, public, order=self.order, radius=radius)
-            return Law(private, public, projection)
-        # One draw a position: the subsets do not depend on how positions are grouped into calls.
-        draws = [ops.gaussian(models, sigma=1.0, rng=rng) for _ in range(positions)]
-        chosen = [torch.special.ndtr(draw) < self.sample_rate for draw in draws]
-        laws = []
+            slots = None if ranks.alone else models
+            return Law(private, public, projection, ranks=ranks, slots=slots)
+
+        def drawn() -> Tensor:
+            # One draw a position: subsets do not depend on how positions are grouped into calls.
+            draws = torch.empty(models, positions, dtype=torch.float64)
+            for b in range(positions):
+                draws[:, b] = ops.gaussian(models, sigma=1.0, rng=rng)
+            taken: Tensor = torch.special.ndtr(draws) < self.sample_rate
+            return taken
+
+        chosen = ranks.decide(drawn, (models, positions), torch.bool, torch.device("cpu"))
+        mine, laws = ranks.rows(chosen), []
         for b in range(positions):
-            rows = chosen[b].nonzero()[:, 0].to(private.device)
-            here = slice(b, b + 1)
-            if not len(rows):
-                laws.append(public_law(public[here]))
+            size, here = int(chosen[:, b].sum()), slice(b, b + 1)
+            rows = mine[:, b].nonzero()[:, 0].to(private.device)
+            if not size:
+                laws.append(public_law(public[here], ranks))
                 continue
-            subset, radius = private[rows, here], self.radius(len(rows))
+            subset, slots = private[rows, here], None if ranks.alone else size
+            if not len(rows):  # none of this rank's: it adds nothing
+                nothing = public_law(public[here]).projection
+                laws.append(Law(subset, public[here], nothing, ranks=ranks, slots=slots))
+                continue
+            radius = self.radius(size)
             projection = ops.project(subset, public[here], order=self.order, radius=radius)
-            laws.append(Law(subset, public[here], projection))
+            laws.append(Law(subset, public[here], projection, ranks=ranks, slots=slots))
         return SplitLaw(tuple(laws))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.mechanisms.checks import check_count, check_number
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext.ops import ensemble_logits
 
 
@@ -41,7 +42,9 @@ class Restricted:
         return found.to(torch.int64).argmax(1), found.any(1)
 
 
-def restrict(private_logits: Tensor, public_logits: Tensor, top_k: int | None) -> Restricted:
+def restrict(
+    private_logits: Tensor, public_logits: Tensor, top_k: int | None, ranks: Ranks = ALONE
+) -> Restricted:
     """The top_k likeliest tokens of q; a private row without any of them is q's.
 
     Every distribution is then the one given these tokens: their logits alone are read.
@@ -49,7 +52,7 @@ def restrict(private_logits: Tensor, public_logits: Tensor, top_k: int | None) -
     private, public = ensemble_logits(private_logits, public_logits)
     if top_k is None or top_k >= public.shape[-1]:
         return Restricted(private, public, None)
-    tokens = public.float().topk(top_k, dim=-1).indices
+    tokens = ranks.same(public.float().topk(top_k, dim=-1).indices)
     index = tokens.unsqueeze(0).expand(len(private), -1, -1)
     kept, kept_public = private.gather(2, index), public.gather(1, tokens)
     empty = torch.isneginf(kept).all(-1, keepdim=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from adapmixed.mechanisms.base import Mechanism, Proposal
 from adapmixed.mechanisms.checks import check_count, check_number
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 from adapmixed_ext.ops import ensemble_logits
 
@@ -59,12 +60,15 @@ class Shaped(Mechanism):
         *,
         targets: Tensor | None = None,
         rng: RandomSource,
+        ranks: Ranks = ALONE,
     ) -> Proposal:
         """As `Mechanism.propose`; a target that is not kept has log-probability −inf."""
-        rows = self.reshape(private_logits, public_logits)
-        return self.mechanism.propose(*rows, targets=targets, rng=rng)
+        rows = self.reshape(private_logits, public_logits, ranks)
+        return self.mechanism.propose(*rows, targets=targets, rng=rng, ranks=ranks)
 
-    def reshape(self, private_logits: Tensor, public_logits: Tensor) -> tuple[Tensor, Tensor]:
+    def reshape(
+        self, private_logits: Tensor, public_logits: Tensor, ranks: Ranks = ALONE
+    ) -> tuple[Tensor, Tensor]:
         """The rows that are projected: (N, B, V) and (B, V), −inf at tokens that are not kept."""
         private, public = ensemble_logits(private_logits, public_logits)
         if self.temperature != 1.0:
@@ -72,7 +76,7 @@ class Shaped(Mechanism):
             public = public.float() / self.temperature
         if self.top_k is None or self.top_k >= public.shape[-1]:
             return private, public
-        kept = public.float().topk(self.top_k, dim=-1).indices
+        kept = ranks.same(public.float().topk(self.top_k, dim=-1).indices)
         dropped = torch.ones_like(public, dtype=torch.bool).scatter_(1, kept, False)
         private, public = (rows.masked_fill(dropped, -torch.inf) for rows in (private, public))
         empty = torch.isneginf(private).all(-1, keepdim=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,10 @@ import torch
 from torch import Tensor
 
 from adapmixed.models.adapters import Adapter, read_adapter
-from adapmixed.models.batched_lora import BatchedLoRA, stack_adapters
+from adapmixed.models.batched_lora import stack_adapters
 from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward
+from adapmixed.models.loading import load_base
 from adapmixed.models.manifest import read_manifest
 from adapmixed.models.provenance import (
     check_files,
@@ -27,7 +26,8 @@ from adapmixed.models.provenance import (
     source_of,
 )
 from adapmixed.models.support import TESTED, check_behaviour, check_model, max_positions
-from adapmixed.models.vocabulary import TOKENIZER_FILES, check_tokenizers, unnamed_ids
+from adapmixed.models.vocabulary import check_tokenizers, unnamed_ids
+from adapmixed.ranks import ALONE, Ranks
 
 _LOG = logging.getLogger(__name__)
 OVERFLOWS = ("refuse", "slide")
@@ -37,13 +37,18 @@ OVERFLOWS = ("refuse", "slide")
 class Ensemble:
     """A public causal language model with N LoRA adapters, as one batched model.
 
+    Spread over ranks, each has a contiguous slice of the members, with its own public model. Then
+    private logits are those of this rank's members, and every rank must call every method with the
+    same arguments in the same order (docs/ranks.md).
+
     Every method runs without gradients, in eval mode (no dropout). Logits are in the model's dtype
     and raw: softmax is the reader's. N and the order of members are those of the folder. Ids that
     stand for no token of the tokenizer (a padded vocabulary) have logit -inf in every row, private
     and public: a public rule, by which they are never released.
 
     Attributes:
-        num_models: N >= 1.
+        num_models: N >= 1, of all ranks.
+        ranks: that have the members; `ALONE` where this process has them all.
         vocab_size: V, the width of the logits.
         tokenizer: the base's tokenizer, or None if it has none.
         config: the base's transformers configuration.
@@ -62,8 +67,11 @@ class Ensemble:
         *,
         tokenizer: Any = None,
         unverified: tuple[str, ...] = ("shards", "base"),
+        ranks: Ranks = ALONE,
     ) -> None:
         """Takes over `model`, which is changed; `Ensemble.load` is the ordinary way in.
+
+        `adapters` are those of this rank; `ranks` know the number of all (`Ranks.over`).
 
         Raises:
             ValueError: if there are no adapters, tokenizer and model do not fit, or the model is
@@ -78,7 +86,8 @@ class Ensemble:
         stack_adapters(model, adapters)
         model.eval()
         model.requires_grad_(False)
-        self.num_models = len(adapters)
+        self.ranks = ranks
+        self.num_models = ranks.slots(len(adapters))
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.config = model.config
@@ -87,14 +96,15 @@ class Ensemble:
         self.fingerprint: str | None = None
         self._forward = BatchedForward(
             model=model,
-            num_models=self.num_models,
+            num_models=len(adapters),
             vocab_size=vocab_size,
             max_positions=self.max_positions,
             zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
             masked_ids=masked.to(model.device) if masked is not None and len(masked) else None,
+            ranks=ranks,
         )
         if model.config.model_type not in TESTED:
-            check_behaviour(self._forward)
+            check_behaviour(dataclasses.replace(self._forward, ranks=ALONE))
 
     @classmethod
     def load(
@@ -104,6 +114,7 @@ class Ensemble:
         *,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
+        ranks: Ranks = ALONE,
     ) -> Ensemble:
         """Loads the public model and its adapters.
 
@@ -114,13 +125,16 @@ class Ensemble:
                 private model.
             dtype: of the base; None means fp32, or a model object's own. Adapters stay in fp32.
             device: None means the CPU, or a model object's own.
+            ranks: among which the members are spread (`adapmixed.ranks.joined`): this process reads
+                its own alone, and all of them call this together.
 
         Raises:
             ValueError: if the folder is unreadable, newer than this version, empty or lists a
                 member twice; if its shards overlap; if an adapter is not a plain LoRA adapter or
                 does not fit the base; if the base or its tokenizer is not the one that the ensemble
                 was trained with: by its digest or, where none was recorded, by the name in
-                `adapter_config.json`; or if the base is of a kind that is refused (docs/models.md).
+                `adapter_config.json`; or if the base is of a kind that is refused (docs/models.md);
+                if there are more ranks than members, or ranks that have read something else.
         """
         manifest, root, revision = None, Path(), None
         if isinstance(folder, str | os.PathLike):
@@ -135,6 +149,8 @@ class Ensemble:
         resolved = [path.resolve() for path in paths]
         if len(set(resolved)) != len(resolved):
             raise ValueError("members must be distinct: one listed twice counts its shard twice")
+        ranks = ranks.over(len(paths))
+        mine = paths[ranks.own(len(paths))]
         source = source_of(base)
         same_base = check_files(source, root, manifest)
         model, tokenizer = load_base(base, dtype, revision=revision)
@@ -143,20 +159,30 @@ class Ensemble:
         if device is not None:
             model = model.to(device)
         name = source or type(base).__name__
-        check_tokenizers(paths, tokenizer, name, int(model.config.get_text_config().vocab_size))
+        check_tokenizers(mine, tokenizer, name, int(model.config.get_text_config().vocab_size))
         _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
-        adapters = [read_adapter(model, path) for path in paths]
-        names = {str(path): one.base_name for path, one in zip(paths, adapters, strict=True)}
+        adapters = [read_adapter(model, path) for path in mine]
+        names = {str(path): one.base_name for path, one in zip(mine, adapters, strict=True)}
         if same_base:
             check_one_base(names)
         else:
             same_base = check_names(source, names)
+        if not ranks.alone:
+            facts = {
+                "the ensemble": manifest or [path.name for path in paths],
+                "the base": source if manifest is None else None,
+                "whether the base was verified": same_base,
+                "the dtype": model.dtype,
+                "the vocabulary": model.config.get_text_config().vocab_size,
+                "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
+            }
+            ranks.agree(facts)
         disjoint = len(paths) == 1 if manifest is None else manifest.disjoint
         # A model object may have been changed since it was read from the files it names.
         same_base = same_base and isinstance(base, str | os.PathLike)
         checked = {"shards": disjoint, "base": same_base}
         unverified = tuple(name for name, done in checked.items() if not done)
-        ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified)
+        ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified, ranks=ranks)
         ensemble.fingerprint = fingerprint(source, paths)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s; not verified: %s",
@@ -194,7 +220,7 @@ class Ensemble:
                 at padding is unspecified.
 
         Returns:
-            (private (N, b, t, V), public (b, t, V)).
+            (private (N, b, t, V), public (b, t, V)); N of this rank.
 
         Raises:
             ValueError: if shapes, tokens or the length (> max_positions) are wrong.
@@ -273,65 +299,3 @@ class Ensemble:
             part = None if mask is None else mask[:, :stop]
             result = self._forward(ids[:, start:stop], part, cache)
             yield slice(start, stop), result[1:], result[0]
-
-
-def load_base(
-    base: Any, dtype: torch.dtype | None, *, revision: str | None = None
-) -> tuple[Any, Any]:
-    """(model of our own, tokenizer or None).
-
-    Args:
-        base: a transformers model, which is copied, a folder or a hub name.
-        dtype: of the model; None means fp32, or a model object's own.
-        revision: of a hub name: commit, tag or branch; None: the newest.
-
-    Raises:
-        ValueError, OSError: if it cannot be read or carries adapters.
-    """
-    if isinstance(base, torch.nn.Module):
-        if hasattr(base, "peft_config") or any(isinstance(m, BatchedLoRA) for m in base.modules()):
-            raise ValueError("base must be the plain public model, got one that carries adapters")
-        if not hasattr(base, "config"):
-            raise ValueError(
-                f"base must be a transformers model, a folder or a hub name, "
-                f"got {type(base).__name__}"
-            )
-        model = copy.deepcopy(base)
-        return (model if dtype is None else model.to(dtype)), None
-    if not isinstance(base, str | os.PathLike):
-        raise ValueError(
-            f"base must be a transformers model, a folder or a hub name, got {type(base).__name__}"
-        )
-    if isinstance(base, os.PathLike) and not Path(base).is_dir():
-        raise ValueError(f"base must be an existing folder, got {os.fspath(base)}")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    name = os.fspath(base)
-    try:
-        with _quiet_off_terminal():
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=dtype or torch.float32, revision=revision
-            )
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # a damaged weights file has an exception type of its own
-        raise ValueError(f"base must be a readable model, {name} is not: {error}") from error
-    local = Path(name)
-    if local.is_dir() and not any((local / file).is_file() for file in TOKENIZER_FILES):
-        return model, None
-    return model, AutoTokenizer.from_pretrained(name, revision=revision)
-
-
-@contextmanager
-def _quiet_off_terminal() -> Iterator[None]:
-    """Keeps transformers' progress bars out of logs; its setting is global, so it is restored."""
-    from transformers.utils import logging
-
-    silence = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
-    if silence:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if silence:
-            logging.enable_progress_bar()

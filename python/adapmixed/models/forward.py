@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed.ranks import ALONE, Ranks
+
 DEFAULT_MEMORY_BYTES = 1 << 30
 _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -18,13 +20,15 @@ class BatchedForward:
 
     Attributes:
         model: a causal language model whose adapted layers are `BatchedLoRA`.
-        num_models: N.
+        num_models: N, of this rank.
         vocab_size: V, the width of the logits.
         max_positions: longest input, or None if the model sets no limit.
         zero_members: members whose update vanishes. Their logits are a copy of the public block:
             the same numbers computed in another row of a matrix product may round differently, and
             an empty shard must answer exactly as the public model does.
         masked_ids: (m,) int64 on the model's device, whose logits are -inf in every row, or None.
+        ranks: that run other members on the same tokens; all answer with the public row of the
+            leading one, since the same numbers in another batch may round differently.
     """
 
     model: Any
@@ -33,6 +37,7 @@ class BatchedForward:
     max_positions: int | None
     zero_members: tuple[int, ...]
     masked_ids: Tensor | None = None
+    ranks: Ranks = ALONE
 
     def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
         """Validated (input_ids, attention_mask) on the model's device, int64; see `Ensemble`."""
@@ -107,6 +112,8 @@ class BatchedForward:
             logits_to_keep=1 if last_only else 0,
         ).logits
         logits: Tensor = output.view(rows, ids.shape[0], -1, output.shape[-1])
+        if not self.ranks.alone:
+            logits[0].copy_(self.ranks.same(logits[0]))
         for member in self.zero_members:
             logits[member + 1].copy_(logits[0])
         if self.masked_ids is not None:
@@ -123,7 +130,7 @@ class BatchedForward:
         Raises:
             ValueError: naming the number needed, if not even one position fits.
         """
-        rows = (self.num_models + 1) * batch
+        rows = (self.ranks.most(self.num_models) + 1) * batch  # the same chunks on every rank
         config = self.model.config.get_text_config()
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)

@@ -30,7 +30,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.data.builtin import Document
 from adapmixed.files import publish_folder, temporary_folder
-from adapmixed.models.ensemble import load_base
+from adapmixed.models.loading import load_base
 from adapmixed.rng import SecureRandom
 from adapmixed.training.dp_guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
 from adapmixed.training.finetune import (

@@ -12,7 +12,7 @@ import torch
 
 from adapmixed.data.builtin import Document
 from adapmixed.files import publish_folder, temporary_folder
-from adapmixed.models.ensemble import load_base
+from adapmixed.models.loading import load_base
 from adapmixed.training.finetune import (
     FinetuneConfig,
     mean_loss,

@@ -10,10 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from adapmixed import ranks
 
 START_SECONDS = 60.0
 """How long a rank may take to appear after another one has finished its own members."""
@@ -22,30 +24,8 @@ _LOCK_SECONDS = 1.0  # a rank that looks whether the lock is held takes it for a
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which of how many ranks this process is."""
-
-    rank: int = 0
-    world: int = 1
-    local_rank: int = 0
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        """From RANK, WORLD_SIZE and LOCAL_RANK, as `torchrun` sets them; alone without them.
-
-        Raises:
-            ValueError: if only one is set, or rank is not in [0, world size).
-        """
-        names = ("RANK", "WORLD_SIZE")
-        given = [environment.get(name) for name in names]
-        if given == [None, None]:
-            return cls()
-        if not all(value is not None and value.isdecimal() for value in given):
-            raise ValueError(f"RANK and WORLD_SIZE must both be integers >= 0, got {given}")
-        rank, world = (int(value or 0) for value in given)
-        if rank >= world:
-            raise ValueError(f"RANK must be below WORLD_SIZE {world}, got {rank}")
-        return cls(rank, world, int(environment.get("LOCAL_RANK", "0")))
+class Place(ranks.Place):
+    """Which of how many ranks this process is, and which members are its own."""
 
     def members(self, num_models: int) -> range:
         """The members this rank trains."""

@@ -1,0 +1,169 @@
+"""Two ranks under torchrun against one process, on models that are loaded from folders."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_cases import Group, commands, free_port, in_ranks, said, status_of
+from tiny_models import write_adapter
+from training_cases import write_base
+
+import adapmixed.models.ensemble
+from adapmixed.cli import main
+from adapmixed.models import Ensemble, Manifest, read_adapter, write_manifest
+from adapmixed.privacy.ledger import read
+from adapmixed_ext import loss_error
+
+TEXT = "The value of an expression is the value of its parts. " * 3
+POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=1", "--scale", "2"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and an ensemble of three, one of them an emptied shard."""
+    from transformers import GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("models")
+    base = GPT2LMHeadModel.from_pretrained(write_base(folder / "base"))
+    names = [f"member-{i}" for i in range(3)]
+    for i, name in enumerate(names):
+        path = folder / "ensemble" / name
+        write_adapter(base, path, seed=i, zero=i == 2, target_modules=["c_attn"])
+        config = json.loads((path / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = "base"
+        (path / "adapter_config.json").write_text(json.dumps(config))
+    write_manifest(folder / "ensemble", Manifest("base", tuple(names)))
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    return folder
+
+
+def options(models: Path) -> list[str]:
+    return ["--base", str(models / "base"), "--ensemble", str(models / "ensemble")]
+
+
+def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: Path) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+
+    def work(ranks: Group) -> Any:
+        read: list[str] = []
+
+        def noted(model: Any, path: Path) -> Any:
+            read.append(path.name)
+            return read_adapter(model, path)
+
+        adapmixed.models.ensemble.read_adapter = noted  # type: ignore[attr-defined]  # in this child
+        ensemble = Ensemble.load(models / "base", models / "ensemble", ranks=ranks)
+        assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
+        found = [ensemble.logits(ids)]
+        for memory in (1 << 20, 1 << 30):
+            for _, private, public in ensemble.iter_logits(ids, memory_bytes=memory):
+                found.append((private, public))
+        decoder = ensemble.decoder(ids)
+        decoder.append(torch.tensor([3]))
+        return ensemble.num_models, [*found, decoder.logits]
+
+    alone = Ensemble.load(models / "base", models / "ensemble")
+    expected, public = alone.logits(ids)
+    ranks = in_ranks(2, work, tmp_path)
+    for rank, own in ((0, slice(0, 2)), (1, slice(2, 3))):
+        num_models, found = ranks[rank]
+        assert num_models == 3
+        torch.testing.assert_close(found[0][0], expected[own], rtol=1e-5, atol=1e-6)
+        for ours, leading in zip(found, ranks[0][1], strict=True):
+            assert torch.equal(ours[1], leading[1])  # one public row for all, bit by bit
+        assert torch.equal(ranks[1][1][0][0][0], ranks[0][1][0][1])  # the emptied shard is q
+
+
+def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:
+    """Two ranks print and write once, the same numbers."""
+    arguments = ["evaluate", *options(models), "--text", str(models / "text.txt"), "--seed", "4"]
+    arguments += ["--queries", "40", "--block", "16", "--json"]
+    assert main([*arguments, str(tmp_path / "1.json")]) == 0
+    children = commands(2, [*arguments, str(tmp_path / "2.json")], tmp_path)
+    assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+    assert said(tmp_path, 0)[0].startswith("method     perplexity") and said(tmp_path, 1)[0] == ""
+    one, two = (json.loads((tmp_path / f"{n}.json").read_text("utf-8")) for n in (1, 2))
+    assert (one["config"]["ranks"], two["config"]["ranks"]) == (1, 2)
+    for mine, theirs in zip(one["methods"], two["methods"], strict=True):
+        assert mine["name"] == theirs["name"] and mine["queries"] == theirs["queries"] == 40
+        ours, others = math.log(mine["perplexity"]), math.log(theirs["perplexity"])
+        assert abs(ours - others) < 1e-9
+        # One process' losses: single precision within loss_error.
+        assert theirs["epsilon"] == pytest.approx(mine["epsilon"], rel=loss_error, abs=1e-9)
+
+
+def test_under_torchrun(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", *options(models), *POOL, "--prompt", "The value", "--seed", "5"]
+    arguments += ["--max-new-tokens", "4"]
+    assert main(arguments) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    ended = subprocess.run(
+        [*command, "-m", "adapmixed", *arguments],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == capsys.readouterr().out
+
+
+def test_generate_in_two_ranks(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same text for the same seed, written once; one ledger."""
+    prompts = ["--prompt", "The value", "--prompt", "If"]
+    for method in (POOL, ["--mechanism", "adapmixed", "--top-k", "40"]):
+        arguments = ["generate", *options(models), *method, *prompts, "--max-new-tokens", "8"]
+        assert main([*arguments, "--seed", "5"]) == 0
+        expected = capsys.readouterr().out
+        children = commands(2, [*arguments, "--seed", "5"], tmp_path)
+        assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+        assert said(tmp_path, 0)[0] == expected and said(tmp_path, 1) == ("", "")
+    ledger = tmp_path / "ledger.db"
+    filtered = [*arguments[:5], *POOL, *prompts, "--max-new-tokens", "8", "--filter-epsilon", "1"]
+    for charges in (8, 16):  # the second run goes on from what the first has spent
+        children = commands(2, [*filtered, "--ledger", str(ledger)], tmp_path)
+        assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+        assert f"all {charges} charges" in said(tmp_path, 0)[1] and said(tmp_path, 1) == ("", "")
+
+
+def test_refused_in_ranks(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    arguments = ["generate", *options(models), *POOL, "--prompt", "The"]
+    children = commands(4, arguments, tmp_path)
+    assert [status_of(child) for child in children] == [2] * 4
+    for rank in range(4):
+        assert "at most as many as members, got 4 ranks for 3 members" in said(tmp_path, rank)[1]
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["chat", *options(models), "--plain", *POOL]) == 2
+    assert "chat must run in one process" in capsys.readouterr().err
+
+
+def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
+    """Without torchrun's own watch: the rank that lives says why it ends, and what was charged."""
+    ledger = tmp_path / "ledger.db"
+    arguments = ["generate", *options(models), *POOL, "--prompt", "The", "--ledger", str(ledger)]
+    children = commands(
+        2, [*arguments, "--max-new-tokens", "100000", "--overflow", "slide"], tmp_path
+    )
+    output = tmp_path / "out-0"
+    while not output.exists() or output.stat().st_size < 20:  # in the middle
+        time.sleep(0.02)
+    os.kill(children[1], signal.SIGKILL)
+    assert [status_of(child) for child in children] == [2, -signal.SIGKILL]
+    text = said(tmp_path, 0)[1]
+    assert "adapmixed generate: another rank has ended while rank 0 of 2 waited for it" in text
+    reading = read(ledger)
+    assert f"all {reading.charges} charges" in text and 1 < reading.accountant.queries < 100000

@@ -1,0 +1,215 @@
+"""A rank that ends, hangs or raises ends the run; the ledger never says less than was released."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_ensemble import FakeEnsemble
+from rank_cases import Group, in_ranks, result, started, status_of
+from torch import Tensor
+
+from adapmixed.decoding import stream
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
+from adapmixed.privacy import Accountant, Ledger
+from adapmixed.privacy.ledger import read
+from adapmixed.ranks import ALONE, Place, RankError, joined
+from adapmixed.rng import SecureRandom
+
+STEPS, SEQUENCES = 4, 2
+PROMPT = torch.tensor([[1, 2], [3, 4]])
+POOL = ClippedLogPool(lower=-0.5, upper=0.5)
+ADAPTIVE = AdaPMixED(3.0, 0.2, screen_weight=0.5, sigma=0.1, threshold=4.0, top_k=3)
+
+
+class SpreadEnsemble(FakeEnsemble):
+    """Each rank answers with the rows of its own members."""
+
+    def __init__(self, ranks: Group) -> None:
+        super().__init__(models=5)
+        self.ranks = ranks.over(5)
+
+    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        private, public = super().logits(ids)
+        return self.ranks.rows(private), public
+
+
+def serve(ranks: Group, folder: Path, mechanism: Mechanism, seen: str = "seen") -> None:
+    """Generates; every rank writes down what it is told, at once."""
+    ensemble = SpreadEnsemble(ranks)
+    settings = dict(delta=1e-5, configuration=repr(mechanism))
+    ledger = Ledger.open(folder / "ledger.db", **settings) if ranks.leads else None
+    with open(folder / f"{seen}-{ranks.rank}", "ab", buffering=0) as released:
+        for tokens in stream(
+            ensemble, mechanism, PROMPT, max_new_tokens=STEPS, rng=SecureRandom(),
+            accountant=Accountant(1e-5), ledger=ledger,
+        ):  # fmt: skip
+            released.write(bytes(tokens.tolist()))
+    if ledger is not None:
+        ledger.close()
+
+
+def charged(folder: Path) -> int:
+    """Queries in the ledger of a run that ended somehow."""
+    return read(folder / "ledger.db").accountant.queries
+
+
+def released(folder: Path) -> int:
+    """Tokens of which any rank knows."""
+    return max(len(path.read_bytes()) for path in folder.glob("seen-*"))
+
+
+def dies_before(number: int, victim: int, how: int) -> Any:
+    """The rank is killed or stopped before its number-th collective."""
+
+    def arm(ranks: Group) -> None:
+        inner, count = Group._run, [number]
+
+        def wrapped(self: Group, *arguments: Any) -> None:
+            count[0] -= 1
+            if count[0] == 0:
+                os.kill(os.getpid(), how)
+            inner(self, *arguments)
+
+        if ranks.rank == victim:
+            Group._run = wrapped  # type: ignore[method-assign]  # in this child alone
+
+    return arm
+
+
+# 1: the agreement. A query of the pool: spans, the rule of q, the sum, the token.
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("number", [1, 6, 7, 8, 9, 10])
+def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) -> None:
+    arm = dies_before(number, victim, signal.SIGKILL)
+
+    def work(ranks: Group) -> None:
+        arm(ranks)
+        serve(ranks, tmp_path, POOL)
+
+    children = started(2, work, tmp_path)
+    ends = [status_of(child) for child in children]
+    assert ends[victim] == -signal.SIGKILL and ends[1 - victim] == 0
+    error = result(tmp_path, 1 - victim)
+    assert isinstance(error, RankError)
+    assert f"another rank has ended while rank {1 - victim} of 2 waited for it" in str(error)
+    known, paid = released(tmp_path), charged(tmp_path)
+    assert known <= paid <= known + SEQUENCES
+    assert (number == 1) == (known == 0)  # the others are in the middle
+
+
+def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
+    """The rank that leads ends in the middle of a charge that never reaches the disk."""
+
+    def work(ranks: Group) -> None:
+        inner, count = Ledger.charge, [0]
+
+        def charge(self: Ledger, events: Any) -> None:
+            count[0] += 1
+            if count[0] == 2:
+                time.sleep(0.3)  # what the other rank was told by now it writes down
+                os.kill(os.getpid(), signal.SIGKILL)
+            inner(self, events)
+
+        Ledger.charge = charge  # type: ignore[method-assign]  # in this child alone
+        serve(ranks, tmp_path, POOL)
+
+    children = started(2, work, tmp_path)
+    assert [status_of(child) for child in children] == [-signal.SIGKILL, 0]
+    assert isinstance(result(tmp_path, 1), RankError)
+    assert released(tmp_path) == SEQUENCES == charged(tmp_path)
+
+
+def test_a_run_that_nothing_happens_to(tmp_path: Path) -> None:
+    for mechanism in (POOL, ADAPTIVE):
+        folder = tmp_path / mechanism.name
+        folder.mkdir()
+        children = started(2, lambda ranks, m=mechanism, f=folder: serve(ranks, f, m), folder)  # type: ignore[misc]
+        assert [status_of(child) for child in children] == [0, 0]
+        seen = [(folder / f"seen-{rank}").read_bytes() for rank in range(2)]
+        assert seen[0] == seen[1] and len(seen[0]) == STEPS * SEQUENCES == charged(folder)
+
+
+def test_a_silent_rank_ends_the_run(tmp_path: Path) -> None:
+    arm = dies_before(8, 1, signal.SIGSTOP)
+
+    def work(ranks: Group) -> None:
+        arm(ranks)
+        serve(ranks, tmp_path, POOL)
+
+    children = started(2, work, tmp_path, timeout=1.5)
+    try:
+        assert status_of(children[0]) == 0
+    finally:
+        os.kill(children[1], signal.SIGKILL)
+        status_of(children[1])
+    error = result(tmp_path, 0)
+    assert isinstance(error, RankError)
+    assert "another rank has not answered for 1.5 s" in str(error)
+    assert SEQUENCES <= released(tmp_path) <= charged(tmp_path)
+
+
+def test_a_rank_that_raises_ends_the_run(tmp_path: Path) -> None:
+    def work(ranks: Group) -> None:
+        if ranks.rank:
+            inner, step = SpreadEnsemble.logits, [0]
+
+            def broken(self: SpreadEnsemble, ids: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+                private, public = inner(self, ids, **named)
+                step[0] += 1
+                return private * (float("nan") if step[0] == 2 else 1.0), public
+
+            SpreadEnsemble.logits = broken  # type: ignore[method-assign]
+        serve(ranks, tmp_path, ADAPTIVE)
+
+    children = started(2, work, tmp_path)
+    assert [status_of(child) for child in children] == [0, 0]
+    first, second = result(tmp_path, 0), result(tmp_path, 1)
+    assert isinstance(first, RankError) and "another rank has ended" in str(first)
+    assert "contains NaN" in str(second)
+    assert released(tmp_path) == SEQUENCES == charged(tmp_path)
+
+
+def test_a_broken_group_answers_nothing_more(tmp_path: Path) -> None:
+    def work(ranks: Group) -> list[str]:
+        if ranks.rank:
+            os._exit(0)
+        texts = []
+        for call in (ranks.sum, ranks.same, ranks.each):
+            with pytest.raises(RankError) as caught:
+                call(torch.zeros(3, dtype=torch.float64))
+            texts.append(str(caught.value))
+        return texts
+
+    children = started(2, work, tmp_path)
+    assert [status_of(child) for child in children] == [0, 0]
+    texts = result(tmp_path, 0)
+    assert len(set(texts)) == 1 and "nothing more is released" in texts[0]
+
+
+def test_ranks_that_run_something_else(tmp_path: Path) -> None:
+    def work(ranks: Group) -> None:
+        serve(ranks, tmp_path, POOL if ranks.leads else ADAPTIVE)
+
+    for error in in_ranks(2, work, tmp_path):
+        assert isinstance(error, ValueError)
+        assert "ranks must agree on the mechanism: rank 1 has another than rank 0" in str(error)
+    assert charged(tmp_path) == 0 == released(tmp_path)
+
+
+def test_ranks_that_do_not_come(tmp_path: Path) -> None:
+    children = started(2, lambda ranks: None, tmp_path, timeout=2.0, missing=1)
+    assert [status_of(child) for child in children] == [0]
+    error = result(tmp_path, 0)
+    assert isinstance(error, RankError)
+    assert str(error) == "the 2 ranks did not come together within 2 s"
+    with pytest.raises(ValueError, match="timeout_seconds must be > 0, got 0"):
+        with joined(timeout_seconds=0):
+            pass
+    with joined(place=Place(0, 1)) as ranks:
+        assert ranks is ALONE
