@@ -1,0 +1,151 @@
+"""The figures of a result file, drawn from its content alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adapmixed.experiments.panels import draw_panels
+from adapmixed.experiments.studies.drawing import draw_studies
+from adapmixed.report.figures import Drawing
+from adapmixed.report.labels import place_labels
+from adapmixed.report.style import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    canvas,
+    is_wide,
+    number_axis,
+    stack_parts,
+    svg_text,
+)
+
+_FONT_SIZE = 8.0
+_SIDES = (("ours", "Ours"), ("paper", "The paper"))
+_KIND_WORDS = (
+    "Circles are fixed guarantees, diamonds data-dependent values, crosses claims of the published "
+    "bound, which is invalid: the same ε is not the same promise."
+)
+
+Row = Mapping[str, Any]
+
+
+def draw(result: Mapping[str, Any]) -> list[Drawing]:
+    """The figures of any result."""
+    if result["experiment"] == "figure2":
+        return [draw_panels(result)]
+    if result["experiment"] == "table1":
+        return _table1(result)
+    if result["experiment"] == "table2":
+        return [
+            _breakdown(result),
+            _tradeoff("table2", "Table 2: perplexity against ε", result["rows"]),
+        ]
+    return draw_studies(result)
+
+
+def _table1(result: Mapping[str, Any]) -> list[Drawing]:
+    groups = dict.fromkeys(one["group"] for one in result["rows"])
+    found = []
+    for number, group in enumerate(groups, start=1):
+        rows = [one for one in result["rows"] if one["group"] == group]
+        title = f"Table 1, {result['inputs']['dataset']}: {group}"
+        found.append(_tradeoff(f"table1-{number}", title, rows))
+    return found
+
+
+def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
+    """Perplexity against ε, ours and the paper's side by side on axes of their own."""
+    colours = {one["method"]: COLOURS[i % len(COLOURS)] for i, one in enumerate(rows)}
+    sides = [side for side in _SIDES if any(_point(one, side[0]) for one in rows)]
+    with canvas(3.6, 1, len(sides)) as (figure, grid):
+        for axes, (side, words) in zip(getattr(grid, "flat", [grid]), sides, strict=True):
+            _plot_side(axes, rows, side, colours)
+            axes.set_title(words)
+        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        svg = svg_text(figure, name, title)
+    caption = f"Perplexity (lower is better), bars one standard deviation over runs. {_KIND_WORDS}"
+    return Drawing(name, title, caption, svg)
+
+
+def _plot_side(axes: Any, rows: Sequence[Row], side: str, colours: Mapping[str, str]) -> None:
+    points = []
+    for one in rows:
+        found = _point(one, side)
+        if found is None:
+            continue
+        epsilon, perplexity, deviation, kind = found
+        colour = colours[one["method"]]
+        if epsilon is None or kind == "public":
+            words = f"{one['method']} ({perplexity:.1f})"
+            axes.axhline(perplexity, color=GREY, linewidth=1.1, linestyle=(0, (2, 2)), zorder=0)
+            axes.annotate(
+                words, (0.99, perplexity), (0, 3), xycoords=("axes fraction", "data"),
+                textcoords="offset points", ha="right", fontsize=_FONT_SIZE, color=GREY,
+            )  # fmt: skip
+            continue
+        axes.errorbar(
+            epsilon, perplexity, yerr=deviation or None, color=colour, elinewidth=1.0, capsize=2.5,
+            marker=MARKERS.get(kind, "o"), markersize=7,
+        )  # fmt: skip
+        points.append((one["method"], epsilon, perplexity))
+    values = [x for _, x, _ in points]
+    if values and is_wide(values):
+        axes.set_xscale("log")
+        axes.set_xlim(min(values) / 3, max(values) * 3)
+    elif values:
+        axes.set_xlim(0, 1.35 * max(values))
+    axes.margins(y=0.15)
+    number_axis(axes.xaxis)
+    axes.set(xlabel="ε (nats)", ylabel="perplexity")
+    place_labels(axes, points, font_size=_FONT_SIZE)
+
+
+def _point(one: Row, side: str) -> tuple[float | None, float, float | None, str] | None:
+    """(ε or None, perplexity, deviation or None, kind), None where one cannot be drawn."""
+    found = one[side]
+    if found is None or found.get("perplexity") is None:
+        return None
+    perplexity = float(found["perplexity"])
+    epsilon = None if found.get("epsilon") is None else float(found["epsilon"])
+    deviation = found.get("perplexity_deviation")
+    if math.isinf(perplexity) or (epsilon is not None and math.isinf(epsilon)):
+        return None
+    return epsilon, perplexity, None if deviation is None else float(deviation), found["kind"]
+
+
+def _breakdown(result: Mapping[str, Any]) -> Drawing:
+    """Table 2b: the parts of every ε."""
+    title = "Table 2b: where ε goes"
+    shown = []
+    for one in result["rows"]:
+        for side, words in (("ours", ""), ("paper", " (paper)")):
+            found = one[side] or {}
+            parts = {p: found.get(p) for p in ("mixing", "screening", "conversion")}
+            if all(value is not None and math.isfinite(float(value)) for value in parts.values()):
+                kind = {"published": ", invalid", "fixed": ", fixed"}.get(found["kind"], "")
+                shown.append(
+                    (f"{one['method']}{words}{kind}", {k: float(v) for k, v in parts.items()})
+                )
+    with canvas(1.3 + 0.42 * len(shown)) as (figure, axes):
+        _, ends = stack_parts(axes, [parts for _, parts in shown])
+        for line, end in enumerate(ends):
+            axes.annotate(
+                f"ε = {end:.4g}", (end, line), (5, 0), textcoords="offset points", va="center",
+                fontsize=_FONT_SIZE,
+            )  # fmt: skip
+        axes.set_yticks(range(len(shown)), [words for words, _ in shown])
+        axes.invert_yaxis()
+        axes.grid(False, axis="y")
+        axes.set_xlim(0, 1.2 * max(ends))
+        axes.set(title=title, xlabel="part of ε (nats)")
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower right", ncols=3, handlelength=1.4)
+        svg = svg_text(figure, "table2-parts", title)
+    caption = (
+        "Mixing is the loss of the answers, screening the noisy test, conversion the price of "
+        "turning Rényi divergence into (ε, δ). Where nothing else is said ε is data-dependent and "
+        "ex-post."
+    )
+    return Drawing("table2-parts", title, caption, svg)
