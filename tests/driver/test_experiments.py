@@ -292,7 +292,7 @@ def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for one in result["rows"]
         if one["method"] == "ClippedLogPool" and one["group"] == "models"
     ]
-    assert [one["label"] for one in models] == ["8", "10"]
+    assert [one["label"] for one in models] == ["N = 8", "N = 10"]
     assert models[0]["ours"]["epsilon"] > models[1]["ours"]["epsilon"]
     names = {path.name for path in write_outputs(result, tmp_path)}
     assert {

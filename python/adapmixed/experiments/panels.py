@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ _Point = tuple[str, float, float]
 def draw_panels(result: Mapping[str, Any]) -> Drawing:
     """Six panels: ε spent to the right, perplexity upwards, both relative; all points labelled."""
     panels = result["settings"]["panels"]
+    handles: dict[str, Any] = {}
     with canvas(5.6, 2, 3) as (figure, grid):
         for axes, (letter, panel) in zip(grid.flat, panels.items(), strict=True):
             rows = [one for one in result["rows"] if one["group"] == letter]
@@ -35,7 +37,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
                 points = relative(rows, side, anchor)
                 if not points:
                     continue
-                _draw(axes, points, anchor, colour, fill)
+                handles[side] = _draw(axes, points, anchor, colour, fill)
                 words += points
                 colours += [colour] * len(points)
             axes.set_title(f"({letter}) {panel['title']}", fontsize=9, pad=5)
@@ -45,9 +47,9 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
             place_labels(axes, words, font_size=_FONT_SIZE, colours=colours)
         figure.supxlabel("ε without its conversion, as a multiple of the reference's", fontsize=9)
         figure.supylabel("change of perplexity (%)", fontsize=9)
-        handles = grid.flat[0].get_lines()[:4:2]
+        names = {"ours": _legend(result), "paper": "the paper, N = 100"}
         figure.legend(
-            handles, [_legend(result), "the paper, N = 100"][: len(handles)],
+            handles.values(), [names[side] for side in handles],
             loc="outside lower center", ncols=2, handlelength=2.5,
         )  # fmt: skip
         svg = svg_text(figure, "figure2", _TITLE)
@@ -60,7 +62,8 @@ def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[
     What is spent is ε less the conversion from Rényi divergence.
 
     Args:
-        rows: of one panel; those without numbers on that side are left out.
+        rows: of one panel; those without finite numbers on that side are left out, and all of them
+            where nothing was spent at the anchor.
         side: "ours" or "paper".
         anchor: the label that is at (1, 0).
     """
@@ -72,10 +75,13 @@ def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[
         for label, value in found.items()
     }
     base = float(found[anchor]["perplexity"])
-    return [
+    if not (0 < spent[anchor] < math.inf and base < math.inf):
+        return []
+    points = [
         (label, spent[label] / spent[anchor], 100 * (float(value["perplexity"]) / base - 1))
         for label, value in found.items()
     ]
+    return [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
 
 
 def _scale(axes: Any, multiples: Sequence[float]) -> None:
@@ -90,8 +96,9 @@ def _scale(axes: Any, multiples: Sequence[float]) -> None:
     number_axis(axes.yaxis)
 
 
-def _draw(axes: Any, points: Sequence[_Point], anchor: str, colour: str, fill: str) -> None:
-    axes.plot(
+def _draw(axes: Any, points: Sequence[_Point], anchor: str, colour: str, fill: str) -> Any:
+    """The line of one side with its reference ringed; returns its handle for the legend."""
+    (line,) = axes.plot(
         [x for _, x, _ in points],
         [y for _, _, y in points],
         color=colour,
@@ -103,6 +110,7 @@ def _draw(axes: Any, points: Sequence[_Point], anchor: str, colour: str, fill: s
     )
     at = [(x, y) for label, x, y in points if label == anchor]
     axes.plot(*zip(*at, strict=True), "o", color=colour, fillstyle="none", markersize=9)
+    return line
 
 
 def _legend(result: Mapping[str, Any]) -> str:

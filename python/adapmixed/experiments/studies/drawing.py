@@ -47,7 +47,7 @@ def _models(rows: Sequence[Row]) -> Drawing:
     with canvas(3.7, 1, 2) as (figure, (left, right)):
         for name, colour in zip(names, COLOURS, strict=False):
             mine = [one for one in rows if one["method"] == name]
-            counts = [int(one["label"]) for one in mine]
+            counts = [one["ours"]["num_models"] for one in mine]
             kind = mine[0]["ours"]["kind"]
             look = {
                 "color": colour,
@@ -63,7 +63,7 @@ def _models(rows: Sequence[Row]) -> Drawing:
                 counts, [float(one["ours"]["perplexity"]) for one in mine], **look, label=name
             )
         public = next(one["ours"]["perplexity"] for one in rows if one["method"] == PUBLIC)
-        right.axhline(public, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1, label=PUBLIC)
+        right.axhline(float(public), color=GREY, linestyle=(0, (2, 2)), linewidth=1.1, label=PUBLIC)
         left.set_yscale("log")
         for axes in (left, right):
             axes.set_xscale("log", base=2)
@@ -83,7 +83,7 @@ def _models(rows: Sequence[Row]) -> Drawing:
 def _screening(rows: Sequence[Row]) -> Drawing:
     title = "What the screening bit depends on"
     with canvas(3.5, 1, 2) as (figure, (left, right)):
-        weights = [float(one["label"].removeprefix("λ = ")) for one in rows]
+        weights = [one["ours"]["screen_weight"] for one in rows]
         left.plot(
             weights, [100 * one["ours"]["equal_bits"] for one in rows],
             color=COLOURS[0], marker="o", markersize=5, linewidth=1.4,
@@ -120,12 +120,11 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
         colours = iter(COLOURS)
         for name in names:
             mine = [one["ours"] for one in rows if one["method"] == name]
+            level = float(mine[0]["perplexity"])
             if mine[0]["kind"] in ("public", "none"):
-                axes.axhline(
-                    mine[0]["perplexity"], color=GREY, linestyle=(0, (2, 2)), linewidth=1.1
-                )
+                axes.axhline(level, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
                 axes.annotate(
-                    name, (0.995, mine[0]["perplexity"]), (0, 2), ha="right",
+                    name, (0.995, level), (0, 2), ha="right",
                     xycoords=("axes fraction", "data"), textcoords="offset points",
                     fontsize=_FONT_SIZE, color=GREY,
                 )  # fmt: skip

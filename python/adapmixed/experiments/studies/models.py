@@ -40,14 +40,17 @@ def methods(dataset: str, queries: int) -> dict[str, Mechanism]:
 def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
     """A line for each mechanism and number of models, labelled by the number."""
     compared: dict[str, Mechanism] = {PUBLIC: PublicOnly()}
-    lines: list[tuple[str, str, str]] = []
+    lines: list[tuple[str, str, int]] = []
     for name, mechanism in methods(inputs.sources.dataset, queries).items():
         for count in sizes(inputs.ensemble.num_models):
             key = f"{name}, N = {count}"
             compared[key] = FirstMembers(mechanism, count)
-            lines.append((key, name, str(count)))
+            lines.append((key, name, count))
     found = measure(inputs.ensemble, inputs.tokens, compared, queries, run, state="models")
     return [
         row(PUBLIC, found[PUBLIC], group=GROUP),
-        *(row(name, found[key], group=GROUP, label=count) for key, name, count in lines),
+        *(
+            row(name, found[key] | {"num_models": count}, group=GROUP, label=f"N = {count}")
+            for key, name, count in lines
+        ),
     ]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES
 from adapmixed.evaluation import plan
 from adapmixed.experiments.inputs import Inputs
 from adapmixed.experiments.measure import Run
@@ -55,7 +56,10 @@ def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
     done = 0
     for window in windows:
         ids = torch.tensor([inputs.tokens[window.start : window.stop - 1]])
-        for _, private, public in inputs.ensemble.iter_logits(ids.to(inputs.ensemble.device)):
+        chunks = inputs.ensemble.iter_logits(
+            ids.to(inputs.ensemble.device), memory_bytes=DEFAULT_MEMORY_BYTES
+        )
+        for _, private, public in chunks:
             for first in range(0, public.shape[1], _POSITIONS):
                 part = slice(first, first + _POSITIONS)
                 q = public[0, part]
@@ -131,6 +135,7 @@ def _ours(
         "kind": guarantee.kind,
         "guarantee": str(guarantee),
         "unit": guarantee.unit,
+        "screen_weight": weight,
         "screened": count.screened,
         "equal_bits": count.equal / queries,
         "by_top_probability": shares,
