@@ -24,7 +24,7 @@ from adapmixed.experiments.outputs import write_outputs
 from adapmixed.experiments.panels import relative
 from adapmixed.experiments.result import read_result
 from adapmixed.experiments.studies import frontiers, screening, studies
-from adapmixed.experiments.table1 import DP_SGD, METHODS, PUBLISHED, table1
+from adapmixed.experiments.table1 import DP_SGD, METHODS, PER_MODEL, PUBLISHED, table1
 from adapmixed.experiments.table2 import table2
 from adapmixed.experiments.tables import text
 from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly
@@ -34,7 +34,7 @@ from adapmixed.rng import SeededRandom
 PRESET = AdaPMixED.preset("wikitext-103")
 
 
-def inputs(models: int = 3, tokens: int = 400, **sources: Any) -> Inputs:
+def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
     """A small ensemble in the place of the built-in one."""
     generator = torch.Generator().manual_seed(3)
     stream = torch.randint(0, 7, (tokens,), generator=generator).tolist()
@@ -150,7 +150,7 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
     assert [(r["group"], r["method"]) for r in result["rows"]] == [
         (group, name) for group in (short, long) for name in names
     ]
-    adaptive, per_model = rows_of(result, paper.ADAPMIXED), rows_of(result, METHODS[-1])
+    adaptive, per_model = rows_of(result, paper.ADAPMIXED), rows_of(result, PER_MODEL)
     assert [r["ours"]["rule"] for r in adaptive] == ["paper", "paper"]
     assert [r["ours"]["rule"] for r in per_model] == ["per_model", "per_model"]
     for one, other in zip(adaptive, per_model, strict=True):
@@ -169,7 +169,8 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
 def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     given = inputs()
     adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
-    monkeypatch.setattr(DPAdapter, "load", lambda self, base: FakeEnsemble(1, spread=3.0))
+    worse = FakeEnsemble(1, spread=3.0, max_positions=32)
+    monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
     result = table1(given, adapter, Run(), runs=2, queries=40, long=0)
     (line,) = rows_of(result, DP_SGD)
     expected = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
@@ -215,11 +216,7 @@ def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
         for side, anchor in (("ours", panel["anchor"]), ("paper", panel["paper_anchor"])):
             points = {label: (x, y) for label, x, y in relative(rows, side, anchor)}
             assert points[anchor] == (1.0, 0.0)
-            assert len(points) == (
-                3
-                if side == "ours" and letter == "d"
-                else len(rows) - (letter == "d" and side == "paper")
-            )
+            assert set(points) == {one["label"] for one in rows if one[side] is not None}
     # Fewer models cost more.
     models = {
         r["label"]: r["ours"]["epsilon"] for r in result["rows"] if r["group"] == "d" and r["ours"]
@@ -236,11 +233,12 @@ def test_a_result_is_enough_to_redraw(
     results: dict[str, dict[str, Any]], experiment: str, tmp_path: Path
 ) -> None:
     first = write_outputs(results[experiment], tmp_path)
-    again = tmp_path / "again"
-    again.mkdir()
-    second = write_outputs(read_result(first[0]), again)
-    assert [path.name for path in first] == [path.name for path in second]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    if experiment == "table2":  # one suffices: drawing takes a second a figure
+        again = tmp_path / "again"
+        again.mkdir()
+        second = write_outputs(read_result(first[0]), again)
+        assert [path.name for path in first] == [path.name for path in second]
+        assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert text(read_result(first[0])) == text(results[experiment])
     assert first[0].name == f"{experiment}-wikitext-103.json"
     assert [p.suffix for p in first[2:]] == [".svg"] * (1 if experiment == "figure2" else 2)

@@ -9,7 +9,7 @@ from typing import Any
 from adapmixed.experiments.panels import draw_panels
 from adapmixed.experiments.studies.drawing import draw_studies
 from adapmixed.report.figures import Drawing
-from adapmixed.report.labels import place_labels
+from adapmixed.report.labels import place_labels, settle
 from adapmixed.report.style import (
     COLOURS,
     GREY,
@@ -60,16 +60,23 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
     colours = {one["method"]: COLOURS[i % len(COLOURS)] for i, one in enumerate(rows)}
     sides = [side for side in _SIDES if any(_point(one, side[0]) for one in rows)]
     with canvas(3.6, 1, len(sides)) as (figure, grid):
+        labels = []
         for axes, (side, words) in zip(getattr(grid, "flat", [grid]), sides, strict=True):
-            _plot_side(axes, rows, side, colours)
+            labels.append((axes, _plot_side(axes, rows, side, colours)))
             axes.set_title(words)
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        settle(figure)
+        for axes, points in labels:
+            place_labels(axes, points, font_size=_FONT_SIZE)
         svg = svg_text(figure, name, title)
     caption = f"Perplexity (lower is better), bars one standard deviation over runs. {_KIND_WORDS}"
     return Drawing(name, title, caption, svg)
 
 
-def _plot_side(axes: Any, rows: Sequence[Row], side: str, colours: Mapping[str, str]) -> None:
+def _plot_side(
+    axes: Any, rows: Sequence[Row], side: str, colours: Mapping[str, str]
+) -> list[tuple[str, float, float]]:
+    """Draws one side; returns the points that are to be labelled."""
     points = []
     for one in rows:
         found = _point(one, side)
@@ -99,7 +106,7 @@ def _plot_side(axes: Any, rows: Sequence[Row], side: str, colours: Mapping[str, 
     axes.margins(y=0.15)
     number_axis(axes.xaxis)
     axes.set(xlabel="ε (nats)", ylabel="perplexity")
-    place_labels(axes, points, font_size=_FONT_SIZE)
+    return points
 
 
 def _point(one: Row, side: str) -> tuple[float | None, float, float | None, str] | None:

@@ -73,7 +73,7 @@ def measure(
         queries=queries,
         delta=DELTA,
         rng=SeededRandom(run.seed),
-        rule=dict.fromkeys(paper_rule, "paper"),
+        rule={name: "paper" for name in mechanisms if name in paper_rule},
         progress=run.progress,
         result=run.keep / f"{state}.state.json" if run.keep is not None and state else None,
         resume=run.keep is not None and bool(state),

@@ -9,10 +9,11 @@ from typing import Any
 from matplotlib.ticker import LogLocator
 
 from adapmixed.report.figures import Drawing
-from adapmixed.report.labels import place_labels
+from adapmixed.report.labels import place_labels, settle
 from adapmixed.report.style import COLOURS, GREY, MARKERS, canvas, number_axis, svg_text
 
 _FONT_SIZE = 7.5
+_SAME = 9.0  # pixels: points that are nearer than this have one label
 _WIDE = 4.0  # between multiples, from which on their axis is logarithmic
 _TITLE = "Figure 2: one setting of AdaPMixED at a time"
 _OURS, _PAPER = COLOURS[0], COLOURS[1]
@@ -24,6 +25,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
     """Six panels: ε spent to the right, perplexity upwards, both relative; all points labelled."""
     panels = result["settings"]["panels"]
     handles: dict[str, Any] = {}
+    labels: list[tuple[Any, list[_Point], list[str]]] = []
     with canvas(5.6, 2, 3) as (figure, grid):
         for axes, (letter, panel) in zip(grid.flat, panels.items(), strict=True):
             rows = [one for one in result["rows"] if one["group"] == letter]
@@ -38,20 +40,26 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
                 if not points:
                     continue
                 handles[side] = _draw(axes, points, anchor, colour, fill)
-                words += points
+                # Both references lie at one place, whose label stands once.
+                shared = side == "paper" and words and panel["anchor"] == anchor
+                words += [("" if shared and p[0] == anchor else p[0], *p[1:]) for p in points]
                 colours += [colour] * len(points)
             axes.set_title(f"({letter}) {panel['title']}", fontsize=9, pad=5)
             axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
             axes.axvline(1, color=GREY, linewidth=0.8, zorder=0)
             _scale(axes, [x for _, x, _ in words])
-            place_labels(axes, words, font_size=_FONT_SIZE, colours=colours)
+            labels.append((axes, words, colours))
         figure.supxlabel("ε without its conversion, as a multiple of the reference's", fontsize=9)
         figure.supylabel("change of perplexity (%)", fontsize=9)
         names = {"ours": _legend(result), "paper": "the paper, N = 100"}
         figure.legend(
             handles.values(), [names[side] for side in handles],
-            loc="outside lower center", ncols=2, handlelength=2.5,
+            loc="outside upper center", ncols=2, handlelength=2.5,
         )  # fmt: skip
+        settle(figure)
+        for axes, words, colours in labels:
+            joined = _joined(axes, words, colours)
+            place_labels(axes, joined, font_size=_FONT_SIZE, colours=colours)
         svg = svg_text(figure, "figure2", _TITLE)
     return Drawing("figure2", _TITLE, _caption(result), svg)
 
@@ -89,11 +97,35 @@ def _scale(axes: Any, multiples: Sequence[float]) -> None:
     low, high = min(multiples), max(multiples)
     if low > 0 and high > _WIDE * low:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.margins(0.22, 0.16)
+        within = (1.0, 2.0, 5.0) if high < 30 * low else (1.0,)
+        axes.xaxis.set_major_locator(LogLocator(subs=within, numticks=5))
+    axes.margins(0.26, 0.16)
     axes.tick_params(labelsize=_FONT_SIZE)
     number_axis(axes.xaxis)
     number_axis(axes.yaxis)
+
+
+def _joined(axes: Any, words: Sequence[_Point], colours: Sequence[str]) -> list[_Point]:
+    """The words, those of points of one colour that lie on one another joined at the first.
+
+    The figure is settled.
+    """
+    places = [axes.transData.transform((x, y)) for _, x, y in words]
+    found: list[list[str]] = []
+    for index, (word, _, _) in enumerate(words):
+        near = (
+            first
+            for first in range(index)
+            if colours[first] == colours[index]
+            and found[first]
+            and math.dist(places[first], places[index]) < _SAME
+        )
+        first = next(near, index)
+        found.append([])
+        if word:
+            found[first].append(word)
+    joined = [("\n" if max(map(len, f), default=0) > 5 else " · ").join(f) for f in found]
+    return [(text, x, y) for text, (_, x, y) in zip(joined, words, strict=True)]
 
 
 def _draw(axes: Any, points: Sequence[_Point], anchor: str, colour: str, fill: str) -> Any:

@@ -105,6 +105,8 @@ def _parts(side: Mapping[str, Any] | None) -> dict[str, float]:
 def _epsilon(side: Mapping[str, Any] | None) -> str:
     if side is None or side.get("epsilon") is None:
         return MISSING
+    if "place" in side:
+        return f"{float(side['epsilon']):g}"  # as the paper prints it
     deviation = side.get("epsilon_deviation")
     spread = f" ± {float(deviation):.2g}" if deviation else ""
     return show_epsilon(float(side["epsilon"])) + spread

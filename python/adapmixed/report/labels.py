@@ -56,13 +56,14 @@ def draw_references(axes: Any, methods: Sequence[Method]) -> list[Box]:
                 fontsize=_FONT_SIZE,
             )
         )
-    _settle(axes)
+    settle(axes.figure)
     return [_box(text) for text in texts]
 
 
 def label_points(axes: Any, methods: Sequence[Method], taken: Sequence[Box]) -> None:
     """The methods' names beside their points (ε, perplexity); see :func:`place_labels`."""
     points = [(short(m.name), m.epsilon, m.perplexity) for m in methods if m.epsilon is not None]
+    settle(axes.figure)
     place_labels(axes, points, taken)
 
 
@@ -81,13 +82,12 @@ def place_labels(
     word is kept free only.
 
     Args:
-        axes: finished but for the words.
+        axes: of a settled figure, finished but for the words.
         points: in data units.
         taken: boxes to keep free.
         font_size: in points.
         colours: of the words; empty: black.
     """
-    _settle(axes)
     boxes = list(taken)
     radius = _POINT_RADIUS * font_size / _FONT_SIZE
     for _, *at in points:
@@ -122,9 +122,10 @@ def _put(text: Any, place: tuple[tuple[int, int], str, str], size: float) -> Non
     text.set(position=offset, horizontalalignment=horizontal, verticalalignment=vertical)
 
 
-def _settle(axes: Any) -> None:
-    """Runs the layout, on which all pixel positions depend."""
-    axes.figure.draw_without_rendering()
+def settle(figure: Any) -> None:
+    """Runs the layout, on which all pixel positions depend, and lets it stay as it is."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
 
 
 def _box(artist: Any) -> Box:

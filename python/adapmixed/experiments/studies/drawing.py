@@ -8,7 +8,7 @@ from typing import Any
 
 from adapmixed.experiments.paper import PUBLIC
 from adapmixed.report.figures import Drawing
-from adapmixed.report.labels import place_labels
+from adapmixed.report.labels import place_labels, settle
 from adapmixed.report.style import (
     COLOURS,
     GREY,
@@ -147,6 +147,7 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
         axes.margins(x=0.18)
         axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
+        settle(figure)
         place_labels(axes, words, font_size=_FONT_SIZE)
         svg = svg_text(figure, "studies-frontiers", title)
     caption = (
