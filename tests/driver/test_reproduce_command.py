@@ -28,7 +28,7 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
     [
         ("table1", ["--runs", "2", "--queries", "12", "--long-queries", "24", "--without-dp-sgd"]),
         ("table2", ["--queries", "24", "--dataset", "pubmed"]),
-        ("figure2", ["--queries", "12"]),
+        ("figure2", ["--queries", "8"]),
     ],
 )
 def test_builtin_sample(
@@ -117,6 +117,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses("queries must be in [1, ", "table2", "--queries", "1000000000")
     with pytest.raises(ValueError, match="text must be given at scale 'full' for pubmed"):
         Sources("pubmed", "full", ensemble=tmp_path)
+    (tmp_path / "a.txt").write_text("text", encoding="utf-8")
     with pytest.raises(ValueError, match="split applies to hub data sets, got 'test'"):
         Sources(
             scale="full", ensemble=tmp_path, text=str(tmp_path / "a.txt"), split="test"

@@ -158,8 +158,9 @@ def _most_tokens(arguments: argparse.Namespace) -> int:
     from adapmixed.experiments.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
 
     paper = {"table1": RUN_QUERIES, "table2": TABLE_2_QUERIES}
-    one = default_value(arguments.queries, paper.get(arguments.experiment, RUN_QUERIES))
-    runs, long = 1, 0
+    one: int = default_value(arguments.queries, paper.get(arguments.experiment, RUN_QUERIES))
+    runs: int = 1
+    long: int = 0
     if arguments.experiment == "table1":
         runs = default_value(arguments.runs, RUNS)
         long = default_value(arguments.long_queries, LONG_QUERIES[arguments.dataset])

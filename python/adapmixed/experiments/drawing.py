@@ -22,6 +22,7 @@ from adapmixed.report.style import (
 )
 
 _FONT_SIZE = 8.0
+_PARTS = ("mixing", "screening", "conversion")
 _SIDES = (("ours", "Ours"), ("paper", "The paper"))
 _KIND_WORDS = (
     "Circles are fixed guarantees, diamonds data-dependent values, crosses claims of the published "
@@ -129,12 +130,12 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
     for one in result["rows"]:
         for side, words in (("ours", ""), ("paper", " (paper)")):
             found = one[side] or {}
-            parts = {p: found.get(p) for p in ("mixing", "screening", "conversion")}
-            if all(value is not None and math.isfinite(float(value)) for value in parts.values()):
+            if any(found.get(part) is None for part in _PARTS):
+                continue
+            parts = {part: float(found[part]) for part in _PARTS}
+            if all(map(math.isfinite, parts.values())):
                 kind = {"published": ", invalid", "fixed": ", fixed"}.get(found["kind"], "")
-                shown.append(
-                    (f"{one['method']}{words}{kind}", {k: float(v) for k, v in parts.items()})
-                )
+                shown.append((f"{one['method']}{words}{kind}", parts))
     with canvas(1.3 + 0.42 * len(shown)) as (figure, axes):
         _, ends = stack_parts(axes, [parts for _, parts in shown])
         for line, end in enumerate(ends):

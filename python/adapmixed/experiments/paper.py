@@ -70,11 +70,11 @@ class PaperRow:
 
 
 def _short(*rows: tuple[str, float, float, float]) -> tuple[PaperRow, ...]:
-    return tuple(PaperRow(name, RUN_QUERIES, *numbers) for name, *numbers in rows)
+    return tuple(PaperRow(name, RUN_QUERIES, eps, ppl, spread) for name, eps, ppl, spread in rows)
 
 
 def _long(dataset: str, *rows: tuple[str, float, float]) -> tuple[PaperRow, ...]:
-    return tuple(PaperRow(name, LONG_QUERIES[dataset], *numbers) for name, *numbers in rows)
+    return tuple(PaperRow(name, LONG_QUERIES[dataset], eps, ppl) for name, eps, ppl in rows)
 
 
 TABLE_1: Mapping[str, tuple[PaperRow, ...]] = {
