@@ -21,7 +21,7 @@ from adapmixed.experiments.inputs import Inputs, Sources
 from adapmixed.experiments.measure import Run
 from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.outputs import write_outputs
-from adapmixed.experiments.panels import relative
+from adapmixed.experiments.panels import _joined, relative
 from adapmixed.experiments.result import read_result
 from adapmixed.experiments.studies import frontiers, screening, studies
 from adapmixed.experiments.table1 import DP_SGD, METHODS, PER_MODEL, PUBLISHED, table1
@@ -29,6 +29,8 @@ from adapmixed.experiments.table2 import table2
 from adapmixed.experiments.tables import text
 from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly
 from adapmixed.privacy import c_alpha
+from adapmixed.report.labels import settle
+from adapmixed.report.style import canvas
 from adapmixed.rng import SeededRandom
 
 PRESET = AdaPMixED.preset("wikitext-103")
@@ -266,12 +268,16 @@ def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> 
             read_result(path)
 
 
-def test_screening_study() -> None:
-    rows = screening.rows(inputs(4, tokens=600), Run(), 300)
+def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    strict = AdaPMixED(3.0, 0.2, sigma=0.02, threshold=0.3, top_k=4)
+    monkeypatch.setattr(AdaPMixED, "preset", classmethod(lambda cls, name: strict))
+    given = inputs(4, tokens=600)
+    rows = screening.rows(given, Run(), 300)
     found = {one["label"]: one["ours"] for one in rows}
     assert list(found) == ["λ = 0.0001", "λ = 0.001", "λ = 0.01", "λ = 0.1", "λ = 1"]
-    # With next to no weight on the private models the bit is the public one; its cost is tiny.
-    assert found["λ = 0.0001"]["equal_bits"] > 0.99 and found["λ = 1"]["equal_bits"] <= 1.0
+    # The less weight the private models have, the less the bit has to do with them, and it costs.
+    assert found["λ = 0.0001"]["equal_bits"] > 0.99 > found["λ = 1"]["equal_bits"] > 0.5
+    assert 0 < found["λ = 0.0001"]["screened"] < 300
     costs = [ours["epsilon"] for ours in found.values()]
     assert costs == sorted(costs) and costs[0] < costs[-1]
     assert sum(found["λ = 1"]["queries_by_top_probability"]) == 300
@@ -297,3 +303,14 @@ def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         f"studies-wikitext-103-{name}.svg" for name in ("models", "screening", "frontiers")
     } <= names
     assert "same bit" in text(result)
+
+
+def test_labels_of_points_on_one_another_are_joined() -> None:
+    with canvas(3.0) as (figure, axes):
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        settle(figure)
+        words = [("4", 0.5, 0.5), ("4.5", 0.501, 0.5), ("x", 0.5, 0.501), ("∞", 0.9, 0.5)]
+        joined = _joined(axes, words, ["blue", "blue", "red", "blue"])
+    assert [word for word, _, _ in joined] == ["4 · 4.5", "", "x", "∞"]
+    assert [place for _, *place in joined] == [place for _, *place in words]
