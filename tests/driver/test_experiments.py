@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,8 @@ def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> 
 def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
     strict = AdaPMixED(3.0, 0.2, sigma=0.02, threshold=0.3, top_k=4)
     monkeypatch.setattr(AdaPMixED, "preset", classmethod(lambda cls, name: strict))
-    given = inputs(4, tokens=600)
+    far: Any = FakeEnsemble(4, spread=2.0, max_positions=32)
+    given = replace(inputs(), ensemble=far)
     rows = screening.rows(given, Run(), 300)
     found = {one["label"]: one["ours"] for one in rows}
     assert list(found) == ["λ = 0.0001", "λ = 0.001", "λ = 0.01", "λ = 0.1", "λ = 1"]
