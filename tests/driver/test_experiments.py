@@ -278,7 +278,7 @@ def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {one["label"]: one["ours"] for one in rows}
     assert list(found) == ["λ = 0.0001", "λ = 0.001", "λ = 0.01", "λ = 0.1", "λ = 1"]
     # The less weight the private models have, the less the bit has to do with them, and it costs.
-    assert found["λ = 0.0001"]["equal_bits"] > 0.99 > found["λ = 1"]["equal_bits"] > 0.5
+    assert found["λ = 0.0001"]["equal_bits"] > 0.99 > found["λ = 1"]["equal_bits"]
     assert 0 < found["λ = 0.0001"]["screened"] < 300
     costs = [ours["epsilon"] for ours in found.values()]
     assert costs == sorted(costs) and costs[0] < costs[-1]

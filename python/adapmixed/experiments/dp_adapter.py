@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from adapmixed.models import Ensemble
 
 BUILTIN_CONFIG = FinetuneConfig(
-    learning_rate=3e-3, epochs=10, batch_size=64, block_size=128, target_modules=("c_attn",)
+    learning_rate=3e-3, epochs=2, batch_size=64, block_size=64, target_modules=("c_attn",)
 )
-"""Of the built-in corpus: about a minute on one core."""
+"""Of the built-in corpus."""
 BUILTIN_CONFIG_OF_NAMES = FinetuneConfig(
-    learning_rate=3e-3, epochs=20, batch_size=16, block_size=256, target_modules=("c_attn",)
+    learning_rate=3e-3, epochs=8, batch_size=16, block_size=128, target_modules=("c_attn",)
 )
 """The same where each topic gives one block only: there are some sixty."""
 EPSILON = 8.0  # the paper's
