@@ -85,8 +85,8 @@ def table1(
         dp: the DP-SGD adapter; None leaves its lines out.
         run: seed, state, progress.
         runs, queries: of the first part.
-        long: queries of the long run, 0 for none; None: the paper's number, at builtin scale as
-            many of them as the text has.
+        long: queries of the long run, 0 for none; None: the paper's number, at builtin scale
+            fewer (`queries_of`).
 
     Raises:
         ValueError: the text is too short.

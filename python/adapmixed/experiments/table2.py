@@ -63,7 +63,7 @@ def table2(inputs: Inputs, run: Run, *, queries: int | None = None) -> dict[str,
     Args:
         inputs: models and text.
         run: seed, state, progress.
-        queries: None: the paper's 9 728, at builtin scale as many of them as the text has.
+        queries: None: the paper's 9 728, at builtin scale fewer (`queries_of`).
 
     Raises:
         ValueError: the text is too short.
