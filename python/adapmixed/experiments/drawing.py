@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,15 @@ from adapmixed.report.style import (
     MARKERS,
     canvas,
     is_wide,
+    kind_legend,
     number_axis,
     stack_parts,
     svg_text,
 )
+from adapmixed.report.view import KIND_LABELS
 
 _FONT_SIZE = 8.0
+_WRAP = 26  # characters of a label's line
 _PARTS = ("mixing", "screening", "conversion")
 _SIDES = (("ours", "Ours"), ("paper", "The paper"))
 _KIND_WORDS = (
@@ -60,15 +64,19 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
     """Perplexity against ε, ours and the paper's side by side on axes of their own."""
     colours = {one["method"]: COLOURS[i % len(COLOURS)] for i, one in enumerate(rows)}
     sides = [side for side in _SIDES if any(_point(one, side[0]) for one in rows)]
-    with canvas(3.6, 1, len(sides)) as (figure, grid):
+    with canvas(3.9, 1, len(sides)) as (figure, grid):
         labels = []
         for axes, (side, words) in zip(getattr(grid, "flat", [grid]), sides, strict=True):
             labels.append((axes, _plot_side(axes, rows, side, colours)))
             axes.set_title(words)
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        kinds = {one[side]["kind"] for one in rows for side, _ in sides if one[side] is not None}
+        kind_legend(figure, kinds, loc="outside lower center")
         settle(figure)
         for axes, points in labels:
-            place_labels(axes, points, font_size=_FONT_SIZE)
+            words = [(textwrap.fill(name, _WRAP), x, y) for name, x, y in points]
+            inks = [colours[name] for name, _, _ in points]
+            place_labels(axes, words, font_size=_FONT_SIZE, colours=inks)
         svg = svg_text(figure, name, title)
     caption = f"Perplexity (lower is better), bars one standard deviation over runs. {_KIND_WORDS}"
     return Drawing(name, title, caption, svg)
@@ -134,16 +142,16 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
                 continue
             parts = {part: float(found[part]) for part in _PARTS}
             if all(map(math.isfinite, parts.values())):
-                kind = {"published": ", invalid", "fixed": ", fixed"}.get(found["kind"], "")
-                shown.append((f"{one['method']}{words}{kind}", parts))
-    with canvas(1.3 + 0.42 * len(shown)) as (figure, axes):
+                name = textwrap.fill(f"{one['method']}{words}", 32)
+                shown.append((f"{name}\n[{KIND_LABELS[found['kind']]}]", parts))
+    with canvas(1.3 + 0.5 * len(shown)) as (figure, axes):
         _, ends = stack_parts(axes, [parts for _, parts in shown])
         for line, end in enumerate(ends):
             axes.annotate(
                 f"ε = {end:.4g}", (end, line), (5, 0), textcoords="offset points", va="center",
                 fontsize=_FONT_SIZE,
             )  # fmt: skip
-        axes.set_yticks(range(len(shown)), [words for words, _ in shown])
+        axes.set_yticks(range(len(shown)), [words for words, _ in shown], fontsize=_FONT_SIZE)
         axes.invert_yaxis()
         axes.grid(False, axis="y")
         axes.set_xlim(0, 1.2 * max(ends))
@@ -153,7 +161,6 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
         svg = svg_text(figure, "table2-parts", title)
     caption = (
         "Mixing is the loss of the answers, screening the noisy test, conversion the price of "
-        "turning Rényi divergence into (ε, δ). Where nothing else is said ε is data-dependent and "
-        "ex-post."
+        "turning Rényi divergence into (ε, δ)."
     )
     return Drawing("table2-parts", title, caption, svg)

@@ -51,7 +51,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
             labels.append((axes, words, colours))
         figure.supxlabel("ε without its conversion, as a multiple of the reference's", fontsize=9)
         figure.supylabel("change of perplexity (%)", fontsize=9)
-        names = {"ours": _legend(result), "paper": "the paper, N = 100"}
+        names = {"ours": _legend(result), "paper": "the paper, N = 100 (both ε ex-post)"}
         figure.legend(
             handles.values(), [names[side] for side in handles],
             loc="outside upper center", ncols=2, handlelength=2.5,

@@ -15,9 +15,11 @@ from adapmixed.report.style import (
     LINE_STYLES,
     MARKERS,
     canvas,
+    kind_legend,
     number_axis,
     svg_text,
 )
+from adapmixed.report.view import KIND_LABELS
 
 _FONT_SIZE = 8.0
 _KINDS = (
@@ -60,7 +62,10 @@ def _models(rows: Sequence[Row]) -> Drawing:
             if None not in epsilons:
                 left.plot(counts, [float(value) for value in epsilons], **look)
             right.plot(
-                counts, [float(one["ours"]["perplexity"]) for one in mine], **look, label=name
+                counts,
+                [float(one["ours"]["perplexity"]) for one in mine],
+                **look,
+                label=name if kind == "none" else f"{name} (ε {KIND_LABELS[kind]})",
             )
         public = next(one["ours"]["perplexity"] for one in rows if one["method"] == PUBLIC)
         right.axhline(float(public), color=GREY, linestyle=(0, (2, 2)), linewidth=1.1, label=PUBLIC)
@@ -74,7 +79,7 @@ def _models(rows: Sequence[Row]) -> Drawing:
         left.set(title="privacy", ylabel="ε (nats)")
         right.set(title="quality", ylabel="perplexity")
         handles, labels = right.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, handlelength=3)
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, handlelength=3)
         svg = svg_text(figure, "studies-models", title)
     caption = f"Shards keep their size: fewer models have seen less text. {_KINDS}"
     return Drawing("studies-models", title, caption, svg)
@@ -147,6 +152,8 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
         axes.margins(x=0.18)
         axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
+        kinds = {one["ours"]["kind"] for one in rows}
+        kind_legend(figure, kinds, loc="outside lower center")
         settle(figure)
         place_labels(axes, words, font_size=_FONT_SIZE)
         svg = svg_text(figure, "studies-frontiers", title)
