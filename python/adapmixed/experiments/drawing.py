@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adapmixed.experiments.panels import draw_panels
+from adapmixed.experiments.paper import DP_SGD
 from adapmixed.experiments.studies.drawing import draw_studies
 from adapmixed.report.figures import Drawing
 from adapmixed.report.labels import place_labels, settle
@@ -78,7 +79,10 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
             inks = [colours[name] for name, _, _ in points]
             place_labels(axes, words, font_size=_FONT_SIZE, colours=inks)
         svg = svg_text(figure, name, title)
-    caption = f"Perplexity (lower is better), bars one standard deviation over runs. {_KIND_WORDS}"
+    caption = (
+        "Perplexity (lower is better), bars one standard deviation over runs. Hollow: a block of "
+        f"text is protected, not a shard. {_KIND_WORDS}"
+    )
     return Drawing(name, title, caption, svg)
 
 
@@ -104,6 +108,7 @@ def _plot_side(
         axes.errorbar(
             epsilon, perplexity, yerr=deviation or None, color=colour, elinewidth=1.0, capsize=2.5,
             marker=MARKERS.get(kind, "o"), markersize=7,
+            fillstyle="none" if one["method"] == DP_SGD else "full",
         )  # fmt: skip
         points.append((one["method"], epsilon, perplexity))
     values = [x for _, x, _ in points]

@@ -158,7 +158,7 @@ def _notes(
     elif dp.unit.startswith("block"):
         notes.append(
             f"DP-SGD protects one {dp.unit}, the ensembles' mechanisms a whole shard: the same ε "
-            "is a weaker promise there."
+            "is a weaker promise there (hollow in the figure)."
         )
     for part in parts:
         notes += _order_notes(rows, part.group)

@@ -50,7 +50,7 @@ def _heading(result: Mapping[str, Any], group: str) -> list[str]:
     if group in settings.get("panels", {}):
         return [f"({group}) {settings['panels'][group]['title']}"]
     title = settings.get("titles", {}).get(group, group)
-    return [title[0].upper() + title[1:]] if title else []
+    return [title] if title else []
 
 
 def _table(rows: Sequence[Row]) -> list[str]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.ticker import LogLocator
+
 from adapmixed.experiments.paper import PUBLIC
 from adapmixed.report.figures import Drawing
 from adapmixed.report.labels import place_labels, settle
@@ -95,6 +97,9 @@ def _screening(rows: Sequence[Row]) -> Drawing:
         )  # fmt: skip
         left.set_xscale("log")
         left.set(title="same bit without private models", xlabel="λ", ylabel="queries (%)")
+        least = min(100 * one["ours"]["equal_bits"] for one in rows)
+        left.set_ylim(max(0.0, least - 0.2 * (100 - least) - 1), 100.5)
+        number_axis(left.xaxis)
         number_axis(left.yaxis)
         for one, colour, marker in zip(rows, COLOURS, "osD^vP", strict=False):
             shares = one["ours"]["by_top_probability"]
@@ -118,10 +123,11 @@ def _screening(rows: Sequence[Row]) -> Drawing:
 
 
 def _frontiers(rows: Sequence[Row]) -> Drawing:
-    title = "Perplexity against ε at one unit of protection, a whole shard"
+    title = "Perplexity against ε, one whole shard protected"
     names = list(dict.fromkeys(one["method"] for one in rows))
     with canvas(4.3) as (figure, axes):
-        words = []
+        words: list[tuple[str, float, float]] = []
+        inks: list[str] = []
         colours = iter(COLOURS)
         for name in names:
             mine = [one["ours"] for one in rows if one["method"] == name]
@@ -139,23 +145,25 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
                 for one in mine
                 if math.isfinite(float(one["epsilon"]))
             )
+            colour = next(colours)
             kind, weaker = mine[0]["kind"], "block" in str(mine[0]["unit"])
             axes.plot(
-                [x for x, _ in points], [y for _, y in points], color=next(colours),
+                [x for x, _ in points], [y for _, y in points], color=colour,
                 linestyle=LINE_STYLES.get(kind, "-"), marker=MARKERS.get(kind, "o"), markersize=6,
                 fillstyle="none" if weaker else "full", linewidth=1.5,
             )  # fmt: skip
-            words += [("", x, y) for x, y in points[:-1]] + [
-                (name, *point) for point in points[-1:]
-            ]
+            label = f"{name} (hollow: weaker)" if weaker else name
+            words += [("", x, y) for x, y in points[:-1]] + [(label, *points[-1])]
+            inks += [colour] * len(points)
         axes.set_xscale("log")
-        axes.margins(x=0.18)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.margins(x=0.2)
         axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
         kinds = {one["ours"]["kind"] for one in rows}
         kind_legend(figure, kinds, loc="outside lower center")
         settle(figure)
-        place_labels(axes, words, font_size=_FONT_SIZE)
+        place_labels(axes, words, font_size=_FONT_SIZE, colours=inks)
         svg = svg_text(figure, "studies-frontiers", title)
     caption = (
         f"{_KINDS} A hollow mark protects a single block of text only, which is far less than the "

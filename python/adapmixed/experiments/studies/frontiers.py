@@ -22,12 +22,12 @@ from adapmixed.mechanisms import (
 from adapmixed.privacy.planner import plan
 
 GROUP = "frontiers"
-TITLE = "frontiers: perplexity against ε, one whole shard protected"
+TITLE = "Frontiers: perplexity against ε, one whole shard protected"
 NOTE = (
     "Frontiers: settings are planned from public numbers for the given ε, AdaPMixED's β is given "
-    "and its ε found afterwards. All ensembles protect one whole shard (zero-out; AdaPMixED: the "
-    "removal of a shard's model). DP-SGD of one topic protects a whole name, as a shard does; of "
-    "one block it protects far less, at the same ε."
+    "and its ε found afterwards, by the per-model rule. All ensembles protect one whole shard "
+    "(zero-out; AdaPMixED: the removal of a shard's model). DP-SGD of one topic protects a whole "
+    "name, as a shard does; of one block it protects far less, at the same ε."
 )
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LEAKAGES = (0.01, 0.02, 0.05, 0.1, 0.2)

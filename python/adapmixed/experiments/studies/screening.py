@@ -24,7 +24,7 @@ from adapmixed.privacy import Accountant, GaussianScreening
 from adapmixed.rng import SeededRandom
 
 GROUP = "screening"
-TITLE = "what the screening bit depends on"
+TITLE = "What the screening bit depends on"
 NOTE = (
     "Screening: 'same bit' is the share of queries whose bit stays the same, under the same noise, "
     "when the public model stands in for every private one. ε is what the screenings alone cost."
