@@ -75,9 +75,9 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
         kind_legend(figure, kinds, loc="outside lower center")
         settle(figure)
         for axes, points in labels:
-            words = [(textwrap.fill(name, _WRAP), x, y) for name, x, y in points]
+            wrapped = [(textwrap.fill(name, _WRAP), x, y) for name, x, y in points]
             inks = [colours[name] for name, _, _ in points]
-            place_labels(axes, words, font_size=_FONT_SIZE, colours=inks)
+            place_labels(axes, wrapped, font_size=_FONT_SIZE, colours=inks)
         svg = svg_text(figure, name, title)
     caption = (
         "Perplexity (lower is better), bars one standard deviation over runs. Hollow: a block of "
