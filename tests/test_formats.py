@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from adapmixed.evaluation import read_result, result_file
+from adapmixed.experiments import result as reproduction
+from adapmixed.experiments.outputs import write_outputs
+from adapmixed.experiments.tables import text
 from adapmixed.models import manifest
 from adapmixed.privacy import Ledger
 from adapmixed.privacy.ledger import records
@@ -22,6 +25,7 @@ KINDS = {
     "ensemble": (manifest.FORMAT_VERSION, ".json"),
     "report": (view.FORMAT_VERSION, ".json"),
     "evaluation": (result_file.FORMAT_VERSION, ".json"),
+    "reproduction": (reproduction.FORMAT_VERSION, ".json"),
     "ledger": (records.FORMAT_VERSION, ".sqlite"),
 }
 
@@ -85,3 +89,12 @@ def test_evaluations(path: Path) -> None:
     assert list(numbers) == list(expected)
     for name, pair in expected.items():
         assert numbers[name] == pytest.approx(pair, rel=1e-12)
+
+
+@pytest.mark.parametrize("path", sorted(FORMATS.glob("reproduction-*.json")), ids=lambda p: p.stem)
+def test_reproductions(path: Path, tmp_path: Path) -> None:
+    """Its table is printed and its figures are drawn again."""
+    result = reproduction.read_result(path)
+    printed = text(result)
+    assert "48.68" in printed and "0.924" in printed and "published, invalid" in printed
+    assert len(write_outputs(result, tmp_path)) == 4

@@ -35,7 +35,7 @@ DOORS: dict[str, set[str]] = {
     "generation": BELOW_EVALUATION,
     "evaluation": BELOW_EVALUATION | {"files"},
     "report": BELOW_REPORT,
-    "experiments": BELOW_REPORT,
+    "experiments": BELOW_REPORT | {"report", "files"},
     "audit": BELOW_REPORT,
     "integrations": BELOW_REPORT,
     "doctor": {"ext", "rng"},

@@ -60,8 +60,8 @@ def build_report(
         "format_version": FORMAT_VERSION,
         "methods": [_method(evaluation, public) for evaluation in evaluations],
         "sample": None if sample is None else _sample(sample),
-        "environment": _plain(environment, "environment"),
-        "config": _plain(config, "config"),
+        "environment": plain(environment, "environment"),
+        "config": plain(config, "config"),
     }
 
 
@@ -111,7 +111,7 @@ def _method(evaluation: "Evaluation", public: float | None) -> dict[str, object]
         "curve": _thin(evaluation.curve),
         "perplexities": _thin(evaluation.perplexities),
     }
-    return {key: _plain(value, f"{evaluation.name}.{key}") for key, value in entry.items()}
+    return {key: plain(value, f"{evaluation.name}.{key}") for key, value in entry.items()}
 
 
 def _change(perplexity: float, public: float | None) -> float | None:
@@ -136,11 +136,16 @@ def _sample(sample: Mapping[str, str]) -> dict[str, object]:
         raise ValueError("sample's 'guarantee' must be a sentence, got an empty string")
     if "kind" in sample and sample["kind"] not in KINDS:
         raise ValueError(f"sample's 'kind' must be one of {KINDS}, got {sample['kind']!r}")
-    return {key: _plain(value, f"sample.{key}") for key, value in sample.items()}
+    return {key: plain(value, f"sample.{key}") for key, value in sample.items()}
 
 
-def _plain(value: object, where: str) -> object:
-    """The value in JSON's own types; infinities become strings, NaN and other types raise."""
+def plain(value: object, where: str) -> object:
+    """The value in JSON's own types; infinities become strings, NaN and other types raise.
+
+    Args:
+        value: nested as liked.
+        where: what an error calls it.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -154,9 +159,9 @@ def _plain(value: object, where: str) -> object:
             raise ValueError(f"{where} must not be NaN")
         return number if math.isfinite(number) else str(number)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     raise ValueError(f"{where} must be a JSON value, got {type(value).__name__}")
 
 

@@ -56,49 +56,76 @@ def draw_references(axes: Any, methods: Sequence[Method]) -> list[Box]:
                 fontsize=_FONT_SIZE,
             )
         )
-    _settle(axes)
+    settle(axes.figure)
     return [_box(text) for text in texts]
 
 
 def label_points(axes: Any, methods: Sequence[Method], taken: Sequence[Box]) -> None:
-    """Names beside the points (ε, perplexity), each at the place that collides least.
+    """The methods' names beside their points (ε, perplexity); see :func:`place_labels`."""
+    points = [(short(m.name), m.epsilon, m.perplexity) for m in methods if m.epsilon is not None]
+    settle(axes.figure)
+    place_labels(axes, points, taken)
 
-    Greedy in the order of the methods: a place counts its overlaps with points, lines' names
-    (`taken`) and earlier names, and twice for leaving the axes; the first of the least wins.
+
+def place_labels(
+    axes: Any,
+    points: Sequence[tuple[str, float, float]],
+    taken: Sequence[Box] = (),
+    *,
+    font_size: float = _FONT_SIZE,
+    colours: Sequence[str] = (),
+) -> None:
+    """Words beside points (word, x, y), each at the place that collides least.
+
+    Greedy in their order: a place counts its overlaps with points, lines' names (`taken`) and
+    earlier words, and twice for leaving the axes; the first of the least wins. A point without a
+    word is kept free only.
+
+    Args:
+        axes: of a settled figure, finished but for the words.
+        points: in data units.
+        taken: boxes to keep free.
+        font_size: in points.
+        colours: of the words; empty: black.
     """
-    _settle(axes)
     boxes = list(taken)
-    for method in methods:
-        x, y = axes.transData.transform((method.epsilon, method.perplexity))
-        boxes.append((x - _POINT_RADIUS, y - _POINT_RADIUS, x + _POINT_RADIUS, y + _POINT_RADIUS))
+    radius = _POINT_RADIUS * font_size / _FONT_SIZE
+    for _, *at in points:
+        x, y = axes.transData.transform(at)
+        boxes.append((x - radius, y - radius, x + radius, y + radius))
     frame = _box(axes)
-    for method in methods:
+    for index, (word, *at) in enumerate(points):
+        if not word:
+            continue
         text = axes.annotate(
-            short(method.name),
-            (method.epsilon, method.perplexity),
+            word,
+            at,
             (0, 0),
             textcoords="offset points",
-            fontsize=_FONT_SIZE,
+            fontsize=font_size,
+            color=colours[index] if colours else "black",
         )
         best, least = _PLACES[0], math.inf
         for place in _PLACES:
-            _put(text, place)
+            _put(text, place, font_size / _FONT_SIZE)
             box = _box(text)
             cost = sum(_overlap(box, other) for other in boxes) + 2 * (not _inside(box, frame))
             if cost < least:
                 best, least = place, cost
-        _put(text, best)
+        _put(text, best, font_size / _FONT_SIZE)
         boxes.append(_box(text))
 
 
-def _put(text: Any, place: tuple[tuple[int, int], str, str]) -> None:
-    offset, horizontal, vertical = place
+def _put(text: Any, place: tuple[tuple[int, int], str, str], size: float) -> None:
+    (right, up), horizontal, vertical = place
+    offset = (right * size, up * size)
     text.set(position=offset, horizontalalignment=horizontal, verticalalignment=vertical)
 
 
-def _settle(axes: Any) -> None:
-    """Runs the layout, on which all pixel positions depend."""
-    axes.figure.draw_without_rendering()
+def settle(figure: Any) -> None:
+    """Runs the layout, on which all pixel positions depend, and lets it stay as it is."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
 
 
 def _box(artist: Any) -> Box:

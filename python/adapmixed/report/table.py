@@ -53,9 +53,7 @@ def table(report: Mapping[str, object]) -> str:
                 format_rate(method.tokens_per_second),
             ]
         )
-    widths = [max(_width(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = [_line(row, widths) for row in rows]
-    lines.insert(1, _GAP.join("─" * width for width in widths))
+    lines = aligned(rows, [number for _, number in _COLUMNS])
     for method in methods:
         sentence = f"{_printable(method.name)}: {_printable(method.guarantee)}"
         lines.append("")
@@ -65,12 +63,23 @@ def table(report: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = []
-    for text, width, (_, number) in zip(row, widths, _COLUMNS, strict=True):
-        space = " " * (width - _width(text))
-        cells.append(space + text if number else text + space)
-    return _GAP.join(cells).rstrip()
+def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
+    """Lines of a table: the first row is its head, which a rule follows.
+
+    Args:
+        rows: cells; each row as long as `numbers`.
+        numbers: whether a column holds numbers, which stand on the right.
+    """
+    widths = [max(_width(row[i]) for row in rows) for i in range(len(numbers))]
+    lines = []
+    for row in rows:
+        cells = []
+        for text, width, number in zip(row, widths, numbers, strict=True):
+            space = " " * (width - _width(text))
+            cells.append(space + text if number else text + space)
+        lines.append(_GAP.join(cells).rstrip())
+    lines.insert(1, _GAP.join("─" * width for width in widths))
+    return lines
 
 
 def _width(text: str) -> int:

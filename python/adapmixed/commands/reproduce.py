@@ -1,0 +1,168 @@
+"""``adapmixed reproduce``: the paper's tables and figures with built-in models or one's own."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapmixed.commands.options import (
+    PRESETS,
+    check_output,
+    default_value,
+    progress_bar,
+    quiet_libraries,
+)
+
+if TYPE_CHECKING:
+    from adapmixed.experiments.dp_adapter import DPAdapter
+    from adapmixed.experiments.inputs import Inputs
+    from adapmixed.experiments.measure import Run
+
+EXPERIMENTS = ("table1", "table2", "figure2", "studies")
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "reproduce",
+        help="the paper's tables and figures, its numbers beside ours",
+        description="Runs an experiment of the paper, prints its numbers beside ours, and writes "
+        "JSON, CSV and SVG. A run that was killed goes on where it was. Results are for the "
+        "operator: perplexities and data-dependent ε are functions of the private data.",
+    )
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument(
+        "--dataset", choices=PRESETS, default=PRESETS[0], help="whose settings and numbers"
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("builtin", "full"),
+        default="builtin",
+        help="builtin: the models and text that come along; full: your own, as in the paper",
+    )
+    parser.add_argument("--out", type=Path, default=Path("reproduction"), help="folder")
+    parser.add_argument("--seed", type=int, default=0, help="of the evaluation's randomness")
+    group = parser.add_argument_group("how much (defaults: the paper's)")
+    group.add_argument("--queries", type=int, help="of one run")
+    group.add_argument("--runs", type=int, help="table1: runs of its first part (8)")
+    group.add_argument("--long-queries", type=int, help="table1: of its long run; 0: none")
+    group = parser.add_argument_group("inputs of --scale full")
+    group.add_argument("--base", help="public model: folder or hub name (gpt2)")
+    group.add_argument("--ensemble", type=Path, help="ensemble folder of 'adapmixed train'")
+    group.add_argument("--text", help="test text: file, folder or hub:NAME (of wikitext-103)")
+    group.add_argument("--text-column", help="of rows (text)")
+    group.add_argument("--split", help="of a hub data set (test)")
+    group.add_argument("--config", help="of a hub data set")
+    group = parser.add_argument_group("DP-SGD (table1, studies)")
+    group.add_argument(
+        "--dp-adapter", type=Path, help="folder of 'adapmixed train --dp-sgd' (builtin: trained)"
+    )
+    group.add_argument("--without-dp-sgd", action="store_true", help="leave its lines out")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the experiment, prints its tables, writes its files."""
+    started = time.perf_counter()
+    _refuse(arguments)
+    quiet_libraries()
+    from adapmixed.experiments.inputs import Sources, load_inputs
+    from adapmixed.experiments.measure import Run
+    from adapmixed.experiments.outputs import write_outputs
+    from adapmixed.experiments.tables import text
+
+    names = ("dataset", "scale", "base", "ensemble", "text", "text_column", "split", "config")
+    sources = Sources(**{name: getattr(arguments, name) for name in names})
+    check_output(arguments.out, folder=True)
+    inputs = load_inputs(sources, most=_most_tokens(arguments))
+    update, close = progress_bar(0, "token")
+    # At builtin scale an experiment takes minutes and is begun anew.
+    keep = arguments.out if sources.scale == "full" else None
+    result = _experiment(arguments, inputs, Run(arguments.seed, keep, update))
+    close()
+    print(text(result))
+    for path in write_outputs(result, arguments.out):
+        print(f"wrote {path}")
+    print(f"took {time.perf_counter() - started:.0f} s")
+    return 0
+
+
+def _experiment(arguments: argparse.Namespace, inputs: "Inputs", run: "Run") -> dict[str, Any]:
+    from adapmixed.experiments.figure2 import figure2
+    from adapmixed.experiments.studies import studies
+    from adapmixed.experiments.table1 import table1
+    from adapmixed.experiments.table2 import table2
+
+    given = {} if arguments.queries is None else {"queries": arguments.queries}
+    if arguments.experiment == "table2":
+        return table2(inputs, run, **given)
+    if arguments.experiment == "figure2":
+        return figure2(inputs, run, **given)
+    if arguments.experiment == "studies":
+        return studies(inputs, run, _dp_adapters(arguments, inputs, (None, 1)), **given)
+    if arguments.runs is not None:
+        given["runs"] = arguments.runs
+    return table1(inputs, _dp_adapter(arguments, inputs), run, long=arguments.long_queries, **given)
+
+
+def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter | None":
+    """The adapter that protects single blocks, as the paper's does."""
+    found = _dp_adapters(arguments, inputs, (None,))
+    return found[0] if found else None
+
+
+def _dp_adapters(
+    arguments: argparse.Namespace, inputs: "Inputs", blocks: "tuple[int | None, ...]"
+) -> "list[DPAdapter]":
+    """The given adapter, or at builtin scale one trained for each number of blocks of a name."""
+    from adapmixed.experiments.dp_adapter import builtin_dp_adapter, read_dp_adapter
+
+    if arguments.without_dp_sgd:
+        return []
+    if arguments.dp_adapter is not None:
+        return [read_dp_adapter(arguments.dp_adapter)]
+    if arguments.scale == "full":
+        raise ValueError(
+            "--dp-adapter must be given at --scale full ('adapmixed train --dp-sgd' writes it), "
+            "or --without-dp-sgd"
+        )
+    found = []
+    for count in blocks:
+        update, close = progress_bar(0, "step")
+        folder = arguments.out / f"dp-sgd-builtin-{'block' if count is None else 'topic'}"
+        base = inputs.sources.public_model
+        found.append(builtin_dp_adapter(folder, base, blocks_per_identifier=count, progress=update))
+        close()
+    return found
+
+
+def _refuse(arguments: argparse.Namespace) -> None:
+    """Options of another experiment."""
+    applies = {
+        "runs": ("table1",),
+        "long_queries": ("table1",),
+        "dp_adapter": ("table1", "studies"),
+        "without_dp_sgd": ("table1", "studies"),
+    }
+    for name, experiments in applies.items():
+        value = getattr(arguments, name)
+        if value not in (None, False) and arguments.experiment not in experiments:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} does not apply to {arguments.experiment}, got {value}")
+    if arguments.without_dp_sgd and arguments.dp_adapter is not None:
+        raise ValueError(f"--without-dp-sgd excludes --dp-adapter, got {arguments.dp_adapter}")
+
+
+def _most_tokens(arguments: argparse.Namespace) -> int:
+    """Tokens that suffice for the queries: a text of gigabytes need not be read to its end."""
+    from adapmixed.experiments.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
+
+    paper = {"table1": RUN_QUERIES, "table2": TABLE_2_QUERIES}
+    one: int = default_value(arguments.queries, paper.get(arguments.experiment, RUN_QUERIES))
+    runs: int = 1
+    long: int = 0
+    if arguments.experiment == "table1":
+        runs = default_value(arguments.runs, RUNS)
+        long = default_value(arguments.long_queries, LONG_QUERIES[arguments.dataset])
+    # Whole blocks, of which each leaves one token unscored; a block has 512 tokens at most.
+    return max(runs * (2 * one + 512), 2 * long + 512)

@@ -1,0 +1,30 @@
+"""What a result is written as: JSON, CSV, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adapmixed.experiments.drawing import draw
+from adapmixed.experiments.result import csv_text, write_result
+from adapmixed.files import write_file
+
+
+def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Writes NAME.json, NAME.csv and an SVG for every figure; NAME has experiment and data set.
+
+    Everything but the JSON follows from it alone.
+
+    Returns:
+        the files.
+    """
+    stem = f"{result['experiment']}-{result['inputs']['dataset']}"
+    paths = [folder / f"{stem}.json", folder / f"{stem}.csv"]
+    write_result(result, paths[0])
+    write_file(paths[1], csv_text(result).encode())
+    for drawing in draw(result):
+        suffix = drawing.name.removeprefix(result["experiment"])
+        paths.append(folder / f"{stem}{suffix}.svg")
+        write_file(paths[-1], (drawing.svg + "\n").encode())
+    return paths

@@ -1,0 +1,172 @@
+"""The figures of the studies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.ticker import LogLocator
+
+from adapmixed.experiments.paper import PUBLIC
+from adapmixed.report.figures import Drawing
+from adapmixed.report.labels import place_labels, settle
+from adapmixed.report.style import (
+    COLOURS,
+    GREY,
+    LINE_STYLES,
+    MARKERS,
+    canvas,
+    kind_legend,
+    number_axis,
+    svg_text,
+)
+from adapmixed.report.view import KIND_LABELS
+
+_FONT_SIZE = 8.0
+_KINDS = (
+    "Circles and solid lines are fixed guarantees, diamonds and dashed lines data-dependent, "
+    "ex-post values: the same ε is not the same promise."
+)
+
+Row = Mapping[str, Any]
+
+
+def draw_studies(result: Mapping[str, Any]) -> list[Drawing]:
+    """One figure for each study."""
+    groups = {
+        group: [one for one in result["rows"] if one["group"] == group]
+        for group in result["settings"]["titles"]
+    }
+    return [
+        _models(groups["models"]),
+        _screening(groups["screening"]),
+        _frontiers(groups["frontiers"]),
+    ]
+
+
+def _models(rows: Sequence[Row]) -> Drawing:
+    title = "ε and perplexity against the number of models"
+    names = list(dict.fromkeys(one["method"] for one in rows if one["label"]))
+    with canvas(3.7, 1, 2) as (figure, (left, right)):
+        for name, colour in zip(names, COLOURS, strict=False):
+            mine = [one for one in rows if one["method"] == name]
+            counts = [one["ours"]["num_models"] for one in mine]
+            kind = mine[0]["ours"]["kind"]
+            look = {
+                "color": colour,
+                "linestyle": LINE_STYLES.get(kind, "-"),
+                "marker": MARKERS.get(kind, "s"),
+                "markersize": 5,
+                "linewidth": 1.4,
+            }
+            epsilons = [one["ours"]["epsilon"] for one in mine]
+            if None not in epsilons:
+                left.plot(counts, [float(value) for value in epsilons], **look)
+            right.plot(
+                counts,
+                [float(one["ours"]["perplexity"]) for one in mine],
+                **look,
+                label=name if kind == "none" else f"{name} (ε {KIND_LABELS[kind]})",
+            )
+        public = next(one["ours"]["perplexity"] for one in rows if one["method"] == PUBLIC)
+        right.axhline(float(public), color=GREY, linestyle=(0, (2, 2)), linewidth=1.1, label=PUBLIC)
+        left.set_yscale("log")
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(counts)
+            number_axis(axes.xaxis)
+            number_axis(axes.yaxis)
+            axes.set_xlabel("models N")
+        left.set(title="privacy", ylabel="ε (nats)")
+        right.set(title="quality", ylabel="perplexity")
+        handles, labels = right.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, handlelength=3)
+        svg = svg_text(figure, "studies-models", title)
+    caption = f"Shards keep their size: fewer models have seen less text. {_KINDS}"
+    return Drawing("studies-models", title, caption, svg)
+
+
+def _screening(rows: Sequence[Row]) -> Drawing:
+    title = "What the screening bit depends on"
+    with canvas(3.5, 1, 2) as (figure, (left, right)):
+        weights = [one["ours"]["screen_weight"] for one in rows]
+        left.plot(
+            weights, [100 * one["ours"]["equal_bits"] for one in rows],
+            color=COLOURS[0], marker="o", markersize=5, linewidth=1.4,
+        )  # fmt: skip
+        left.set_xscale("log")
+        left.set(title="same bit without private models", xlabel="λ", ylabel="queries (%)")
+        least = min(100 * one["ours"]["equal_bits"] for one in rows)
+        left.set_ylim(max(0.0, least - 0.2 * (100 - least) - 1), 100.5)
+        number_axis(left.xaxis)
+        number_axis(left.yaxis)
+        for one, colour, marker in zip(rows, COLOURS, "osD^vP", strict=False):
+            shares = one["ours"]["by_top_probability"]
+            middles = [(i + 0.5) / len(shares) for i in range(len(shares))]
+            points = [(x, 100 * y) for x, y in zip(middles, shares, strict=True) if y is not None]
+            right.plot(
+                [x for x, _ in points], [y for _, y in points], color=colour, marker=marker,
+                markersize=4.5, linewidth=1.2, label=one["label"],
+            )  # fmt: skip
+        right.set(
+            title="screened queries", xlabel="largest public probability", ylabel="screened (%)"
+        )
+        right.set_xlim(0, 1)
+        right.legend(handlelength=2.5)
+        svg = svg_text(figure, "studies-screening", title)
+    caption = (
+        "Left: share of queries whose bit stays the same, under the same noise, when the public "
+        "model replaces every private one. Right: share screened by how sure the public model is."
+    )
+    return Drawing("studies-screening", title, caption, svg)
+
+
+def _frontiers(rows: Sequence[Row]) -> Drawing:
+    title = "Perplexity against ε, one whole shard protected"
+    names = list(dict.fromkeys(one["method"] for one in rows))
+    with canvas(4.3) as (figure, axes):
+        words: list[tuple[str, float, float]] = []
+        inks: list[str] = []
+        colours = iter(COLOURS)
+        for name in names:
+            mine = [one["ours"] for one in rows if one["method"] == name]
+            level = float(mine[0]["perplexity"])
+            if mine[0]["kind"] in ("public", "none"):
+                axes.axhline(level, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
+                axes.annotate(
+                    name, (0.995, level), (0, 2), ha="right",
+                    xycoords=("axes fraction", "data"), textcoords="offset points",
+                    fontsize=_FONT_SIZE, color=GREY,
+                )  # fmt: skip
+                continue
+            points = sorted(
+                (float(one["epsilon"]), float(one["perplexity"]))
+                for one in mine
+                if math.isfinite(float(one["epsilon"]))
+            )
+            colour = next(colours)
+            kind, weaker = mine[0]["kind"], "block" in str(mine[0]["unit"])
+            axes.plot(
+                [x for x, _ in points], [y for _, y in points], color=colour,
+                linestyle=LINE_STYLES.get(kind, "-"), marker=MARKERS.get(kind, "o"), markersize=6,
+                fillstyle="none" if weaker else "full", linewidth=1.5,
+            )  # fmt: skip
+            label = f"{name} (hollow: weaker)" if weaker else name
+            words += [("", x, y) for x, y in points[:-1]] + [(label, *points[-1])]
+            inks += [colour] * len(points)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.margins(x=0.2)
+        axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
+        number_axis(axes.xaxis)
+        kinds = {one["ours"]["kind"] for one in rows}
+        kind_legend(figure, kinds, loc="outside lower center")
+        settle(figure)
+        place_labels(axes, words, font_size=_FONT_SIZE, colours=inks)
+        svg = svg_text(figure, "studies-frontiers", title)
+    caption = (
+        f"{_KINDS} A hollow mark protects a single block of text only, which is far less than the "
+        "shard or the whole topic of the others."
+    )
+    return Drawing("studies-frontiers", title, caption, svg)

@@ -1,0 +1,144 @@
+"""What the screening bit depends on: the private models, or how peaked the public one is.
+
+Every query is screened twice with the same noise: with the private models, and with every one of
+them replaced by the public model (`screen="public"`). Where the bits agree, screening has told
+nothing of the private models that q and the noise do not tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES
+from adapmixed.evaluation import plan
+from adapmixed.experiments.inputs import Inputs
+from adapmixed.experiments.measure import Run
+from adapmixed.experiments.paper import DELTA
+from adapmixed.experiments.result import row
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed.privacy import Accountant, GaussianScreening
+from adapmixed.rng import SeededRandom
+
+GROUP = "screening"
+TITLE = "What the screening bit depends on"
+NOTE = (
+    "Screening: 'same bit' is the share of queries whose bit stays the same, under the same noise, "
+    "when the public model stands in for every private one. ε is what the screenings alone cost."
+)
+WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""λ_s that are tried besides the preset's, at its σ."""
+BANDS = 5
+"""Bands of the public model's largest probability, from 0 to 1."""
+_POSITIONS = 64  # of one call
+
+
+@dataclass
+class _Counts:
+    """Of one λ_s."""
+
+    screened: int = 0
+    equal: int = 0
+    by_band: Tensor = field(default_factory=lambda: torch.zeros(BANDS, dtype=torch.int64))
+
+
+def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
+    """A line for every λ_s, labelled by it."""
+    preset = AdaPMixED.preset(inputs.sources.dataset)
+    weights = sorted({preset.screen_weight, *WEIGHTS})
+    counts = {weight: _Counts() for weight in weights}
+    in_band = torch.zeros(BANDS, dtype=torch.int64)
+    rng = SeededRandom(run.seed).child("screening")
+    windows, _ = plan(inputs.tokens, inputs.ensemble.max_positions, None, queries)
+    done = 0
+    for window in windows:
+        ids = torch.tensor([inputs.tokens[window.start : window.stop - 1]])
+        chunks = inputs.ensemble.iter_logits(
+            ids.to(inputs.ensemble.device), memory_bytes=DEFAULT_MEMORY_BYTES
+        )
+        for _, private, public in chunks:
+            for first in range(0, public.shape[1], _POSITIONS):
+                part = slice(first, first + _POSITIONS)
+                q = public[0, part]
+                bands = _bands(q)
+                in_band += torch.bincount(bands, minlength=BANDS)
+                noise = ops.gaussian(
+                    (len(q), min(preset.top_k, q.shape[1])), sigma=preset.sigma, rng=rng
+                )
+                for weight, count in counts.items():
+                    _count(
+                        count,
+                        private[:, 0, part],
+                        q,
+                        noise,
+                        replace(preset, screen_weight=weight),
+                        bands,
+                    )
+                done += len(q)
+                if run.progress is not None:
+                    run.progress(done, queries)
+    return [
+        row(
+            "AdaPMixED's screening",
+            _ours(weight, count, in_band, preset, inputs.ensemble.num_models, queries),
+            group=GROUP,
+            label=f"λ = {weight:g}",
+        )
+        for weight, count in counts.items()
+    ]
+
+
+def _bands(public_logits: Tensor) -> Tensor:
+    """(B,) int64: the band of the largest public probability."""
+    largest = public_logits.double().softmax(-1).amax(-1).cpu()
+    return (largest * BANDS).long().clamp(max=BANDS - 1)
+
+
+def _count(
+    count: _Counts, private: Tensor, q: Tensor, noise: Tensor, settings: AdaPMixED, bands: Tensor
+) -> None:
+    bits = []
+    for weight in (settings.screen_weight, 0.0):
+        screening = ops.screen(
+            private, q, noise.to(q.device), weight=weight, order=settings.order,
+            threshold=settings.threshold, top_k=noise.shape[1],
+        )  # fmt: skip
+        bits.append(screening.check().passed.cpu())
+    count.screened += int((~bits[0]).sum())
+    count.equal += int((bits[0] == bits[1]).sum())
+    count.by_band += torch.bincount(bands[~bits[0]], minlength=BANDS)
+
+
+def _ours(
+    weight: float,
+    count: _Counts,
+    in_band: Tensor,
+    preset: AdaPMixED,
+    num_models: int,
+    queries: int,
+) -> dict[str, object]:
+    accountant = Accountant(DELTA)
+    accountant.add(GaussianScreening(num_models, queries, weight, preset.sigma))
+    guarantee = accountant.epsilon()
+    shares = [
+        None if of == 0 else found / of
+        for found, of in zip(count.by_band.tolist(), in_band.tolist(), strict=True)
+    ]
+    return {
+        "queries": queries,
+        "runs": 1,
+        "epsilon": guarantee.epsilon,
+        "delta": DELTA,
+        "kind": guarantee.kind,
+        "guarantee": str(guarantee),
+        "unit": guarantee.unit,
+        "screen_weight": weight,
+        "screened": count.screened,
+        "equal_bits": count.equal / queries,
+        "by_top_probability": shares,
+        "queries_by_top_probability": in_band.tolist(),
+        "mechanism": repr(replace(preset, screen_weight=weight)),
+    }

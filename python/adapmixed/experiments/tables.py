@@ -1,0 +1,142 @@
+"""A result as text for a terminal: our numbers with the paper's beside them, then the notes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from adapmixed.report import aligned
+from adapmixed.report.view import KIND_LABELS, MISSING, format_perplexity, show_epsilon
+
+_WIDTH = 100
+_PARTS = ("mixing", "screening", "conversion", "total")
+_TITLES = {
+    "table1": "Table 1: perplexity and privacy",
+    "table2": "Table 2: screening and data-dependent analysis",
+    "figure2": "Figure 2: one setting of AdaPMixED varied at a time",
+    "studies": "Studies that the paper does not have",
+}
+KINDS = (
+    "Guarantees: 'fixed' holds beforehand and may be published; 'data-dependent, ex-post' depends "
+    "on the private data, is the operator's and no (ε, δ) with a constant ε; 'published, invalid' "
+    "is what an invalid bound claims: no guarantee."
+)
+
+Row = Mapping[str, Any]
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """The tables of a result and its notes; ε in nats, "-" where a number does not exist."""
+    inputs = result["inputs"]
+    lines = [
+        f"{_TITLES[result['experiment']]} ({inputs['dataset']}, scale {inputs['scale']}, "
+        f"{inputs['num_models']} models, δ = {result['settings']['delta']:g})"
+    ]
+    groups = list(dict.fromkeys(one["group"] for one in result["rows"]))
+    for group in groups:
+        rows = [one for one in result["rows"] if one["group"] == group]
+        lines += ["", *_heading(result, group), *_table(rows)]
+        if any(_parts(one["paper"]) for one in rows):
+            lines += ["", "Parts of ε:", *_breakdown(rows)]
+    lines.append("")
+    for note in [KINDS, *result["notes"]]:
+        lines += textwrap.wrap(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _heading(result: Mapping[str, Any], group: str) -> list[str]:
+    settings = result["settings"]
+    if group in settings.get("panels", {}):
+        return [f"({group}) {settings['panels'][group]['title']}"]
+    title = settings.get("titles", {}).get(group, group)
+    return [title] if title else []
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    labelled = any(one["label"] for one in rows)
+    compared = any(one["paper"] for one in rows)
+    screened = any(_count(one, side) for one in rows for side in ("ours", "paper"))
+    columns: list[tuple[str, bool, Any]] = [
+        ("setting", False, lambda one: one["label"])
+        if labelled and len({one["method"] for one in rows}) == 1
+        else ("method", False, lambda one: f"{one['method']} {one['label']}".strip()),
+        ("ε", True, lambda one: _epsilon(one["ours"])),
+        ("perplexity", True, lambda one: _perplexity(one["ours"])),
+    ]
+    if screened:
+        columns.append(("screened", True, lambda one: _screened(one, "ours")))
+    if any((one["ours"] or {}).get("equal_bits") is not None for one in rows):
+        columns.append(("same bit", True, lambda one: f"{100 * one['ours']['equal_bits']:.2f}%"))
+    columns += [
+        ("guarantee", False, lambda one: _kind(one["ours"])),
+        ("of one", False, lambda one: _unit(one["ours"])),
+    ]
+    if compared:
+        columns += [
+            ("paper: ε", True, lambda one: _epsilon(one["paper"])),
+            ("perplexity", True, lambda one: _perplexity(one["paper"])),
+        ]
+        if screened:
+            columns.append(("screened", True, lambda one: _screened(one, "paper")))
+        columns.append(("guarantee", False, lambda one: _kind(one["paper"])))
+    cells = [[title for title, _, _ in columns]]
+    cells += [[str(show(one)) for _, _, show in columns] for one in rows]
+    return aligned(cells, [number for _, number, _ in columns])
+
+
+def _breakdown(rows: Iterable[Row]) -> list[str]:
+    cells = [["method", *_PARTS]]
+    for one in rows:
+        for side, name in (("ours", one["method"]), ("paper", f"{one['method']} (paper)")):
+            parts = _parts(one[side])
+            if parts:
+                cells.append([name, *(f"{parts[part]:.4g}" for part in _PARTS)])
+    return aligned(cells, [False, True, True, True, True])
+
+
+def _parts(side: Mapping[str, Any] | None) -> dict[str, float]:
+    """The parts of ε, where they are there."""
+    if side is None or any(side.get(part) is None for part in _PARTS):
+        return {}
+    return {part: float(side[part]) for part in _PARTS}
+
+
+def _epsilon(side: Mapping[str, Any] | None) -> str:
+    if side is None or side.get("epsilon") is None:
+        return MISSING
+    if "place" in side:
+        return f"{float(side['epsilon']):g}"  # as the paper prints it
+    deviation = side.get("epsilon_deviation")
+    spread = f" ± {float(deviation):.2g}" if deviation else ""
+    return show_epsilon(float(side["epsilon"])) + spread
+
+
+def _perplexity(side: Mapping[str, Any] | None) -> str:
+    if side is None or side.get("perplexity") is None:
+        return MISSING
+    deviation = side.get("perplexity_deviation")
+    spread = "" if deviation is None else f" ± {float(deviation):.2f}"
+    return format_perplexity(float(side["perplexity"])) + spread
+
+
+def _count(one: Row, side: str) -> float:
+    found = one[side]
+    return 0.0 if found is None or found.get("screened") is None else float(found["screened"])
+
+
+def _screened(one: Row, side: str) -> str:
+    found = one[side]
+    if found is None or found.get("screened") is None:
+        return MISSING
+    return f"{_count(one, side):,.4g}" if _count(one, side) < 1e4 else f"{_count(one, side):,.0f}"
+
+
+def _kind(side: Mapping[str, Any] | None) -> str:
+    return MISSING if side is None else KIND_LABELS.get(side["kind"], side["kind"])
+
+
+def _unit(side: Mapping[str, Any] | None) -> str:
+    if side is None or side["kind"] in ("public", "none"):
+        return MISSING
+    return str(side["unit"])

@@ -1,0 +1,122 @@
+"""The look of every figure: colours, marks for the kinds of guarantee, paper size, SVG as text.
+
+Importing this module imports matplotlib. Figures are self-contained SVG elements, the same bytes
+for the same input, legible in print: kinds differ in shape and dash as well as in colour.
+"""
+
+import io
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from adapmixed.report.view import KIND_LABELS
+
+# Okabe and Ito's palette without its yellow, which is lost on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINE_STYLES = {"fixed": "-", "data-dependent, ex-post": (0, (4, 1.6)), "published": (0, (1, 1.6))}
+MARKERS = {"fixed": "o", "data-dependent, ex-post": "D", "published": "X"}
+GREY = "#555555"
+_PARTS = (
+    ("mixing", "#0072B2", ""),
+    ("screening", "#D55E00", "////"),
+    ("conversion", "#BBBBBB", ""),
+)
+_SETTINGS: Mapping[str, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.7,
+    "hatch.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.handlelength": 4.5,
+    "lines.linewidth": 2.0,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "adapmixed",
+    # Names are the user's: a dollar sign in one is no formula.
+    "text.parse_math": False,
+}
+_WIDTH = 7.2  # inches
+_LOG_RATIO = 30.0  # a linear axis hides values that lie further apart
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Whether a linear axis would hide some of these values, all > 0."""
+    return max(values) > _LOG_RATIO * min(values)
+
+
+def number_axis(axis: Any) -> None:
+    """Plain numbers at the major ticks, nothing at the minor ones."""
+    axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    axis.set_minor_formatter(lambda value, _: "")
+
+
+@contextmanager
+def canvas(height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
+    """A figure of the given height in inches with one pair of axes, or an array of them.
+
+    Drawing and saving both happen inside: the user's own matplotlib settings neither change the
+    figure nor are changed.
+    """
+    with style.context(["default", dict(_SETTINGS)]):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(rows, columns)
+
+
+def kind_legend(figure: Figure, kinds: Collection[str], **settings: Any) -> None:
+    """What the marks of the kinds of guarantee in a figure mean."""
+    shown = [kind for kind in MARKERS if kind in kinds]
+    handles = [
+        Line2D([], [], color=GREY, marker=MARKERS[kind], linestyle="none", markersize=6)
+        for kind in shown
+    ]
+    words = [f"ε {KIND_LABELS[kind]}" for kind in shown]
+    figure.legend(handles, words, ncols=len(shown), handlelength=1.2, **settings)
+
+
+def stack_parts(axes: Any, breakdowns: Sequence[Mapping[str, float]]) -> tuple[float, list[float]]:
+    """One horizontal bar for each ε, made of its parts.
+
+    Returns:
+        (the lowest start, the end of each bar): a conversion at large δ can be below 0.
+    """
+    ends = [0.0] * len(breakdowns)  # of the parts above 0
+    starts = [0.0] * len(breakdowns)  # of the parts below 0
+    for part, colour, hatch in _PARTS:
+        widths = [parts.get(part, 0.0) for parts in breakdowns]
+        lefts = [(s if w < 0 else e) for w, s, e in zip(widths, starts, ends, strict=True)]
+        axes.barh(
+            range(len(breakdowns)), widths, 0.6, lefts,
+            color=colour, edgecolor="white", linewidth=0.8, hatch=hatch, label=part,
+        )  # fmt: skip
+        ends = [e + max(w, 0.0) for e, w in zip(ends, widths, strict=True)]
+        starts = [s + min(w, 0.0) for s, w in zip(starts, widths, strict=True)]
+    return min(starts), ends
+
+
+def svg_text(figure: Figure, name: str, title: str) -> str:
+    """The <svg> element: ids made unique in the page, size left to it, and a name to read out."""
+    buffer = io.StringIO()
+    # Without these there is no block of metadata: no date, no address of a vocabulary.
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=nothing)
+    text = buffer.getvalue()
+    # Glyphs come with comments that spell the text out; they are no part of the drawing.
+    text = re.sub(r"<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r'^<svg([^>]*?) width="[^"]*" height="[^"]*"', r"<svg\1", text)
+    return text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1).strip()

@@ -1,0 +1,318 @@
+"""The paper's tables and figures: its numbers, what runs beside them, what a result file holds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_ensemble import FakeEnsemble
+
+from adapmixed.evaluation import evaluate
+from adapmixed.experiments import paper
+from adapmixed.experiments.dp_adapter import DPAdapter
+from adapmixed.experiments.figure2 import figure2, mechanism_of, settings
+from adapmixed.experiments.inputs import Inputs, Sources
+from adapmixed.experiments.measure import Run
+from adapmixed.experiments.members import FirstMembers, sizes
+from adapmixed.experiments.outputs import write_outputs
+from adapmixed.experiments.panels import _joined, relative
+from adapmixed.experiments.result import read_result
+from adapmixed.experiments.studies import frontiers, screening, studies
+from adapmixed.experiments.table1 import DP_SGD, METHODS, PER_MODEL, PUBLISHED, table1
+from adapmixed.experiments.table2 import table2
+from adapmixed.experiments.tables import text
+from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly
+from adapmixed.privacy import c_alpha
+from adapmixed.report.labels import settle
+from adapmixed.report.style import canvas
+from adapmixed.rng import SeededRandom
+
+PRESET = AdaPMixED.preset("wikitext-103")
+
+
+def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
+    """A small ensemble in the place of the built-in one."""
+    generator = torch.Generator().manual_seed(3)
+    stream = torch.randint(0, 7, (tokens,), generator=generator).tolist()
+    ensemble: Any = FakeEnsemble(models, spread=0.3, max_positions=32)
+    return Inputs(Sources(**sources), ensemble, tuple(stream), "random")
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, Any]]:
+    """Every experiment once, small."""
+    given, run = inputs(), Run()
+    return {
+        "table1": table1(given, None, run, runs=3, queries=40, long=100),
+        "table2": table2(given, run, queries=120),
+        "figure2": figure2(inputs(20), run, queries=24),
+    }
+
+
+def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
+    return [one for one in result["rows"] if one["method"] == method]
+
+
+# The paper's numbers.
+
+
+def test_the_parts_of_table_2_are_its_total() -> None:
+    parts = dict(paper.TABLE_2B)
+    total = parts.pop("total")
+    assert math.fsum(parts.values()) == pytest.approx(total, abs=1.5e-3)  # printed to 3 digits
+    assert parts["conversion"] == pytest.approx(c_alpha(18.0, paper.DELTA), abs=5e-4)
+    assert next(r for r in paper.TABLE_2A if r.method == paper.ADAPMIXED).epsilon == total
+
+
+def test_the_panels_share_the_preset() -> None:
+    assert [panel.letter for panel in paper.FIGURE_2] == list("abcdef")
+    assert [len(panel.points) for panel in paper.FIGURE_2] == [5, 5, 5, 5, 4, 5]
+    for panel in paper.FIGURE_2:
+        (anchor,) = (point for point in panel.points if point.label == panel.anchor)
+        # 0.488 is what panel e prints for the same setting.
+        assert (anchor.epsilon, anchor.perplexity) == (
+            0.488 if panel.letter == "e" else 0.489,
+            29.34,
+        )
+        own = {name: getattr(PRESET, name, 100) for name in anchor.setting}
+        assert own == anchor.setting
+
+
+def test_lines_of_table_1() -> None:
+    for dataset, rows in paper.TABLE_1.items():
+        assert {row.queries for row in rows} - {1024} == {paper.LONG_QUERIES[dataset]}
+        for row in rows:
+            assert (row.deviation is not None) == (row.queries == 1024)
+            assert (row.epsilon == 0) == (row.method == paper.PUBLIC)
+            long = row.queries != 1024
+            assert paper.table_1(dataset, row.method, long=long) is row
+        by_method = {row.method: row.perplexity for row in rows}
+        assert by_method[paper.ADAPMIXED] < by_method[paper.DP_SGD] < by_method[paper.PUBLIC]
+    assert paper.table_1("pubmed", paper.PMIXED, long=False) is None
+    kinds = {row.method: row.kind for row in (*paper.TABLE_1["wikitext-103"], *paper.TABLE_2A)}
+    assert kinds == {
+        paper.PUBLIC: "public", paper.DP_SGD: "fixed", paper.PMIXED: "published",
+        paper.PMIXED_SCREENED: "published", paper.UNSCREENED: "data-dependent, ex-post",
+        paper.ADAPMIXED: "data-dependent, ex-post",
+    }  # fmt: skip
+
+
+# What runs.
+
+
+def test_the_first_members_are_an_ensemble_of_their_own() -> None:
+    whole, part = FakeEnsemble(5), FakeEnsemble(5)
+    part._members, part.num_models = whole._members[:2], 2
+    tokens = inputs().tokens[:50]
+
+    def run(ensemble: Any, mechanism: Any) -> Any:
+        common: dict[str, Any] = {"delta": 1e-5, "rng": SeededRandom(1)}
+        return evaluate(ensemble, tokens, {"m": mechanism}, **common)[0]
+
+    for mechanism in (PRESET, PMixED(8.0, 1e-5, 49, 3.0)):
+        few, alone = run(whole, FirstMembers(mechanism, 2)), run(part, mechanism)
+        assert few.perplexity == alone.perplexity
+        assert few.guarantee == alone.guarantee
+        assert few.guarantee.epsilon != run(whole, mechanism).guarantee.epsilon
+    assert FirstMembers(PMixED(8.0, 1e-5, 49, 3.0), 2).budget == 49
+    with pytest.raises(ValueError, match="count must be at most the ensemble's 5 models, got 6"):
+        run(whole, FirstMembers(PublicOnly(), 6))
+    assert sizes(64) == (8, 16, 32, 64) and sizes(5) == (5,) and sizes(100)[-2:] == (80, 100)
+
+
+def test_settings_of_figure_2() -> None:
+    points = settings(PRESET, 64)
+    labels = {letter: [p.label for p in points if p.panel.letter == letter] for letter in "abcdef"}
+    assert labels["a"] == ["2", "3", "4", "4.5", "∞"]
+    assert labels["b"] == ["20", "60", "500", "2000", "3000"]
+    assert labels["d"] == ["8", "16", "32", "64"]
+    assert labels["f"] == ["16", "17", "18", "19", "20"]
+    mechanisms = {p.name: mechanism_of(p, PRESET, 64) for p in points}
+    # The preset is in every panel, and answers once.
+    anchors = ("a: 4.5", "b: 60", "c: 0.2", "d: 64", "e: 10⁻⁴, 10⁻²", "f: 18")
+    assert {mechanisms[name] for name in anchors} == {PRESET}
+    assert len(set(mechanisms.values())) == len(mechanisms) - len(anchors) + 1
+    assert mechanisms["d: 16"] == FirstMembers(PRESET, 16)
+    assert mechanisms["e: 10⁻², 10⁻¹"] == AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
+    # Another data set's preset joins the paper's values.
+    other = [p.label for p in settings(AdaPMixED.preset("air-dialogue"), 64)]
+    assert "15" in other and "0.3" in other
+
+
+def test_table_1(results: dict[str, dict[str, Any]]) -> None:
+    result = results["table1"]
+    short, long = "3 runs of 40 queries", "one run of 100 queries"
+    names = [name for name in METHODS if name != DP_SGD]
+    assert [(r["group"], r["method"]) for r in result["rows"]] == [
+        (group, name) for group in (short, long) for name in names
+    ]
+    adaptive, per_model = rows_of(result, paper.ADAPMIXED), rows_of(result, PER_MODEL)
+    assert [r["ours"]["rule"] for r in adaptive] == ["paper", "paper"]
+    assert [r["ours"]["rule"] for r in per_model] == ["per_model", "per_model"]
+    for one, other in zip(adaptive, per_model, strict=True):
+        assert other["ours"]["epsilon"] <= one["ours"]["epsilon"]
+    assert adaptive[0]["paper"]["epsilon"] == 0.494 and adaptive[1]["paper"]["epsilon"] == 5.248
+    ours = adaptive[0]["ours"]
+    assert ours["runs"] == len(ours["perplexities"]) == 3 and ours["queries"] == 40
+    assert ours["perplexity"] == pytest.approx(sum(ours["perplexities"]) / 3)
+    assert ours["perplexity_deviation"] > 0 and adaptive[1]["ours"]["perplexity_deviation"] is None
+    # PMixED's two analyses: the paper's numbers are those of the published one.
+    (published, _), (sound, _) = rows_of(result, PUBLISHED), rows_of(result, paper.PMIXED)
+    assert (published["ours"]["kind"], sound["ours"]["kind"]) == ("published", "fixed")
+    assert published["paper"]["epsilon"] == 8.0 and sound["paper"] is None
+
+
+def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = inputs()
+    adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
+    worse = FakeEnsemble(1, spread=3.0, max_positions=32)
+    monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
+    result = table1(given, adapter, Run(), runs=2, queries=40, long=0)
+    (line,) = rows_of(result, DP_SGD)
+    expected = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
+    assert {name: line["ours"][name] for name in expected} == expected
+    assert line["ours"]["guarantee"] == "The adapter is ..."
+    notes = " ".join(result["notes"])
+    assert "DP-SGD protects one block of 16 tokens" in notes
+    # This adapter is worse than the public model: the paper's order does not appear.
+    assert "The paper's order of perplexities does not appear in 2 runs of 40 queries" in notes
+    assert "DP-SGD is not below public model" in notes
+    assert "block of 16 tokens" in text(result)
+
+
+def test_table_2(results: dict[str, dict[str, Any]]) -> None:
+    found = {one["method"]: one for one in results["table2"]["rows"]}
+    plain, screened = found[paper.PMIXED]["ours"], found[paper.PMIXED_SCREENED]["ours"]
+    assert plain["kind"] == screened["kind"] == "fixed"
+    assert plain["screening"] == 0 < screened["screening"]
+    assert screened["epsilon"] > plain["epsilon"]  # every query is charged, and the screenings
+    assert "target_leakage=0.01" in plain["mechanism"] and "order=6.0" in plain["mechanism"]
+    assert found["PMixED, published analysis"]["ours"]["kind"] == "published"
+    as_published = found[f"{paper.PMIXED_SCREENED}, as published"]
+    assert as_published["ours"] is None and as_published["paper"]["epsilon"] == 4.139
+    adaptive = found[paper.ADAPMIXED]
+    assert adaptive["paper"]["mixing"] == 0.472 and adaptive["paper"]["screened"] == 1026
+    for one in found.values():
+        if one["ours"] is not None:
+            parts = [one["ours"][part] for part in ("mixing", "screening", "conversion")]
+            assert math.fsum(parts) == pytest.approx(one["ours"]["total"], rel=1e-9)
+    printed = text(results["table2"])
+    assert "published, invalid" in printed and "AdaPMixED (paper)" in printed
+    assert "Screening makes" not in printed and "screening makes PMixED dearer" in printed
+
+
+def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
+    result = results["figure2"]
+    panels = result["settings"]["panels"]
+    assert panels["d"] | {"remark": ""} == {
+        "title": "models N", "anchor": "16", "paper_anchor": "16", "remark": "",
+    }  # fmt: skip
+    for letter, panel in panels.items():
+        rows = [one for one in result["rows"] if one["group"] == letter]
+        for side, anchor in (("ours", panel["anchor"]), ("paper", panel["paper_anchor"])):
+            points = {label: (x, y) for label, x, y in relative(rows, side, anchor)}
+            assert points[anchor] == (1.0, 0.0)
+            assert set(points) == {one["label"] for one in rows if one[side] is not None}
+    # Fewer models cost more.
+    models = {
+        r["label"]: r["ours"]["epsilon"] for r in result["rows"] if r["group"] == "d" and r["ours"]
+    }
+    assert models["8"] > models["16"] > models["20"]
+    # β = 0.1 of the paper spent less than a third of what the reference did, its conversion aside.
+    rows = [one for one in result["rows"] if one["group"] == "c"]
+    spent = {label: x for label, x, _ in relative(rows, "paper", "0.2")}
+    assert spent["0.05"] == pytest.approx((0.460 - 0.45005) / (0.489 - 0.45005), rel=1e-3)
+
+
+@pytest.mark.parametrize("experiment", ["table1", "table2", "figure2"])
+def test_a_result_is_enough_to_redraw(
+    results: dict[str, dict[str, Any]], experiment: str, tmp_path: Path
+) -> None:
+    first = write_outputs(results[experiment], tmp_path)
+    if experiment == "table2":  # one suffices: drawing takes a second a figure
+        again = tmp_path / "again"
+        again.mkdir()
+        second = write_outputs(read_result(first[0]), again)
+        assert [path.name for path in first] == [path.name for path in second]
+        assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert text(read_result(first[0])) == text(results[experiment])
+    assert first[0].name == f"{experiment}-wikitext-103.json"
+    assert [p.suffix for p in first[2:]] == [".svg"] * (1 if experiment == "figure2" else 2)
+    json.loads(first[0].read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    lines = list(csv.DictReader(io.StringIO(first[1].read_text(encoding="utf-8"))))
+    assert len(lines) == len(results[experiment]["rows"])
+    for line, one in zip(lines, results[experiment]["rows"], strict=True):
+        if one["ours"] is not None:
+            assert line["ours_kind"] == one["ours"]["kind"]
+            assert float(line["ours_perplexity"]) == one["ours"]["perplexity"]
+        assert line["paper_epsilon"] == (
+            "" if one["paper"] is None else str(one["paper"]["epsilon"])
+        )
+
+
+def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> None:
+    path = tmp_path / "result.json"
+    for content, words in (
+        ("{", "must be a result file"),
+        (json.dumps(results["table2"] | {"format_version": 2}), "format_version must be 1, got 2"),
+        (json.dumps({k: v for k, v in results["table2"].items() if k != "rows"}), "lacks rows"),
+    ):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=words):
+            read_result(path)
+
+
+def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    strict = AdaPMixED(3.0, 0.2, sigma=0.02, threshold=0.3, top_k=4)
+    monkeypatch.setattr(AdaPMixED, "preset", classmethod(lambda cls, name: strict))
+    far: Any = FakeEnsemble(4, spread=2.0, max_positions=32)
+    given = replace(inputs(), ensemble=far)
+    rows = screening.rows(given, Run(), 300)
+    found = {one["label"]: one["ours"] for one in rows}
+    assert list(found) == ["λ = 0.0001", "λ = 0.001", "λ = 0.01", "λ = 0.1", "λ = 1"]
+    # The less weight the private models have, the less the bit has to do with them, and it costs.
+    assert found["λ = 0.0001"]["equal_bits"] > 0.99 > found["λ = 1"]["equal_bits"]
+    assert 0 < found["λ = 0.0001"]["screened"] < 300
+    costs = [ours["epsilon"] for ours in found.values()]
+    assert costs == sorted(costs) and costs[0] < costs[-1]
+    assert sum(found["λ = 1"]["queries_by_top_probability"]) == 300
+
+
+def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))
+    monkeypatch.setattr(frontiers, "LEAKAGES", (0.1,))
+    result = studies(inputs(10), Run(), queries=30)
+    assert {one["group"] for one in result["rows"]} == {"models", "screening", "frontiers"}
+    frontier = [one for one in result["rows"] if one["group"] == "frontiers"]
+    fixed = [one["ours"] for one in frontier if one["ours"]["kind"] == "fixed"]
+    assert len(fixed) == 3 and all(0 < ours["epsilon"] <= 4.0 for ours in fixed)
+    models = [
+        one
+        for one in result["rows"]
+        if one["method"] == "ClippedLogPool" and one["group"] == "models"
+    ]
+    assert [one["label"] for one in models] == ["N = 8", "N = 10"]
+    assert models[0]["ours"]["epsilon"] > models[1]["ours"]["epsilon"]
+    names = {path.name for path in write_outputs(result, tmp_path)}
+    assert {
+        f"studies-wikitext-103-{name}.svg" for name in ("models", "screening", "frontiers")
+    } <= names
+    assert "same bit" in text(result)
+
+
+def test_labels_of_points_on_one_another_are_joined() -> None:
+    with canvas(3.0) as (figure, axes):
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        settle(figure)
+        words = [("4", 0.5, 0.5), ("4.5", 0.501, 0.5), ("x", 0.5, 0.501), ("∞", 0.9, 0.5)]
+        joined = _joined(axes, words, ["blue", "blue", "red", "blue"])
+    assert [word for word, _, _ in joined] == ["4 · 4.5", "", "x", "∞"]
+    assert [place for _, *place in joined] == [place for _, *place in words]
