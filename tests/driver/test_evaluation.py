@@ -373,7 +373,7 @@ def test_neighbours() -> None:
         run(FakeEnsemble(), stream(101), pool, block=101, adjacency=question)[0].guarantee
         for question in (None, "add_remove", "replace_one")
     )
-    assert zero_out.epsilon == removed.epsilon < replaced.epsilon
+    assert zero_out.epsilon < removed.epsilon == replaced.epsilon
     questions = [g.adjacency for g in (zero_out, removed, replaced)]
     assert questions == ["zero_out", "add_remove", "replace_one"]
     ada = {"ada": AdaPMixED(**SCREENED)}

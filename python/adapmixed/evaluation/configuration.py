@@ -76,7 +76,8 @@ def _randomness(rng: SecureRandom | SeededRandom) -> Any:
 def _filter(model_filter: PerModelFilter | None) -> dict[str, Any] | None:
     if model_filter is None:
         return None
-    digest = hashlib.sha256(canonical(model_filter.state()).encode("ascii")).hexdigest()
+    state = {name: value for name, value in model_filter.state().items() if name != "identity"}
+    digest = hashlib.sha256(canonical(state).encode("ascii")).hexdigest()
     return {"budget": repr(model_filter.budget), "sha256": digest}
 
 
