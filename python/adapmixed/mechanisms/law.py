@@ -76,6 +76,12 @@ class Law:
     def _log_q(self) -> Tensor:
         return self.public_logits.double() - self.projection.public_lse.unsqueeze(-1)
 
+    def likeliest(self) -> Tensor:
+        """The token of largest probability, (B,) int64: for evaluation, never to be released."""
+        self._check_unchanged()
+        tokens = self._probabilities().argmax(-1)
+        return tokens if self.kept is None else self.kept.released(tokens)
+
     def log_prob(self, targets: Tensor) -> Tensor:
         """(B,) float64, −inf for a target that is not kept; the whole (B, V) is never formed."""
         self._check_unchanged()
@@ -107,6 +113,11 @@ class SplitLaw:
         """One token per position, (B,) int64."""
         tokens = [law.sample(rng) for law in self.laws]
         return torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64)
+
+    def likeliest(self) -> Tensor:
+        """(B,) int64; see `Law.likeliest`."""
+        parts = [law.likeliest() for law in self.laws]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """(B,) float64."""

@@ -1,0 +1,67 @@
+"""The scores of the harness are those of an evaluation; needs lm_eval, which few have."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
+from adapmixed.evaluation import evaluate
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PublicOnly
+from adapmixed.models import Ensemble
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
+
+pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance
+
+from adapmixed.integrations.lm_eval import MixtureLM
+
+MECHANISMS: dict[str, Mechanism] = {
+    "public": PublicOnly(),
+    "adapmixed": AdaPMixED(18.0, 0.1, screen=None),
+    "pool": ClippedLogPool(-0.5, 0.5, top_k=50),
+}
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Ensemble:
+    return Ensemble.load(demo_base(), demo_ensemble_path())
+
+
+def harness(ensemble: Ensemble, mechanism: Mechanism) -> MixtureLM:
+    return MixtureLM(ensemble, mechanism, accountant=Accountant(1e-5), rng=SeededRandom(0))
+
+
+def request(kind: str, *arguments: str) -> Instance:
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_text_scores_as_in_an_evaluation(ensemble: Ensemble, name: str) -> None:
+    lm = harness(ensemble, MECHANISMS[name])
+    text = ensemble.tokenizer.decode(held_out_tokens(ensemble.tokenizer)[:40])
+    tokens = [lm.eot_token_id, *lm.tok_encode(text)]
+    (found,) = evaluate(ensemble, tokens, {name: MECHANISMS[name]}, delta=1e-5, rng=SeededRandom(0))
+    (rolling,) = lm.loglikelihood_rolling([request("loglikelihood_rolling", text)])
+    assert math.exp(-rolling / (len(tokens) - 1)) == pytest.approx(found.perplexity, rel=1e-6)
+    assert lm.guarantee.queries == len(tokens) - 1 == found.queries
+
+
+def test_a_continuation_and_the_likeliest_token(ensemble: Ensemble) -> None:
+    lm = harness(ensemble, PublicOnly())
+    context = lm.tok_encode("The try statement")
+    _, public = ensemble.logits(torch.tensor([context]))
+    likeliest = int(public[0, -1].argmax())
+    expected = float(public[0, -1].double().log_softmax(-1)[likeliest])
+    for token, greedy in ((likeliest, True), ((likeliest + 1) % ensemble.vocab_size, False)):
+        ((value, said),) = lm._loglikelihood_tokens([(("", ""), context, [token])])
+        assert said == greedy and (value == pytest.approx(expected, rel=1e-6)) == greedy
+
+
+def test_generation_is_refused(ensemble: Ensemble) -> None:
+    with pytest.raises(ValueError, match="generation tasks must be answered by adapmixed.generate"):
+        harness(ensemble, PublicOnly()).generate_until([])
