@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from adapmixed.audit.statistics import CONFIDENCE
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import screening_rho
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed_ext import RandomSource
 
 
 @pytest.mark.parametrize("name", AUDITS)
@@ -119,6 +121,19 @@ def test_draws_of_another_law_are_broken() -> None:
     assert sampler._chi_square("as it is", counts, [0.52, 0.48]).verdict == "holds"
     # One token where the law has none.
     assert sampler._chi_square("lost", [*counts, 1], [0.52, 0.48, 0.0]).measured == math.inf
+
+
+def test_a_sampler_that_never_draws_rare_tokens_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = sampler.ops.sample
+
+    def lossy(p: torch.Tensor, public: torch.Tensor, *, rng: RandomSource) -> torch.Tensor:
+        rest = torch.where(p < 2.0**-16, 0.0, p)
+        return draw(rest / rest.sum(1, keepdim=True), public, rng=rng)
+
+    monkeypatch.setattr(sampler.ops, "sample", lossy)
+    found = list(islice(sampler._rare(Effort(0.1, 1)), 2))
+    assert [f.verdict for f in found] == ["BROKEN"] * 2
+    assert found[0].measured == pytest.approx(1.0)
 
 
 def test_confidence_is_what_the_documentation_says() -> None:
