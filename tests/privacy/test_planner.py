@@ -136,23 +136,20 @@ def test_the_command(capsys, tmp_path):
     assert "any change of the records in one shard" in output and "ε(1000)" in output
     for name in ("clipped-mixing", "clipped-log-pool", "pmixed"):
         assert name in output
+    # Settings that are copied from the table, four digits of them, keep the budget.
+    rows = [line for line in output.splitlines() if line.startswith("clipped-")]
+    rows = [row for row in rows if "lower=" in row]
+    assert len(rows) == 7
+    for row in rows:
+        given = dict(word.split("=") for word in row.split() if "=" in word)
+        settings = {name: float(value) for name, value in given.items()}
+        assert 1.98 < epsilon_of(DELTA, 100, 1000, "replace_one", **settings) <= 2.0, row
     content = json.loads(path.read_text(encoding="utf-8"))
     assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 8
     assert content["adapmixed"]["worst_case_epsilon"] == "inf"
     assert "must not be published" in output
     assert main(["plan", "--epsilon", "-1", "--models", "3", "--queries", "9"]) == 2
     assert "epsilon must be finite and >= 0, got -1.0" in capsys.readouterr().err
-
-
-def test_settings_as_printed_keep_the_budget(capsys):
-    assert main(["plan", "--epsilon", "1", "--models", "64", "--queries", "508"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("clipped-")]
-    rows = [row for row in rows if "lower=" in row]
-    assert len(rows) == 7
-    for row in rows:
-        given = dict(word.split("=") for word in row.split() if "=" in word)
-        settings = {name: float(value) for name, value in given.items()}
-        assert 0.99 < epsilon_of(DELTA, 64, 508, "zero_out", **settings) <= 1.0, row
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])

@@ -102,10 +102,7 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
     given = {key: value for key, value in settings.items() if value is not None}
     listed = " ".join(f"{key}={value!r}" for key, value in given.items())
-    print(
-        f"{name} {listed}: {said} at δ = {delta:g};\n"
-        f"neighbouring ({way}): {_NEIGHBOURS[way]}."
-    )
+    print(f"{name} {listed}: {said} at δ = {delta:g};\nneighbouring ({way}): {_NEIGHBOURS[way]}.")
     known = {key: getattr(arguments, key) for key in _ASKED if key != asked}
     shown = found if found is None or math.isfinite(found) else str(found)
     return {
