@@ -253,13 +253,12 @@ def audit(effort: Effort) -> Iterator[Finding]:
     answers = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS)
     games: list[tuple[Audit | Exposure, bool]] = [*audits(), *exposures()]
     powers: dict[str, float] = {}
+
+    def measured(one: Audit | Exposure, label: str) -> float:
+        label = f"canaries/{label}"
+        return one.measure(answers // one.answers, effort.generator(label), effort.source(label))
+
     for index, (one, control) in enumerate(games):
-        runs = answers // one.answers
-
-        def measured(one: Audit | Exposure, label: str, runs: int = runs) -> float:
-            label = f"canaries/{label}"
-            return one.measure(runs, effort.generator(label), effort.source(label))
-
         power = None
         if not control:
             game = one.game
@@ -269,7 +268,7 @@ def audit(effort: Effort) -> Iterator[Finding]:
             power = powers[key]
         yield Finding(
             "canaries",
-            f"{one.game.name}, {runs} × {one.answers} answers",
+            f"{one.game.name}, {answers // one.answers} × {one.answers} answers",
             one.claim(),
             one.claimed(),
             measured(one, str(index)),

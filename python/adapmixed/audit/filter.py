@@ -56,6 +56,10 @@ def _trees(effort: Effort) -> Iterator[Finding]:
     yield Finding("filter", "nothing is retired", claim, 1 + SLACK, unfiltered, 1.0, True)
 
 
+def _box(lower: float, upper: float) -> ClippedMixing:
+    return ClippedMixing(lower, upper, charge_order=ORDER)
+
+
 # Models, tokens, answers; which of two settings answers depends on the history.
 Setting = tuple[int, int, int, tuple[Mechanism, ...]]
 POOLS: list[Setting] = [
@@ -64,18 +68,8 @@ POOLS: list[Setting] = [
     (3, 3, 5, (ClippedLogPool(-0.5, 0.5, 2.0), ClippedLogPool(-0.5, 1.0, 2.0))),
 ]
 MIXINGS: list[Setting] = [
-    (
-        1,
-        2,
-        7,
-        (ClippedMixing(0.8, 1.2, charge_order=ORDER), ClippedMixing(0.9, 1.3, charge_order=ORDER)),
-    ),
-    (
-        2,
-        3,
-        5,
-        (ClippedMixing(0.6, 1.7, charge_order=ORDER), ClippedMixing(0.85, 2.5, charge_order=ORDER)),
-    ),
+    (1, 2, 7, (_box(0.8, 1.2), _box(0.9, 1.3))),
+    (2, 3, 5, (_box(0.6, 1.7), _box(0.85, 2.5))),
 ]
 SPENT = (0.05, 0.1, 0.2)
 ZCDP_ORDERS = (1.5, 2.0, 4.0, 16.0)
