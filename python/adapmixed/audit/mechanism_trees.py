@@ -8,15 +8,16 @@ things equal, Σ P^α Q^{1-α} grows by the factor e^{α(α-1) d²/(2σ²)}, so 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from adapmixed.audit.search import Array
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import FilterBudget, PerModelFilter
 from adapmixed.rng import SeededRandom
@@ -62,36 +63,41 @@ class Tree:
 
     def leaves(self, emptied: int | None = None) -> dict[History, Leaf]:
         """Every transcript; slot `emptied` is the public model throughout."""
-        filter_ = PerModelFilter(
-            self.models, self.budget, releases=len(self.thresholds), sigma=self.sigma
-        )
-        level: dict[History, tuple[float, PerModelFilter]] = {(): (1.0, filter_)}
+        level: dict[History, tuple[float, Array]] = {(): (1.0, np.zeros((self.models, 0)))}
         for _ in range(self.depth):
             below = {}
             for index, mechanism in enumerate(self.mechanisms):
                 asked = [h for h in level if sum(h) % len(self.mechanisms) == index]
-                filters = [copy.deepcopy(level[h][1]) for h in asked]
-                laws = self._answer(mechanism, asked, filters, emptied) if asked else []
-                for history, after, law in zip(asked, filters, laws, strict=True):
+                if not asked:
+                    continue
+                charges, laws = self._answer(
+                    mechanism, asked, [level[h][1] for h in asked], emptied
+                )
+                for history, charged, law in zip(asked, charges, laws, strict=True):
                     for token, p in enumerate(law):
-                        below[(*history, token)] = (level[history][0] * p, after)
+                        below[(*history, token)] = (level[history][0] * p, charged)
             level = below
-        # The filter of a node is shared by its children: each counts with a copy.
-        leaves = {}
-        for history, (mass, last) in level.items():
-            counting = copy.deepcopy(last)
-            counts = tuple(counting.noisy_count(x, 0.0) for x in self.thresholds)
-            leaves[history] = Leaf(mass, counts)
-        return leaves
+        return {history: Leaf(mass, self._counts(own)) for history, (mass, own) in level.items()}
+
+    def _filter(self, charges: Array) -> tuple[PerModelFilter, NDArray[np.bool_]]:
+        """A filter after answers with these charges (N, t), and who contributed to them."""
+        releases = len(self.thresholds)
+        filter_ = PerModelFilter(self.models, self.budget, releases=releases, sigma=self.sigma)
+        return filter_, filter_.admit(charges)
+
+    def _counts(self, charges: Array) -> tuple[float, ...]:
+        """What is released after them, without noise."""
+        filter_, _ = self._filter(charges)
+        return tuple(filter_.noisy_count(threshold, 0.0) for threshold in self.thresholds)
 
     def _answer(
         self,
         mechanism: Mechanism,
         asked: Sequence[History],
-        filters: Sequence[PerModelFilter],
+        before: Sequence[Array],
         emptied: int | None,
-    ) -> list[list[float]]:
-        """The law after each history; what is charged goes to its filter."""
+    ) -> tuple[list[Array], list[list[float]]]:
+        """The charges (N, t) up to and with this answer and its law, after each history."""
         nodes = [self.node(history) for history in asked]
         private = torch.stack([rows for rows, _ in nodes], dim=1)
         public = torch.stack([row for _, row in nodes])
@@ -108,13 +114,14 @@ class Tree:
         charges = proposal.individual_charges
         assert charges is not None
         own = charges[:, :: self.vocab].cpu().numpy()
-        admitted = [filter_.admit(own[:, [place]])[:, 0] for place, filter_ in enumerate(filters)]
+        after = [np.hstack((earlier, own[:, [k]])) for k, earlier in enumerate(before)]
+        admitted = [self._filter(charged)[1][:, -1] for charged in after]
         active = torch.from_numpy(np.stack(admitted, axis=1)).repeat_interleave(self.vocab, 1)
         proposal.events(active)
         found = proposal.release(active).log_prob
         assert found is not None
         laws: list[list[float]] = found.exp().view(len(asked), self.vocab).tolist()
-        return laws
+        return after, laws
 
     def divergence(self, orders: Sequence[float], sigma: float | None = None) -> float:
         """The largest D_α(P ‖ P°)/(what the budget allows at α), both ways, any slot emptied.
