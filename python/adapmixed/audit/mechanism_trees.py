@@ -23,6 +23,7 @@ from adapmixed.privacy import FilterBudget, PerModelFilter
 from adapmixed.rng import SeededRandom
 
 History = tuple[int, ...]
+NEGLIGIBLE = 1e-9  # noise that leaves a count recognisable
 FAR = 30.0  # a logit beyond every clip: the corners of what a slot may do
 
 
@@ -31,7 +32,7 @@ class Leaf:
     """The probability of a transcript, and the counts that are released there, without noise."""
 
     mass: float
-    counts: tuple[float, ...]
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ class Tree:
         filter_ = PerModelFilter(self.models, self.budget, releases=releases, sigma=self.sigma)
         return filter_, filter_.admit(charges)
 
-    def _counts(self, charges: Array) -> tuple[float, ...]:
+    def _counts(self, charges: Array) -> tuple[int, ...]:
         """What is released after them, without noise."""
         filter_, _ = self._filter(charges)
-        return tuple(filter_.noisy_count(threshold, 0.0) for threshold in self.thresholds)
+        return tuple(round(filter_.noisy_count(x, NEGLIGIBLE)) for x in self.thresholds)
 
     def _answer(
         self,
