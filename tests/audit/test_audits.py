@@ -2,22 +2,35 @@
 
 import math
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
-from adapmixed.audit import AUDITS, Effort, Finding, bounds, run, sampler, screening, search, tokens
+from adapmixed.audit import (
+    AUDITS,
+    Effort,
+    Finding,
+    bounds,
+    run,
+    sampler,
+    screening,
+    search,
+    table,
+    tokens,
+)
 from adapmixed.audit.statistics import CONFIDENCE
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import screening_rho
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed_ext import RandomSource
 
 
 @pytest.mark.parametrize("name", AUDITS)
 def test_an_audit_passes(name: str) -> None:
     findings = list(run([name], Effort(1.0, 1)))
-    assert [f for f in findings if not f.ok] == []
+    assert [f for f in findings if f.verdict not in ("holds", "caught")] == []
     assert {f.audit for f in findings} == {name}
     assert any(f.control for f in findings) and not all(f.control for f in findings)
 
@@ -50,6 +63,27 @@ def test_no_audit_of_another_name() -> None:
 def test_verdicts(measured: float, control: bool, verdict: str) -> None:
     finding = Finding("a", "b", "c", 1.0, measured, 1.0, control)
     assert finding.verdict == verdict and finding.ok == (verdict in ("holds", "caught"))
+
+
+@pytest.mark.parametrize(
+    ("measured", "power", "verdict"),
+    [
+        (0.9, 1.5, "holds"),
+        (0.9, 1.0, "no power"),
+        (0.9, math.nan, "no power"),
+        (1.5, 0.5, "BROKEN"),
+    ],
+)
+def test_a_claim_that_no_attack_could_break_does_not_hold(
+    measured: float, power: float, verdict: str
+) -> None:
+    finding = Finding("a", "b", "c", 1.0, measured, 0.999, power=power)
+    assert finding.verdict == verdict and finding.ok == (verdict != "BROKEN")
+    said = "0 of 1 claims hold, " + ("1 were attacked without" if verdict == "no power" else "0 of")
+    assert table.summary([finding]).startswith(said) == (verdict != "holds")
+    assert f"unprotected {power:g}" in table.lines(finding)[1]
+    entry = table.as_json([finding], Effort())["findings"][0]  # type: ignore[index]
+    assert entry["verdict"] == verdict and entry["power"] in (power, "nan")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +153,19 @@ def test_draws_of_another_law_are_broken() -> None:
     assert sampler._chi_square("as it is", counts, [0.52, 0.48]).verdict == "holds"
     # One token where the law has none.
     assert sampler._chi_square("lost", [*counts, 1], [0.52, 0.48, 0.0]).measured == math.inf
+
+
+def test_a_sampler_that_never_draws_rare_tokens_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = sampler.ops.sample
+
+    def lossy(p: torch.Tensor, public: torch.Tensor, *, rng: RandomSource) -> torch.Tensor:
+        rest = torch.where(p < 2.0**-16, 0.0, p)
+        return draw(rest / rest.sum(1, keepdim=True), public, rng=rng)
+
+    monkeypatch.setattr(sampler.ops, "sample", lossy)
+    found = list(islice(sampler._rare(Effort(0.1, 1)), 2))
+    assert [f.verdict for f in found] == ["BROKEN"] * 2
+    assert found[0].measured == pytest.approx(1.0)
 
 
 def test_confidence_is_what_the_documentation_says() -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from adapmixed.audit import canaries
+from adapmixed.audit import Effort, canaries
 from adapmixed.audit.canaries import Audit, Exposure, Worlds, game, likelihoods
 from adapmixed.audit.planted import CUSTOMERS, SECRETS, Planted, planted, train
 from adapmixed.audit.statistics import chi_square, chi_square_limit
 from adapmixed.data.dialogues import SAID_AS, flight_dialogue
-from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Unprotected
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
 from adapmixed.rng import SeededRandom
 
 BOX = ClippedMixing(0.8, 1.5, queries=1)
@@ -124,3 +124,16 @@ def test_exposure_beyond_its_bound_is_broken(extreme: Planted) -> None:
     honest = Exposure(game(stated, "zero_out", 0.01), 16)
     broken = Exposure(game(stated, "zero_out", 0.01, Unprotected()), 16)
     assert 1 / SECRETS < measured(honest) <= honest.claimed() < measured(broken)
+
+
+def test_a_claim_that_no_protection_would_keep_too_is_said_to_be_tried_without_power(
+    extreme: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(stated: Mechanism, delta: float) -> list[str]:
+        games = [(Audit(game(stated, "zero_out", delta), 1), False)]
+        monkeypatch.setattr(canaries, "audits", lambda: games)
+        monkeypatch.setattr(canaries, "exposures", list)
+        return [finding.verdict for finding in canaries.audit(Effort(1.0, 4))]
+
+    assert found(BOX, 0.0) == ["holds"]
+    assert found(PMixED(20.0, 1e-7, queries=1, order=18.0), 1e-7) == ["no power"]

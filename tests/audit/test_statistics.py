@@ -62,6 +62,8 @@ def test_chi_square_and_its_limit() -> None:
     assert chi_square([55, 45], [0.5, 0.5]) == (pytest.approx(1.0), 1)
     # Cells are merged until five draws are expected in each.
     assert chi_square([1, 2, 97], [0.01, 0.01, 0.98])[1] == 0
+    # Equally likely tokens are not sorted by their counts before they are merged.
+    assert chi_square([0, 5, 0, 5, 40, 50], [0.025] * 4 + [0.4, 0.5]) == (0.0, 3)
     assert chi_square_limit(1) == pytest.approx(10.828, abs=1e-3)
 
 

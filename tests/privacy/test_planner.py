@@ -9,8 +9,23 @@ import time
 import pytest
 
 from adapmixed.cli import main
-from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, RenyiBound
-from adapmixed.privacy.planner import epsilon_of, models_for, plan, queries_for
+from adapmixed.privacy import (
+    Accountant,
+    BoundedRangeAnswer,
+    ClippedAnswer,
+    GaussianScreening,
+    RenyiBound,
+    c_alpha,
+    sound_bound,
+    zcdp_to_dp,
+)
+from adapmixed.privacy.planner import (
+    adapmixed_beforehand,
+    epsilon_of,
+    models_for,
+    plan,
+    queries_for,
+)
 
 DELTA = 1e-5
 
@@ -48,8 +63,6 @@ def test_an_accountant_states_what_was_planned(plans):
             stated = Accountant(DELTA, adjacency=adjacency).add(event).epsilon().epsilon
             assert stated <= 1.0 and stated == pytest.approx(one.epsilon, rel=1e-3)
     pmixed = plans["zero_out"][-1]
-    from adapmixed.privacy import sound_bound
-
     bound = sound_bound(pmixed.settings["order"], pmixed.settings["radius"], 64)
     event = RenyiBound(pmixed.settings["order"], bound, 64, 508, "zero_out", budget=508)
     assert Accountant(DELTA).add(event).epsilon().epsilon <= 1.0
@@ -123,7 +136,91 @@ def test_the_command(capsys, tmp_path):
     assert "any change of the records in one shard" in output and "ε(1000)" in output
     for name in ("clipped-mixing", "clipped-log-pool", "pmixed"):
         assert name in output
-    entries = json.loads(path.read_text(encoding="utf-8"))
-    assert all(entry["epsilon"] <= 2 for entry in entries) and len(entries) == 8
+    # Settings that are copied from the table, four digits of them, keep the budget.
+    rows = [line for line in output.splitlines() if line.startswith("clipped-")]
+    rows = [row for row in rows if "lower=" in row]
+    assert len(rows) == 7
+    for row in rows:
+        given = dict(word.split("=") for word in row.split() if "=" in word)
+        settings = {name: float(value) for name, value in given.items()}
+        assert 1.98 < epsilon_of(DELTA, 100, 1000, "replace_one", **settings) <= 2.0, row
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 8
+    assert content["adapmixed"]["worst_case_epsilon"] == "inf"
+    assert "must not be published" in output
     assert main(["plan", "--epsilon", "-1", "--models", "3", "--queries", "9"]) == 2
     assert "epsilon must be finite and >= 0, got -1.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize("beta", [0.0, 1e-3, 0.2])
+def test_adapmixed_beforehand_is_its_fixed_loss(adjacency, beta):
+    bound = sound_bound(18.0, 18.0 * beta, 100)
+    found = adapmixed_beforehand(8.0, DELTA, 100, 1000, adjacency, target_leakage=beta)
+
+    def stated(leakage):
+        bound = sound_bound(18.0, 18.0 * leakage, 100)
+        total = Accountant(DELTA).add(RenyiBound(18.0, bound, 100, 1000, "zero_out", budget=1000))
+        return total.add(GaussianScreening(100, 1000, 1e-4, 1e-2)).epsilon().epsilon
+
+    once = 1000 * (bound + 18 * 1e-8) + c_alpha(18.0, DELTA)
+    assert found.epsilon >= once - 1e-9
+    if adjacency == "zero_out":
+        assert found.epsilon == pytest.approx(stated(beta), rel=1e-12)
+        assert stated(found.largest_leakage) <= 8.0 < stated(found.largest_leakage * 1.001)
+    elif beta < 0.2:
+        # Two zero-outs of ε/2, with the share of δ that leaves (1 + e^(ε/2)) δ' at most δ.
+        share = DELTA / (1 + math.exp(found.epsilon / 2))
+        spent = 1000 * (bound + 18 * 1e-8)
+        assert spent + c_alpha(18.0, share) == pytest.approx(found.epsilon / 2, rel=1e-9)
+        assert found.largest_leakage < adapmixed_beforehand(8.0, DELTA, 100, 1000).largest_leakage
+
+
+def test_adapmixed_beforehand_where_nothing_bounds_it():
+    assert adapmixed_beforehand(1.0, DELTA, 64, 508, "add_remove") is None
+    assert adapmixed_beforehand(0.4, DELTA, 64, 508).largest_leakage is None  # c_18 is 0.45
+    with pytest.raises(ValueError, match="adjacency must be one of"):
+        adapmixed_beforehand(1.0, DELTA, 64, 508, "swap")
+    with pytest.raises(ValueError, match="order must be"):
+        adapmixed_beforehand(1.0, DELTA, 64, 508, order=1.0)
+
+
+ONE = zcdp_to_dp((2 * 1.25 / 64) ** 2 / 8, DELTA)[0]
+POOL = ["--lower=-0.25", "--upper=1", "--scale=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "answer", "said"),
+    [
+        (["--epsilon=1", "--models=64", *POOL], "queries", 160, "160 queries to 64 models within"),
+        (["--epsilon=1", "--queries=160", *POOL], "models", 64, "64 models for 160 queries within"),
+        (["--models=64", "--queries=1", *POOL], "epsilon", ONE, "1 query to 64 models at"),
+        (["--models=9", "--queries=9", "--lower=0", "--upper=9"], "epsilon", "inf", "ε = inf"),
+        (["--epsilon=1e-3", "--queries=100000000000", *POOL], "models", None, "more than"),
+        (["--epsilon=1", "--models=64", "--lower=1", "--upper=1"], "queries", 10**9, "or more"),
+    ],
+)
+def test_what_is_left_out_is_the_answer(capsys, tmp_path, arguments, asked, answer, said):
+    path = tmp_path / "answer.json"
+    assert main(["plan", *arguments, "--json", str(path)]) == 0
+    found = json.loads(path.read_text(encoding="utf-8"))[asked]
+    assert found == (pytest.approx(answer, rel=1e-6) if isinstance(answer, float) else answer)
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epsilon=1", "--models=2"], "got no --queries"),
+        (["--epsilon=1", "--models=2", "--queries=3", "--scale=2"], "got no --lower"),
+        (
+            ["--epsilon=1", "--models=2", "--lower=0.5"],
+            "--lower and --upper must be given together",
+        ),
+        (["--epsilon=1", "--lower=0.5", "--upper=2"], "one must be left out"),
+        (["--epsilon=1", "--models=2", "--queries=3", *POOL], "one must be left out"),
+    ],
+)
+def test_questions_without_an_answer(capsys, arguments, message):
+    assert main(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err

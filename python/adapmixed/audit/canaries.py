@@ -12,6 +12,9 @@ drawn uniformly from |R|, which are ranked by the answers. P_s the law with shar
 it emptied, P_s(s is ranked first) <= e^ε P'(s is ranked first) + δ; the mean over s is at most
 e^ε/|R| + δ, with the ε of zero-out. So much may the frequency of full exposure be.
 
+**Power.** The same attack at the same effort on the ensemble without protection. Where it does not
+exceed a claim, that the claim was not broken says nothing, and the finding is called so.
+
 Nothing but answers is scored. The attacker knows the text and every adapter that the coins may
 give, and computes the exact likelihood of the answers in every world. How many guesses it makes is
 chosen in a rehearsal, with coins and tokens of its own.
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -194,12 +197,12 @@ MANY = 64
 
 def box(queries: int) -> ClippedMixing:
     """A ClippedMixing for so many answers."""
-    return ClippedMixing(0.8, 1.5, queries=queries)
+    return ClippedMixing(0.85, 1.4, queries=queries)
 
 
 def pool(queries: int) -> ClippedLogPool:
     """A ClippedLogPool for so many answers."""
-    return ClippedLogPool(-0.2, 0.4, 1.0, queries=queries)
+    return ClippedLogPool(-0.15, 0.3, 1.0, queries=queries)
 
 
 def game(
@@ -218,7 +221,7 @@ def audits() -> list[tuple[Audit, bool]]:
             found.append((Audit(game(make(1), adjacency, 0.0), 1), False))
             found.append((Audit(game(make(MANY), adjacency, DELTA), MANY), False))
     for answers in (1, MANY):
-        ball = PMixED(4.0, DELTA, queries=answers, order=18.0)
+        ball = PMixED(1.0, DELTA, queries=answers, order=18.0)
         found.append((Audit(game(ball, "zero_out", DELTA), answers), False))
     plain = game(box(MANY), "zero_out", DELTA, Unprotected(), "unprotected, called ")
     every = game(box(1), "zero_out", 0.0, bug="one person in every shard of ")
@@ -240,12 +243,36 @@ def exposures() -> list[tuple[Exposure, bool]]:
     ]
 
 
+def unprotected(one: Audit | Exposure) -> Audit | Exposure:
+    """The same claim, attack and worlds, answered without protection."""
+    return replace(one, game=replace(one.game, running=Unprotected()))
+
+
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Every game."""
+    """Every game; what an attack shows without protection does not depend on the mechanism."""
     answers = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS)
     games: list[tuple[Audit | Exposure, bool]] = [*audits(), *exposures()]
+    powers: dict[str, float] = {}
+
+    def measured(one: Audit | Exposure, label: str) -> float:
+        label = f"canaries/{label}"
+        return one.measure(answers // one.answers, effort.generator(label), effort.source(label))
+
     for index, (one, control) in enumerate(games):
-        label, runs = f"canaries/{index}", answers // one.answers
-        measured = one.measure(runs, effort.generator(label), effort.source(label))
-        name = f"{one.game.name}, {runs} × {one.answers} answers"
-        yield Finding("canaries", name, one.claim(), one.claimed(), measured, CONFIDENCE, control)
+        power = None
+        if not control:
+            game = one.game
+            key = f"{type(one).__name__} {game.adjacency} {game.delta:g} {one.answers}"
+            if key not in powers:
+                powers[key] = measured(unprotected(one), key)
+            power = powers[key]
+        yield Finding(
+            "canaries",
+            f"{one.game.name}, {answers // one.answers} × {one.answers} answers",
+            one.claim(),
+            one.claimed(),
+            measured(one, str(index)),
+            CONFIDENCE,
+            control,
+            power,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.audit.finding import SLACK, Effort, Finding
+from adapmixed.audit.mechanism_trees import Tree
 from adapmixed.audit.trees import (
     Adversary,
     History,
@@ -18,6 +20,7 @@ from adapmixed.audit.trees import (
     two_stage_paths,
 )
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.privacy import FilterBudget
 from adapmixed.rng import SeededRandom
 
 TREES_PER_SECOND = 0.8  # of each kind
@@ -51,6 +54,77 @@ def _trees(effort: Effort) -> Iterator[Finding]:
     adversary, depth = _adversary(1, 1)
     unfiltered = largest_divergence(adversary, depth, 1e9, ORDER) / 0.1
     yield Finding("filter", "nothing is retired", claim, 1 + SLACK, unfiltered, 1.0, True)
+
+
+def _box(lower: float, upper: float) -> ClippedMixing:
+    return ClippedMixing(lower, upper, charge_order=ORDER)
+
+
+# Models, tokens, answers; which of two settings answers depends on the history.
+Setting = tuple[int, int, int, tuple[Mechanism, ...]]
+POOLS: list[Setting] = [
+    (1, 2, 7, (ClippedLogPool(-0.3, 0.3, 1.0), ClippedLogPool(-0.2, 0.5, 1.0))),
+    (2, 3, 5, (ClippedLogPool(-0.5, 0.5, 1.0), ClippedLogPool(-0.4, 0.8, 1.5))),
+    (3, 3, 5, (ClippedLogPool(-0.5, 0.5, 2.0), ClippedLogPool(-0.5, 1.0, 2.0))),
+]
+MIXINGS: list[Setting] = [
+    (1, 2, 7, (_box(0.8, 1.2), _box(0.9, 1.3))),
+    (2, 3, 5, (_box(0.6, 1.7), _box(0.85, 2.5))),
+]
+SPENT = (0.05, 0.1, 0.2)
+ZCDP_ORDERS = (1.5, 2.0, 4.0, 16.0)
+ENDLESS = 1e9
+
+
+def _tree(
+    setting: Setting, seed: int, amount: float, *, counts: bool = False
+) -> tuple[Tree, tuple[float, ...]]:
+    """A tree with a budget, and its orders; with counts answers have half of twice the budget."""
+    models, vocab, depth, mechanisms = setting
+    order = ORDER if isinstance(mechanisms[0], ClippedMixing) else None
+    measure = "zcdp" if order is None else "renyi"
+    budget = FilterBudget(measure, 2 * amount if counts else amount, DELTA, order)
+    thresholds = (amount / 4, amount / 2) if counts else ()
+    sigma = None
+    if counts:  # so many releases cost `amount`
+        sigma = math.sqrt(len(thresholds) * (order or 1.0) / (2 * amount)) * (1 + 1e-6)
+    tree = Tree(mechanisms, seed, models, vocab, depth, budget, thresholds, sigma)
+    return tree, ZCDP_ORDERS if order is None else (order,)
+
+
+def _mechanism_trees(effort: Effort) -> Iterator[Finding]:
+    """The mechanisms' own charges and laws, and counts that are released with noise."""
+    generator = effort.generator("filter/mechanisms")
+    number = effort.count(TREES_PER_SECOND, 2)
+
+    def seed() -> int:
+        return int(generator.integers(2**32))
+
+    def finding(setting: Setting, what: str, measured: float, control: bool = False) -> Finding:
+        models, vocab, depth, mechanisms = setting
+        name = f"{mechanisms[0].name}: {what} of {depth} answers, {vocab} tokens, {models} models"
+        orders = f"{ORDER:g}" if isinstance(mechanisms[0], ClippedMixing) else "α"
+        budget = "budget" if orders != "α" else "(α budget), α = 1.5 to 16"
+        claim = f"D_{orders} of the transcript / {budget}"
+        return Finding("filter", name, claim, 1 + SLACK, measured, 1.0, control)
+
+    for setting in (*POOLS, *MIXINGS):
+        for counts in (False, True):
+            largest = 0.0
+            for turn in range(number):
+                amount = SPENT[turn % len(SPENT)]
+                tree, orders = _tree(setting, seed(), amount, counts=counts)
+                largest = max(largest, tree.divergence(orders))
+            what = f"{number} trees, two noisy counts" if counts else f"{number} trees"
+            yield finding(setting, what, largest)
+    for setting in (POOLS[0], MIXINGS[0]):
+        tree, orders = _tree(setting, 1, ENDLESS)
+        unfiltered = tree.divergence(orders) * (ENDLESS / SPENT[0])
+        yield finding(setting, "nothing is retired in a tree", unfiltered, True)
+        tree, orders = _tree(setting, 1, SPENT[0], counts=True)
+        assert tree.sigma is not None
+        louder = tree.divergence(orders, sigma=tree.sigma / 2)
+        yield finding(setting, "counts with half the noise that was paid for, a tree", louder, True)
 
 
 def _orders() -> Iterator[Finding]:
@@ -121,5 +195,6 @@ def _others(effort: Effort) -> Iterator[Finding]:
 def audit(effort: Effort) -> Iterator[Finding]:
     """Trees, orders, and charges that other shards must not move."""
     yield from _trees(effort)
+    yield from _mechanism_trees(effort)
     yield from _orders()
     yield from _others(effort)

@@ -27,6 +27,8 @@ class Finding:
         measured: what the attack shows: the true value is at least this.
         confidence: of `measured`, 1 for a computation.
         control: a broken variant, which the attack must show to be broken.
+        power: what the same attack at the same effort shows where nothing is protected; None: not
+            measured. An attack that would not catch even that says nothing of the claim.
     """
 
     audit: str
@@ -36,10 +38,11 @@ class Finding:
     measured: float
     confidence: float
     control: bool = False
+    power: float | None = None
 
     @property
     def ok(self) -> bool:
-        """The claim holds, or the control is caught. NaN is neither."""
+        """The claim is not broken, or the control is caught. NaN is neither."""
         return self.measured > self.claimed if self.control else self.measured <= self.claimed
 
     @property
@@ -47,7 +50,11 @@ class Finding:
         """In a word."""
         if self.control:
             return "caught" if self.ok else "NOT CAUGHT"
-        return "holds" if self.ok else "BROKEN"
+        if not self.ok:
+            return "BROKEN"
+        if self.power is not None and not self.power > self.claimed:
+            return "no power"
+        return "holds"
 
     @property
     def ratio(self) -> float | None:

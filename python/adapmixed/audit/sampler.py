@@ -26,7 +26,7 @@ from adapmixed_ext.reference import sampling_weights
 
 DRAWS_PER_SECOND = 100_000.0
 CHUNK = 1 << 16
-RARE = 2.0**-20
+RARE, RARE_TOKENS = 2.0**-20, 256
 UNITS = [0.0, 5e-324, 1e-40, 2.0**-101, 2.0**-100, 1.75 * 2.0**-100, 2.0**-99, 3.5 * 2.0**-100]
 """Probabilities whose weights are 1, 1, 1, 1, 1, 1, 2, 3 where q > 0."""
 RESERVED = 100  # pairs of a key and a counter that are compared after a fork
@@ -81,22 +81,44 @@ def _laws(effort: Effort) -> Iterator[Finding]:
     yield _chi_square("probabilities off by 4 %", counts, [0.25] * 4, control=True)
 
 
+def rare_law() -> Tensor:
+    """(1 + RARE_TOKENS,): many tokens of probability RARE each, and one that has the rest."""
+    p = torch.full((1 + RARE_TOKENS,), RARE, dtype=torch.float64)
+    p[0] = 1 - RARE_TOKENS * RARE
+    return p
+
+
 def _rare(effort: Effort) -> Iterator[Finding]:
-    """A token of probability 2^-20."""
-    draws = effort.count(2 * DRAWS_PER_SECOND, 1 << 20)
-    p = torch.tensor([1 - RARE, RARE], dtype=torch.float64)
-    hits = drawn(p, torch.zeros(2), draws, effort.source("sampler/rare"))[1]
-    claim = "confidence that it is not drawn as often as stated"
-    deviation = binomial_deviation(hits, draws, RARE)
-    yield Finding(
-        "sampler", f"a token of probability 2^-20 in {draws} draws: {hits}", claim,
-        CONFIDENCE, deviation, CONFIDENCE,
-    )  # fmt: skip
-    deviation = binomial_deviation(hits, draws, 64 * RARE)
-    yield Finding(
-        "sampler", "the same, stated to be 64 times as likely", claim,
-        CONFIDENCE, deviation, CONFIDENCE, True,
-    )  # fmt: skip
+    """Tokens of probability 2^-20: one alone is hardly ever drawn, all together often enough."""
+    least = 1 << 19  # 128 rare ones expected: 92 to 167 with this confidence
+    stated = rare_law()
+    public = torch.zeros(len(stated))
+    law = exact_law(stated, public)
+    share = math.fsum(law[1:])
+    places = torch.arange(len(stated))
+    worlds = {
+        "": places < 0,
+        "probabilities below 2^-16 taken for 0": stated < 2.0**-16,
+        "half of the rare tokens lost": places % 2 == 1,
+    }
+    for bug, gone in worlds.items():
+        draws = least if bug else effort.count(DRAWS_PER_SECOND, least)
+        running = torch.where(gone, 0.0, stated)
+        running[0] += 1 - running.sum()
+        counts = drawn(running, public, draws, effort.source(f"sampler/rare{bug}"))
+        hits = sum(counts[1:])
+        name = f"{RARE_TOKENS} tokens of probability 2^-20 in {draws} draws: {hits}"
+        yield Finding(
+            "sampler",
+            f"{bug}; {name}" if bug else name,
+            f"confidence that they are not drawn as often as stated ({draws * share:.0f} times)",
+            CONFIDENCE,
+            binomial_deviation(hits, draws, share),
+            CONFIDENCE,
+            control=bool(bug),
+        )
+        if not bug:
+            yield _chi_square(f"{RARE_TOKENS} tokens of probability 2^-20", counts, law)
 
 
 Pairs = list[tuple[bytes, int]]

@@ -57,10 +57,13 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 
 def chi_square(counts: list[int], law: list[float]) -> tuple[float, int]:
-    """(the statistic, degrees of freedom); the rarest tokens share a cell expected >= 5 times."""
+    """(the statistic, degrees of freedom); the rarest tokens share a cell expected >= 5 times.
+
+    Which tokens share one depends on the law and their places alone, never on their counts.
+    """
     draws, cells = sum(counts), []
     seen, expected = 0.0, 0.0
-    for probability, count in sorted(zip(law, counts, strict=True)):
+    for probability, count in sorted(zip(law, counts, strict=True), key=lambda pair: pair[0]):
         seen, expected = seen + count, expected + draws * probability
         if expected >= 5:
             cells.append((seen, expected))

@@ -17,22 +17,25 @@ def number(value: float) -> str:
 def lines(finding: Finding) -> list[str]:
     """A finding in two lines: what was attacked, and the two numbers."""
     ratio = "" if finding.ratio is None or finding.control else f", ratio {finding.ratio:.3f}"
+    power = "" if finding.power is None else f", unprotected {number(finding.power)}"
     sure = "" if finding.confidence == 1 else f" ({100 * finding.confidence:g} %)"
     prefix = "control: " if finding.control else ""
     return [
         f"  {finding.verdict:<10}  {prefix}{finding.name}",
         f"              {finding.claim}: claimed {number(finding.claimed)}, measured "
-        f"{number(finding.measured)}{sure}{ratio}",
+        f"{number(finding.measured)}{sure}{ratio}{power}",
     ]
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """One line: how many claims hold, how many controls are caught."""
+    """One line: how many claims hold and were tried in earnest, how many controls are caught."""
     claims = [finding for finding in findings if not finding.control]
     controls = [finding for finding in findings if finding.control]
+    powerless = sum(f.verdict == "no power" for f in claims)
     return (
-        f"{sum(f.ok for f in claims)} of {len(claims)} claims hold, "
-        f"{sum(f.ok for f in controls)} of {len(controls)} controls are caught"
+        f"{sum(f.verdict == 'holds' for f in claims)} of {len(claims)} claims hold, "
+        + (f"{powerless} were attacked without power, " if powerless else "")
+        + f"{sum(f.ok for f in controls)} of {len(controls)} controls are caught"
     )
 
 
@@ -41,8 +44,8 @@ def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
     entries = []
     for finding in findings:
         entry = asdict(finding) | {"verdict": finding.verdict, "ok": finding.ok}
-        for name in ("claimed", "measured"):
-            if not math.isfinite(entry[name]):
+        for name in ("claimed", "measured", "power"):
+            if entry[name] is not None and not math.isfinite(entry[name]):
                 entry[name] = str(entry[name])
         entries.append(entry)
     return {

@@ -2,14 +2,21 @@
 
 import argparse
 import json
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import ADJACENCIES, check_output
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapmixed.privacy.beforehand import Beforehand
     from adapmixed.privacy.planner import Plan
 
+MOST_QUERIES, MOST_MODELS = 10**9, 10**7  # where the inverse questions end
+_ASKED = ("epsilon", "models", "queries")
 _NEIGHBOURS = {
     "zero_out": "one shard is emptied, its slot answers the public distribution",
     "add_remove": "the ensemble lacks one shard's model",
@@ -23,30 +30,109 @@ def add_parser(commands: Any) -> None:
         "plan",
         help="the settings that a privacy budget buys",
         description="Lists, for every mechanism with a guarantee fixed beforehand, the widest "
-        "settings within (epsilon, delta), and what fewer queries would cost. Public numbers only.",
+        "settings within (epsilon, delta), and what fewer queries would cost. With --lower and "
+        "--upper the settings are given, and what is left out of --epsilon, --models and --queries "
+        "is the answer. Public numbers only.",
     )
-    parser.add_argument("--epsilon", type=float, required=True)
+    parser.add_argument("--epsilon", type=float)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--models", type=int, required=True, help="shards, one model each")
-    parser.add_argument("--queries", type=int, required=True, help="answers (tokens) in all")
+    parser.add_argument("--models", type=int, help="shards, one model each")
+    parser.add_argument("--queries", type=int, help="answers (tokens) in all")
     parser.add_argument("--adjacency", choices=ADJACENCIES, default="zero_out")
-    parser.add_argument("--json", type=Path, help="write the plans there as JSON")
+    parser.add_argument(
+        "--lower", type=float, help="ratio of clipped-mixing, with --scale a log-ratio"
+    )
+    parser.add_argument("--upper", type=float, help="as --lower")
+    parser.add_argument("--scale", type=float, help="of clipped-log-pool; without: clipped-mixing")
+    parser.add_argument("--json", type=Path, help="write the plans, or the answer, there as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plans and prints the table."""
+    """Plans and prints the table, or answers an inverse question."""
     check_output(arguments.json)
-    from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.planner import plan
+    missing = [name for name in _ASKED if getattr(arguments, name) is None]
+    if (arguments.lower is None) != (arguments.upper is None):
+        raise ValueError("--lower and --upper must be given together")
+    if arguments.lower is not None:
+        if len(missing) != 1:
+            raise ValueError(
+                "of --epsilon, --models and --queries one must be left out where --lower and "
+                f"--upper are given, got {3 - len(missing)} of them"
+            )
+        content = _answer(arguments, missing[0])
+    elif missing or arguments.scale is not None:
+        raise ValueError(
+            "--epsilon, --models and --queries must be given, or --lower, --upper and two of them, "
+            f"got no {', '.join('--' + name for name in missing or ['lower'])}"
+        )
+    else:
+        content = _plans(arguments)
+    if arguments.json is not None:
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    return 0
 
-    plans = plan(
+
+def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
+    """Prints which ε, how many models or how many queries the given settings allow."""
+    from adapmixed.privacy.guarantee import format_epsilon
+    from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
+
+    delta, way = arguments.delta, arguments.adjacency
+    settings = {name: getattr(arguments, name) for name in ("lower", "upper", "scale")}
+    found: float | None
+    if asked == "epsilon":
+        found = epsilon_of(delta, arguments.models, arguments.queries, way, **settings)
+        said = f"ε = {format_epsilon(found)} for {_plural(arguments.queries, 'query')}"
+        said += f" to {_plural(arguments.models, 'model')}"
+    elif asked == "queries":
+        found = queries_for(
+            arguments.epsilon, delta, arguments.models, way, **settings, most=MOST_QUERIES
+        )
+        more = " or more" if found == MOST_QUERIES else ""
+        said = f"{_plural(found, 'query')}{more} to {_plural(arguments.models, 'model')}"
+        said += f" within ε = {arguments.epsilon:g}"
+    else:
+        found = models_for(
+            arguments.epsilon, delta, arguments.queries, way, **settings, most=MOST_MODELS
+        )
+        least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
+        said = f"{least} for {_plural(arguments.queries, 'query')} within ε = {arguments.epsilon:g}"
+    name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
+    given = {key: value for key, value in settings.items() if value is not None}
+    listed = " ".join(f"{key}={value!r}" for key, value in given.items())
+    print(f"{name} {listed}: {said} at δ = {delta:g};\nneighbouring ({way}): {_NEIGHBOURS[way]}.")
+    known = {key: getattr(arguments, key) for key in _ASKED if key != asked}
+    shown = found if found is None or math.isfinite(found) else str(found)
+    return {
+        "mechanism": name,
+        "settings": given,
+        **known,
+        "delta": delta,
+        "adjacency": way,
+        asked: shown,
+    }
+
+
+def _plural(number: int, noun: str) -> str:
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else many}"
+
+
+def _plans(arguments: argparse.Namespace) -> dict[str, object]:
+    """Prints what the budget buys."""
+    from adapmixed.privacy.guarantee import format_epsilon
+    from adapmixed.privacy.planner import adapmixed_beforehand, plan
+
+    question = (
         arguments.epsilon,
         arguments.delta,
         arguments.models,
         arguments.queries,
         arguments.adjacency,
     )
+    plans, adaptive = plan(*question), adapmixed_beforehand(*question)
     print(
         f"Within ε = {arguments.epsilon:g} at δ = {arguments.delta:g} for {arguments.queries} "
         f"queries to {arguments.models} models;\n"
@@ -68,16 +154,58 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{one.mechanism}: {one.note}.")
     if all(one.mechanism != "pmixed" for one in plans):
         print("pmixed: no fixed guarantee of this kind within the budget.")
-    if arguments.json is not None:
-        entries = [_entry(one) for one in plans]
-        text = json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
-    return 0
+    print(_adaptive_words(adaptive, arguments.epsilon))
+    return {
+        "plans": [_entry(one) for one in plans],
+        "adapmixed": _adaptive_entry(adaptive),
+    }
+
+
+def _adaptive_words(one: "Beforehand | None", epsilon: float) -> str:
+    from adapmixed.privacy.guarantee import format_epsilon
+
+    words = (
+        "adapmixed: its ε depends on the private data, is known after the answers only, and must "
+        "not be published.\n"
+    )
+    if one is None:
+        return words + "  Beforehand nothing bounds it for these neighbours (zero_out has a bound)."
+    words += (
+        f"  Beforehand (loss='fixed'), order={one.order:g}: at the paper's "
+        f"beta={one.target_leakage:g} all queries cost at most ε = {format_epsilon(one.epsilon)};\n"
+    )
+    if one.largest_leakage is None:
+        return words + f"  no beta keeps ε = {epsilon:g}."
+    return (
+        words
+        + f"  ε = {epsilon:g} is kept with {_values({'target_leakage': one.largest_leakage})}."
+    )
+
+
+def _adaptive_entry(one: "Beforehand | None") -> dict[str, object]:
+    entry: dict[str, object] = {"kind": "data-dependent, ex-post", "publishable": False}
+    if one is not None:
+        entry |= {
+            "order": one.order,
+            "target_leakage": one.target_leakage,
+            "worst_case_epsilon": one.epsilon if math.isfinite(one.epsilon) else str(one.epsilon),
+            "largest_target_leakage": one.largest_leakage,
+        }
+    return entry
 
 
 def _settings(one: "Plan") -> str:
-    names = {"target_leakage": "beta"}
-    return " ".join(f"{names.get(name, name)}={value:.4g}" for name, value in one.settings.items())
+    return _values(one.settings)
+
+
+def _values(settings: "Mapping[str, float]") -> str:
+    """Four significant digits, rounded inward: settings that are copied from here keep the ε."""
+    names, shown = {"target_leakage": "beta"}, []
+    for name, value in settings.items():
+        rounding = ROUND_CEILING if name == "lower" else ROUND_FLOOR
+        digits = Context(prec=4, rounding=rounding).create_decimal(Decimal(value))
+        shown.append(f"{names.get(name, name)}={float(digits):.4g}")
+    return " ".join(shown)
 
 
 def _entry(one: "Plan") -> dict[str, object]:

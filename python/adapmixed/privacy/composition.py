@@ -42,6 +42,8 @@ def clipped_mixing_epsilon(
 ) -> float:
     """ε of `queries` answers of ClippedMixing at `delta`, in both orders of the neighbours.
 
+    The theorem of the dominating pair and the one on composition: docs/privacy.md, section 11.
+
     Args:
         lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`.
         adjacency: "zero_out", "add_remove" or "replace_one".
@@ -62,6 +64,8 @@ def composed_epsilon(
     points: int = POINTS,
 ) -> float:
     """ε at `delta` of `queries` mechanisms dominated by `pair`: the larger of both orders.
+
+    Composition and the grid on which it is computed: docs/privacy.md, section 11.
 
     Args:
         pair: fixed beforehand, as `queries` is; inputs may be adaptive.
@@ -93,7 +97,8 @@ def renyi_epsilon(
 ) -> float:
     """A larger ε than `composed_epsilon`'s, in a millisecond: by Rényi costs at the best order.
 
-    The order may be chosen since pair and queries are fixed beforehand. Arguments as there.
+    The order may be chosen since pair and queries are fixed beforehand (docs/privacy.md, sections 5
+    and 11). Arguments as there.
     """
     best, other = math.inf, pair.exchanged()
     for order in _ORDERS:

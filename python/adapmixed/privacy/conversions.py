@@ -23,7 +23,8 @@ _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this
 def c_alpha(order: float, delta: float) -> float:
     """The cost of turning (order, ε)-RDP into (ε + c, δ)-DP, rounded up; may be negative.
 
-    c_α(δ) = log((α-1)/α) - (log δ + log α)/(α-1)   (Balle et al. 2020; the paper's Theorem rdp-dp)
+    c_α(δ) = log((α-1)/α) - (log δ + log α)/(α-1)   (Balle et al. 2020; the paper's Theorem rdp-dp;
+    docs/privacy.md, sections 1 and 4)
 
     Args:
         order: α > 1, finite.  delta: in (0, 1).
@@ -37,7 +38,8 @@ def c_alpha(order: float, delta: float) -> float:
 def rdp_to_dp(order: float, epsilon: float, delta: float) -> float:
     """max(0, epsilon + c_α(delta)), rounded up: (order, epsilon)-RDP implies this (ε, δ)-DP.
 
-    A negative sum is stated as 0: (ε, δ)-DP with ε < 0 implies (0, δ)-DP.
+    A negative sum is stated as 0: (ε, δ)-DP with ε < 0 implies (0, δ)-DP. Proof: docs/privacy.md,
+    section 4 with a constant loss (Balle et al. 2020).
     """
     epsilon = check_real("epsilon", epsilon, infinite=True)
     cost = c_alpha(order, delta)
@@ -47,9 +49,10 @@ def rdp_to_dp(order: float, epsilon: float, delta: float) -> float:
 def zcdp_to_dp(rho: float, delta: float) -> tuple[float, float]:
     """(ε, order) with ε = min over orders of order·rho + c_order(delta), rounded up.
 
-    The order may be chosen from rho only because rho is public and fixed beforehand. rho = 0 gives
-    (0, inf). Any order is valid, so the search (a grid in log(order - 1), refined around its best
-    point) need not be exact.
+    rho-zCDP is (α, α rho)-RDP at every α (Bun and Steinke 2016; docs/privacy.md, section 5, last
+    paragraph): the order may be chosen from rho only because rho is public and fixed beforehand.
+    rho = 0 gives (0, inf). Any order is valid, so the search (a grid in log(order - 1), refined
+    around its best point) need not be exact.
     """
     return _best_order(check_real("rho", rho, infinite=True), _check_delta(delta))
 
@@ -73,7 +76,10 @@ def _best_order(rho: float, delta: float) -> tuple[float, float]:
 
 
 def gaussian_rdp(order: float, sensitivity: float, sigma: float) -> float:
-    """α Δ² / (2 σ²), rounded up: the Rényi cost of the Gaussian mechanism of L2 sensitivity Δ."""
+    """α Δ² / (2 σ²), rounded up: the Rényi cost of the Gaussian mechanism of L2 sensitivity Δ.
+
+    Mironov 2017, Corollary 3; docs/privacy.md, section 7.
+    """
     order, ratio = check_order(order), _ratio("sensitivity", sensitivity, sigma)
     return 0.0 if sensitivity == 0 else _up(order * _up(ratio * ratio) / 2)
 
@@ -82,6 +88,7 @@ def screening_rho(weight: float, sigma: float, num_models: int) -> float:
     """(weight / (N σ))², rounded up: one screening costs order times this at every order.
 
     The L2 sensitivity is √2 weight / N (noise before re-scaling), so α Δ²/(2σ²) = α (weight/(Nσ))².
+    Proof: docs/privacy.md, section 7.
     """
     ratio = _ratio("weight", weight, sigma)
     share = _up(ratio / check_count("num_models", num_models, 1))
@@ -89,13 +96,18 @@ def screening_rho(weight: float, sigma: float, num_models: int) -> float:
 
 
 def screening_rdp(order: float, weight: float, sigma: float, num_models: int) -> float:
-    """α (weight / (N σ))², rounded up: the Rényi cost of one noisy screening."""
+    """α (weight / (N σ))², rounded up: the Rényi cost of one noisy screening.
+
+    Proof: docs/privacy.md, section 7.
+    """
     order, rho = check_order(order), screening_rho(weight, sigma, num_models)
     return 0.0 if rho == 0 else _up(order * rho)
 
 
 def subsampled_rdp(order: int, rate: float, epsilon: Callable[[int], float]) -> float:
     """Poisson subsampling at an integer order, rounded up (the paper's eq. subsam_eps).
+
+    What it needs, and why the ball does not give it: docs/privacy.md, sections 6 and 9, item 3.
 
     ε'(α) = log((1-s)^{α-1}(1+(α-1)s) + Σ_{k=2}^α C(α,k)(1-s)^{α-k} s^k e^{(k-1)ε(k)}) / (α-1)
 
@@ -133,6 +145,7 @@ def amplification_rate(sample_rate: float, num_models: int, divide_by: str) -> f
 
     "slots": the answer is (1/N)[Σ_{i∈S} p̄_i + (N-|S|) q], so g = s. "subset": Σ_{i∈S} p̄_i / |S|
     (q when S is empty), so g = 1 - (1-s)^N, rounded up: dividing by |S| undoes the subsampling.
+    Proof: docs/privacy.md, section 2.
     """
     rate = _check_rate("sample_rate", sample_rate)
     num_models = check_count("num_models", num_models, 1)
@@ -150,7 +163,8 @@ def sound_bound(order: float, radius: float, num_models: int, rate: float = 1.0)
 
     Valid in both directions when every projected distribution lies in the Rényi ball of `radius`
     R (both directions) around the public one; supremum attained as the mass of the token that
-    carries the divergence goes to 0. With N = 1 and g = 1 it is R. Proof: docs/privacy.md.
+    carries the divergence goes to 0. With N = 1 and g = 1 it is R.
+    Proof: docs/privacy.md, section 2.
 
     Args:
         order: α > 1.  radius: R >= 0, +inf allowed.  num_models: N >= 1.
@@ -174,7 +188,8 @@ def radius_for_epsilon(order: float, epsilon: float, num_models: int, rate: floa
     """The largest radius R with sound_bound(order, R, num_models, rate) <= epsilon, rounded down.
 
     R = log(1 + (N/g)(e^{(α-1)ε} - 1)) / (α-1), then lowered by a few ulp until the bound, as it is
-    evaluated, is at most epsilon. epsilon = 0 gives 0; epsilon = inf or rate = 0 gives inf.
+    evaluated, is at most epsilon. epsilon = 0 gives 0; epsilon = inf or rate = 0 gives inf. The
+    theorem that it inverts: docs/privacy.md, section 2.
     """
     order, epsilon = check_order(order), check_real("epsilon", epsilon, infinite=True)
     num_models, rate = check_count("num_models", num_models, 1), _check_rate("rate", rate)
@@ -194,8 +209,8 @@ def published_bound(order: float, target_leakage: float, num_models: int) -> flo
     """The paper's data-independent bound, log((N-1+e^{4βα(α-1)})/N)/(α-1). NOT VALID.
 
     Its triangle-like lemma needs Rényi bounds at every order, the projection gives one; the true
-    add/remove loss can exceed this value without limit (docs/privacy.md). It reproduces published
-    numbers only. N = 1: βα.
+    add/remove loss can exceed this value without limit (docs/privacy.md, section 3). It reproduces
+    published numbers only. N = 1: βα.
     """
     order = check_order(order)
     beta = check_real("target_leakage", target_leakage, infinite=True)
@@ -209,7 +224,7 @@ def published_target_leakage(order: float, epsilon: float, models: int, rate: fl
 
     The largest β, rounded down, such that `published_bound`, amplified by `subsampled_rdp` when
     rate < 1, is at most `epsilon`: closed form at rate 1, else bisection (integer order only).
-    See `published_bound` for why no guarantee follows.
+    See `published_bound` and docs/privacy.md, sections 3 and 6, for why no guarantee follows.
 
     Args:
         order: α > 1; an integer >= 2 when rate < 1.  epsilon: ε_G / T, finite and >= 0.

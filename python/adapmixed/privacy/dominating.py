@@ -128,6 +128,7 @@ def clipped_mixing_pair(
 def accounted_box(lower: float, upper: float) -> tuple[float, float]:
     """(lower, upper) widened by `BOX_ERROR`: what is accounted for a nominal box.
 
+    Why that covers rounding: docs/privacy.md, section 11, "Rounding of the answer".
     A box of one point on either side (lower = 1 or upper = 1) answers q itself and stays.
     """
     low, high = check_box(lower, upper)

@@ -26,7 +26,8 @@ def epsilon_of(
 ) -> float:
     """ε of `queries` answers: of ClippedMixing (ratios), or with `scale` of ClippedLogPool (logs).
 
-    Valid with any number of grid `points`; an `Accountant` uses more of them.
+    The theorems: docs/privacy.md, sections 11 and 12. Valid with any number of grid
+    `points`; an `Accountant` uses more of them.
     """
     if scale is None:
         return clipped_mixing_epsilon(
@@ -49,7 +50,7 @@ def queries_for(
 ) -> int:
     """The largest number of queries within (epsilon, delta), at most `most`; 0 if one is too many.
 
-    Settings as for `epsilon_of`.
+    Settings as for `epsilon_of`, whose theorems (docs/privacy.md, sections 11 and 12) it inverts.
     """
     target, delta = target_epsilon(epsilon), target_delta(delta)
 
@@ -83,7 +84,8 @@ def models_for(
 ) -> int | None:
     """The smallest ensemble, of two models or more, that keeps (epsilon, delta); None above `most`.
 
-    Settings as for `epsilon_of`; the cost falls with N.
+    Settings as for `epsilon_of`, whose theorems it inverts; the cost falls with N (docs/privacy.md,
+    section 11, "Wider boxes and smaller ensembles", and section 12).
     """
     target, delta = target_epsilon(epsilon), target_delta(delta)
 

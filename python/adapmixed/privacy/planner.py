@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from adapmixed.privacy.beforehand import adapmixed_beforehand
 from adapmixed.privacy.checks import check_count, check_question
 from adapmixed.privacy.composition import renyi_epsilon
 from adapmixed.privacy.conversions import (
@@ -28,7 +29,7 @@ from adapmixed.privacy.inverse import (
     target_epsilon,
 )
 
-__all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for"]
+__all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
 
 SHAPES = (1.0, 2.0, 4.0, 8.0)
 """log C / |log c| of the boxes that are tried; in the measurements 4 beat 1 at equal ε."""
@@ -80,6 +81,9 @@ def plan(
     scales: Sequence[float] = SCALES,
 ) -> list[Plan]:
     """Every mechanism's best settings within (epsilon, delta); a few seconds.
+
+    Each ε is that of the mechanism's theorem (docs/privacy.md, section 2 for PMixED, 11 for
+    ClippedMixing, 12 for ClippedLogPool). What AdaPMixED would need: `adapmixed_beforehand`.
 
     Args:
         epsilon: > 0, the target.  delta: in (0, 1).

@@ -1,0 +1,110 @@
+"""Perplexity and ε of ClippedLogPool's and ClippedMixing's settings on the built-in demonstration.
+
+    python -m benchmarks.clipped_tables --out benchmarks/results/clipped-demo.txt
+
+Nothing is drawn: the same machine prints the same table. ε is that of all queries at δ = 1e-5, a
+number fixed beforehand; perplexity is for the operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
+from adapmixed.evaluation import evaluate
+from adapmixed.mechanisms import (
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    PublicOnly,
+    Unprotected,
+)
+from adapmixed.models import Ensemble
+from adapmixed.privacy.guarantee import format_epsilon
+from adapmixed.privacy.planner import epsilon_of
+from adapmixed.rng import SeededRandom
+
+DELTA = 1e-5
+POOLS = [
+    (-0.25, 0.25, 2.0),
+    (-0.25, 0.5, 2.0),
+    (-0.25, 1.0, 1.5),
+    (-0.25, 1.0, 2.0),
+    (-0.25, 2.0, 2.0),
+]
+BOXES = [(-0.25, 0.25), (-0.5, 0.5), (-0.25, 1.0), (-1.0, 1.0), (-0.5, 2.0)]
+"""Logarithms of lower and upper."""
+
+
+def settings(queries: int) -> dict[str, Mechanism]:
+    """All that are compared."""
+    found: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
+    for a, b, scale in POOLS:
+        name = f"clipped-log-pool  a={a:g} b={b:g} κ={scale:g}"
+        found[name] = ClippedLogPool(a, b, scale, queries=queries)
+    for low, high in BOXES:
+        name = f"clipped-mixing    e^{low:g} e^{high:g}"
+        found[name] = ClippedMixing(math.exp(low), math.exp(high), queries=queries)
+    return found
+
+
+def epsilons(mechanism: Mechanism, models: int, queries: int) -> tuple[str, ...]:
+    """ε of zero-out and of replace-one, as printed."""
+    if not isinstance(mechanism, ClippedMixing | ClippedLogPool):
+        return ("0", "0") if isinstance(mechanism, PublicOnly) else ("-", "-")
+    scale = mechanism.scale if isinstance(mechanism, ClippedLogPool) else None
+    return tuple(
+        format_epsilon(
+            epsilon_of(
+                DELTA,
+                models,
+                queries,
+                way,
+                lower=mechanism.lower,
+                upper=mechanism.upper,
+                scale=scale,
+            )  # fmt: skip
+        )
+        for way in ("zero_out", "replace_one")
+    )
+
+
+def table(queries: int) -> list[str]:
+    """The lines to print, from one pass over the held-out text."""
+    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    compared, models = settings(queries), ensemble.num_models
+    found = evaluate(
+        ensemble,
+        held_out_tokens(ensemble.tokenizer),
+        compared,
+        delta=DELTA,
+        rng=SeededRandom(0),
+        queries=queries,
+    )
+    public = found[0].perplexity
+    lines = [
+        f"{models} models, {queries} queries of the demonstration's held-out text, δ = {DELTA:g}",
+        f"{'':<38}{'perplexity':>11}{'vs public':>11}{'ε zero-out':>12}{'replace-one':>13}",
+    ]
+    for one in found:
+        out, replaced = epsilons(compared[one.name], models, queries)
+        change = one.perplexity / public - 1
+        lines.append(f"{one.name:<38}{one.perplexity:>11.2f}{change:>11.1%}{out:>12}{replaced:>13}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--queries", type=int, default=508)
+    parser.add_argument("--out", type=Path, help="write the table there, too")
+    arguments = parser.parse_args()
+    text = "\n".join(table(arguments.queries))
+    print(text)
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

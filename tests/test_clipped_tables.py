@@ -1,0 +1,39 @@
+"""The table of clipped mechanisms on the demonstration, over a few tokens."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # benchmarks are not installed
+
+from benchmarks import clipped_tables  # noqa: E402
+
+
+def test_a_table_of_a_small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clipped_tables, "BOXES", clipped_tables.BOXES[:1])
+    title, header, *rows = clipped_tables.table(16)
+    assert title.startswith("64 models, 16 queries") and "replace-one" in header
+    assert len(rows) == 2 + len(clipped_tables.POOLS) + len(clipped_tables.BOXES)
+    columns = [row.split()[-4:] for row in rows]
+    perplexities = [float(column[0]) for column in columns]
+    assert all(1 < value < math.inf for value in perplexities)
+    assert columns[0][1:] == ["0.0%", "0", "0"] and columns[1][2:] == ["-", "-"]
+    for change, value in zip([float(c[1].rstrip("%")) for c in columns], perplexities, strict=True):
+        assert change == pytest.approx(100 * (value / perplexities[0] - 1), abs=0.1)
+    pools = columns[2 : 2 + len(clipped_tables.POOLS)]
+    costs = [float(column[2]) for column in pools]
+    assert costs == sorted(costs)
+    assert all(float(column[3]) > 2 * cost for column, cost in zip(pools, costs, strict=True))
+    assert len({column[0] for column in columns}) == len(rows)  # every setting answers differently
+
+
+def test_epsilon_of_the_settings_at_full_size() -> None:
+    """ClippedLogPool's as the design states them for 64 models and 508 queries, to two digits."""
+    stated = [(0.69, 1.47), (1.07, 2.30), (1.37, 2.95), (1.88, 4.09), (3.63, 8.10)]
+    mechanisms = list(clipped_tables.settings(508).values())[2:]
+    for mechanism, pair in zip(mechanisms, stated, strict=False):
+        found = clipped_tables.epsilons(mechanism, 64, 508)
+        assert [float(value) for value in found] == pytest.approx(pair, abs=0.006)
