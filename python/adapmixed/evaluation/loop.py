@@ -41,6 +41,7 @@ def evaluate(
     result: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_seconds: float = SAVE_SECONDS,
+    diagnostics: bool = False,
 ) -> list[Evaluation]:
     """Answers every position of a token stream with every mechanism.
 
@@ -76,6 +77,9 @@ def evaluate(
             without a seed the rest is answered with new randomness.
         save_seconds: ≥ 0, how often the file is written, at the end of a window: what is answered
             since is lost with the process.
+        diagnostics: find a :class:`Diagnosis` of every mechanism, too: the utility theorem,
+            weights, charges of single models, screened queries. Private, for the operator; it takes
+            time and changes nothing else.
 
     Returns:
         one :class:`Evaluation` per mechanism, in their order.
@@ -91,7 +95,7 @@ def evaluate(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, rule=rule, adjacency=adjacency, filters=lambda run: filters,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds,
+        save_seconds=save_seconds, diagnostics=diagnostics,
     )  # fmt: skip
     return [one.evaluations[0] for one in runs]
 
@@ -115,6 +119,7 @@ def evaluate_runs(
     result: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_seconds: float = SAVE_SECONDS,
+    diagnostics: bool = False,
 ) -> list[Runs]:
     """Several runs over disjoint stretches of a token stream, as in the paper's Table 1.
 
@@ -151,7 +156,7 @@ def evaluate_runs(
         ensemble, tokens, mechanisms, runs=runs, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, rule=rule, adjacency=adjacency, filters=filters,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds,
+        save_seconds=save_seconds, diagnostics=diagnostics,
     )  # fmt: skip
 
 
@@ -174,6 +179,7 @@ def _evaluate(
     result: str | os.PathLike[str] | None,
     resume: bool,
     save_seconds: float,
+    diagnostics: bool,
 ) -> list[Runs]:
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
@@ -189,7 +195,9 @@ def _evaluate(
     rules = _by_name("rule", rule, mechanisms)
     adjacencies = _by_name("adjacency", adjacency, mechanisms)
     _by_name("model_filters", filters(0), mechanisms)
-    settings = Settings(dict(mechanisms), delta, rules, adjacencies, ensemble.unverified)
+    settings = Settings(
+        dict(mechanisms), delta, rules, adjacencies, ensemble.unverified, diagnostics
+    )
 
     def methods(run: int) -> list[Method]:
         source = rng if run == 0 else rng.child(f"run {run}")

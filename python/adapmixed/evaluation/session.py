@@ -60,7 +60,7 @@ class Session:
     def results(self) -> list[Runs]:
         """Of all methods, in their order, once everything is answered."""
         found = [
-            [method.tally.result(seconds) for method in methods]
+            [method.result(seconds) for method in methods]
             for methods, seconds in zip(self._begun, self._forward_seconds, strict=True)
         ]
         return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]
