@@ -266,7 +266,7 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
         answer(path, diagnostics=True, progress=stop)
     half = read_result(path)
     assert not half.complete and half.runs[2].evaluations[0].diagnosis == reference[2 * RUNS]
-    with pytest.raises(ValueError, match="diagnostics is false"):
+    with pytest.raises(ValueError, match="diagnostics is null, it was begun with true"):
         answer(path, resume=True)
     assert found(answer(path, resume=True, diagnostics=True)) == reference
     assert found(read_result(path).runs) == reference

@@ -47,7 +47,7 @@ def describe(
         "queries": sum(one.queries for one in windows[0]),
         "delta": settings.delta,
         "randomness": _randomness(rng),
-        "diagnostics": settings.diagnostics,
+        **({"diagnostics": True} if settings.diagnostics else {}),
         "order": list(settings.mechanisms),
         "methods": {
             name: {

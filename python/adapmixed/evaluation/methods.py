@@ -81,9 +81,9 @@ class Method:
         rng, kept, diagnostics = self.rng, self.model_filter, self.diagnostics
         return {
             "tally": self.tally.state(),
-            "diagnostics": None if diagnostics is None else diagnostics.state(),
             "filter": None if kept is None else kept.state(),
             "counter": rng.position if isinstance(rng, SeededRandom) else None,
+            **({} if diagnostics is None else {"diagnostics": diagnostics.state()}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Method:
                 for setting in ("delta", "rule", "order_weights", "adjacency", "filter_budget")
             )
             or (kept is None) != (self.model_filter is None)
-            or (state["diagnostics"] is None) != (self.diagnostics is None)
+            or ("diagnostics" in state) != (self.diagnostics is not None)
             or (counter is None) == seeded
         ):
             raise ValueError(f"the state of {found.name!r} must be that of {mine.name!r} as set up")

@@ -47,6 +47,6 @@ def read_result(path: str | os.PathLike[str]) -> StoredResult:
 
 
 def _evaluation(state: dict[str, Any], forward_seconds: float) -> Evaluation:
-    kept = state["diagnostics"]
+    kept = state.get("diagnostics")
     diagnosis = None if kept is None else Diagnostics.from_state(kept).diagnosis()
     return Tally.from_state(state["tally"]).result(forward_seconds, diagnosis)
