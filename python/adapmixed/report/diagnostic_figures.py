@@ -11,6 +11,7 @@ from adapmixed.report.style import COLOURS, GREY, Drawing, canvas, number_axis, 
 from adapmixed.report.view import Method
 
 _OPERATOR = "For the operator only."
+_DASHES = ("-", (0, (4, 1.6)), (0, (1, 1.6)))
 _ROW = 1.75  # inches of one method's axes
 _EDGE = 0.055  # how far outside [0, 1] the exact values stand
 
@@ -107,7 +108,7 @@ def _plot_charges(
     for place, style, word in ((highest, "-", "largest"), (middle, (0, (4, 1.6)), "median")):
         course = [row[place] for row in rows]
         axes.plot(queries, course, color=COLOURS[0], linestyle=style, linewidth=1.6)
-        if word == "largest" or len(last) > 2:
+        if word == "largest" or course[-1] < 0.9 * last[-1]:  # else the words would overlap
             axes.annotate(
                 f"{word} {course[-1]:.3g}", (queries[-1], course[-1]), (4, 0), fontsize=8,
                 textcoords="offset points", va="center", annotation_clip=False,
@@ -130,13 +131,14 @@ def draw_screened(methods: Sequence[Method]) -> Drawing | None:
             ]
             axes.stairs(
                 shares, [queries for queries, _ in points], baseline=None, linewidth=1.6,
-                color=COLOURS[index % len(COLOURS)], label=short(method.name),
+                color=COLOURS[index % len(COLOURS)], linestyle=_DASHES[index % len(_DASHES)],
+                label=short(method.name),
             )  # fmt: skip
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.set(title=title, xlabel="queries answered", ylabel="share of a stretch (%)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)
+        figure.legend(loc="outside lower left", ncols=2, handlelength=3)
         svg = svg_text(figure, "screened", title)
     caption = (
         "By screening or by a rule of the public distribution, in each stretch between two points "
@@ -159,6 +161,7 @@ def draw_validation(training: object) -> Drawing | None:
         axes.plot(places, public, "o", color=GREY, fillstyle="none", label="public model")
         axes.plot(places, loss, "o", color=COLOURS[0], label="member")
         axes.set(title=title, xlabel="members by their loss", ylabel="nats a held-out token")
+        axes.set_xlim(left=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
         number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)

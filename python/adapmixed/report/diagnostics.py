@@ -53,9 +53,10 @@ def utility_table(methods: Sequence[Method]) -> list[str]:
     if not rows:
         return []
     return [
+        "PRIVATE, for the operator: the utility theorem (nats a token).",
         *aligned([UTILITY_TITLES, *rows], (False, True, True, True)),
         "",
-        *textwrap.wrap(f"PRIVATE. {UTILITY_WORDS}", 100),
+        *textwrap.wrap(UTILITY_WORDS, 100),
     ]
 
 

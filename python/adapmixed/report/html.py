@@ -61,6 +61,17 @@ def write_report(report: Mapping[str, object], folder: Path | str) -> tuple[Path
     return paths
 
 
+def write_figures(report: Mapping[str, object], folder: Path | str) -> tuple[Path, ...]:
+    """Writes every figure of a report as an SVG file into an existing folder; returns the paths."""
+    from adapmixed.report.figures import draw  # imports matplotlib
+
+    paths = []
+    for drawing in draw(report):
+        paths.append(Path(folder) / f"{drawing.name}.svg")
+        _replace(paths[-1], drawing.svg + "\n")
+    return tuple(paths)
+
+
 def render(report: Mapping[str, object]) -> str:
     """The page as a string; everything that is not markup of its own is escaped."""
     from adapmixed.report.figures import draw  # imports matplotlib
