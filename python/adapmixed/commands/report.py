@@ -69,7 +69,7 @@ def _kind(path: Path, content: Mapping[str, Any]) -> str:
 
 
 def _redraw_report(path: Path, content: Mapping[str, Any], out: Path | None) -> None:
-    from adapmixed.report import report_text, write_figures, write_report
+    from adapmixed.report import report_text, write_report
     from adapmixed.report.view import FORMAT_VERSION
 
     version = content.get("format_version")
@@ -77,7 +77,7 @@ def _redraw_report(path: Path, content: Mapping[str, Any], out: Path | None) -> 
         raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
     print(report_text(content))
     if out is not None:
-        for written in (*write_report(content, out), *write_figures(content, out)):
+        for written in write_report(content, out, figures=True):
             print(f"wrote {written}")
 
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapmixed.report.diagnostics import (
     UTILITY_TITLES,
@@ -29,6 +29,9 @@ from adapmixed.report.view import (
     show_epsilon,
 )
 
+if TYPE_CHECKING:
+    from adapmixed.report.style import Drawing
+
 _BADGES = {
     "public": "public",
     "fixed": "fixed",
@@ -38,48 +41,49 @@ _BADGES = {
 }
 
 
-def write_report(report: Mapping[str, object], folder: Path | str) -> tuple[Path, Path]:
+def write_report(
+    report: Mapping[str, object], folder: Path | str, *, figures: bool = False
+) -> tuple[Path, ...]:
     """Writes report.json and report.html, each replaced as a whole or not at all.
 
     Args:
         report: from :func:`build_report`, or the same read back from JSON.
         folder: created where missing.
+        figures: also write every figure as NAME.svg.
 
     Returns:
-        the paths of report.json (UTF-8, strict JSON) and report.html (no scripts, no network).
+        the paths of report.json (UTF-8, strict JSON), report.html (no scripts, no network) and of
+        the figures.
 
     Raises:
         ValueError: another format version, or a value that strict JSON cannot hold.
     """
-    data = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    page = render(report)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "report.json", folder / "report.html"
-    for path, text in zip(paths, (data, page), strict=True):
-        _replace(path, text)
-    return paths
-
-
-def write_figures(report: Mapping[str, object], folder: Path | str) -> tuple[Path, ...]:
-    """Writes every figure of a report as an SVG file into an existing folder; returns the paths."""
     from adapmixed.report.figures import draw  # imports matplotlib
 
-    paths = []
-    for drawing in draw(report):
-        paths.append(Path(folder) / f"{drawing.name}.svg")
-        _replace(paths[-1], drawing.svg + "\n")
-    return tuple(paths)
+    data = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    drawings = draw(report)
+    texts = {"report.json": data, "report.html": _page(report, drawings)}
+    if figures:
+        texts |= {f"{drawing.name}.svg": drawing.svg + "\n" for drawing in drawings}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        _replace(folder / name, text)
+    return tuple(folder / name for name in texts)
 
 
 def render(report: Mapping[str, object]) -> str:
     """The page as a string; everything that is not markup of its own is escaped."""
     from adapmixed.report.figures import draw  # imports matplotlib
 
+    return _page(report, draw(report))
+
+
+def _page(report: Mapping[str, object], drawings: Iterable["Drawing"]) -> str:
     methods, runs = read_methods(report), report.get("runs")
     figures = "".join(
         f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>\n"
-        for drawing in draw(report)
+        for drawing in drawings
     )
     sections = [
         _section("Summary", _summary(methods)),
