@@ -64,7 +64,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--diagnostics",
         action="store_true",
-        help="PRIVATE: the utility theorem, weights, losses of single models; takes time",
+        help="PRIVATE: the utility theorem, weights, losses of single models over time",
     )
     parser.add_argument("--seed", type=int, help="repeatable randomness (evaluation only)")
     parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")

@@ -78,8 +78,8 @@ def evaluate(
         save_seconds: ≥ 0, how often the file is written, at the end of a window: what is answered
             since is lost with the process.
         diagnostics: find a :class:`Diagnosis` of every mechanism, too: the utility theorem,
-            weights, charges of single models, screened queries. Private, for the operator; it takes
-            time and changes nothing else.
+            weights, charges of single models, screened queries. Private, for the operator; nothing
+            else changes.
 
     Returns:
         one :class:`Evaluation` per mechanism, in their order.
