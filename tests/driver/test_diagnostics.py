@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from adapmixed.evaluation import Diagnosis, Evaluation, evaluate, read_result
 from adapmixed.evaluation.diagnosis import QUANTILES
-from adapmixed.evaluation.diagnostics import BINS, POINTS, Diagnostics
+from adapmixed.evaluation.diagnostics import BINS, POINTS, Diagnostics, utility_terms
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED, Shaped, Unprotected
 from adapmixed.privacy.fields import canonical, parse
 from adapmixed.rng import SeededRandom
@@ -204,6 +205,32 @@ def test_what_the_edges_are() -> None:
     found = diagnosed(TableEnsemble(without, lacking), MIXING, tokens)["noisy"]
     utility = diagnosis(found).utility
     assert utility is not None and utility.gap is None and found.perplexity == INF
+
+
+def test_an_infinite_bound_outweighs_what_has_nothing_to_lose() -> None:
+    private, public = tables(0)
+    public[:, 3] = private[:, :, 4] = -INF
+    for block in (3, 20):  # in calls of their own, and in the same
+        found = diagnosed(
+            TableEnsemble(private, public), {"m": NOISY}, [0, 4, 0, 3] * 6, block=block
+        )
+        utility = diagnosis(found["m"]).utility
+        assert utility is not None and utility.gap is None
+        assert utility.bound == utility.mean_bound == INF
+
+
+def test_terms_where_a_probability_or_a_weight_is_zero() -> None:
+    own, public = (
+        np.array([[-2.0, -2.0, -INF, -INF, -2.0]]),
+        np.array([-3.0, -INF, -3.0, -INF, -INF]),
+    )
+    for complement, expected in (
+        (0.0, [0.0, 0.0, -INF, -INF, 0.0]),
+        (0.5, [0.5, INF, -INF, -INF, INF]),
+        (1.0, [1.0, INF, -INF, -INF, INF]),
+    ):
+        terms = utility_terms(own, public, np.full((1, 5), complement))
+        assert terms.tolist() == [expected]
 
 
 def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
