@@ -209,6 +209,17 @@ def test_an_evaluation_under_way_is_drawn_as_far_as_it_is(
     assert "nothing is answered yet" in capsys.readouterr().err
 
 
+def test_a_reproduction_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original = FORMATS / "reproduction-1.json"
+    printed = redrawn(original, capsys, tmp_path)
+    assert "PMixED" in printed and "Parts of ε:" in printed
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == sorted(re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE))
+    assert {"table2-wikitext-103.json", "table2-wikitext-103.csv"} < set(written)
+    again = json.loads((tmp_path / "table2-wikitext-103.json").read_text(encoding="utf-8"))
+    assert again == json.loads(original.read_text(encoding="utf-8"))
+
+
 def _changed(change: dict[str, Any]) -> Callable[[str], str]:
     return lambda text: json.dumps(json.loads(text) | change)
 
@@ -225,6 +236,9 @@ REFUSED: list[tuple[str, Callable[[str], str], str]] = [
     ("evaluation", lambda text: text[: len(text) // 2], "truncated or none"),
     ("evaluation", _changed({"format_version": 2}), "format_version must be 1, got 2"),
     ("evaluation", _changed({"complete": False}), "truncated or corrupted"),
+    ("reproduction", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("reproduction", _changed({"format_version": 2}), "format_version must be 1, got 2"),
+    ("reproduction", _changed({"rows": [{}]}), "must be a result as it was written"),
     ("ensemble", lambda text: text, "another kind of file"),
 ]
 

@@ -15,12 +15,12 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="tables and figures from a result file alone",
-        description="Prints the tables of a report.json, of what 'evaluate --json' wrote, or of an "
-        "evaluation's --result file, complete or under way; with --out it writes the page and "
-        "every figure. Needs no models. Results are for the operator.",
+        description="Prints the tables of a report.json, of what 'evaluate --json' wrote, of an "
+        "evaluation's --result file, complete or under way, or of what 'reproduce' wrote; with "
+        "--out it writes the page and every figure. Needs no models. Results are for the operator.",
     )
     parser.add_argument("result", type=Path, metavar="RESULT.json", help="the file")
-    parser.add_argument("--out", type=Path, help="write report.json, report.html and *.svg there")
+    parser.add_argument("--out", type=Path, help="write the page, tables as JSON and *.svg there")
     parser.set_defaults(run=run)
 
 
@@ -57,13 +57,15 @@ def _kind(path: Path, content: Mapping[str, Any]) -> str:
         kind = "report"
     elif {"configuration", "state"} <= content.keys():
         kind = "evaluation"
+    elif {"experiment", "rows"} <= content.keys():
+        kind = "experiment"
     else:
         kind = None
     if not isinstance(kind, str) or kind not in _REDRAW:
         named = "" if kind is None else f" (its kind is {kind!r})"
         raise ValueError(
-            f"{path} must be a report.json, what 'evaluate --json' wrote, or an evaluation's "
-            f"--result file; it is another kind of file{named}"
+            f"{path} must be a report.json, what 'evaluate --json' wrote, an evaluation's --result "
+            f"file or what 'reproduce' wrote; it is another kind of file{named}"
         )
     return kind
 
@@ -95,8 +97,21 @@ def _redraw_evaluation(path: Path, content: Mapping[str, Any], out: Path | None)
         print(f"\nUnder way: {report['config']['answered']}.")  # type: ignore[index]
 
 
+def _redraw_experiment(path: Path, content: Mapping[str, Any], out: Path | None) -> None:
+    from adapmixed.experiments.outputs import write_outputs
+    from adapmixed.experiments.result import read_result
+    from adapmixed.experiments.tables import text
+
+    result = read_result(path)  # which looks at the version
+    print(text(result))
+    if out is not None:
+        for written in write_outputs(result, out):
+            print(f"wrote {written}")
+
+
 # Another kind of result file: its redraw(path, content, out) here, its "kind" above.
 _REDRAW: dict[str, Callable[[Path, Mapping[str, Any], Path | None], None]] = {
     "report": _redraw_report,
     "evaluation": _redraw_evaluation,
+    "experiment": _redraw_experiment,
 }
