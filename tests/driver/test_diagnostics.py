@@ -13,106 +13,26 @@ import numpy as np
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
+from logit_tables import (
+    INF,
+    MIXING,
+    TABLES,
+    TableEnsemble,
+    diagnosed,
+    diagnosis,
+    equal,
+    single,
+    tables,
+)
 from result_cases import MECHANISMS, NOISY, QUERIES, RUNS, answer, numbers, stream
 from torch import Tensor
 
-from adapmixed.evaluation import Diagnosis, Evaluation, evaluate, read_result
+from adapmixed.evaluation import Diagnosis, read_result
 from adapmixed.evaluation.diagnosis import QUANTILES
 from adapmixed.evaluation.diagnostics import BINS, POINTS, Diagnostics, utility_terms
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED, Shaped, Unprotected
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, Shaped, Unprotected
 from adapmixed.privacy.fields import canonical, parse
 from adapmixed.rng import SeededRandom
-
-INF = math.inf
-DELTA = 1e-5
-MIXING: dict[str, Mechanism] = {
-    "noisy": NOISY,
-    "unscreened": AdaPMixED(order=3.0, target_leakage=0.05, screen=None),
-    "always screened": AdaPMixED(order=3.0, target_leakage=0.05, screen="public", threshold=0.0),
-    "wide": AdaPMixED(order=2.0, target_leakage=50.0, screen=None),
-    "pmixed": PMixED(8.0, DELTA, 10_000, 6.0),
-    "thinned": PMixED(8.0, DELTA, 10_000, 6.0, sample_rate=0.5),
-    "shaped": Shaped(NOISY, temperature=0.5, top_k=4),
-}
-
-
-class TableEnsemble(FakeEnsemble):
-    """Logits (N, V, V) and (V, V) by the token read."""
-
-    def __init__(self, private: Tensor, public: Tensor) -> None:
-        super().__init__(len(private), public.shape[-1])
-        self.private, self.public = private, public
-
-    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.private[:, ids], self.public[ids]
-
-
-def tables(seed: int, models: int = 3, vocab: int = 7) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    public = torch.randn(vocab, vocab, generator=generator)
-    return public + torch.randn(models, vocab, vocab, generator=generator), public
-
-
-def _random(seed: int) -> tuple[Tensor, Tensor]:
-    return tables(seed)
-
-
-def _far(seed: int) -> tuple[Tensor, Tensor]:
-    private, public = tables(seed)
-    return 40.0 * private, public
-
-
-def _equal(seed: int) -> tuple[Tensor, Tensor]:
-    """λ = 1 everywhere."""
-    private, public = tables(seed)
-    return public.expand_as(private).clone(), public
-
-
-def _one_apart(seed: int) -> tuple[Tensor, Tensor]:
-    private, public = _equal(seed)
-    private[0] = 30.0 * tables(seed + 100)[0][0]
-    return private, public
-
-
-def _masked(seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens that no model gives, and some that all private models lack: p_j = 0."""
-    private, public = tables(seed)
-    private[:, :, 0] = public[:, 0] = -INF
-    private[:, :3, 1] = -INF
-    private[0, :, 2] = -INF
-    return private, public
-
-
-def _masked_public(seed: int) -> tuple[Tensor, Tensor]:
-    """q = 0 < p_j: such a model has weight 0."""
-    private, public = tables(seed)
-    public[:4, 3] = -INF
-    private[1, :, 3] = -INF
-    return private, public
-
-
-def _single(seed: int) -> tuple[Tensor, Tensor]:
-    return tables(seed, models=1)
-
-
-TABLES: list[Callable[[int], tuple[Tensor, Tensor]]] = [
-    _random, _far, _equal, _one_apart, _masked, _masked_public, _single,
-]  # fmt: skip
-
-
-def diagnosed(
-    ensemble: Any, mechanisms: dict[str, Mechanism], tokens: list[int], **changed: Any
-) -> dict[str, Evaluation]:
-    settings: dict[str, Any] = dict(
-        delta=DELTA, rng=SeededRandom(5), block=20, memory_bytes=7, diagnostics=True
-    )
-    found = evaluate(ensemble, tokens, mechanisms, **(settings | changed))
-    return {one.name: one for one in found}
-
-
-def diagnosis(evaluation: Evaluation) -> Diagnosis:
-    assert evaluation.diagnosis is not None
-    return evaluation.diagnosis
 
 
 def at_most(least: float, most: float) -> bool:
@@ -181,11 +101,11 @@ def test_every_query_keeps_to_its_own_bound(
 def test_what_the_edges_are() -> None:
     tokens = [0, 3] * 12  # reads 0 and 3, whose next are 3 and 0
     private, public = tables(0)
-    equal = diagnosed(TableEnsemble(*_equal(0)), MIXING, tokens)["unscreened"]
-    utility, weights = diagnosis(equal).utility, diagnosis(equal).weights
+    found = diagnosed(TableEnsemble(*equal(0)), MIXING, tokens)["unscreened"]
+    utility, weights = diagnosis(found).utility, diagnosis(found).weights
     assert utility is not None and weights is not None
     assert utility.bound == 0.0 and utility.gap == pytest.approx(0.0, abs=1e-14)
-    assert (weights.one, weights.zero, sum(weights.bins)) == (3 * equal.queries, 0, 0)
+    assert (weights.one, weights.zero, sum(weights.bins)) == (3 * found.queries, 0, 0)
     screened = diagnosed(TableEnsemble(private, public), MIXING, tokens)["always screened"]
     weights = diagnosis(screened).weights
     assert screened.screened == 1.0 and weights is not None
@@ -351,7 +271,7 @@ def test_public_answers_of_a_single_model_are_no_mixture() -> None:
     from adapmixed.mechanisms import PublicOnly
 
     mechanisms: dict[str, Mechanism] = {"public": PublicOnly(), "pool": ClippedLogPool(-1.0, 1.0)}
-    found = diagnosed(TableEnsemble(*_single(0)), mechanisms, stream(10))
+    found = diagnosed(TableEnsemble(*single(0)), mechanisms, stream(10))
     assert all(diagnosis(one).utility is None for one in found.values())
 
 
