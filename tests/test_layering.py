@@ -245,6 +245,7 @@ def loaded_after(statement: str) -> set[str]:
         ("import adapmixed.rng", True),
         ("import adapmixed.cli", True),
         ("import adapmixed.privacy", False),
+        ("from adapmixed.evaluation import read_result", False),
         ("from adapmixed import Accountant, Guarantee", False),
     ],
 )

@@ -6,7 +6,18 @@ import sys
 from collections.abc import Sequence
 
 from adapmixed import __version__
-from adapmixed.commands import audit, chat, demo, evaluate, generate, ledger, plan, reproduce, train
+from adapmixed.commands import (
+    audit,
+    chat,
+    demo,
+    evaluate,
+    generate,
+    ledger,
+    plan,
+    report,
+    reproduce,
+    train,
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -16,7 +27,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"adapmixed {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (demo, train, evaluate, generate, chat, plan, ledger, audit, reproduce):
+    for module in (
+        demo, train, evaluate, generate, chat, plan, ledger, report, audit, reproduce,
+    ):  # fmt: skip
         module.add_parser(commands)
     doctor = commands.add_parser("doctor", help="what is installed, built and used")
     doctor.set_defaults(run=_doctor)

@@ -11,7 +11,8 @@ from fake_ensemble import FakeEnsemble
 from result_cases import stream
 
 from adapmixed.evaluation import evaluate
-from adapmixed.evaluation.tally import CURVE_POINTS, Curve
+from adapmixed.evaluation.curve import Curve
+from adapmixed.evaluation.tally import CURVE_POINTS
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
 from adapmixed.rng import SeededRandom
 
@@ -59,7 +60,7 @@ def test_memory_and_file_do_not_grow_with_the_queries(
 
 @pytest.mark.parametrize("calls", [1, 2, 511, 512, 513, 1024, 1025, 1536, 5000])
 def test_a_curve_keeps_evenly_spaced_points_and_the_last(calls: int) -> None:
-    curve = Curve()
+    curve: Curve[tuple[int, float, float]] = Curve(CURVE_POINTS)
     for call in range(1, calls + 1):
         curve.add((call, float(call), 1.0))
     kept = [point[0] for point in curve.all()]

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +28,7 @@ from adapmixed.commands.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from adapmixed.evaluation import Evaluation, Runs
+    from adapmixed.evaluation import Runs
     from adapmixed.mechanisms import Mechanism
     from adapmixed.privacy import PerModelFilter
     from adapmixed.ranks import Ranks
@@ -64,6 +63,11 @@ def add_parser(commands: Any) -> None:
         "--result", type=Path, help="PRIVATE: keep the state there, to go on from after a kill"
     )
     parser.add_argument("--resume", action="store_true", help="go on from --result, if it is there")
+    parser.add_argument(
+        "--diagnostics",
+        action="store_true",
+        help="PRIVATE: the utility theorem, weights, losses of single models over time",
+    )
     parser.add_argument("--seed", type=int, help="repeatable randomness (evaluation only)")
     parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
     add_mechanism_options(parser)
@@ -71,34 +75,6 @@ def add_parser(commands: Any) -> None:
     add_filter_options(parser)
     add_rank_option(parser)
     parser.set_defaults(run=run)
-
-
-def over_time(evaluations: "Sequence[Evaluation]", rows: int = 8) -> list[str]:
-    """Perplexity of each stretch of the text: a filter's models retire as it goes on."""
-    stretches = [_stretches(evaluation.perplexities, rows) for evaluation in evaluations]
-    widths = [max(len(e.name), 10) for e in evaluations]
-    names = (e.name.rjust(width) for e, width in zip(evaluations, widths, strict=True))
-    lines = ["  ".join(["perplexity of queries".ljust(22), *names])]
-    for row in zip(*stretches, strict=True):
-        first, last, _ = row[0]
-        cells = (f"{value:.2f}".rjust(w) for (_, _, value), w in zip(row, widths, strict=True))
-        lines.append("  ".join([f"{first} to {last}".rjust(22), *cells]))
-    return lines
-
-
-def _stretches(
-    perplexities: "Sequence[tuple[int, float]]", rows: int
-) -> list[tuple[int, int, float]]:
-    """(first query, last query, perplexity between) of about `rows` stretches."""
-    count = min(rows, len(perplexities))
-    chosen = [perplexities[(row + 1) * len(perplexities) // count - 1] for row in range(count)]
-    found, before, loss_before = [], 0, 0.0
-    for queries, perplexity in chosen:
-        loss = queries * math.log(perplexity)
-        mean = (loss - loss_before) / (queries - before) if math.isfinite(loss) else math.inf
-        found.append((before + 1, queries, math.exp(mean) if mean < 700.0 else math.inf))
-        before, loss_before = queries, loss
-    return found
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -119,8 +95,9 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import plan_runs
     from adapmixed.models import Ensemble
-    from adapmixed.report import build_report, environment, table, write_report
-    from adapmixed.report.runs import runs_entry, runs_table
+    from adapmixed.report import build_report, environment, report_text, write_report
+    from adapmixed.report.runs import runs_entry
+    from adapmixed.report.training import validation_losses
     from adapmixed.training.finetune import token_stream
 
     documents = read_text(arguments.text)
@@ -144,15 +121,15 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
         return 0
     evaluations = [one.evaluations[0] for one in runs]
     report = build_report(
-        evaluations, config=_config(arguments, asked, total, ensemble), environment=environment()
+        evaluations,
+        config=_config(arguments, asked, total, ensemble),
+        environment=environment(),
+        training=validation_losses(Path(arguments.ensemble)),
     )
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
-        print(runs_table(runs))
-    else:
-        print(table(report))
-        if asked.filters:
-            print("\n".join(["", *over_time(evaluations)]))
+    print(report_text(report))
+    if arguments.runs == 1:
         for name, model_filter in asked.filters.items():
             _release(name, model_filter, arguments, report)
     if arguments.out is not None:
@@ -230,6 +207,7 @@ def _evaluated(
         progress=progress,
         result=arguments.result,
         resume=arguments.resume,
+        diagnostics=arguments.diagnostics,
     )
     if arguments.runs > 1:
         return evaluate_runs(ensemble, tokens, asked.mechanisms, runs=arguments.runs, **settings)
@@ -249,6 +227,7 @@ def _config(
         "num_models": ensemble.num_models,
         "ranks": ensemble.ranks.world,
         "mechanisms": {name: repr(one) for name, one in asked.mechanisms.items()},
+        "filters": list(asked.filters),
         "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
         "text": str(arguments.text),
         "queries": queries,

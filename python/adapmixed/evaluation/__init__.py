@@ -1,18 +1,40 @@
 """Perplexity and privacy of mechanisms over a corpus, from one forward pass of the models.
 
 Perplexity reveals probabilities of the mixture: it is evaluation for the operator, never a private
-release.
+release. Names are imported on first use, so that results are read without torch.
 """
 
-from adapmixed.evaluation.loop import evaluate, evaluate_runs
-from adapmixed.evaluation.result import Evaluation, Runs
-from adapmixed.evaluation.stored import StoredResult, read_result
-from adapmixed.evaluation.windows import Window, plan, plan_runs
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from adapmixed.evaluation.diagnosis import Diagnosis, Utility, Weights
+    from adapmixed.evaluation.loop import evaluate, evaluate_runs
+    from adapmixed.evaluation.result import Evaluation, Runs
+    from adapmixed.evaluation.stored import StoredResult, read_result
+    from adapmixed.evaluation.windows import Window, plan, plan_runs
+
+_HOMES = {
+    "Diagnosis": "diagnosis",
+    "Evaluation": "result",
+    "Runs": "result",
+    "StoredResult": "stored",
+    "Utility": "diagnosis",
+    "Weights": "diagnosis",
+    "Window": "windows",
+    "evaluate": "loop",
+    "evaluate_runs": "loop",
+    "plan": "windows",
+    "plan_runs": "windows",
+    "read_result": "stored",
+}
 
 __all__ = [
+    "Diagnosis",
     "Evaluation",
     "Runs",
     "StoredResult",
+    "Utility",
+    "Weights",
     "Window",
     "evaluate",
     "evaluate_runs",
@@ -20,3 +42,15 @@ __all__ = [
     "plan_runs",
     "read_result",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(f"adapmixed.evaluation.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'adapmixed.evaluation' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -47,6 +47,7 @@ def describe(
         "queries": sum(one.queries for one in windows[0]),
         "delta": settings.delta,
         "randomness": _randomness(rng),
+        **({"diagnostics": True} if settings.diagnostics else {}),
         "order": list(settings.mechanisms),
         "methods": {
             name: {

@@ -41,6 +41,7 @@ def evaluate(
     result: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_seconds: float = SAVE_SECONDS,
+    diagnostics: bool = False,
 ) -> list[Evaluation]:
     """Answers every position of a token stream with every mechanism.
 
@@ -76,6 +77,9 @@ def evaluate(
             without a seed the rest is answered with new randomness.
         save_seconds: ≥ 0, how often the file is written, at the end of a window: what is answered
             since is lost with the process.
+        diagnostics: find a :class:`Diagnosis` of every mechanism, too: the utility theorem,
+            weights, charges of single models, screened queries. Private, for the operator; nothing
+            else changes.
 
     Returns:
         one :class:`Evaluation` per mechanism, in their order; of several ranks on the one that
@@ -92,7 +96,7 @@ def evaluate(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, rule=rule, adjacency=adjacency, filters=lambda run: filters,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds,
+        save_seconds=save_seconds, diagnostics=diagnostics,
     )  # fmt: skip
     return [one.evaluations[0] for one in runs]
 
@@ -116,6 +120,7 @@ def evaluate_runs(
     result: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_seconds: float = SAVE_SECONDS,
+    diagnostics: bool = False,
 ) -> list[Runs]:
     """Several runs over disjoint stretches of a token stream, as in the paper's Table 1.
 
@@ -152,7 +157,7 @@ def evaluate_runs(
         ensemble, tokens, mechanisms, runs=runs, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, rule=rule, adjacency=adjacency, filters=filters,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds,
+        save_seconds=save_seconds, diagnostics=diagnostics,
     )  # fmt: skip
 
 
@@ -175,6 +180,7 @@ def _evaluate(
     result: str | os.PathLike[str] | None,
     resume: bool,
     save_seconds: float,
+    diagnostics: bool,
 ) -> list[Runs]:
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
@@ -196,6 +202,11 @@ def _evaluate(
             f"result must be None where an ensemble is spread over {ranks.world} ranks, got "
             f"{os.fspath(result)!r}: an evaluation over ranks cannot be resumed"
         )
+    if diagnostics and not ranks.alone:
+        raise ValueError(
+            f"diagnostics must be False where an ensemble is spread over {ranks.world} ranks: they "
+            "need the rows of all models"
+        )
     ranks.agree(
         {
             "the mechanisms": dict(mechanisms),
@@ -204,7 +215,9 @@ def _evaluate(
             "the settings of the evaluation": (windows, memory_bytes),
         }
     )
-    settings = Settings(dict(mechanisms), delta, rules, adjacencies, ensemble.unverified, ranks)
+    settings = Settings(
+        dict(mechanisms), delta, rules, adjacencies, ensemble.unverified, diagnostics, ranks
+    )
 
     def methods(run: int) -> list[Method]:
         source = rng if run == 0 else rng.child(f"run {run}")

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from adapmixed.decoding import Charge
+from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.evaluation.result import Evaluation
 from adapmixed.evaluation.tally import Tally
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant, PerModelFilter
@@ -24,6 +26,7 @@ class Settings:
     rules: Mapping[str, str]
     adjacencies: Mapping[str, str | None]
     unverified: tuple[str, ...]
+    diagnostics: bool
     ranks: Ranks = ALONE
 
     def accountant(self, name: str, model_filter: PerModelFilter | None) -> Accountant:
@@ -51,6 +54,7 @@ class Method:
         self.rng = rng
         self.unverified, self.ranks = settings.unverified, settings.ranks
         self.tally = Tally(name, settings.accountant(name, model_filter))
+        self.diagnostics = Diagnostics() if settings.diagnostics else None
         self.charge = self._charge()
 
     def _charge(self) -> Charge:
@@ -62,21 +66,30 @@ class Method:
         proposal = self.mechanism.propose(
             private, public, targets=targets, rng=self.rng, ranks=self.ranks
         )
-        answer = proposal.release(self.charge(proposal))
+        active = self.charge(proposal)
+        answer = proposal.release(active)
         if not self.ranks.leads:
             return
         assert answer.log_prob is not None  # targets were given
         self.tally.add(answer.log_prob.tolist(), int(answer.public.sum()))
         self.tally.seconds += time.perf_counter() - start
         self.tally.mark()
+        if self.diagnostics is not None:
+            self.diagnostics.add(proposal, answer, active, targets)
+
+    def result(self, forward_seconds: float) -> Evaluation:
+        """What is known so far, at least one query being answered."""
+        kept = self.diagnostics
+        return self.tally.result(forward_seconds, None if kept is None else kept.diagnosis())
 
     def state(self) -> dict[str, Any]:
         """Everything that is needed to go on, as strict JSON values; private."""
-        rng, kept = self.rng, self.model_filter
+        rng, kept, diagnostics = self.rng, self.model_filter, self.diagnostics
         return {
             "tally": self.tally.state(),
             "filter": None if kept is None else kept.state(),
             "counter": rng.position if isinstance(rng, SeededRandom) else None,
+            **({} if diagnostics is None else {"diagnostics": diagnostics.state()}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -92,6 +105,7 @@ class Method:
                 for setting in ("delta", "rule", "order_weights", "adjacency", "filter_budget")
             )
             or (kept is None) != (self.model_filter is None)
+            or ("diagnostics" in state) != (self.diagnostics is not None)
             or (counter is None) == seeded
         ):
             raise ValueError(f"the state of {found.name!r} must be that of {mine.name!r} as set up")
@@ -99,5 +113,7 @@ class Method:
             self.model_filter.restore(kept)
         if isinstance(self.rng, SeededRandom):
             self.rng.skip_to(counter)
+        if self.diagnostics is not None:
+            self.diagnostics = Diagnostics.from_state(state["diagnostics"])
         self.tally = tally
         self.charge = self._charge()

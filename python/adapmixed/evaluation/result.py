@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from adapmixed.evaluation.diagnosis import Diagnosis
 from adapmixed.privacy import Guarantee
 
 
@@ -28,6 +29,7 @@ class Evaluation:
         perplexities: (queries, perplexity over the queries so far) at the same queries: under a
             per-model filter it tends to the public model's as models retire.
         breakdown: "mixing", "screening", "conversion", "total" of ε.
+        diagnosis: what `evaluate(..., diagnostics=True)` found besides; else None.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Evaluation:
     curve: tuple[tuple[int, float | None], ...]
     perplexities: tuple[tuple[int, float], ...]
     breakdown: Mapping[str, float]
+    diagnosis: Diagnosis | None = None
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Session:
         if not self._ensemble.ranks.leads:
             return []
         found = [
-            [method.tally.result(seconds) for method in methods]
+            [method.result(seconds) for method in methods]
             for methods, seconds in zip(self._begun, self._forward_seconds, strict=True)
         ]
         return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]

@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from adapmixed.evaluation.result import Runs
+from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.evaluation.result import Evaluation, Runs
 from adapmixed.evaluation.result_file import read_content
 from adapmixed.evaluation.tally import Tally
 
@@ -36,10 +37,16 @@ def read_result(path: str | os.PathLike[str]) -> StoredResult:
     try:
         state = content["state"]
         found = [
-            [Tally.from_state(one["tally"]).result(seconds) for one in methods]
+            [_evaluation(one, seconds) for one in methods]
             for methods, seconds in zip(state["runs"], state["forward_seconds"], strict=True)
         ]
         runs = tuple(Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True))
         return StoredResult(content["configuration"], content["complete"], runs)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a result file of an evaluation: {error!r}") from error
+
+
+def _evaluation(state: dict[str, Any], forward_seconds: float) -> Evaluation:
+    kept = state.get("diagnostics")
+    diagnosis = None if kept is None else Diagnostics.from_state(kept).diagnosis()
+    return Tally.from_state(state["tally"]).result(forward_seconds, diagnosis)

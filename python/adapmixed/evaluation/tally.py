@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from adapmixed.evaluation.curve import Curve
+from adapmixed.evaluation.diagnosis import Diagnosis
 from adapmixed.evaluation.result import Evaluation
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.fields import (
@@ -22,36 +24,6 @@ CURVE_POINTS = 512
 
 Point = tuple[int, float | None, float]
 """Queries so far, their ε, their perplexity."""
-
-
-class Curve:
-    """At most `CURVE_POINTS` points, evenly spaced in the calls, and always the last one.
-
-    Where they would be more every other one is dropped and from then on only every other call is
-    kept: which points are there depends on their number alone.
-    """
-
-    def __init__(self) -> None:
-        self.points: list[Point] = []
-        self.step = 1
-        self.calls = 0
-        self.last: Point | None = None
-
-    def add(self, point: Point) -> None:
-        """With the point of one call more."""
-        self.calls += 1
-        self.last = point
-        if self.calls % self.step:
-            return
-        self.points.append(point)
-        if len(self.points) > CURVE_POINTS:
-            self.points = self.points[1::2]
-            self.step *= 2
-
-    def all(self) -> list[Point]:
-        """The points, in order."""
-        ended = self.last is None or (bool(self.points) and self.points[-1] == self.last)
-        return self.points if ended or self.last is None else [*self.points, self.last]
 
 
 def _read_point(written: Any) -> Point:
@@ -91,7 +63,7 @@ class Tally:
         self.loss = 0.0  # Σ −log p(target)
         self.screened = 0
         self.seconds = 0.0
-        self.curve = Curve()
+        self.curve: Curve[Point] = Curve(CURVE_POINTS)
 
     def add(self, log_probs: list[float], screened: int) -> None:
         """With the answers of one call, which the accountant has been charged with."""
@@ -103,7 +75,7 @@ class Tally:
         done = self.accountant.queries
         self.curve.add((done, self.accountant.epsilon().epsilon, self._perplexity(done)))
 
-    def result(self, forward_seconds: float) -> Evaluation:
+    def result(self, forward_seconds: float, diagnosis: Diagnosis | None) -> Evaluation:
         """The evaluation, at least one query being answered."""
         guarantee, queries = self.accountant.epsilon(), self.accountant.queries
         points = self.curve.all()
@@ -118,6 +90,7 @@ class Tally:
             curve=tuple((done, epsilon) for done, epsilon, _ in points),
             perplexities=tuple((done, perplexity) for done, _, perplexity in points),
             breakdown=self.accountant.breakdown(),
+            diagnosis=diagnosis,
         )
 
     def _perplexity(self, queries: int) -> float:

@@ -1,7 +1,7 @@
 """Mechanisms: logits in, a token and its privacy events out. They never account."""
 
 from adapmixed.mechanisms.adapmixed import PRESETS, AdaPMixED
-from adapmixed.mechanisms.base import Answer, Mechanism, Proposal
+from adapmixed.mechanisms.base import Answer, Law, Mechanism, Proposal
 from adapmixed.mechanisms.baselines import PublicOnly, Unprotected
 from adapmixed.mechanisms.clipped import ClippedMixing
 from adapmixed.mechanisms.log_pool import ClippedLogPool
@@ -14,6 +14,7 @@ __all__ = [
     "Answer",
     "ClippedLogPool",
     "ClippedMixing",
+    "Law",
     "Mechanism",
     "PMixED",
     "Proposal",

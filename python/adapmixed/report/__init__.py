@@ -3,5 +3,14 @@
 from adapmixed.report.build import build_report, environment, plain
 from adapmixed.report.html import write_report
 from adapmixed.report.table import aligned, table
+from adapmixed.report.text import report_text
 
-__all__ = ["aligned", "build_report", "environment", "plain", "table", "write_report"]
+__all__ = [
+    "aligned",
+    "build_report",
+    "environment",
+    "plain",
+    "report_text",
+    "table",
+    "write_report",
+]

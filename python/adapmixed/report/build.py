@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, TypeVar
 
 from adapmixed.privacy.guarantee import KINDS
+from adapmixed.report.diagnostics import diagnostics_entry
 from adapmixed.report.view import FORMAT_VERSION
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def build_report(
     config: Mapping[str, object],
     environment: Mapping[str, object],
     sample: Mapping[str, str] | None = None,
+    training: Sequence[Mapping[str, object]] = (),
 ) -> dict[str, object]:
     """Collects evaluations into what report.json holds: strict JSON values only.
 
@@ -37,6 +39,7 @@ def build_report(
         environment: see :func:`environment`.
         sample: a generated text: "text" and "guarantee" (the sentence that covers it), optionally
             "prompt" (public text that it continues), "method", "kind", and further strings.
+        training: see :func:`adapmixed.report.training.validation_losses`.
 
     Returns:
         {"format_version": 1, "methods": [...], "sample", "environment", "config"}; each method has
@@ -44,7 +47,8 @@ def build_report(
         guarantee), "delta", "kind", "guarantee" (a sentence), "unit", "adjacency", "rule", "order",
         "screened" (share of queries), "tokens_per_second", "breakdown" (nats) and "curve":
         [[queries, ε or null], ...], at most 200 points, the last always among them, and likewise
-        "perplexities": [[queries, perplexity so far], ...].
+        "perplexities": [[queries, perplexity so far], ...]; with diagnostics also "diagnostics",
+        see :class:`adapmixed.evaluation.Diagnosis`. "training" is there where it is not empty.
 
     Raises:
         ValueError: no evaluations, a name twice, NaN anywhere, a value that JSON cannot hold, a
@@ -62,6 +66,7 @@ def build_report(
         "sample": None if sample is None else _sample(sample),
         "environment": plain(environment, "environment"),
         "config": plain(config, "config"),
+        **({"training": plain(training, "training")} if training else {}),
     }
 
 
@@ -111,6 +116,8 @@ def _method(evaluation: "Evaluation", public: float | None) -> dict[str, object]
         "curve": _thin(evaluation.curve),
         "perplexities": _thin(evaluation.perplexities),
     }
+    if evaluation.diagnosis is not None:
+        entry["diagnostics"] = diagnostics_entry(evaluation.diagnosis)
     return {key: plain(value, f"{evaluation.name}.{key}") for key, value in entry.items()}
 
 

@@ -2,13 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from adapmixed.report.diagnostic_figures import (
+    draw_charges,
+    draw_screened,
+    draw_validation,
+    draw_weights,
+)
 from adapmixed.report.labels import draw_references, label_points, short
 from adapmixed.report.style import (
     COLOURS,
     LINE_STYLES,
     MARKERS,
+    Drawing,
     canvas,
     is_wide,
     number_axis,
@@ -16,6 +22,8 @@ from adapmixed.report.style import (
     svg_text,
 )
 from adapmixed.report.view import KIND_LABELS, Method, read_methods, show_epsilon
+
+__all__ = ["Drawing", "draw"]
 
 _TWO_COLUMNS = 40  # characters of a legend's entry, up to which two stand side by side
 _CURVE_WORDS = {
@@ -33,20 +41,19 @@ _CURVE_WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure of the report: its SVG element (no XML prologue) and the words around it."""
-
-    name: str
-    title: str
-    caption: str
-    svg: str
-
-
 def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
-    """The figures that a report has data for: ε over queries, perplexity over ε, parts of ε."""
+    """The figures that a report has data for: ε over queries, perplexity over ε, parts of ε; with
+    diagnostics weights, charges of single models and screened queries; validation losses."""
     methods = read_methods(report)
-    drawings = (_draw_curves(methods), _draw_tradeoff(methods), _draw_breakdown(methods))
+    drawings = (
+        _draw_curves(methods),
+        _draw_tradeoff(methods),
+        _draw_breakdown(methods),
+        draw_weights(methods),
+        draw_charges(methods),
+        draw_screened(methods),
+        draw_validation(report.get("training")),
+    )
     return tuple(drawing for drawing in drawings if drawing is not None)
 
 

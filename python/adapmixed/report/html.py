@@ -5,8 +5,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from adapmixed.report.diagnostics import (
+    UTILITY_TITLES,
+    UTILITY_WORDS,
+    utility_cells,
+    utility_of,
+)
 from adapmixed.report.page import PAGE, STYLE, UNPROTECTED_NOTES
+from adapmixed.report.runs import runs_rows, runs_words
 from adapmixed.report.view import (
     KIND_LABELS,
     MISSING,
@@ -21,6 +29,9 @@ from adapmixed.report.view import (
     show_epsilon,
 )
 
+if TYPE_CHECKING:
+    from adapmixed.report.style import Drawing
+
 _BADGES = {
     "public": "public",
     "fixed": "fixed",
@@ -30,41 +41,55 @@ _BADGES = {
 }
 
 
-def write_report(report: Mapping[str, object], folder: Path | str) -> tuple[Path, Path]:
+def write_report(
+    report: Mapping[str, object], folder: Path | str, *, figures: bool = False
+) -> tuple[Path, ...]:
     """Writes report.json and report.html, each replaced as a whole or not at all.
 
     Args:
         report: from :func:`build_report`, or the same read back from JSON.
         folder: created where missing.
+        figures: also write every figure as NAME.svg.
 
     Returns:
-        the paths of report.json (UTF-8, strict JSON) and report.html (no scripts, no network).
+        the paths of report.json (UTF-8, strict JSON), report.html (no scripts, no network) and of
+        the figures.
 
     Raises:
         ValueError: another format version, or a value that strict JSON cannot hold.
     """
+    from adapmixed.report.figures import draw  # imports matplotlib
+
     data = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    page = render(report)
+    drawings = draw(report)
+    texts = {"report.json": data, "report.html": _page(report, drawings)}
+    if figures:
+        texts |= {f"{drawing.name}.svg": drawing.svg + "\n" for drawing in drawings}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "report.json", folder / "report.html"
-    for path, text in zip(paths, (data, page), strict=True):
-        _replace(path, text)
-    return paths
+    for name, text in texts.items():
+        _replace(folder / name, text)
+    return tuple(folder / name for name in texts)
 
 
 def render(report: Mapping[str, object]) -> str:
     """The page as a string; everything that is not markup of its own is escaped."""
     from adapmixed.report.figures import draw  # imports matplotlib
 
-    methods = read_methods(report)
+    return _page(report, draw(report))
+
+
+def _page(report: Mapping[str, object], drawings: Iterable["Drawing"]) -> str:
+    methods, runs = read_methods(report), report.get("runs")
     figures = "".join(
         f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>\n"
-        for drawing in draw(report)
+        for drawing in drawings
     )
     sections = [
         _section("Summary", _summary(methods)),
+        _section("Runs", _runs(runs) if isinstance(runs, list) else ""),
         _section("What each guarantee means", _guarantees(methods)),
+        _section("Utility beside the theorem’s bound", _utility(methods)),
         _section("Figures", figures),
         _section("Generated sample", _sample(report.get("sample"))),
         _section("What this does not protect", _notes()),
@@ -84,7 +109,7 @@ def _summary(methods: Sequence[Method]) -> str:
         "screened", "tokens/s",
     )  # fmt: skip
     numbers = {1, 2, 3, 4, 5, 8, 9}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for method in methods:
         cells = (
             escape(method.name),
@@ -98,12 +123,35 @@ def _summary(methods: Sequence[Method]) -> str:
             format_screened(method),
             format_rate(method.tokens_per_second),
         )
-        rows.append(_row("td", (_typeset(cell) for cell in cells), numbers))
+        rows.append(tuple(_typeset(cell) for cell in cells))
+    return _table(
+        [titles, *rows],
+        numbers,
+        "ε in nats, rounded up. Perplexity and a data-dependent ε come from private data: for the "
+        "operator only.",
+    )
+
+
+def _runs(entries: Sequence[Mapping[str, Any]]) -> str:
+    rows = [[escape(cell) for cell in row] for row in runs_rows(entries)]
+    words = f"{runs_words(entries)} What stands below and in the figures is of run 1."
+    return _table(rows, set(), words)
+
+
+def _utility(methods: Sequence[Method]) -> str:
+    cells = [utility_cells(method) for method in methods if utility_of(method) is not None]
+    rows = [[escape(cell).replace("-", "−") for cell in row[1:]] for row in cells]
+    named = [[escape(row[0]), *rest] for row, rest in zip(cells, rows, strict=True)]
+    return _table([UTILITY_TITLES, *named], {1, 2, 3}, UTILITY_WORDS) if named else ""
+
+
+def _table(rows: Sequence[Iterable[str]], numbers: set[int], words: str) -> str:
+    """Markup of a table, its head first, with words beneath; cells are markup."""
+    body = "".join(_row("td", row, numbers) for row in rows[1:])
     return (
-        f'<div class="scroll"><table>\n<thead>{_row("th", titles, numbers)}</thead>\n'
-        f"<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n"
-        '<p class="small">ε in nats, rounded up. Perplexity and a data-dependent ε come from '
-        "private data: for the operator only.</p>\n"
+        f'<div class="scroll"><table>\n<thead>{_row("th", rows[0], numbers)}</thead>\n'
+        f"<tbody>\n{body}</tbody>\n</table></div>\n"
+        f'<p class="small">{words}</p>\n'
     )
 
 

@@ -1,9 +1,11 @@
 """Several runs of every method: mean ± deviation as in the paper's Table 1."""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from adapmixed.report.table import aligned, printable
 from adapmixed.report.view import KIND_LABELS, MISSING, format_perplexity, show_epsilon
 
 if TYPE_CHECKING:
@@ -29,33 +31,42 @@ def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
     ]
 
 
-def runs_table(runs: Sequence["Runs"]) -> str:
-    """An aligned table of the methods, what its numbers are, and every method's guarantee."""
+def runs_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Cells of the methods, below the titles."""
     rows = [["method", "perplexity", "ε of a run", "kind"]]
-    for one in runs:
-        perplexity = format_perplexity(one.perplexity_mean)
-        kind = one.guarantees[0].kind
+    for one in entries:
+        perplexity, epsilon = _read(one["perplexity_mean"]), _read(one["epsilon_mean"])
+        assert perplexity is not None
         rows.append(
             [
-                one.name,
-                _with(perplexity, one.perplexity_deviation, ".2f"),
-                _with(show_epsilon(one.epsilon_mean), one.epsilon_deviation, ".2g"),
-                KIND_LABELS.get(kind, kind),
+                one["name"],
+                _with(format_perplexity(perplexity), one["perplexity_deviation"], ".2f"),
+                _with(show_epsilon(epsilon), one["epsilon_deviation"], ".2g"),
+                KIND_LABELS.get(one["kind"], one["kind"]),
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    lines.insert(1, "  ".join("─" * width for width in widths))
-    count, queries = len(runs[0].evaluations), runs[0].queries
-    lines += [
-        "",
-        f"Mean ± standard deviation (n − 1) of {count} runs of {queries} queries. Every ε is that",
-        "of one run, one service life; it does not cover all runs together, whose costs add.",
-    ]
-    for one in runs:
-        lines += ["", f"{one.name}, run 1: {one.guarantees[0]}"]
+    return rows
+
+
+def runs_words(entries: Sequence[Mapping[str, Any]]) -> str:
+    """What the numbers of the table are."""
+    count, queries = len(entries[0]["perplexity"]), entries[0]["queries"]
+    return (
+        f"Mean ± standard deviation (n − 1) of {count} runs of {queries} queries. Every ε is that "
+        "of one run, one service life; it does not cover all runs together, whose costs add."
+    )
+
+
+def runs_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """An aligned table of the methods, what its numbers are, and every method's guarantee.
+
+    Args:
+        entries: of `runs_entry`.
+    """
+    lines = aligned(runs_rows(entries), [False] * 4)
+    lines += ["", *textwrap.wrap(runs_words(entries), 88)]
+    for one in entries:
+        lines += ["", printable(f"{one['name']}, run 1: {one['guarantees'][0]}")]
     return "\n".join(lines)
 
 
@@ -65,3 +76,7 @@ def _with(mean: str, deviation: float | None, how: str) -> str:
 
 def _number(value: float | None) -> float | str | None:
     return str(value) if value is not None and math.isinf(value) else value
+
+
+def _read(value: float | str | None) -> float | None:
+    return None if value is None else float(value)

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib import style
@@ -51,6 +52,16 @@ _SETTINGS: Mapping[str, Any] = {
 }
 _WIDTH = 7.2  # inches
 _LOG_RATIO = 30.0  # a linear axis hides values that lie further apart
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of a report: its SVG element (no XML prologue) and the words around it."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
 
 
 def is_wide(values: Sequence[float]) -> bool:

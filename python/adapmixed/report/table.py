@@ -42,7 +42,7 @@ def table(report: Mapping[str, object]) -> str:
     for method in methods:
         rows.append(
             [
-                _printable(method.name),
+                method.name,
                 format_perplexity(method.perplexity),
                 format_change(method.change),
                 show_epsilon(method.epsilon),
@@ -55,7 +55,7 @@ def table(report: Mapping[str, object]) -> str:
         )
     lines = aligned(rows, [number for _, number in _COLUMNS])
     for method in methods:
-        sentence = f"{_printable(method.name)}: {_printable(method.guarantee)}"
+        sentence = f"{printable(method.name)}: {printable(method.guarantee)}"
         lines.append("")
         lines.append(
             textwrap.fill(sentence, _SENTENCE_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
@@ -70,6 +70,7 @@ def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]
         rows: cells; each row as long as `numbers`.
         numbers: whether a column holds numbers, which stand on the right.
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(_width(row[i]) for row in rows) for i in range(len(numbers))]
     lines = []
     for row in rows:
@@ -91,6 +92,6 @@ def _width(text: str) -> int:
     return columns
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Control characters would break the table or steer the terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -40,9 +40,11 @@ class Method:
     rule: str | None
     order: float | None
     screened: float
-    tokens_per_second: float
+    tokens_per_second: float | None
     breakdown: Mapping[str, float]
     curve: tuple[tuple[int, float | None], ...]
+    perplexities: tuple[tuple[int, float], ...]
+    diagnostics: Mapping[str, Any] | None
 
     @property
     def has_budget(self) -> bool:
@@ -74,9 +76,11 @@ def _method(entry: Mapping[str, Any]) -> Method:
         rule=entry["rule"],
         order=_optional(entry["order"]),
         screened=float(entry["screened"]),
-        tokens_per_second=float(entry["tokens_per_second"]),
+        tokens_per_second=_optional(entry["tokens_per_second"]),
         breakdown={part: float(value) for part, value in entry["breakdown"].items()},
         curve=tuple((queries, _optional(epsilon)) for queries, epsilon in entry["curve"]),
+        perplexities=tuple((queries, float(value)) for queries, value in entry["perplexities"]),
+        diagnostics=entry.get("diagnostics"),
     )
 
 
@@ -120,6 +124,8 @@ def format_screened(method: Method) -> str:
     return f"{100 * method.screened:.1f}%" if screens else MISSING
 
 
-def format_rate(rate: float) -> str:
-    """Tokens per second."""
+def format_rate(rate: float | None) -> str:
+    """Tokens per second; missing where speed was not reported."""
+    if rate is None:
+        return MISSING
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

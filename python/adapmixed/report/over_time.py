@@ -1,0 +1,32 @@
+"""Perplexity of stretch after stretch of the text: a filter's models retire as it goes on."""
+
+import math
+from collections.abc import Sequence
+
+from adapmixed.report.table import aligned
+from adapmixed.report.view import Method
+
+
+def over_time(methods: Sequence[Method], rows: int = 8) -> list[str]:
+    """Lines of a table with about `rows` stretches."""
+    stretches = [_stretches(method.perplexities, rows) for method in methods]
+    lines = [["perplexity of queries", *(method.name for method in methods)]]
+    for row in zip(*stretches, strict=True):
+        first, last, _ = row[0]
+        lines.append([f"{first} to {last}", *(f"{value:.2f}" for _, _, value in row)])
+    return aligned(lines, [True] * (len(methods) + 1))
+
+
+def _stretches(
+    perplexities: Sequence[tuple[int, float]], rows: int
+) -> list[tuple[int, int, float]]:
+    """(first query, last query, perplexity between) of about `rows` stretches."""
+    count = min(rows, len(perplexities))
+    chosen = [perplexities[(row + 1) * len(perplexities) // count - 1] for row in range(count)]
+    found, before, loss_before = [], 0, 0.0
+    for queries, perplexity in chosen:
+        loss = queries * math.log(perplexity)
+        mean = (loss - loss_before) / (queries - before) if math.isfinite(loss) else math.inf
+        found.append((before + 1, queries, math.exp(mean) if mean < 700.0 else math.inf))
+        before, loss_before = queries, loss
+    return found

@@ -1,0 +1,22 @@
+"""All tables of a report for a terminal, from what report.json holds alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from adapmixed.report.diagnostics import utility_table
+from adapmixed.report.over_time import over_time
+from adapmixed.report.runs import runs_table
+from adapmixed.report.table import table
+from adapmixed.report.view import read_methods
+
+
+def report_text(report: Mapping[str, Any]) -> str:
+    """The methods or their runs, perplexity over time where filters answer, diagnostics."""
+    methods, runs = read_methods(report), report.get("runs")
+    lines = [runs_table(runs) if runs else table(report)]
+    if not runs and report["config"].get("filters"):
+        lines += ["", *over_time(methods)]
+    utility = utility_table(methods)
+    if utility:
+        lines += ["", *utility]
+    return "\n".join(lines)
