@@ -114,8 +114,8 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Never:
         """Refused: the harness generates greedily and repeats; that is no private answer."""
         raise ValueError(
-            "generation tasks must be answered by adapmixed.generate, which draws and charges every "
-            "token: the harness decodes greedily"
+            "generation tasks must be answered by adapmixed.generate, which draws and charges "
+            "every token: the harness decodes greedily"
         )
 
     def _loglikelihood_tokens(
