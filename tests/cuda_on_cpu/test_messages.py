@@ -52,7 +52,7 @@ def test_more_blocks_than_a_gpu_takes_are_refused(name: str) -> None:
 
 def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
     """Dynamic and static: 48 KiB where nothing is asked for, 227 KiB where it is."""
-    launch, static = simulated.module().launch_idle, 3072
+    launch, static = simulated.module().launch_idle, 4096
     launch(48 * 1024 - static, False)
     with pytest.raises(RuntimeError, match="no GPU could run"):
         launch(48 * 1024 - static + 1, False)
