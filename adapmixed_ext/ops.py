@@ -44,6 +44,7 @@ class Inputs(NamedTuple):
     private_lse: Tensor  # (N, B) float64
     public_lse: Tensor  # (B,) float64
     status: Tensor  # (N, B) int32
+    public_status: Tensor  # (B,) int32
 
 
 def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
@@ -52,7 +53,7 @@ def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
     public_lse, public_status = _ops.log_sum_exp(public, "public_logits")
     private_lse, status = _ops.log_sum_exp(private, "private_logits")
     status = torch.where(public_status != 0, 5, status)
-    return Inputs(private, public, private_lse, public_lse, status)
+    return Inputs(private, public, private_lse, public_lse, status, public_status)
 
 
 def _weighted(
@@ -99,12 +100,12 @@ def project_inputs(
     order = check.order("order", order)
     radius = check.number("radius", radius, least=0.0)
     private, public = check.ensemble_logits(private_logits, public_logits)
-    public_lse, _ = _ops.log_sum_exp(public, "public_logits")
+    public_lse, public_status = _ops.log_sum_exp(public, "public_logits")
     weight, complement, private_lse, status = _ops.project(
         private, public, public_lse, order, radius
     )
-    projection = Projection(weight, complement, private_lse, public_lse, status)
-    return Inputs(private, public, private_lse, public_lse, status), projection
+    rows = private_lse, public_lse, status, public_status
+    return Inputs(private, public, *rows), Projection(weight, complement, *rows)
 
 
 def screen(
@@ -180,7 +181,7 @@ def screen_prepared(
     divergence, passed = _ops.screen(
         *inputs[:4], noise, active, weight, order, threshold, top_k, slots
     )
-    return Screening(divergence, passed, inputs.status)
+    return Screening(divergence, passed, inputs.status, inputs.public_status)
 
 
 def _loss_options(
@@ -263,10 +264,8 @@ def step(
     values, zero_out = _loss_options(orders, adjacency)
     private, public = check.ensemble_logits(private_logits, public_logits)
     slots = check.slots(num_models, private)
-    weight, complement, private_lse, public_lse, status, loss = _ops.step(
-        private, public, order, radius, values, zero_out, slots
-    )
-    return Projection(weight, complement, private_lse, public_lse, status), loss
+    *found, loss = _ops.step(private, public, order, radius, values, zero_out, slots)
+    return Projection(*found), loss
 
 
 def mixture(
