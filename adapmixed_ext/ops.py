@@ -73,9 +73,10 @@ def project(
 ) -> Projection:
     """λ_i = max{λ ∈ [0,1] : D↔_α(λ p_i + (1−λ) q ‖ q) ≤ R} (Algorithm 1, line 12).
 
-    Always the feasible side: λ is never above the exact optimum, and within 1e-5 relative of it
-    where (α−1)R ≥ max(1e-8, 1e-9 α, 1e-12 α²) (below that rounding takes more of λ, always to the
-    safe side).
+    Always the feasible side: λ is never above the exact optimum. It is within 1e-5 + 1.8e-15
+    (|lse_i| + |lse_0|)(α + √(2α/R)) relative of it where (α−1)R ≥ max(1e-8, 1e-9 α, 1e-12 α²) and
+    λ ≥ 1e-90 (else rounding takes more of λ, always to the safe side). The second term is rounding
+    of the log-sum-exps: nothing beside the first, but where these near 10⁶ at a small R.
     A token masked in the public row but not in the private one gives λ_i = 0.
     Memory: at most 96·V + 2^14 for each thread.
 

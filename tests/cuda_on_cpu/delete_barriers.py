@@ -6,8 +6,8 @@ Each mutant is a copy of the sources that lacks one __syncthreads or __syncwarp,
 which one thread's answer becomes all threads', or has one atomic operation replaced by a plain one.
 It is built with ThreadSanitizer and runs the "tiles-" cases of
 tests/sanitize/dump_cases.py; a race, a wrong answer, a crash and a standstill count as noticed.
-Exit status 1 where something is not. Run by hand: 39 mutants, 32 of them some twelve minutes
-on two busy cores. One is known to be missed: docs/cuda-testing.md.
+Exit status 1 where something is not. Run by hand, a part at a time: 39 mutants, 6 of them as many
+minutes on two busy cores. One is known to be missed: docs/cuda-testing.md.
 """
 
 from __future__ import annotations
