@@ -33,7 +33,8 @@ dim3 grid_of(std::int64_t blocks);
 std::int64_t most_shared_bytes();
 
 // Lets a kernel have so many bytes of dynamic shared memory on the current device; throws
-// std::runtime_error where that and the kernel's static memory are more than a block may have there.
+// std::runtime_error where that and the kernel's static memory are more than a block may have
+// there.
 void allow_shared(const void* kernel, std::size_t bytes);
 
 // Queues kernel(arguments...), with `shared` bytes of dynamic shared memory.

@@ -51,8 +51,8 @@ enum cudaError_t {
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 inline const char* cudaGetErrorName(cudaError_t error) {
-  constexpr const char* kNames[] = {"cudaSuccess", "cudaErrorInsufficientDriver",
-                                    "cudaErrorNoDevice", "cudaErrorNoKernelImageForDevice",
+  constexpr const char* kNames[] = {"cudaSuccess",           "cudaErrorInsufficientDriver",
+                                    "cudaErrorNoDevice",     "cudaErrorNoKernelImageForDevice",
                                     "cudaErrorInvalidValue", "cudaErrorUnknown"};
   return kNames[error];
 }
