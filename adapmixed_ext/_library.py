@@ -117,11 +117,10 @@ register(
 
 
 # step: project, then leave_one_out of all rows; (weight, complement, private_lse, public_lse,
-# status, loss)
+# status, public_status, loss)
 def _step(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits, *options = args
-    results = _step_fake(*args)
-    public_status = torch.empty_like(results[3], dtype=torch.int32)
+    *found, public_status, loss = results = _step_fake(*args)
     balance = torch.empty_like(results[0])
     on = backend(private_logits.device)
     shape = tuple(private_logits.shape)
@@ -132,13 +131,13 @@ def _step(*args: Any) -> tuple[Tensor, ...]:
         rows(private_logits),
         rows(public_logits),
         *options,
-        *(result.data_ptr() for result in (*results, public_status, balance)),
-        workspace=on.workspace("step", shape, results[5].shape[-1]),
+        *(result.data_ptr() for result in (*found, loss, public_status, balance)),
+        workspace=on.workspace("step", shape, loss.shape[-1]),
     )
     if on.immediate:
         # In this order: each is defined where those before it found nothing.
         raise_row_errors("public_logits", public_status)
-        raise_row_errors("private_logits", results[4])
+        raise_row_errors("private_logits", found[4])
         refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
     return results
 
@@ -148,12 +147,13 @@ def _step_fake(*args: Any) -> tuple[Tensor, ...]:
     public_lse = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
     *weights, status = _project_fake(private_logits, public_logits, public_lse)
     loss = public_lse.new_empty((*status.shape, len(orders)))
-    return *weights, public_lse, status, loss
+    return *weights, public_lse, status, torch.empty_like(public_lse, dtype=torch.int32), loss
 
 
 register(
     "step(Tensor private_logits, Tensor public_logits, float order, float radius, float[] orders,"
-    " bool zero_out, int num_models) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " bool zero_out, int num_models)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _step,
     _step_fake,
 )

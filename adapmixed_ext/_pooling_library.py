@@ -26,8 +26,11 @@ def _options(
 
 def _call(
     private_logits: Tensor, public_logits: Tensor, options: tuple[Any, ...], *wanted: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs log_pool for (log_normaliser, span, sum); gives (private_lse, status, public_lse)."""
+) -> tuple[Tensor, ...]:
+    """Runs log_pool for (log_normaliser, span, sum).
+
+    Gives (private_lse, public_lse, status, public_status).
+    """
     positions = public_logits.shape[:1]
     private_lse = private_logits.new_empty(private_logits.shape[:2], dtype=F64)
     status = torch.empty_like(private_lse, dtype=torch.int32)
@@ -45,30 +48,31 @@ def _call(
     if on.immediate:
         raise_row_errors("public_logits", public_status)
         raise_row_errors("private_logits", status)
-    return private_lse, status, public_lse
+    return private_lse, public_lse, status, public_status
 
 
-# log_pool: (log_normaliser, span, private_lse, public_lse, status)
+# log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status)
 def _log_pool(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits, *options = args
     log_normaliser, span = _log_pool_fake(*args)[:2]
-    private_lse, status, public_lse = _call(
+    rows_found = _call(
         private_logits, public_logits, _options(*options), log_normaliser, span, None
     )
-    return log_normaliser, span, private_lse, public_lse, status
+    return log_normaliser, span, *rows_found
 
 
 def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits = args[:2]
     span = private_logits.new_empty(private_logits.shape[:2], dtype=F64)
     log_normaliser = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
-    status = torch.empty_like(span, dtype=torch.int32)
-    return log_normaliser, span, torch.empty_like(span), torch.empty_like(log_normaliser), status
+    found = log_normaliser, span, torch.empty_like(span), torch.empty_like(log_normaliser)
+    statuses = (torch.empty_like(like, dtype=torch.int32) for like in (span, log_normaliser))
+    return *found, *statuses
 
 
 register(
     f"log_pool(Tensor private_logits, Tensor public_logits, {_OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _log_pool,
     _log_pool_fake,
 )

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-_PRIVATE_ERRORS = {
+_ERRORS = {
     1: "contains NaN",
     2: "contains +inf",
     3: "has no finite value (all -inf)",
@@ -28,14 +28,25 @@ def raise_row_errors(name: str, status: Tensor) -> None:
     bad = status.nonzero()
     if bad.numel():
         index = bad[0].tolist()
-        code = int(status[tuple(index)])
-        if code == _PUBLIC:
-            name, index = "public_logits", index[1:]
         where = ", ".join(str(i) for i in index)
         raise ValueError(
-            f"{name}[{where}] {_PRIVATE_ERRORS[code]}; logits must be finite or -inf, with at "
-            f"least one finite value a row ({bad.shape[0]} of {status.numel()} rows are bad)"
+            f"{name}[{where}] {_ERRORS[int(status[tuple(index)])]}; logits must be finite or -inf, "
+            f"with at least one finite value a row ({bad.shape[0]} of {status.numel()} rows are "
+            f"bad)"
         )
+
+
+def check_rows(status: Tensor, public_status: Tensor | None) -> None:
+    """Raises what a call on the CPU does, public rows first; one look at the GPU if all is well.
+
+    Without ``public_status`` it is told that a public row is bad, not how.
+    """
+    if not bool(status.any()):
+        return
+    if public_status is None:
+        public_status = (status == _PUBLIC).any(0) * _PUBLIC
+    raise_row_errors("public_logits", public_status)
+    raise_row_errors("private_logits", status)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,7 @@ class Projection:
         private_lse: (N, B) float64, log-sum-exp of each private row.
         public_lse: (B,) float64, log-sum-exp of each public row.
         status: (N, B) int32, 0 where the row and its public row are good.
+        public_status: (B,) int32, 0 where the public row is good; None: not kept.
     """
 
     weight: Tensor
@@ -55,10 +67,11 @@ class Projection:
     private_lse: Tensor
     public_lse: Tensor
     status: Tensor
+    public_status: Tensor | None = None
 
     def check(self) -> "Projection":
         """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
-        raise_row_errors("private_logits", self.status)
+        check_rows(self.status, self.public_status)
         return self
 
 
@@ -75,6 +88,7 @@ class Clipping:
         public_lse: (B,) float64, log-sum-exp of each public row.
         status: (N, B) int32, 0 where the row and its public row are good.
         lower, upper: c and C; both 1 where one of them is, since p̄_i = q then.
+        public_status: (B,) int32, 0 where the public row is good; None: not kept.
     """
 
     log_scale: Tensor
@@ -86,10 +100,11 @@ class Clipping:
     status: Tensor
     lower: float
     upper: float
+    public_status: Tensor | None = None
 
     def check(self) -> "Clipping":
         """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
-        raise_row_errors("private_logits", self.status)
+        check_rows(self.status, self.public_status)
         return self
 
 
@@ -100,16 +115,18 @@ class Screening:
     Attributes:
         divergence: (B,) float64, D_α(s‖q[K]); private, for the operator only.
         passed: (B,) bool, divergence ≤ threshold.
-        status: (N, B) int32, 0 where the row is good.
+        status: (N, B) int32, 0 where the row and its public row are good.
+        public_status: (B,) int32, 0 where the public row is good; None: not kept.
     """
 
     divergence: Tensor
     passed: Tensor
     status: Tensor
+    public_status: Tensor | None = None
 
     def check(self) -> "Screening":
         """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
-        raise_row_errors("private_logits", self.status)
+        check_rows(self.status, self.public_status)
         return self
 
 
@@ -127,6 +144,7 @@ class LogPool:
         active: (N, B) bool, slots that take part; None: all.
         status: (N, B) int32, 0 where the row and its public row are good.
         sum_log_ratio: (B, V) float64, Σ_i u_i over all ranks; None: that of the rows themselves.
+        public_status: (B,) int32, 0 where the public row is good; None: not kept.
     """
 
     log_normaliser: Tensor
@@ -140,8 +158,9 @@ class LogPool:
     active: Tensor | None
     status: Tensor
     sum_log_ratio: Tensor | None = None
+    public_status: Tensor | None = None
 
     def check(self) -> "LogPool":
         """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
-        raise_row_errors("private_logits", self.status)
+        check_rows(self.status, self.public_status)
         return self

@@ -60,11 +60,11 @@ def clip_project(
     slots = check.slots(num_models, private)
     if active is not None:
         active = check.typed("active", active, torch.bool, tuple(private.shape[:2]), private)
-    public_lse, _ = _ops.log_sum_exp(public, "public_logits")
+    public_lse, public_status = _ops.log_sum_exp(public, "public_logits")
     scale, residual, charge, private_lse, status = _ops.clip_project(
         private, public, public_lse, c, d, values, slots
     )
     return Clipping(
         scale, residual, None if orders is None else charge, active, private_lse, public_lse,
-        status, c, d,
+        status, c, d, public_status,
     )  # fmt: skip

@@ -104,12 +104,12 @@ def log_pool(
     scale = _scale(scale, bounds)
     active = _active(active, private)
     total = _given_sum("sum_log_ratio", sum_log_ratio, public, bounds)
-    log_normaliser, span, private_lse, public_lse, status = _ops.log_pool(
+    log_normaliser, span, private_lse, public_lse, status, public_status = _ops.log_pool(
         private, public, active, total, bounds.lower, bounds.upper, scale, bounds.num_models
     )
     return LogPool(
         log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,
-        bounds.num_models, active, status, total,
+        bounds.num_models, active, status, total, public_status,
     )  # fmt: skip
 
 

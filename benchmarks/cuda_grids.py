@@ -1,12 +1,13 @@
-"""The tables on a GPU over dtypes, batches and sizes; our calls and the floors alone."""
+"""The tables on a GPU over dtypes, batches, sizes and orders; our calls and the floors alone."""
 
 from collections.abc import Mapping
 
 import torch
 
-from benchmarks.cuda_bench import Bench, base_of, ours
-from benchmarks.cuda_timing import COPY, card_floors
-from benchmarks.harness import READ_TWICE, size
+from benchmarks.cuda_bench import GRAPH, Bench, base_of, ours
+from benchmarks.cuda_timing import COPY, Contestant, card_floors
+from benchmarks.harness import READ_ONCE, READ_TWICE, size
+from benchmarks.orders import order_calls
 from benchmarks.scaling import ORDER, RADIUS, check
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,3 +76,21 @@ def sizes(bench: Bench) -> None:
             inputs[f"N = {models}, V = {vocab}"] = (shape, "fp32", {**shape})
     bench.report.say("sizes: one query in fp32; ratios within a size")
     _grid(bench, "sizes", inputs)
+
+
+def orders(bench: Bench) -> None:
+    """What an order costs `project` and `leave_one_out`; one query, replayed."""
+    models, vocab, _ = bench.sizes
+    queries = bench.queries(models, vocab, kind="far")
+    contestants = {
+        name + GRAPH: Contestant(call, len(queries), replay=True)
+        for name, call in order_calls(queries).items()
+    } | card_floors(queries)
+    timings = bench.time(contestants, dict.fromkeys(contestants, 20))
+    bench.report.say(
+        f"orders: far inputs, {models} models, {vocab} tokens, fp32, one query; ratios to the first"
+    )
+    bench.report.add(
+        "orders", timings, base=next(iter(timings)), floor=READ_ONCE, bytes_read=size(queries[0]),
+        models=models, vocab=vocab,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -126,6 +127,18 @@ class Card:
             "cuda": torch.version.cuda,
             "built_for": build["cuda_architectures"],
         }
+
+
+def awaited(calls: dict[str, Call], device: torch.device) -> dict[str, Call]:
+    """The same calls, which return when the device has done their work."""
+    if device.type == "cpu":
+        return calls
+
+    def until_done(call: Call, turn: int) -> None:
+        call(turn)
+        torch.cuda.synchronize(device)
+
+    return {name: partial(until_done, call) for name, call in calls.items()}
 
 
 def _l2(card: Any) -> int:

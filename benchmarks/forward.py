@@ -1,6 +1,6 @@
 """How fast an ensemble decodes, and what share of a generated token the mechanism takes.
 
-    python -m benchmarks.forward [--quick] [--out PREFIX]
+    python -m benchmarks.forward [--device cuda] [--quick] [--out PREFIX]
 
 Two questions, GPT-2 shapes with random weights, adapters of rank 4 on c_attn, fp32:
 
@@ -9,7 +9,8 @@ Two questions, GPT-2 shapes with random weights, adapters of rank 4 on c_attn, f
   cache of its own). Both read the same tokens; their logits are compared before the timing.
 - step: a whole generated token at N = 100: the pass, then AdaPMixED's two phases on its logits,
   with the wikitext-103 preset and without its screening (then no query is answered from the public
-  model), and memory.
+  model), and memory: of the process, or what torch has held on a GPU, where a call is timed until
+  the GPU has done it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch import Tensor
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.models import BatchedLoRA, Decoder, Ensemble
 from adapmixed.rng import SeededRandom
+from benchmarks.cuda_timing import Card, awaited
 from benchmarks.harness import Call, Neighbours, Report, Timing, interleave, machine
 
 QUIET = 0.05  # share of the cores that others may use
@@ -52,7 +54,7 @@ DEMO = Shape("the demo's", 4, 128, 4, 2048)
 TINY = Shape("tiny", 2, 32, 2, 512)
 
 
-def make_base(shape: Shape) -> Any:
+def make_base(shape: Shape, device: torch.device) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -60,7 +62,7 @@ def make_base(shape: Shape) -> Any:
         vocab_size=shape.vocab, n_positions=shape.positions, n_embd=shape.width,
         n_layer=shape.layers, n_head=shape.heads, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return GPT2LMHeadModel(config).eval()
+    return GPT2LMHeadModel(config).eval().to(device)
 
 
 def member(i: int) -> str:
@@ -83,7 +85,7 @@ def make_peft(base: Any, models: int, folder: Path) -> tuple[Any, list[Path]]:
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter.data, std=0.02)
         model.save_pretrained(folder)
-    return model.eval(), [folder / member(i) for i in range(models)]
+    return model.eval().to(base.device), [folder / member(i) for i in range(models)]
 
 
 class Loop:
@@ -128,12 +130,13 @@ def batched(decoder: Decoder, token: Tensor) -> tuple[Tensor, Tensor]:
     return decoder.logits
 
 
-def make_prompt(shape: Shape, length: int) -> Tensor:
-    return torch.randint(0, shape.vocab, (1, length), generator=torch.Generator().manual_seed(1))
+def make_prompt(shape: Shape, length: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, shape.vocab, (1, length), generator=generator).to(device)
 
 
-def tokens_of(shape: Shape, turn: int) -> Tensor:
-    return torch.tensor([(7919 * turn + 11) % shape.vocab])
+def tokens_of(shape: Shape, turn: int, device: torch.device) -> Tensor:
+    return torch.tensor([(7919 * turn + 11) % shape.vocab], device=device)
 
 
 def line(report: Report, table: str, name: str, timing: Timing, note: str, **more: object) -> None:
@@ -144,29 +147,33 @@ def line(report: Report, table: str, name: str, timing: Timing, note: str, **mor
     report.tables.setdefault(table, []).append(row | more)
 
 
-def decode(report: Report, shape: Shape, models: int, prompt: int, runs: int) -> None:
+def decode(
+    report: Report, shape: Shape, models: int, prompt: int, runs: int, device: torch.device
+) -> None:
     """The batched pass against the loop, one token at a time."""
     report.say(
         f"decode: {shape.name} shape ({shape.layers} layers, {shape.width}, V = {shape.vocab}), "
         f"N = {models}, after {prompt} tokens; ratio to the loop"
     )
-    base = make_base(shape)
+    base = make_base(shape, device)
     with tempfile.TemporaryDirectory() as folder:
         peft_model, folders = make_peft(base, models, Path(folder))
         ensemble = Ensemble.load(base, folders)
-    ids = make_prompt(shape, prompt)
+    ids = make_prompt(shape, prompt, device)
     decoder, loop = ensemble.decoder(ids), Loop(peft_model, models, ids)
     for turn in range(2):
-        token = tokens_of(shape, turn)
+        token = tokens_of(shape, turn, device)
         private, public = batched(decoder, token)
         expected = loop(token)
         found = torch.cat([private, public[None]])
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     contestants: dict[str, Call] = {
-        "adapter loop": lambda turn: loop(tokens_of(shape, turn)),
-        "batched ensemble": lambda turn: batched(decoder, tokens_of(shape, turn)),
+        "adapter loop": lambda turn: loop(tokens_of(shape, turn, device)),
+        "batched ensemble": lambda turn: batched(decoder, tokens_of(shape, turn, device)),
     }
-    timings = interleave(contestants, {"adapter loop": runs, "batched ensemble": 4 * runs})
+    timings = interleave(
+        awaited(contestants, device), {"adapter loop": runs, "batched ensemble": 4 * runs}
+    )
     slowest = timings["adapter loop"].median
     for name, timing in timings.items():
         ratio, rate = slowest / timing.median, 1 / timing.median
@@ -177,22 +184,24 @@ def decode(report: Report, shape: Shape, models: int, prompt: int, runs: int) ->
     report.say()
 
 
-def step(report: Report, shape: Shape, models: int, prompt: int, runs: int) -> None:
+def step(
+    report: Report, shape: Shape, models: int, prompt: int, runs: int, device: torch.device
+) -> None:
     """The mechanism's share of a generated token, and memory."""
     report.say(
         f"step: {shape.name} shape, N = {models}, V = {shape.vocab}, after {prompt} tokens; "
         "share of pass and mechanism together"
     )
-    before = peak()
-    base = make_base(shape)
+    before = peak(device)
+    base = make_base(shape, device)
     with tempfile.TemporaryDirectory() as folder:
         _, folders = make_peft(base, models, Path(folder))
         ensemble = Ensemble.load(base, folders)
-    loaded = peak()
-    decoder = ensemble.decoder(make_prompt(shape, prompt))
-    filled = peak()
+    loaded = peak(device)
+    decoder = ensemble.decoder(make_prompt(shape, prompt, device))
+    filled = peak(device)
     preset = AdaPMixED.preset("wikitext-103")
-    rng, all_slots = SeededRandom(0), torch.ones((models, 1), dtype=torch.bool)
+    rng, all_slots = SeededRandom(0), torch.ones((models, 1), dtype=torch.bool, device=device)
 
     def answer(mechanism: AdaPMixED) -> None:
         proposal = mechanism.propose(*decoder.logits, rng=rng)
@@ -200,11 +209,11 @@ def step(report: Report, shape: Shape, models: int, prompt: int, runs: int) -> N
         proposal.release(all_slots)
 
     contestants: dict[str, Call] = {
-        "pass": lambda turn: batched(decoder, tokens_of(shape, turn)),
+        "pass": lambda turn: batched(decoder, tokens_of(shape, turn, device)),
         "mechanism": lambda turn: answer(preset),
         "mechanism, no screening": lambda turn: answer(replace(preset, screen=None)),
     }
-    timings = interleave(contestants, dict.fromkeys(contestants, runs))
+    timings = interleave(awaited(contestants, device), dict.fromkeys(contestants, runs))
     forward = timings["pass"].median
     for name, timing in timings.items():
         share = None if name == "pass" else timing.median / (forward + timing.median)
@@ -215,7 +224,7 @@ def step(report: Report, shape: Shape, models: int, prompt: int, runs: int) -> N
         )  # fmt: skip
     memory = sizes(ensemble, decoder)
     memory |= {"peak: before": before, "peak: loaded": loaded, "peak: prompt read": filled,
-               "peak: in all": peak()}  # fmt: skip
+               "peak: in all": peak(device)}  # fmt: skip
     report.say("  memory, MB: " + ", ".join(f"{k} {v / 1e6:.0f}" for k, v in memory.items()))
     report.tables["memory"] = [{"name": name, "bytes": size} for name, size in memory.items()]
     report.say()
@@ -235,8 +244,10 @@ def sizes(ensemble: Ensemble, decoder: Decoder) -> dict[str, int]:
     return {n: sum(t.numel() * t.element_size() for t in ts) for n, ts in held.items()}
 
 
-def peak() -> int:
-    """Largest resident size of this process so far, bytes on Linux."""
+def peak(device: torch.device) -> int:
+    """Bytes: the largest resident size of this process so far (on Linux), or torch's on the GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -248,25 +259,32 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="TABLE",
                         help=f"of {', '.join(names)}")  # fmt: skip
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="of the model, the ensemble and the mechanism")  # fmt: skip
     parser.add_argument("--prompt", type=int, default=128, help="tokens before the timed one")
     parser.add_argument("--runs", type=int, default=10, help="of the slowest contestant")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few runs, no meaning")
     parser.add_argument("--out", type=Path, metavar="PREFIX")
     arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if device.type == "cuda":
+        Card()  # refuses in words where there is none, or the operators have no kernels for it
     torch.set_num_threads(arguments.threads)
     about, report, neighbours = machine(), Report(), Neighbours()
+    about["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report.say(
         f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, "
         f"{about['instruction_set']}\nadapmixed {about['adapmixed']}, torch {about['torch']}, "
-        f"commit {about['commit'][:12]}{' with changes' if about['dirty'] else ''}\n"
+        f"commit {about['commit'][:12]}{' with changes' if about['dirty'] else ''}; "
+        f"on {about['device']}\n"
     )
     quick = arguments.quick
     prompt, runs = (8, 2) if quick else (arguments.prompt, arguments.runs)
     if "step" in arguments.only:
-        step(report, TINY if quick else SMALL, 4 if quick else 100, prompt, runs)
+        step(report, TINY if quick else SMALL, 4 if quick else 100, prompt, runs, device)
     if "decode" in arguments.only:
         for shape in (TINY,) if quick else (DEMO, SMALL):
-            decode(report, shape, 4 if quick else 64, prompt, runs)
+            decode(report, shape, 4 if quick else 64, prompt, runs, device)
     others = neighbours.share()
     if others is not None:
         verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"

@@ -4,7 +4,7 @@
     python -m benchmarks.operators --only speed       # one or several of them
     python -m benchmarks.operators --out PREFIX       # also PREFIX.txt and PREFIX.json
     python -m benchmarks.operators --quick            # tiny sizes: does everything run?
-    python -m benchmarks.operators --device cuda      # the same tables on a GPU
+    python -m benchmarks.operators --device cuda      # the tables on a GPU
 
 What is timed is checked first against the float64 reference; the contestants of a table take turns
 in one run, on inputs in rotation that are larger than the cache; figures are medians with the

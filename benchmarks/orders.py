@@ -15,9 +15,8 @@ PROJECTIONS = (
 LOSSES = (3.0, 18.0, 17.5, 64.0, 256.0)
 
 
-def orders(report: Report, sizes: Sizes) -> None:
-    """`project` and `leave_one_out` at several orders, far inputs, one query."""
-    queries = make_queries(sizes.models, sizes.vocab, kind="far")
+def order_calls(queries: list[Query]) -> dict[str, Call]:
+    """`project` and `leave_one_out` at several orders by name, checked at the small target."""
     for order, radius in PROJECTIONS[2:4]:
         check_setting(queries[0], order, radius)
     known = [adapmixed_ext.project(*query, order=18.0, radius=RADIUS) for query in queries]
@@ -29,7 +28,13 @@ def orders(report: Report, sizes: Sizes) -> None:
     }
     for order in LOSSES:
         calls[f"leave_one_out, order {order:g}"] = partial(_loss, queries, known, order)
-    calls |= {READ_ONCE: floors(queries)[READ_ONCE]}
+    return calls
+
+
+def orders(report: Report, sizes: Sizes) -> None:
+    """The calls on far inputs, one query."""
+    queries = make_queries(sizes.models, sizes.vocab, kind="far")
+    calls = order_calls(queries) | {READ_ONCE: floors(queries)[READ_ONCE]}
     timings = interleave(calls, dict.fromkeys(calls, sizes.runs(15)))
     report.say(
         f"orders: far inputs, {sizes.models} models, {sizes.vocab} tokens, fp32, one query; "

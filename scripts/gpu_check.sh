@@ -53,11 +53,36 @@ mkdir -p "$stages" "$site/adapmixed_ext" "$made" "$results"
 names=()
 
 say() { echo "$*" | tee -a "$made/$gpu.log"; }
+# What the stages said.
+tell_stages() {
+  local name
+  for name in "${names[@]}"; do
+    printf '\n===== %s\n' "$name"
+    cat "$stages/$name.log" 2>/dev/null || echo 'not begun'
+  done >>"$made/$gpu.log"
+}
+
+told=false
+# Ends what runs, each stage's whole process group, and leaves what there is.
 leave() {
+  local file groups=() group
+  trap '' INT TERM HUP
   kill $(jobs -p) 2>/dev/null || true
+  for file in "$stages"/*.group; do
+    if [[ -f $file ]]; then groups+=("$(<"$file")"); fi
+  done
+  for group in "${groups[@]}"; do kill -TERM -- "-$group" 2>/dev/null || true; done
+  if ! $told; then
+    tell_stages
+    say "stopped after $SECONDS s"
+  fi
   for file in "$made"/*; do
     if [[ -f $file ]]; then cp "$file" "$results/"; fi
   done
+  if ((${#groups[@]} > 0)); then
+    sleep 2
+    for group in "${groups[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
+  fi
 }
 
 # What the stages need: two lines, the GPU's name and its architecture, or what is missing.
@@ -77,7 +102,11 @@ run() {
     echo "not run: the time was over" >"$stages/$name.log"
     status=124
   else
-    timeout --kill-after=10 "$limit" "$@" >"$stages/$name.log" 2>&1 || status=$?
+    # Not in the foreground, where no trap would run before its end. timeout leads a group.
+    timeout --kill-after=10 "$limit" "$@" >"$stages/$name.log" 2>&1 &
+    echo $! >"$stages/$name.group"
+    wait $! || status=$?
+    rm -f "$stages/$name.group"
   fi
   # Where all tests are skipped pytest is content. Without a GPU that is what a dry run has.
   if [[ $name == tests-* && $status == 0 ]] && ! $dry &&
@@ -107,10 +136,8 @@ beside() {
 finish() {
   local name status seconds failed=0
   wait
-  for name in "${names[@]}"; do
-    printf '\n===== %s\n' "$name"
-    cat "$stages/$name.log"
-  done >>"$made/$gpu.log"
+  tell_stages
+  told=true
   say ''
   say "$(printf '%-34s%8s%9s' stage status seconds)"
   for name in "${names[@]}"; do

@@ -14,7 +14,7 @@ import adapmixed_ext
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # they are not installed, and pytest may be started anywhere
 
-from benchmarks import contestants, cuda_tables, harness, inputs  # noqa: E402
+from benchmarks import contestants, cuda_tables, harness, inputs, operators  # noqa: E402
 
 TABLES = {
     "speed",
@@ -94,8 +94,9 @@ def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "dry.json").read_text())
     assert content["dry"] and content["complete"] and not content["left_out"]
     assert set(content["machine"]) >= MACHINE | {"commit", "gpu"}
-    assert set(content["tables"]) == TABLES - {"advantages", "orders"}
-    for table in TABLES - {"advantages", "compilation", "orders"}:
+    assert {name for name, _ in cuda_tables.TABLES} == {"speed", *operators.TABLES}
+    assert set(content["tables"]) == TABLES - {"advantages"}
+    for table in TABLES - {"advantages", "compilation"}:
         names = [row["name"] for row in content["tables"][table]]
         assert any(name.endswith(", graph") for name in names)
         assert not any(name.startswith(("sample", "gaussian", "sampling")) and "graph" in name
@@ -111,15 +112,16 @@ def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:
         (dtype, batch) for dtype in ("fp32", "bf16") for batch in (1, 8, 64)
     }
     late = run_quick("--device", "cuda", "--dry-run", "--seconds", 1e-9)
-    assert late.returncode == 1 and late.stdout.count("the time is over") == 7
+    assert late.returncode == 1 and late.stdout.count("the time is over") == 8
     assert "FAILED: speed: not compared with" in late.stdout
 
 
 def test_without_a_gpu_nothing_is_timed() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    run = run_quick("--device", "cuda")
-    assert run.returncode == 1 and "no CUDA device is reachable" in run.stderr
+    for module in ("operators", "forward"):
+        run = run_quick("--device", "cuda", module=module)
+        assert run.returncode == 1 and "no CUDA device is reachable" in run.stderr
 
 
 @pytest.mark.parametrize(("order", "radius"), [(18.0, 3.6), (3.0, 0.03), (17.5, 3.6), (3.0, 2.0)])

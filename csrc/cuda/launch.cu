@@ -1,5 +1,9 @@
 #include "cuda/launch.h"
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 namespace adapmixed::cuda {
 
 void check(cudaError_t error) {
@@ -33,14 +37,36 @@ dim3 grid_of(std::int64_t blocks) {
 }
 
 std::int64_t most_shared_bytes() {
-#if defined(ADAPMIXED_SIMT)
-  return 227 * 1024;
-#else
   int device = 0, bytes = 0;
   check(cudaGetDevice(&device));
   check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   return bytes;
-#endif
+}
+
+void allow_shared(const void* kernel, std::size_t bytes) {
+  // By device and kernel. Without a limit of its own a kernel may have 48 KiB, static memory
+  // included. It is set once, to all that the device has: a limit for each launch would be taken
+  // back by another thread's before the launch.
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, std::size_t> limits;
+  int device = 0;
+  check(cudaGetDevice(&device));
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto limit = limits.find({device, kernel});
+  if (limit == limits.end()) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel));
+    const std::int64_t most =
+        most_shared_bytes() - static_cast<std::int64_t>(attributes.sharedSizeBytes);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(most)));
+    limit = limits.emplace(std::pair{device, kernel}, static_cast<std::size_t>(most)).first;
+  }
+  if (bytes > limit->second) {
+    throw std::runtime_error("a kernel of adapmixed_ext wants " + std::to_string(bytes) +
+                             " bytes of shared memory, and a block may have " +
+                             std::to_string(limit->second) + " of it on this GPU");
+  }
 }
 
 DeviceGuard::DeviceGuard(const Queue& queue) {

@@ -29,21 +29,23 @@ class DeviceGuard {
 // A grid of so many blocks; throws std::invalid_argument where no GPU takes them at once.
 dim3 grid_of(std::int64_t blocks);
 
-// The most dynamic shared memory that a block of the current device may have.
+// The most shared memory, static and dynamic, that a block of the current device may have.
 std::int64_t most_shared_bytes();
+
+// Lets a kernel have so many bytes of dynamic shared memory on the current device; throws
+// std::runtime_error where that and the kernel's static memory are more than a block may have
+// there.
+void allow_shared(const void* kernel, std::size_t bytes);
 
 // Queues kernel(arguments...), with `shared` bytes of dynamic shared memory.
 template <class... P, class... A>
 void launch([[maybe_unused]] const Queue& queue, void (*kernel)(P...), dim3 grid, dim3 block,
             std::size_t shared, A... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
+  if (shared > 0) allow_shared(reinterpret_cast<const void*>(kernel), shared);
 #if defined(ADAPMIXED_SIMT)
   simt::launch(kernel, grid, block, shared, static_cast<P>(arguments)...);
 #else
-  if (shared > 48 * 1024) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared)));
-  }
   const auto stream = static_cast<cudaStream_t>(queue.stream);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;

@@ -1,7 +1,8 @@
 """What only a GPU shows: streams, graphs, large sizes, and agreement with the CPU's operators.
 
 The accuracy tests of tests/kernels run on a GPU too, through their `device` fixture. Without a GPU
-everything here is skipped but test_without_gpu.py, which wants a build with CUDA and no driver.
+everything here is skipped but test_workload.py, and test_without_gpu.py, which wants a build with
+CUDA and no driver.
 """
 
 from __future__ import annotations

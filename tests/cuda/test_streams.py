@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import cases
@@ -38,6 +39,19 @@ def test_the_same_bits_again_and_on_another_stream(
             elsewhere = operation(x)
         stream.synchronize()
         assert workload.same(elsewhere, first), name
+
+
+def test_threads_with_different_needs_of_shared_memory(gpu: torch.device) -> None:
+    """What one call asks for does not take back what another one has."""
+    inputs = [workload.make(11, *shape).to(gpu) for shape in ((28, 1, 600), (60, 1, 20_000))]
+    expected = [workload.OPERATIONS["step"](x) for x in inputs]
+
+    def repeat(k: int) -> bool:
+        answers = [workload.OPERATIONS["step"](inputs[k]) for _ in range(300)]
+        return all(workload.same(answer, expected[k]) for answer in answers)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(repeat, (0, 1, 0, 1)))
 
 
 def test_two_streams_at_once(gpu: torch.device) -> None:

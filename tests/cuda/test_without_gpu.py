@@ -5,7 +5,9 @@ The CUDA runtime is linked statically, so that a module with kernels loads where
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,34 @@ def test_the_sizes_of_workspaces_need_no_gpu() -> None:
     assert 0 < _C.cuda.project_workspace((100, 1, 50_257)) < 2**21
     one, batch = (_C.cuda.leave_one_out_workspace((100, b, 50_257), 8) for b in (1, 64))
     assert one < batch < 64 * one  # the batch is worked on in groups
+
+
+def shared_sections() -> Iterator[tuple[str, int]]:
+    """(kernel, bytes of static shared memory) of all machine code in the module: ELF files in an
+    ELF file. Of sm_90 and later the 1024 bytes that the hardware takes are counted, too."""
+    data = Path(_C.__file__).read_bytes()
+    for found in re.finditer(b"\x7fELF\x02", data):
+        image = data[found.start() :]
+        if struct.unpack_from("<H", image, 18)[0] != 190:  # CUDA
+            continue
+        (first,) = struct.unpack_from("<Q", image, 40)
+        size, count, names = struct.unpack_from("<HHH", image, 58)
+        headers = [struct.unpack_from("<IIQQQQ", image, first + k * size) for k in range(count)]
+        for header in headers:
+            at = headers[names][4] + header[0]
+            name = image[at : image.index(0, at)].decode()
+            if name.startswith(".nv.shared._Z"):
+                yield name, header[5]
+
+
+def test_static_shared_memory_is_what_the_simulation_takes_it_for() -> None:
+    """It cannot tell itself: simt.h states a bound for kernels with dynamic shared memory."""
+    simt = Path(__file__).parents[1] / "cuda_on_cpu" / "simt.h"
+    stated = re.search(r"kStaticShared = (\d+);", simt.read_text())
+    assert stated
+    for kernel in ("project_scan_kernel", "float_sums_kernel", "screen_kernel"):
+        sizes = {size for name, size in shared_sections() if kernel in name}
+        assert sizes and 0 < max(sizes) <= int(stated[1]), (kernel, sizes)
 
 
 def test_the_cpu_is_served_as_ever() -> None:

@@ -116,6 +116,28 @@ def _log_pool(x: Inputs) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
+def _clip_project(x: Inputs) -> tuple[Tensor, ...]:
+    """And all that takes its result: the mixtures, and the losses, which are in double."""
+    logits = x.private, x.public
+    slots = len(x.private) + 2
+    found: list[Tensor] = []
+    # Charges by moments, by powers of any order and by logarithms; a box too narrow for one model.
+    for lower, upper, orders in ((0.6, 1.65, ORDERS), (0.9, 1e6, (2.5,)), (0.5, 1e100, (64.0,))):
+        clipping = adapmixed_ext.clip_project(
+            *logits, lower=lower, upper=upper, orders=orders, num_models=slots, active=x.active
+        )
+        assert clipping.charge is not None
+        found += [clipping.log_scale, clipping.residual, clipping.charge, clipping.private_lse,
+                  clipping.public_lse, clipping.status]  # fmt: skip
+        found.append(adapmixed_ext.mixture(*logits, clipping))
+        found.append(adapmixed_ext.log_prob(*logits, clipping, x.targets))
+        found.append(
+            adapmixed_ext.leave_one_out(*logits, clipping, orders=orders, num_models=slots)
+        )
+    bare = adapmixed_ext.clip_project(*logits, lower=0.5, upper=2.0)
+    return *found, bare.log_scale, bare.residual
+
+
 def _screen(x: Inputs) -> tuple[Tensor, ...]:
     found = adapmixed_ext.screen(
         x.private, x.public, x.noise, weight=0.1, order=18.0, threshold=0.5,
@@ -136,9 +158,10 @@ def _step(x: Inputs) -> tuple[Tensor, ...]:
 
 Operation = Callable[[Inputs], tuple[Tensor, ...]]
 
-# Whatever does not draw, and so may be captured in a graph.
+# Whatever does not draw, and so may be captured in a graph; test_workload.py sees that none lacks.
 OPERATIONS: dict[str, Operation] = {
     "project": _project,
+    "clip_project": _clip_project,
     "leave_one_out": _leave_one_out,
     "mixture": _mixture,
     "log_prob": _log_prob,

@@ -6,6 +6,14 @@
 
 namespace py = pybind11;
 
+namespace {
+
+// Only to be launched with more or less shared memory, of which each kernel has a limit.
+template <bool kAsked>
+__global__ void idle_kernel() {}
+
+}  // namespace
+
 PYBIND11_MODULE(_cuda_on_cpu, m) {
   adapmixed::bindings::add_operators<adapmixed::Cuda>(m);
   adapmixed::bindings::add_log_pool<adapmixed::Cuda>(m);
@@ -20,6 +28,14 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
     for (int k = cudaSuccess; k <= cudaErrorUnknown; ++k) {
       const auto found = static_cast<cudaError_t>(k);
       if (error == cudaGetErrorName(found)) adapmixed::cuda::check(found);
+    }
+  });
+  // As the kernels are launched, or without asking for shared memory.
+  m.def("launch_idle", [](std::size_t shared, bool asked) {
+    if (asked) {
+      adapmixed::cuda::launch({}, idle_kernel<true>, dim3(1), dim3(32), shared);
+    } else {
+      simt::launch(idle_kernel<false>, dim3(1), dim3(32), shared);
     }
   });
   m.def("set_sizes", [](bool of_a_gpu) { simt::config.sizes_of_a_gpu = of_a_gpu; });

@@ -2,6 +2,8 @@
 #include "fibres.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <random>
 
 namespace simt {
@@ -10,6 +12,16 @@ namespace {
 thread_local Block* the_block = nullptr;
 thread_local std::vector<std::uint64_t> shared_memory;
 thread_local Pool pool;
+
+// The dynamic shared memory that kernels have asked for.
+std::mutex allowed_mutex;
+std::map<const void*, std::size_t> allowed;
+
+std::size_t allowed_shared(const void* kernel) {
+  const std::lock_guard<std::mutex> lock(allowed_mutex);
+  const auto found = allowed.find(kernel);
+  return found == allowed.end() ? kUnaskedShared - kStaticShared : found->second;
+}
 
 // A word that a block of this grid has exchanged. Blocks run one after the other here, but on a GPU
 // together: a later one finds the word as it was before, and as it is after once half of its
@@ -166,6 +178,11 @@ void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after) {
   if (before != after) late.push_back({address, before, after});
 }
 
+void allow_shared(const void* kernel, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(allowed_mutex);
+  allowed[kernel] = bytes;
+}
+
 void* dynamic_shared() { return shared_memory.data(); }
 
 void sync_block(int line) {
@@ -232,9 +249,10 @@ void sync_warp(unsigned mask, int line) {
   });
 }
 
-void run(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared) {
+void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
+         std::size_t shared) {
   if (block.x * block.y * block.z > 1024 || grid.y > 65535 || grid.z > 65535 ||
-      shared > (227u << 10)) {
+      shared > allowed_shared(kernel)) {
     throw std::runtime_error("simt: no GPU could run a grid of this shape");
   }
   std::mt19937 random(config.seed);
@@ -249,7 +267,7 @@ void run(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t
     blockIdx = {k % grid.x, k / grid.x % grid.y, k / grid.x / grid.y};
     // Not a number, where nothing has been written.
     shared_memory.assign((shared + 7) / 8, ~std::uint64_t{0});
-    run_block(kernel, random);
+    run_block(call, random);
   }
 }
 

@@ -45,20 +45,29 @@ enum cudaError_t {
   cudaErrorInsufficientDriver,
   cudaErrorNoDevice,
   cudaErrorNoKernelImageForDevice,
+  cudaErrorInvalidValue,
   cudaErrorUnknown
 };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 inline const char* cudaGetErrorName(cudaError_t error) {
-  constexpr const char* kNames[] = {"cudaSuccess", "cudaErrorInsufficientDriver",
-                                    "cudaErrorNoDevice", "cudaErrorNoKernelImageForDevice",
-                                    "cudaErrorUnknown"};
+  constexpr const char* kNames[] = {"cudaSuccess",           "cudaErrorInsufficientDriver",
+                                    "cudaErrorNoDevice",     "cudaErrorNoKernelImageForDevice",
+                                    "cudaErrorInvalidValue", "cudaErrorUnknown"};
   return kNames[error];
 }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
 namespace simt {
+
+// Shared memory of a block, in bytes: an H100's most, what a kernel may have without asking, and
+// what our kernels' static memory is taken for, since nothing here can tell: no kernel with dynamic
+// memory has more (tests/cuda/test_without_gpu.py reads it from the machine code).
+constexpr std::size_t kMostShared = 227 * 1024, kUnaskedShared = 48 * 1024;
+constexpr std::size_t kStaticShared = 4096;
+// Lets the kernel have more dynamic memory; scheduler.cpp.
+void allow_shared(const void* kernel, std::size_t bytes);
 
 enum class Order { forward, reverse, random };
 
@@ -80,11 +89,12 @@ int lane();
 void* dynamic_shared();
 // By atomicExch, on a word that all blocks of the grid share: see Late in scheduler.cpp.
 void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after);
-void run(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared);
+void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
+         std::size_t shared);
 
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, P... arguments) {
-  run([=] { kernel(arguments...); }, grid, block, shared);
+  run([=] { kernel(arguments...); }, reinterpret_cast<const void*>(kernel), grid, block, shared);
 }
 
 template <class T>
@@ -109,6 +119,23 @@ T shuffle(unsigned mask, T value, int source, int line) {
 }
 
 }  // namespace simt
+
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  return *value = static_cast<int>(simt::kMostShared), cudaSuccess;
+}
+struct cudaFuncAttributes {
+  std::size_t sharedSizeBytes;
+};
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) {
+  return found->sharedSizeBytes = simt::kStaticShared, cudaSuccess;
+}
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int bytes) {
+  const auto wanted = static_cast<std::size_t>(bytes);
+  if (bytes < 0 || wanted + simt::kStaticShared > simt::kMostShared) return cudaErrorInvalidValue;
+  return simt::allow_shared(kernel, wanted), cudaSuccess;
+}
 
 // The line of the call, for what goes wrong there.
 #define SIMT_LINE int line = __builtin_LINE()

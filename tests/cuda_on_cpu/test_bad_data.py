@@ -1,10 +1,12 @@
-"""Bad data that no status reports: what the docstrings say comes out of it on CUDA."""
+"""Bad rows, which check() reports as the CPU does; and bad data that no status reports: what the
+docstrings say comes out of it on CUDA."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
+import bad_rows
 import fuzz
 import pytest
 import simulated
@@ -20,6 +22,27 @@ def logits() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     public = torch.randn(2, 70, generator=generator)
     return public + 0.3 * torch.randn(5, 2, 70, generator=generator), public
+
+
+@pytest.mark.parametrize("name", bad_rows.CALLS)
+def test_bad_rows_are_told_as_on_the_cpu(name: str) -> None:
+    """Public rows first, each by what is wrong with it, and how many of its kind there are."""
+    for kind in bad_rows.KINDS:
+        private, public = bad_rows.logits(kind)
+        expected = bad_rows.said(name, private, public)
+        which = "public" if "public" in kind or kind == "both" else "private"
+        assert expected.startswith(f"{which}_logits["), expected
+        with simulated.kernels():
+            assert bad_rows.said(name, private, public) == expected
+
+
+def test_a_projection_made_by_hand_knows_which_public_rows_are_bad() -> None:
+    private, public = bad_rows.logits("public rows")
+    with simulated.kernels():
+        found = adapmixed_ext.project(private, public, order=2.0, radius=1.0)
+    bare = dataclasses.replace(found, public_status=None)
+    with pytest.raises(ValueError, match=r"^public_logits\[1\] contains NaN or.*\(2 of 3 rows are"):
+        bare.check()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -48,3 +48,17 @@ def test_more_blocks_than_a_gpu_takes_are_refused(name: str) -> None:
     }
     with pytest.raises(ValueError, match="this one would take 2147483648"):
         getattr(simulated.module(), name)(*arguments[name], nowhere)
+
+
+def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
+    """Dynamic and static: 48 KiB where nothing is asked for, 227 KiB where it is."""
+    launch, static = simulated.module().launch_idle, 4096
+    launch(48 * 1024 - static, False)
+    with pytest.raises(RuntimeError, match="no GPU could run"):
+        launch(48 * 1024 - static + 1, False)
+    most = 227 * 1024 - static
+    for size in (48 * 1024, most, 100):  # no call takes back what another one has asked for
+        launch(size, True)
+    with pytest.raises(RuntimeError, match=f"wants {most + 1} bytes of shared.* have {most} of it"):
+        launch(most + 1, True)
+    launch(most, True)

@@ -35,6 +35,22 @@ def test_few_and_many_models_in_tiles_of_a_gpu(models: int) -> None:
     assert (error > DOUBLE) == (models > 2)
 
 
+def test_shared_memory_just_below_48_kib() -> None:
+    """With the kernels' static shared memory it is more than a kernel has unasked.
+
+    48 240 bytes of deviations at N = 28; rows of 48 800 bytes that stay in shared memory.
+    """
+    private, public = ensemble(28, 300, shift=0.0, noise=0.5)
+    weight = torch.full(private.shape[:2], 0.25, dtype=torch.float64)
+    assert worst_error(private, public, weight, orders=[3.0], sizes_of_a_gpu=True) > DOUBLE
+    for vocab, dtype in ((12_200, torch.float32), (24_400, torch.bfloat16)):
+        private, public = (x.to(dtype) for x in ensemble(1, vocab, shift=0.0, noise=0.5))
+        expected = adapmixed_ext.project(private, public, order=18, radius=3.6)
+        with simulated.kernels(sizes_of_a_gpu=True):
+            found = adapmixed_ext.project(private, public, order=18, radius=3.6)
+        torch.testing.assert_close(found.weight, expected.weight, rtol=1e-5, atol=0.0)
+
+
 def test_fuzzed_calls_in_tiles_of_a_gpu() -> None:
     total = Report()
     for seed in range(3000, 3060):

@@ -61,3 +61,24 @@ def test_bounds_hold_at_every_offset(offset: float, isa: str) -> None:
             )  # fmt: skip
     assert report.values > 200
     assert not report.failures, "\n".join(report.failures[:5])
+
+
+@pytest.mark.parametrize("order,radius", [(2.0, 1e-8), (18.0, 1e-8), (63.0, 1e-7), (256.0, 1e-8)])
+@pytest.mark.parametrize("offset", [1e3, 9e5])
+def test_what_large_log_sum_exps_take_of_a_weight(
+    order: float, radius: float, offset: float
+) -> None:
+    """At most what ``project`` states; at 9e5 more than the 1e-5 that holds near 0."""
+    generator = torch.Generator().manual_seed(5)
+    public = torch.randn(1, 63, generator=generator)
+    private = public + torch.randn(8, 1, 63, generator=generator)
+    private = (16 * private).round() / 16  # exact at either place
+    moved = private - offset
+    assert torch.equal(moved + offset, private)
+    expected = adapmixed_ext.project(private, public, order=order, radius=radius)
+    found = adapmixed_ext.project(moved, public, order=order, radius=radius)
+    lse = found.private_lse.abs() + found.public_lse.abs()
+    stated = 1e-5 + 1.8e-15 * lse * (order + math.sqrt(2.0 * order / radius))
+    missing = 1.0 - found.weight / expected.weight
+    assert (missing <= stated).all() and (missing >= 0.0).all()
+    assert (missing.max() > 1e-5) == (offset > 1e5)

@@ -4,7 +4,7 @@ The file is the 8 bytes of MAGIC, the number of cases, then cases; everything af
 array: an int64 count, an element size in one int64, the elements, all little-endian. `Dump.case`
 is the order of a case's arrays; case.h reads the same order.
 
-    python tests/sanitize/dump_cases.py build/sanitize-cases.bin
+    python tests/sanitize/dump_cases.py build/sanitize-cases.bin [PART OF A CASE'S NAME]
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ MAGIC = b"ADPMXC01"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BALLS = ((18.0, 3.6), (3.0, 0.03), (1.5, 50.0), (1.01, 1e-6), (64.0, 0.5), (256.0, 50.0))
 # Short lists of tokens, float sums over whole rows, weights that are left to doubles, small ones.
+FOUND_BALLS = (*BALLS[:2], (256.0, 0.3))
 FLOAT_BALLS = ((18.0, 3.6), (3.0, 0.03), (2.0, 0.5), (3.0, 0.001), (18.0, 0.3))
 ORDER_LISTS = (
     (18.0,),
@@ -97,7 +98,7 @@ def big() -> list[Case]:
 def tiles() -> list[Case]:
     """Short rows that are several tiles of the CUDA kernels all the same, with rare tokens in each.
 
-    delete_barriers.py takes these alone.
+    delete_barriers.py takes these and :func:`found_by_one` alone.
     """
     private, public = cases.logits(750, 3, 1, 520, 3.0, 0.7)
     public[:, ::9] = private[:, :, ::9] = -800.0
@@ -112,6 +113,16 @@ def tiles() -> list[Case]:
         # Single precision serves it, in tiles without a token beyond its reach, too.
         Case("tiles-floats", *cases.logits(752, 4, 1, 400, 3.0, 0.5)),
     ]
+
+
+def found_by_one() -> Case:
+    """What one thread of `project` finds, and must tell the others, in one row each."""
+    private, public = cases.logits(753, 4, 1, 260, 2.0, 0.02)
+    public[:, 150] = private[1:, :, 150] = -INF  # uncovered by the first model
+    public[:, 203] = private[:, :, 203] = -800.0
+    private[1, :, 203] = -650.0  # decides the first constraint, though rare
+    private[2, :, 203] = -1000.0  # and the reverse one, at order 256
+    return Case("tiles-found-by-one", private, public)
 
 
 def like_models() -> list[Case]:
@@ -346,32 +357,29 @@ class Dump:
             self.tensor(adapmixed_ext.gaussian(size, sigma=0.7, rng=rng))
 
 
-def main(path: Path) -> None:
-    small = cases.small() + cases.corners()
-    large = cases.wide() + big() + tiles()
+def main(path: Path, name_part: str = "") -> None:
     once = [(found.case, found.order, found.radius) for found in REGRESSIONS] + fuzzed()
-    plain = like_models()
     empty = Case("no-positions", torch.zeros(3, 0, 5), torch.zeros(0, 5))
+    plans: list[tuple[Case, Sequence[tuple[float, float]]]] = [
+        *((case, BALLS) for case in cases.small() + cases.corners()),
+        *((case, BALLS[:3]) for case in cases.wide() + big() + tiles()),
+        (found_by_one(), FOUND_BALLS),
+        *((case, FLOAT_BALLS if case.public.shape[-1] < 10_000 else FLOAT_BALLS[:2])
+          for case in like_models()),
+        *((case, BALLS[:2] if len(case.private) <= 3 else BALLS[:1]) for case in cases.planted()),
+        *((case, ((order, radius),)) for case, order, radius in once),
+        (empty, BALLS[:1]),
+        *((case, ()) for case in refused()),
+    ]  # fmt: skip
+    plans = [plan for plan in plans if name_part in plan[0].name]
     torch.set_num_threads(1)
     with path.open("wb") as file:
         file.write(MAGIC)
         dump = Dump(file)
-        count = len(small) + len(large) + len(plain) + len(cases.planted()) + len(once)
-        dump.ints(count + 1 + len(refused()))
-        for case in small:
-            dump.case(case, BALLS)
-        for case in large:
-            dump.case(case, BALLS[:3])
-        for case in plain:
-            dump.case(case, FLOAT_BALLS if case.public.shape[-1] < 10_000 else FLOAT_BALLS[:2])
-        for case in cases.planted():
-            dump.case(case, BALLS[:2] if len(case.private) <= 3 else BALLS[:1])
-        for case, order, radius in once:
-            dump.case(case, ((order, radius),))
-        dump.case(empty, BALLS[:1])
-        for case in refused():
-            dump.case(case, (), good=False)
+        dump.ints(len(plans))
+        for case, balls in plans:
+            dump.case(case, balls, good=len(balls) > 0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:3])

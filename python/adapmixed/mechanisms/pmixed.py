@@ -1,7 +1,7 @@
 """PMixED: a radius from a budget for a fixed number of queries (Algorithm 2)."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -188,10 +188,8 @@ class PMixED(Mechanism):
 
 def _thinned(projection: Projection, rate: float) -> Projection:
     """λ → s λ: the law of a slot that answers q with probability 1 − s."""
-    return Projection(
-        rate * projection.weight,
-        (1.0 - rate) + rate * projection.complement,
-        projection.private_lse,
-        projection.public_lse,
-        projection.status,
+    return replace(
+        projection,
+        weight=rate * projection.weight,
+        complement=(1.0 - rate) + rate * projection.complement,
     )
