@@ -207,14 +207,15 @@ def _evaluate(
             f"diagnostics must be False where an ensemble is spread over {ranks.world} ranks: they "
             "need the rows of all models"
         )
-    ranks.agree(
-        {
-            "the mechanisms": dict(mechanisms),
-            "the filters": {name: one.budget for name, one in filters(0).items()},
-            "the tokens": list(tokens),
-            "the settings of the evaluation": (windows, memory_bytes),
-        }
-    )
+    if not ranks.alone:
+        ranks.agree(
+            {
+                "the mechanisms": dict(mechanisms),
+                "the filters": {name: one.budget for name, one in filters(0).items()},
+                "the tokens": list(tokens),
+                "the settings of the evaluation": (windows, memory_bytes),
+            }
+        )
     settings = Settings(
         dict(mechanisms), delta, rules, adjacencies, ensemble.unverified, diagnostics, ranks
     )
