@@ -86,6 +86,13 @@ def test_an_ensemble_is_timed_against_the_loop(tmp_path: Path) -> None:
     assert held["key/value cache"] == 2 * 2 * 5 * 8 * 32 * 4
 
 
+def test_an_evaluation_is_timed_against_the_published_way(tmp_path: Path) -> None:
+    run = run_quick("--out", tmp_path / "evaluation", module="evaluation")
+    assert run.returncode == 0, run.stderr  # both score alike, or it says so
+    published, ours = json.loads((tmp_path / "evaluation.json").read_text())["tables"]["evaluation"]
+    assert ours["ratio"] == published["median"] / ours["median"] > 1
+
+
 def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:
     """But for events and graphs, of which a dry run has none."""
     run = run_quick("--device", "cuda", "--dry-run", "--out", tmp_path / "dry")

@@ -1,0 +1,151 @@
+"""How fast a whole evaluation is: models and mechanism, against one adapter after the other.
+
+    python -m benchmarks.evaluation [--quick] [--out PREFIX]
+
+The built-in models and text, the same windows for both, one run, by turns:
+
+- the published way: peft's `set_adapter` and a forward pass for every member, then the published
+  algorithm as a Python loop over queries and models (`contestants.published`), whose mixture scores
+  the token;
+- ours: `adapmixed.evaluation.evaluate` with AdaPMixED, screening off as there.
+
+The log-likelihoods of both are compared before the timing. The order is 3: at 18 the published
+weights are wrong in float32 (benchmarks.operators says by how much), and its losses are at both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
+from adapmixed.evaluation import evaluate
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed.models import Ensemble
+from adapmixed.rng import SeededRandom
+from benchmarks.contestants import published
+from benchmarks.forward import QUIET
+from benchmarks.harness import Neighbours, Report, Timing, machine
+
+ORDER, BETA = 3.0, 0.1
+BLOCK = 128
+
+
+def peft_model(models: int) -> Any:
+    """The built-in base with its members as adapters "m0", "m1", ..."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folders = sorted(demo_ensemble_path().glob("member-*"))
+    assert len(folders) == models
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base = AutoModelForCausalLM.from_pretrained(demo_base(), dtype=torch.float32)
+        model = PeftModel.from_pretrained(base, folders[0], adapter_name="m0")
+        for index, folder in enumerate(folders[1:], start=1):
+            model.load_adapter(folder, adapter_name=f"m{index}")
+    return model.eval()
+
+
+@torch.no_grad()
+def one_after_the_other(model: Any, models: int, tokens: list[int], queries: int) -> float:
+    """Mean negative log-likelihood, nats a query."""
+    total, done = 0.0, 0
+    for start in range(0, len(tokens), BLOCK):
+        block = torch.tensor(tokens[start : start + BLOCK])
+        rows = []
+        for index in range(models):
+            model.set_adapter(f"m{index}")
+            rows.append(model(input_ids=block[None, :-1]).logits[0])
+        with model.disable_adapter():
+            public = model(input_ids=block[None, :-1]).logits[0]
+        for position in range(min(len(block) - 1, queries - done)):
+            private = torch.stack([row[position] for row in rows])[:, None]
+            q = public[position : position + 1]
+            weights, _ = published(private, q, ORDER, BETA * ORDER)
+            target = int(block[position + 1])
+            p, p0 = private[:, 0].softmax(-1)[:, target], q[0].softmax(-1)[target]
+            total -= math.log(float((weights * p + (1 - weights) * p0).mean()))
+            done += 1
+        if done == queries:
+            return total / done
+    raise ValueError(f"queries must be at most {done}, what the text offers, got {queries}")
+
+
+def ours(ensemble: Ensemble, tokens: list[int], queries: int) -> float:
+    """Mean negative log-likelihood, nats a query."""
+    mechanism = AdaPMixED(ORDER, BETA, screen=None)
+    (found,) = evaluate(
+        ensemble, tokens, {"adapmixed": mechanism}, delta=1e-5, rng=SeededRandom(0), block=BLOCK,
+        queries=queries,
+    )  # fmt: skip
+    return math.log(found.perplexity)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--queries", type=int, default=127, help="a run, of every contestant")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="few queries, no meaning")
+    parser.add_argument("--out", type=Path, metavar="PREFIX")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    about, report, neighbours = machine(), Report(), Neighbours()
+    report.say(
+        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, "
+        f"{about['instruction_set']}\nadapmixed {about['adapmixed']}, torch {about['torch']}, "
+        f"commit {about['commit'][:12]}{' with changes' if about['dirty'] else ''}\n"
+    )
+    queries, runs = (5, 1) if arguments.quick else (arguments.queries, arguments.runs)
+    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    models = ensemble.num_models
+    tokens = held_out_tokens(ensemble.tokenizer)
+    model = peft_model(models)
+    contestants = {
+        "published way": lambda: one_after_the_other(model, models, tokens, queries),
+        "adapmixed": lambda: ours(ensemble, tokens, queries),
+    }
+    first, second = (call() for call in contestants.values())
+    if abs(first - second) > 1e-3:
+        raise RuntimeError(f"both must score alike, got {first} and {second} nats a query")
+    report.say(
+        f"evaluation: the built-in models, N = {models}, V = {ensemble.vocab_size}, {queries} "
+        f"queries in blocks of {BLOCK}, order {ORDER:g}, beta {BETA:g}; ms a query\n"
+        f"  log-likelihoods alike: {first:.6f} and {second:.6f} nats a query"
+    )
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(runs):
+        for name, call in contestants.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append((time.perf_counter() - start) / queries)
+    timings = {
+        name: Timing(sorted(s)[len(s) // 2], min(s), max(s), len(s)) for name, s in seconds.items()
+    }
+    slowest = timings["published way"].median
+    for name, timing in timings.items():
+        spread = f"[{1e3 * timing.fastest:.2f}, {1e3 * timing.slowest:.2f}]"
+        ratio = slowest / timing.median
+        report.say(f"  {name:20}{1e3 * timing.median:9.2f} ms  {spread:>20}  {ratio:6.1f}x")
+        row = {"name": name, "median": timing.median, "fastest": timing.fastest}
+        row |= {"slowest": timing.slowest, "runs": timing.runs, "ratio": ratio}
+        report.tables.setdefault("evaluation", []).append(row)
+    others = neighbours.share()
+    if others is not None:
+        verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"
+        report.say(f"Other processes used {others:.1%} of the cores{verdict}.")
+    if arguments.out:
+        report.write(arguments.out, machine=about, quick=arguments.quick, others=others)
+
+
+if __name__ == "__main__":
+    main()
