@@ -14,9 +14,9 @@ def density_ratio_sum(
 
     With R the sum over all ranks, divided by ``num_models``, the mixture is q R and R − 1 is the
     ``mean_excess`` of :func:`adapmixed_ext.leave_one_out`. Ratios are summed rather than excesses
-    since R keeps its relative accuracy where it is far below 1. A row that is equal to q gives
-    exactly 1, and so does every row where q = 0. In plain torch, a model at a time: 40·B·V bytes
-    beside the result.
+    since R keeps its relative accuracy where it is far below 1. A row that is equal to q and has
+    its log-sum-exp gives exactly 1, and so does every row where q = 0. In plain torch, a model at a
+    time: 40·B·V bytes beside the result.
 
     Args:
         private_logits, public_logits: (N, B, V) of this rank's models, and (B, V).

@@ -62,7 +62,7 @@ def one_after_the_other(
     """Mean negative log-likelihood, nats a query."""
     total, done = 0.0, 0
     for start in range(0, len(tokens), BLOCK):
-        block = torch.tensor(tokens[start : start + BLOCK])
+        block = torch.tensor(tokens[start : start + BLOCK], device=model.device)
         rows = []
         for index in range(models):
             model.set_adapter(f"m{index}")
@@ -134,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda, of both ways")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--queries", type=int, default=127, help="a run, of every contestant")
     parser.add_argument("--runs", type=int, default=5)
@@ -148,10 +149,10 @@ def main() -> None:
         f"commit {about['commit'][:12]}{' with changes' if about['dirty'] else ''}\n"
     )
     queries, runs = (5, 1) if arguments.quick else (arguments.queries, arguments.runs)
-    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    ensemble = Ensemble.load(demo_base(), demo_ensemble_path(), device=arguments.device)
     models = ensemble.num_models
     tokens = held_out_tokens(ensemble.tokenizer)
-    model = peft_model(models)
+    model = peft_model(models).to(arguments.device)
     for order, beta in SETTINGS:
         compare(report, ensemble, model, tokens, queries, runs, order, beta)
     others = neighbours.share()

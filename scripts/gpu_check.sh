@@ -200,7 +200,7 @@ while read -r file; do
     continue
   fi
   beside "tests-$(basename "$file" .py)" 180 "${pytest[@]}" -k cuda "$file"
-done < <(grep -l 'device: torch.device' tests/kernels/test_*.py)
+done < <(grep -lE 'device: torch\.device[,)]' tests/kernels/test_*.py)
 
 # Only our kernels where torch's are known for harmless reports; but whether memory was written
 # before it is read is known only if all writes are seen.

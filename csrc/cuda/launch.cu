@@ -16,7 +16,7 @@ void check(cudaError_t error) {
         "move the tensors to the CPU, or update the driver" +
         said);
   }
-  if (error == cudaErrorNoKernelImageForDevice) {
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     throw std::runtime_error(
         "adapmixed_ext was not built for this GPU's architecture: build it with "
         "ADAPMIXED_CUDA_ARCHITECTURES set to it; build_info() says what was built" +

@@ -45,15 +45,22 @@ enum cudaError_t {
   cudaErrorInsufficientDriver,
   cudaErrorNoDevice,
   cudaErrorNoKernelImageForDevice,
+  cudaErrorInvalidDeviceFunction,
   cudaErrorInvalidValue,
   cudaErrorUnknown
 };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 inline const char* cudaGetErrorName(cudaError_t error) {
-  constexpr const char* kNames[] = {"cudaSuccess",           "cudaErrorInsufficientDriver",
-                                    "cudaErrorNoDevice",     "cudaErrorNoKernelImageForDevice",
-                                    "cudaErrorInvalidValue", "cudaErrorUnknown"};
+  constexpr const char* kNames[] = {
+      "cudaSuccess",
+      "cudaErrorInsufficientDriver",
+      "cudaErrorNoDevice",
+      "cudaErrorNoKernelImageForDevice",
+      "cudaErrorInvalidDeviceFunction",
+      "cudaErrorInvalidValue",
+      "cudaErrorUnknown",
+  };
   return kNames[error];
 }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }

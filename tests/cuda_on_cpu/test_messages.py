@@ -24,6 +24,7 @@ def test_a_build_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             "cudaErrorNoKernelImageForDevice",
             "not built for this GPU's architecture: build it with ADAPMIXED_CUDA_ARCHITECTURES",
         ),
+        ("cudaErrorInvalidDeviceFunction", "not built for this GPU's architecture"),
         ("cudaErrorUnknown", "could not queue a kernel: cudaErrorUnknown"),
     ],
 )
@@ -57,7 +58,7 @@ def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
     with pytest.raises(RuntimeError, match="no GPU could run"):
         launch(48 * 1024 - static + 1, False)
     most = 227 * 1024 - static
-    for size in (48 * 1024, most, 100):  # no call takes back what another one has asked for
+    for size in (48 * 1024, most, 100):
         launch(size, True)
     with pytest.raises(RuntimeError, match=f"wants {most + 1} bytes of shared.* have {most} of it"):
         launch(most + 1, True)
