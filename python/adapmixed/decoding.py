@@ -84,6 +84,7 @@ class Charge:
             ).to(proposal.public.device)
         events = [*proposal.events(active), *map(Caveat, self.unverified)]
         if not proposal.ranks.leads:
+            self.accountant.follow()
             return active  # one rank keeps the accounts, and draws only after it has charged
         self.accountant.add(events)
         if self.ledger is not None:
@@ -93,7 +94,16 @@ class Charge:
 
 def ledger_configuration(ensemble: "Ensemble", mechanism: Mechanism) -> str:
     """What a ledger of these answers is opened with: another mechanism, other members or members in
-    another order are then refused, since what slot i has spent is that of shard i."""
+    another order are then refused, since what slot i has spent is that of shard i.
+
+    Raises:
+        ValueError: the ensemble was not loaded from files, which would tell its members.
+    """
+    if ensemble.fingerprint is None:
+        raise ValueError(
+            "ensemble must be loaded from files (Ensemble.load): without a fingerprint a ledger "
+            "cannot tell its members"
+        )
     return f"{mechanism!r} of {ensemble.num_models} models, {ensemble.fingerprint}"
 
 

@@ -6,6 +6,7 @@ a failure that is reported here is one at 70 digits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -120,7 +121,8 @@ def check_weights(
         if not fault:
             report.decided += 1
             ball = oracle.Ball(private[row], public[row])
-            fault = weight_fault(ball, w, c, order, radii[k])
+            tolerance = stated_tolerance(private[row], public[row], order, radii[k])
+            fault = weight_fault(ball, w, c, order, radii[k], tolerance)
         if fault:
             report.failures.append(
                 f"{where} row {row} order {order} radius {radii[k]}: {fault}: {w!r}, {c!r}"
@@ -128,7 +130,17 @@ def check_weights(
     return report
 
 
-def weight_fault(ball: oracle.Ball, w: float, c: float, order: float, radius: float) -> str:
+def stated_tolerance(private: Tensor, public: Tensor, order: float, radius: float) -> float:
+    """What `project` states of a row's weight: the rounding of log-sum-exps counts near 10⁶."""
+    rows = (row.double().logsumexp(-1) for row in (private, public))
+    lse = sum(abs(float(row)) for row in rows)
+    rounding = math.inf if radius == 0 else math.sqrt(2.0 * order / radius)
+    return min(TOLERANCE + 1.8e-15 * lse * (order + rounding), 0.5)
+
+
+def weight_fault(
+    ball: oracle.Ball, w: float, c: float, order: float, radius: float, tolerance: float = TOLERANCE
+) -> str:
     """The bounds of one weight at 70 digits; "" if they hold."""
     if ball.p == ball.q:  # whose excess is 0 but for the rounding of the 70th digit
         return "weight too small" if resolved(order, radius) and w < 1 - TOLERANCE else ""
@@ -137,7 +149,7 @@ def weight_fault(ball: oracle.Ball, w: float, c: float, order: float, radius: fl
     if not resolved(order, radius) or ball.masked or c == 0:
         return ""
     exact_w, exact_c = oracle.exact_weight(w, c)
-    more = max(exact_w / (1 - mpf(TOLERANCE)), mpf(LEAST))
+    more = max(exact_w / (1 - mpf(tolerance)), mpf(LEAST))
     if more < 1 and ball.feasible(more, 1 - more, order, radius):
         return "weight too small"
     less = exact_c / (1 + mpf(TOLERANCE))

@@ -192,6 +192,26 @@ def test_the_cost_of_counts_stays_with_their_filter() -> None:
             one.attach(PerModelFilter(3, budget))
 
 
+def test_an_older_state_of_the_same_filter_is_refused() -> None:
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    accountant = Accountant(1e-5, filter_budget=budget)
+    first = PerModelFilter(1, budget, releases=2, sigma=2.0)
+    older = PerModelFilter.from_state(first.state())
+    accountant.attach(first)
+    charge = np.full((1, 1), 0.49)
+    accountant.add(IndividualCharge("zcdp", None, np.where(first.admit(charge), charge, 0.0)))
+    accountant.attach(first)
+    with pytest.raises(ValueError, match="what its models have spent before"):
+        accountant.attach(older)
+
+
+def test_a_rank_that_follows_states_nothing() -> None:
+    accountant = Accountant(1e-5)
+    accountant.follow()
+    with pytest.raises(ValueError, match="asked of the rank that leads"):
+        accountant.epsilon()
+
+
 def test_threads_share_a_filter_and_an_accountant() -> None:
     budget = FilterBudget("zcdp", 400.5, 1e-5)
     shared, accountant = PerModelFilter(1, budget), Accountant(1e-5, filter_budget=budget)

@@ -92,6 +92,11 @@ def evaluate(
             corrupted; a result file for an ensemble that is spread over ranks.
     """
     filters = dict(model_filters or {})
+    if result is not None and any(one.releases for one in filters.values()):
+        raise ValueError(
+            "model_filters must have no releases beside a result file: counts that were released "
+            "once could be released again after every resumption"
+        )
     runs = _evaluate(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, rule=rule, adjacency=adjacency, filters=lambda run: filters,

@@ -94,6 +94,7 @@ class Accountant:
         self.filter_budget = filter_budget
         self._state = Running()
         self._lock = threading.Lock()
+        self._follows = False
 
     @property
     def queries(self) -> int:
@@ -159,6 +160,10 @@ class Accountant:
             self._state = staged
         return self
 
+    def follow(self) -> None:
+        """Says that another process is charged: from here on no guarantee can be asked for here."""
+        self._follows = True
+
     def attach(self, model_filter: PerModelFilter) -> None:
         """Says which filter's charges come next; asked before the first of them.
 
@@ -174,19 +179,19 @@ class Accountant:
             )
         with self._lock:
             state = self._state
-            if state.filter == model_filter.identity:
-                return
             total = state.total
             spent = total.spent if isinstance(total, FilterTotal) else None
             charged = np.zeros(model_filter.num_models) if spent is None else spent
+            same = state.filter == model_filter.identity
             used = state.filter is not None or bool((charged > 0).any())
-            if state.releases or (model_filter.releases and used):
+            if not same and (state.releases or (model_filter.releases and used)):
                 raise ValueError(
                     "model_filter must be the only one of its accountant where noisy counts are "
                     "released: their cost is in that filter alone"
                 )
-            own = model_filter.spent
-            if own.shape != charged.shape or (own < charged).any():
+            # A filter's own sum begins at what its releases take, and so rounds otherwise.
+            own = model_filter.spent - (model_filter.budget.amount - model_filter.available)
+            if own.shape != charged.shape or (own < charged * (1 - 1e-9)).any():
                 raise ValueError(
                     "model_filter must hold what its models have spent before: "
                     "PerModelFilter(..., spent=accountant.individual_spent)"
@@ -205,6 +210,8 @@ class Accountant:
             ValueError: realised losses or Rényi bounds were added, which hold for one kind of
                 neighbours, and another is asked about.
         """
+        if self._follows:
+            raise ValueError("the guarantee must be asked of the rank that leads: it was charged")
         state, kind = self._state, self._kind()
         make = partial(Guarantee, kind=kind, unit="shard", queries=state.queries)
         make = partial(make, public_queries=state.public_queries)

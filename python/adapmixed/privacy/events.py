@@ -177,8 +177,8 @@ class ClippedAnswer:
 class BoundedRangeAnswer:
     """`queries` queries answered by ClippedLogPool: p ∝ q exp((scale/N) Σ_i clip(log p_i/q, a, b)).
 
-    Without one slot the log-ratio changes within a range η = scale (b - a)/N: (η²/8)-zCDP each, for
-    zero-out and add/remove alike (N is a public constant of the formula); replace-one has 2η.
+    With one slot emptied the log-ratio changes within a range η = scale (b - a)/N: (η²/8)-zCDP
+    each; replace-one and add/remove, which changes N, have 2η (docs/privacy.md, section 12).
     Costs add up. scale, a and b may differ between events if their schedule is public; where they
     depend on earlier answers only a filter gives a guarantee.
 
