@@ -191,7 +191,8 @@ class Accountant:
                 )
             # A filter's own sum begins at what its releases take, and so rounds otherwise.
             own = model_filter.spent - (model_filter.budget.amount - model_filter.available)
-            if own.shape != charged.shape or (own < charged * (1 - 1e-9)).any():
+            rounding = 1e-9 * model_filter.budget.amount
+            if own.shape != charged.shape or (own < charged - rounding).any():
                 raise ValueError(
                     "model_filter must hold what its models have spent before: "
                     "PerModelFilter(..., spent=accountant.individual_spent)"
