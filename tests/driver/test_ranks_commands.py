@@ -102,14 +102,27 @@ def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:
         assert theirs["epsilon"] == pytest.approx(mine["epsilon"], rel=loss_error, abs=1e-9)
 
 
-def test_under_torchrun(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+AS_A_MODULE = """
+import pathlib, runpy
+try:
+    runpy.run_module("adapmixed", run_name="__main__", alter_sys=True)
+finally:
+    names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+    assert not [name for name in names if "gloo" in name], names
+"""
+
+
+def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m adapmixed` as torchrun starts it; no thread is left that could abort its end."""
+    script = tmp_path / "as_a_module.py"
+    script.write_text(AS_A_MODULE, encoding="utf-8")
     arguments = ["generate", *options(models), *POOL, "--prompt", "The value", "--seed", "5"]
     arguments += ["--max-new-tokens", "4"]
     assert main(arguments) == 0
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     ended = subprocess.run(
-        [*command, "-m", "adapmixed", *arguments],
+        [*command, str(script), *arguments],
         capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

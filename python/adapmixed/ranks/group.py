@@ -210,6 +210,10 @@ def joined(
         return
     import torch.distributed as dist
 
+    # Its functions keep the group of their import as a default, whose threads then outlive
+    # `destroy_process_group` and abort the process where they meet Python's end.
+    import torch.distributed.nn.functional
+
     from adapmixed import __version__
     from adapmixed_ext import build_info
 
