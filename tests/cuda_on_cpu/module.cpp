@@ -1,4 +1,6 @@
 // The CUDA back end's operators, run by the scheduler of this folder on memory of the CPU.
+#include <pybind11/stl.h>
+
 #include "bindings.h"
 #include "cuda/launch.h"
 #include "log_pool_bindings.h"
@@ -38,5 +40,6 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
       simt::launch(idle_kernel<false>, dim3(1), dim3(32), shared);
     }
   });
+  m.def("shared_limits", simt::shared_limits);
   m.def("set_sizes", [](bool of_a_gpu) { simt::config.sizes_of_a_gpu = of_a_gpu; });
 }

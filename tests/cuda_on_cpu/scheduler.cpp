@@ -183,6 +183,13 @@ void allow_shared(const void* kernel, std::size_t bytes) {
   allowed[kernel] = bytes;
 }
 
+std::vector<std::size_t> shared_limits() {
+  const std::lock_guard<std::mutex> lock(allowed_mutex);
+  std::vector<std::size_t> found;
+  for (const auto& [kernel, bytes] : allowed) found.push_back(bytes);
+  return found;
+}
+
 void* dynamic_shared() { return shared_memory.data(); }
 
 void sync_block(int line) {

@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -75,6 +76,8 @@ constexpr std::size_t kMostShared = 227 * 1024, kUnaskedShared = 48 * 1024;
 constexpr std::size_t kStaticShared = 4096;
 // Lets the kernel have more dynamic memory; scheduler.cpp.
 void allow_shared(const void* kernel, std::size_t bytes);
+// Those that have been set, one a kernel.
+std::vector<std::size_t> shared_limits();
 
 enum class Order { forward, reverse, random };
 

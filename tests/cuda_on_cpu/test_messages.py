@@ -60,6 +60,8 @@ def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
     most = 227 * 1024 - static
     for size in (48 * 1024, most, 100):
         launch(size, True)
+        # Never that of the launch alone: another thread's may come between it and its limit.
+        assert set(simulated.module().shared_limits()) == {most}
     with pytest.raises(RuntimeError, match=f"wants {most + 1} bytes of shared.* have {most} of it"):
         launch(most + 1, True)
     launch(most, True)
