@@ -94,7 +94,7 @@ def test_evaluations(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(FORMATS.glob("reproduction-*.json")), ids=lambda p: p.stem)
 def test_reproductions(path: Path, tmp_path: Path) -> None:
     """Its table is printed and its figures are drawn again."""
-    result = reproduction.read_result(path)
+    result = reproduction.read_experiment(path)
     printed = text(result)
     assert "48.68" in printed and "0.924" in printed and "published, invalid" in printed
     assert len(write_outputs(result, tmp_path)) == 4

@@ -23,7 +23,7 @@ from adapmixed.experiments.measure import Run
 from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.outputs import write_outputs
 from adapmixed.experiments.panels import _joined, relative
-from adapmixed.experiments.result import read_result
+from adapmixed.experiments.result import read_experiment
 from adapmixed.experiments.studies import frontiers, screening, studies
 from adapmixed.experiments.table1 import DP_SGD, METHODS, PER_MODEL, PUBLISHED, table1
 from adapmixed.experiments.table2 import table2
@@ -239,10 +239,10 @@ def test_a_result_is_enough_to_redraw(
     if experiment == "table2":  # one suffices: drawing takes a second a figure
         again = tmp_path / "again"
         again.mkdir()
-        second = write_outputs(read_result(first[0]), again)
+        second = write_outputs(read_experiment(first[0]), again)
         assert [path.name for path in first] == [path.name for path in second]
         assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    assert text(read_result(first[0])) == text(results[experiment])
+    assert text(read_experiment(first[0])) == text(results[experiment])
     assert first[0].name == f"{experiment}-wikitext-103.json"
     assert [p.suffix for p in first[2:]] == [".svg"] * (1 if experiment == "figure2" else 2)
     json.loads(first[0].read_text(encoding="utf-8"), parse_constant=pytest.fail)
@@ -266,7 +266,7 @@ def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> 
     ):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=words):
-            read_result(path)
+            read_experiment(path)
 
 
 def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:

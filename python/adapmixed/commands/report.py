@@ -99,10 +99,10 @@ def _redraw_evaluation(path: Path, content: Mapping[str, Any], out: Path | None)
 
 def _redraw_experiment(path: Path, content: Mapping[str, Any], out: Path | None) -> None:
     from adapmixed.experiments.outputs import write_outputs
-    from adapmixed.experiments.result import read_result
+    from adapmixed.experiments.result import read_experiment
     from adapmixed.experiments.tables import text
 
-    result = read_result(path)  # which looks at the version
+    result = read_experiment(path)  # which looks at the version
     print(text(result))
     if out is not None:
         for written in write_outputs(result, out):

@@ -81,7 +81,7 @@ def build_result(
     return result
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_experiment(path: Path) -> dict[str, Any]:
     """A result file.
 
     Raises:
