@@ -9,6 +9,7 @@ from typing import Any
 
 from adapmixed.experiments.panels import draw_panels
 from adapmixed.experiments.paper import DP_SGD
+from adapmixed.experiments.result import show_cost
 from adapmixed.experiments.studies.drawing import draw_studies
 from adapmixed.report.figures import Drawing
 from adapmixed.report.labels import place_labels, settle
@@ -147,16 +148,17 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
                 continue
             parts = {part: float(found[part]) for part in _PARTS}
             if all(map(math.isfinite, parts.values())):
+                total = show_cost(found, "total")
                 name = textwrap.fill(f"{one['method']}{words}", 32)
-                shown.append((f"{name}\n[{KIND_LABELS[found['kind']]}]", parts))
+                shown.append((f"{name}\n[{KIND_LABELS[found['kind']]}]", parts, total))
     with canvas(1.3 + 0.5 * len(shown)) as (figure, axes):
-        _, ends = stack_parts(axes, [parts for _, parts in shown])
-        for line, end in enumerate(ends):
+        _, ends = stack_parts(axes, [parts for _, parts, _ in shown])
+        for line, (end, (_, _, total)) in enumerate(zip(ends, shown, strict=True)):
             axes.annotate(
-                f"ε = {end:.4g}", (end, line), (5, 0), textcoords="offset points", va="center",
+                f"ε = {total}", (end, line), (5, 0), textcoords="offset points", va="center",
                 fontsize=_FONT_SIZE,
             )  # fmt: skip
-        axes.set_yticks(range(len(shown)), [words for words, _ in shown], fontsize=_FONT_SIZE)
+        axes.set_yticks(range(len(shown)), [words for words, _, _ in shown], fontsize=_FONT_SIZE)
         axes.invert_yaxis()
         axes.grid(False, axis="y")
         axes.set_xlim(0, 1.2 * max(ends))

@@ -8,9 +8,11 @@ from typing import Any
 
 from matplotlib.ticker import LogLocator
 
+from adapmixed.experiments.result import show_cost
 from adapmixed.report.figures import Drawing
 from adapmixed.report.labels import place_labels, settle
 from adapmixed.report.style import COLOURS, GREY, MARKERS, canvas, number_axis, svg_text
+from adapmixed.report.view import format_perplexity
 
 _FONT_SIZE = 7.5
 _SAME = 9.0  # pixels: points that are nearer than this have one label
@@ -158,7 +160,8 @@ def _caption(result: Mapping[str, Any]) -> str:
     for side, name, key in (("ours", "ours", "anchor"), ("paper", "the paper's", "paper_anchor")):
         found = [one[side] for one in rows if one["label"] == anchor[key] and one[side]]
         words += [
-            f"{name} ε = {one['epsilon']:.4g}, perplexity {one['perplexity']:.4g}" for one in found
+            f"{name} ε = {show_cost(one)}, perplexity {format_perplexity(one['perplexity'])}"
+            for one in found
         ]
     return (
         f"At the preset: {'; '.join(words)}. Diamonds: every ε here is data-dependent and ex-post, "

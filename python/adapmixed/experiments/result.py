@@ -21,6 +21,7 @@ from typing import Any
 from adapmixed.experiments.paper import PaperRow
 from adapmixed.files import write_file
 from adapmixed.report import environment, plain
+from adapmixed.report.view import show_epsilon
 
 FORMAT_VERSION = 1
 _KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "seconds")
@@ -54,6 +55,12 @@ def row(
             "place": paper.place,
         }
     return {"group": group, "method": method, "label": label, "ours": ours, "paper": paper}
+
+
+def show_cost(side: Mapping[str, Any], part: str = "epsilon") -> str:
+    """ε or a part of it: ours rounded up, as the guarantee writes it, the paper's as printed."""
+    value = float(side[part])
+    return f"{value:g}" if "place" in side else show_epsilon(value)
 
 
 def build_result(

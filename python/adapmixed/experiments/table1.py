@@ -22,7 +22,7 @@ from adapmixed.experiments.paper import (
     RUNS,
     table_1,
 )
-from adapmixed.experiments.result import build_result, row
+from adapmixed.experiments.result import build_result, row, show_cost
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, PublicOnly, Unprotected
 
 UNPROTECTED = "unprotected ensemble"
@@ -185,7 +185,7 @@ def _order_notes(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
     if not ours[ADAPMIXED]["epsilon"] < EPSILON:
         notes.append(
             f"The paper's order of ε does not appear in {group}: AdaPMixED at the paper's β costs "
-            f"{ours[ADAPMIXED]['epsilon']:.4g}, PMixED {EPSILON:g}. How near the models are to the "
+            f"{show_cost(ours[ADAPMIXED])}, PMixED {EPSILON:g}. How near the models are to the "
             "public one decides that."
         )
     return notes

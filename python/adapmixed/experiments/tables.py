@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from adapmixed.experiments.result import show_cost
 from adapmixed.report import aligned
-from adapmixed.report.view import KIND_LABELS, MISSING, format_perplexity, show_epsilon
+from adapmixed.report.view import KIND_LABELS, MISSING, format_perplexity
 
 _WIDTH = 100
 _PARTS = ("mixing", "screening", "conversion", "total")
@@ -37,7 +38,7 @@ def text(result: Mapping[str, Any]) -> str:
     for group in groups:
         rows = [one for one in result["rows"] if one["group"] == group]
         lines += ["", *_heading(result, group), *_table(rows)]
-        if any(_parts(one["paper"]) for one in rows):
+        if any(_has_parts(one["paper"]) for one in rows):
             lines += ["", "Parts of ε:", *_breakdown(rows)]
     lines.append("")
     for note in [KINDS, *result["notes"]]:
@@ -89,27 +90,21 @@ def _breakdown(rows: Iterable[Row]) -> list[str]:
     cells = [["method", *_PARTS]]
     for one in rows:
         for side, name in (("ours", one["method"]), ("paper", f"{one['method']} (paper)")):
-            parts = _parts(one[side])
-            if parts:
-                cells.append([name, *(f"{parts[part]:.4g}" for part in _PARTS)])
+            if _has_parts(one[side]):
+                cells.append([name, *(show_cost(one[side], part) for part in _PARTS)])
     return aligned(cells, [False, True, True, True, True])
 
 
-def _parts(side: Mapping[str, Any] | None) -> dict[str, float]:
-    """The parts of ε, where they are there."""
-    if side is None or any(side.get(part) is None for part in _PARTS):
-        return {}
-    return {part: float(side[part]) for part in _PARTS}
+def _has_parts(side: Mapping[str, Any] | None) -> bool:
+    return side is not None and all(side.get(part) is not None for part in _PARTS)
 
 
 def _epsilon(side: Mapping[str, Any] | None) -> str:
     if side is None or side.get("epsilon") is None:
         return MISSING
-    if "place" in side:
-        return f"{float(side['epsilon']):g}"  # as the paper prints it
     deviation = side.get("epsilon_deviation")
     spread = f" ± {float(deviation):.2g}" if deviation else ""
-    return show_epsilon(float(side["epsilon"])) + spread
+    return show_cost(side) + spread
 
 
 def _perplexity(side: Mapping[str, Any] | None) -> str:
