@@ -14,8 +14,10 @@ import pytest
 import torch
 from fake_ensemble import FakeEnsemble
 
+from adapmixed.data import demo_base, private_documents
 from adapmixed.evaluation import evaluate
 from adapmixed.experiments import paper
+from adapmixed.experiments.divided import builtin_divided
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.figure2 import figure2, mechanism_of, settings
 from adapmixed.experiments.inputs import Inputs, Sources
@@ -24,7 +26,7 @@ from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.outputs import write_outputs
 from adapmixed.experiments.panels import _joined, relative
 from adapmixed.experiments.result import read_experiment
-from adapmixed.experiments.studies import frontiers, screening, studies
+from adapmixed.experiments.studies import frontiers, screening, shards, studies
 from adapmixed.experiments.table1 import DP_SGD, METHODS, PER_MODEL, PUBLISHED, table1
 from adapmixed.experiments.table2 import table2
 from adapmixed.experiments.tables import text
@@ -33,6 +35,7 @@ from adapmixed.privacy import c_alpha
 from adapmixed.report.labels import settle
 from adapmixed.report.style import canvas
 from adapmixed.rng import SeededRandom
+from adapmixed.training.finetune import FinetuneConfig
 
 PRESET = AdaPMixED.preset("wikitext-103")
 
@@ -305,6 +308,31 @@ def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         f"studies-wikitext-103-{name}.svg" for name in ("models", "screening", "frontiers")
     } <= names
     assert "same bit" in text(result)
+
+
+def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Trained once, over the same text, and put into a table and a figure."""
+    few = FinetuneConfig(rank=2, learning_rate=3e-3, epochs=1, batch_size=64, block_size=256)
+    base = str(demo_base())
+    given: dict[str, Any] = {"documents": private_documents()[:60], "config": few, "workers": 1}
+    folders = builtin_divided(tmp_path, base, (2, 5), **given)
+    made = [path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")]
+    assert builtin_divided(tmp_path, base, (2, 5), **given) == folders
+    assert [path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")] == made
+    with pytest.raises(ValueError, match="was begun with"):
+        builtin_divided(tmp_path, base, (2,), **given | {"config": replace(few, rank=3)})
+    tokens = [shards.shard_tokens(folder) for folder in folders]
+    assert 2 * tokens[0] == 5 * tokens[1] > 1000
+    monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))
+    result = studies(inputs(8), Run(), divided=folders, queries=4)
+    rows = [one for one in result["rows"] if one["group"] == "shards"]
+    boxes = [one for one in rows if one["method"] == "ClippedMixing"]
+    assert [one["ours"]["num_models"] for one in boxes] == [2, 5]
+    assert boxes[0]["label"] == f"N = 2, {tokens[0]:,.0f} tokens"
+    assert boxes[0]["ours"]["epsilon"] > boxes[1]["ours"]["epsilon"]
+    assert "studies-wikitext-103-shards.svg" in {
+        path.name for path in write_outputs(result, tmp_path)
+    }
 
 
 def test_labels_of_points_on_one_another_are_joined() -> None:

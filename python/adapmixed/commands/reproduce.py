@@ -58,6 +58,13 @@ def add_parser(commands: Any) -> None:
         "--dp-adapter", type=Path, help="folder of 'adapmixed train --dp-sgd' (builtin: trained)"
     )
     group.add_argument("--without-dp-sgd", action="store_true", help="leave its lines out")
+    group = parser.add_argument_group("shards of other sizes (studies)")
+    group.add_argument(
+        "--divided", type=Path, nargs="+", metavar="ENSEMBLE",
+        help="folders of 'adapmixed train' over the same text in other numbers of shards (builtin: "
+        "trained)",
+    )  # fmt: skip
+    group.add_argument("--without-divided", action="store_true", help="leave that study out")
     parser.set_defaults(run=run)
 
 
@@ -99,7 +106,8 @@ def _experiment(arguments: argparse.Namespace, inputs: "Inputs", run: "Run") -> 
     if arguments.experiment == "figure2":
         return figure2(inputs, run, **given)
     if arguments.experiment == "studies":
-        return studies(inputs, run, _dp_adapters(arguments, inputs, (None, 1)), **given)
+        adapters = _dp_adapters(arguments, inputs, (None, 1))
+        return studies(inputs, run, adapters, divided=_divided(arguments, inputs), **given)
     if arguments.runs is not None:
         given["runs"] = arguments.runs
     return table1(inputs, _dp_adapter(arguments, inputs), run, long=arguments.long_queries, **given)
@@ -136,6 +144,17 @@ def _dp_adapters(
     return found
 
 
+def _divided(arguments: argparse.Namespace, inputs: "Inputs") -> "list[Path]":
+    """The given ensembles, or at builtin scale some that are trained; none at full scale."""
+    from adapmixed.experiments.divided import builtin_divided
+
+    if arguments.divided is not None:
+        return list(arguments.divided)
+    if arguments.without_divided or arguments.scale == "full":
+        return []
+    return builtin_divided(arguments.out, inputs.sources.public_model)
+
+
 def _refuse(arguments: argparse.Namespace) -> None:
     """Options of another experiment."""
     applies = {
@@ -143,12 +162,16 @@ def _refuse(arguments: argparse.Namespace) -> None:
         "long_queries": ("table1",),
         "dp_adapter": ("table1", "studies"),
         "without_dp_sgd": ("table1", "studies"),
+        "divided": ("studies",),
+        "without_divided": ("studies",),
     }
     for name, experiments in applies.items():
         value = getattr(arguments, name)
         if value not in (None, False) and arguments.experiment not in experiments:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} does not apply to {arguments.experiment}, got {value}")
+    if arguments.without_divided and arguments.divided is not None:
+        raise ValueError(f"--without-divided excludes --divided, got {arguments.divided}")
     if arguments.without_dp_sgd and arguments.dp_adapter is not None:
         raise ValueError(f"--without-dp-sgd excludes --dp-adapter, got {arguments.dp_adapter}")
 

@@ -1,9 +1,10 @@
-"""Studies that the paper lacks: the number of models, what screening depends on, frontiers."""
+"""Studies that the paper lacks: models and shards, what screening depends on, frontiers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from adapmixed.experiments.dp_adapter import DPAdapter
@@ -11,13 +12,18 @@ from adapmixed.experiments.inputs import Inputs
 from adapmixed.experiments.measure import Run
 from adapmixed.experiments.paper import DELTA, RUN_QUERIES
 from adapmixed.experiments.result import build_result
-from adapmixed.experiments.studies import frontiers, models, screening
+from adapmixed.experiments.studies import frontiers, models, screening, shards
 
-STUDIES = (models, screening, frontiers)
+STUDIES = (models, shards, screening, frontiers)
 
 
 def studies(
-    inputs: Inputs, run: Run, adapters: Sequence[DPAdapter] = (), *, queries: int = RUN_QUERIES
+    inputs: Inputs,
+    run: Run,
+    adapters: Sequence[DPAdapter] = (),
+    *,
+    divided: Sequence[Path] = (),
+    queries: int = RUN_QUERIES,
 ) -> dict[str, Any]:
     """Runs all of them over the same queries.
 
@@ -25,6 +31,8 @@ def studies(
         inputs: models and text.
         run: seed, state, progress.
         adapters: DP-SGD adapters that join the frontiers.
+        divided: ensemble folders over the same text in shards of other sizes; none: that study is
+            left out.
         queries: answered with every setting.
 
     Raises:
@@ -32,8 +40,10 @@ def studies(
     """
     started = time.perf_counter()
     rows = models.rows(inputs, run, queries)
+    rows += shards.rows(inputs, run, queries, divided)
     rows += screening.rows(inputs, run, queries)
     rows += frontiers.rows(inputs, run, queries, adapters)
+    made = [study for study in STUDIES if any(one["group"] == study.GROUP for one in rows)]
     return build_result(
         "studies",
         rows,
@@ -42,8 +52,8 @@ def studies(
             "queries": queries,
             "seed": run.seed,
             "delta": DELTA,
-            "titles": {study.GROUP: study.TITLE for study in STUDIES},
+            "titles": {study.GROUP: study.TITLE for study in made},
         },
-        notes=[*inputs.notes(), *(study.NOTE for study in STUDIES)],
+        notes=[*inputs.notes(), *(study.NOTE for study in made)],
         seconds=time.perf_counter() - started,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.ticker import LogLocator
@@ -38,15 +39,20 @@ def draw_studies(result: Mapping[str, Any]) -> list[Drawing]:
         group: [one for one in result["rows"] if one["group"] == group]
         for group in result["settings"]["titles"]
     }
-    return [
-        _models(groups["models"]),
-        _screening(groups["screening"]),
-        _frontiers(groups["frontiers"]),
-    ]
+    draw: dict[str, Callable[[Sequence[Row]], Drawing]] = {
+        "models": partial(_sizes, "models", "Shards keep their size: fewer models have seen less"),
+        "shards": partial(_sizes, "shards", "Fewer models have larger shards of the same"),
+        "screening": _screening,
+        "frontiers": _frontiers,
+    }
+    return [draw[group](rows) for group, rows in groups.items()]
 
 
-def _models(rows: Sequence[Row]) -> Drawing:
-    title = "ε and perplexity against the number of models"
+def _sizes(study: str, words: str, rows: Sequence[Row]) -> Drawing:
+    title = {
+        "models": "ε and perplexity against the number of models",
+        "shards": "ε and perplexity, the same text divided among N models",
+    }[study]
     names = list(dict.fromkeys(one["method"] for one in rows if one["label"]))
     with canvas(3.7, 1, 2) as (figure, (left, right)):
         for name, colour in zip(names, COLOURS, strict=False):
@@ -82,9 +88,8 @@ def _models(rows: Sequence[Row]) -> Drawing:
         right.set(title="quality", ylabel="perplexity")
         handles, labels = right.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, handlelength=3)
-        svg = svg_text(figure, "studies-models", title)
-    caption = f"Shards keep their size: fewer models have seen less text. {_KINDS}"
-    return Drawing("studies-models", title, caption, svg)
+        svg = svg_text(figure, f"studies-{study}", title)
+    return Drawing(f"studies-{study}", title, f"{words} text. {_KINDS}", svg)
 
 
 def _screening(rows: Sequence[Row]) -> Drawing:
