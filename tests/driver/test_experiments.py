@@ -16,7 +16,9 @@ from fake_ensemble import FakeEnsemble
 
 from adapmixed.data import demo_base, private_documents
 from adapmixed.evaluation import evaluate
+from adapmixed.experiments import figure2 as figure2_module
 from adapmixed.experiments import paper
+from adapmixed.experiments import table1 as table1_module
 from adapmixed.experiments.divided import builtin_divided
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.figure2 import figure2, mechanism_of, settings
@@ -234,6 +236,55 @@ def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
     assert spent["0.05"] == pytest.approx((0.460 - 0.45005) / (0.489 - 0.45005), rel=1e-3)
 
 
+def test_trends_that_are_not_the_papers_are_named(results: dict[str, dict[str, Any]]) -> None:
+    """α: the paper's ε falls as it grows, whatever is drawn; a conversion must not hide that."""
+    rows = [one for one in results["figure2"]["rows"] if one["group"] == "f"]
+    assert [one["label"] for one in rows] == ["16", "17", "18", "19", "20"]
+    shown = relative(rows, "paper", "18")
+    assert [x for _, x, _ in shown] == sorted((x for _, x, _ in shown), reverse=True)
+
+    def noted(change: float) -> list[str]:
+        given = [
+            one | {"ours": one["ours"] | {"epsilon": 1 + change * i, "perplexity": 50.0}}
+            for i, one in enumerate(rows)
+        ]
+        return figure2_module._trend_notes(given)
+
+    assert noted(-0.01) == noted(0.001) == []
+    assert noted(0.01) == [
+        "The paper's trend does not appear in (f) Rényi order α: ε rises by 4.0% from 16 to "
+        "20, in the paper it falls by 18.8% from 16 to 20."
+    ]
+
+
+def test_settings_that_screen_everything_are_named(results: dict[str, dict[str, Any]]) -> None:
+    rows = [dict(one) for one in results["figure2"]["rows"]]
+    of_k = [one for one in rows if one["group"] == "b" and one["ours"]]
+    for one in of_k:
+        one["ours"] = one["ours"] | {"screened": 24.0 if one is of_k[-1] else 23.0}
+    found = figure2_module._screened_notes([one for one in rows if one["group"] == "b"])
+    assert found == [
+        "Every query is screened, and answered by the public model, at (b) screened tokens k "
+        f"{of_k[-1]['label']}."
+    ]
+
+
+def test_the_published_pmixed_has_to_hold_the_papers_order() -> None:
+    def notes(**perplexity: float) -> str:
+        names = {"dp": DP_SGD, "published": PUBLISHED, "sound": paper.PMIXED}
+        ours = {names[key]: value for key, value in perplexity.items()}
+        ours |= {paper.PUBLIC: 50.0, paper.ADAPMIXED: 30.0}
+        rows = [
+            {"group": "g", "method": name, "ours": {"perplexity": value, "epsilon": 0.5}}
+            for name, value in ours.items()
+        ]
+        return " ".join(table1_module._order_notes(rows, "g"))
+
+    assert notes(dp=40.0, published=39.0, sound=38.0) == ""
+    assert f"{PUBLISHED} is not below DP-SGD" in notes(dp=40.0, published=41.0, sound=38.0)
+    assert "PMixED is not below DP-SGD" in notes(dp=40.0, published=39.0, sound=41.0)
+
+
 @pytest.mark.parametrize("experiment", ["table1", "table2", "figure2"])
 def test_a_result_is_enough_to_redraw(
     results: dict[str, dict[str, Any]], experiment: str, tmp_path: Path
@@ -273,13 +324,19 @@ def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> 
 
 
 def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    strict = AdaPMixED(3.0, 0.2, sigma=0.02, threshold=0.3, top_k=4)
+    strict = AdaPMixED(3.0, 0.2, sigma=0.05, threshold=0.3, top_k=4)
     monkeypatch.setattr(AdaPMixED, "preset", classmethod(lambda cls, name: strict))
     far: Any = FakeEnsemble(4, spread=2.0, max_positions=32)
     given = replace(inputs(), ensemble=far)
     rows = screening.rows(given, Run(), 300)
     found = {one["label"]: one["ours"] for one in rows}
-    assert list(found) == ["λ = 0.0001", "λ = 0.001", "λ = 0.01", "λ = 0.1", "λ = 1"]
+    weights = ["λ = 0.0001", "λ = 0.001", "λ = 0.01", "λ = 0.1", "λ = 1"]
+    noises = ["σ = 0.005", "σ = 0.025", "σ = 0.1", "σ = 0.5"]
+    assert list(found) == [*weights, *noises, "T = 0.15", "T = 0.6", "k = 2", "k = 7"]
+    assert found["T = 0.15"]["screened"] > found["λ = 0.0001"]["screened"]
+    assert found["T = 0.6"]["screened"] < found["λ = 0.0001"]["screened"]
+    assert found["σ = 0.5"]["screened"] > found["λ = 0.0001"]["screened"]
+    assert found["σ = 0.5"]["epsilon"] < found["λ = 0.0001"]["epsilon"]
     # The less weight the private models have, the less the bit has to do with them, and it costs.
     assert found["λ = 0.0001"]["equal_bits"] > 0.99 > found["λ = 1"]["equal_bits"]
     assert 0 < found["λ = 0.0001"]["screened"] < 300

@@ -27,7 +27,8 @@ def add_parser(commands: Any) -> None:
         "reproduce",
         help="the paper's tables and figures, its numbers beside ours",
         description="Runs an experiment of the paper, prints its numbers beside ours, and writes "
-        "JSON, CSV and SVG. A run that was killed goes on where it was. Results are for the "
+        "JSON, CSV and SVG. A run at full scale that was killed goes on where it was, but for the "
+        "screening study; at builtin scale trained adapters are kept. Results are for the "
         "operator: perplexities and data-dependent ε are functions of the private data.",
     )
     parser.add_argument("experiment", choices=EXPERIMENTS)
@@ -106,7 +107,7 @@ def _experiment(arguments: argparse.Namespace, inputs: "Inputs", run: "Run") -> 
     if arguments.experiment == "figure2":
         return figure2(inputs, run, **given)
     if arguments.experiment == "studies":
-        adapters = _dp_adapters(arguments, inputs, (None, 1))
+        adapters = _dp_adapters(arguments, inputs, ((8.0, None), (8.0, 1), (2.0, 1)))
         return studies(inputs, run, adapters, divided=_divided(arguments, inputs), **given)
     if arguments.runs is not None:
         given["runs"] = arguments.runs
@@ -115,14 +116,14 @@ def _experiment(arguments: argparse.Namespace, inputs: "Inputs", run: "Run") -> 
 
 def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter | None":
     """The adapter that protects single blocks, as the paper's does."""
-    found = _dp_adapters(arguments, inputs, (None,))
+    found = _dp_adapters(arguments, inputs, ((8.0, None),))
     return found[0] if found else None
 
 
 def _dp_adapters(
-    arguments: argparse.Namespace, inputs: "Inputs", blocks: "tuple[int | None, ...]"
+    arguments: argparse.Namespace, inputs: "Inputs", targets: "tuple[tuple[float, int | None], ...]"
 ) -> "list[DPAdapter]":
-    """The given adapter, or at builtin scale one trained for each number of blocks of a name."""
+    """The given adapter, or at builtin scale one trained for each (ε, blocks of a name)."""
     from adapmixed.experiments.dp_adapter import builtin_dp_adapter, read_dp_adapter
 
     if arguments.without_dp_sgd:
@@ -135,11 +136,15 @@ def _dp_adapters(
             "or --without-dp-sgd"
         )
     found = []
-    for count in blocks:
+    base = inputs.sources.public_model
+    for epsilon, count in targets:
         update, close = progress_bar(0, "step")
-        folder = arguments.out / f"dp-sgd-builtin-{'block' if count is None else 'topic'}"
-        base = inputs.sources.public_model
-        found.append(builtin_dp_adapter(folder, base, blocks_per_identifier=count, progress=update))
+        name = f"dp-sgd-builtin-{'block' if count is None else 'topic'}-{epsilon:g}"
+        adapter = builtin_dp_adapter(
+            arguments.out / name, base, epsilon=epsilon, blocks_per_identifier=count,
+            progress=update,
+        )  # fmt: skip
+        found.append(adapter)
         close()
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +99,7 @@ def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str
         inputs.ensemble, inputs.tokens, compared, queries, run,
         paper_rule=tuple(distinct.values()), state="figure2",
     )  # fmt: skip
-    rows = [row(PUBLIC, ours[PUBLIC], group="public")]
+    rows: list[dict[str, Any]] = [row(PUBLIC, ours[PUBLIC], group="public")]
     for panel in FIGURE_2:
         here = [point for point in points if point.panel is panel]
         found = {p.label: ours[distinct[mechanism_of(p, preset, models)]] for p in here}
@@ -124,14 +124,14 @@ def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str
                 for panel in FIGURE_2
             },
         },
-        notes=[*inputs.notes(), *_notes(inputs)],
+        notes=[*inputs.notes(), *_notes(inputs), *_screened_notes(rows), *_trend_notes(rows)],
         seconds=time.perf_counter() - started,
     )
 
 
 def _panel_rows(
     panel: Panel, ours: Mapping[str, Mapping[str, object]], order: float, *, with_paper: bool
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """A line for every setting that is ours or the paper's, in its order."""
     printed = {
         point.label: {
@@ -175,14 +175,62 @@ def _notes(inputs: Inputs) -> list[str]:
     notes = [
         "Every panel is drawn relative to its reference setting (ringed): ε and perplexity of ours "
         "and of the paper differ in size, and what the figure shows is how a setting moves them. "
-        "ε is drawn without its conversion from Rényi divergence, which hardly a setting moves and "
-        "which is 0.450 of the paper's 0.489.",
+        "ε is drawn without its conversion from Rényi divergence, which α alone moves and which is "
+        "0.450 of the paper's 0.489; where α varies it is drawn with it.",
         "ε is by the paper's rule. With fewer models ours are the first of the ensemble, whose "
         "shards keep their size; the paper distributes all text over fewer, larger shards.",
     ]
     if inputs.sources.dataset != FIGURE_2_DATASET:
         notes.append(f"The paper's Figure 2 is of {FIGURE_2_DATASET} alone; no points of it.")
-    vocab = inputs.ensemble.vocab_size
-    if vocab < max(point.setting.get("top_k", 0) for point in FIGURE_2[1].points):
-        notes.append(f"k above the vocabulary of {vocab:,} tokens screens them all.")
     return notes + [panel.remark for panel in FIGURE_2 if panel.remark]
+
+
+def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names the settings that screen every query: the public model answers there."""
+    titles = {panel.letter: panel.title for panel in FIGURE_2}
+    found = [
+        f"({one['group']}) {titles[one['group']]} {one['label']}"
+        for one in rows
+        if one["group"] in titles
+        and one["ours"]
+        and one["ours"]["screened"] == one["ours"]["queries"]
+    ]
+    return [
+        f"Every query is screened, and answered by the public model, at {', '.join(found)}."
+    ] * bool(found)
+
+
+def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Says in which panels ε or perplexity moves the other way than in the paper."""
+    notes = []
+    for panel in FIGURE_2:
+        here = [one for one in rows if one["group"] == panel.letter]
+        for name, words, least in (("epsilon", "ε", 0.01), ("perplexity", "perplexity", 0.001)):
+            sides = [_trend(here, side, name) for side in ("ours", "paper")]
+            changes = [0.0 if side is None else side[2] for side in sides]
+            if min(map(abs, changes)) < least or changes[0] * changes[1] > 0:
+                continue
+            moves = [
+                f"{'rises' if change > 0 else 'falls'} by {abs(change):.1%} from {first} to {last}"
+                for first, last, change in filter(None, sides)
+            ]
+            notes.append(
+                f"The paper's trend does not appear in ({panel.letter}) {panel.title}: {words} "
+                f"{moves[0]}, in the paper it {moves[1]}."
+            )
+    return notes
+
+
+def _trend(
+    rows: Sequence[Mapping[str, Any]], side: str, name: str
+) -> tuple[str, str, float] | None:
+    """(first label, last label, relative change) of one side of a panel; None where there is none.
+
+    Where both sides have a label, only labels of both count.
+    """
+    shared = [one for one in rows if one["ours"] and one["paper"]]
+    points = shared if len(shared) > 1 else [one for one in rows if one[side]]
+    if len(points) < 2:
+        return None
+    first, last = (float(one[side][name]) for one in (points[0], points[-1]))
+    return points[0]["label"], points[-1]["label"], last / first - 1

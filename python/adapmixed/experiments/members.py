@@ -63,6 +63,8 @@ class FirstMembers(Mechanism):
         return self.mechanism.propose(private, public_logits, targets=targets, rng=rng)
 
 
-def sizes(num_models: int, wanted: tuple[int, ...] = (8, 16, 32, 64, 80, 100)) -> tuple[int, ...]:
+def sizes(
+    num_models: int, wanted: tuple[int, ...] = (8, 16, 32, 64, 80, 100, 128)
+) -> tuple[int, ...]:
     """The sizes that are wanted and there, and the whole ensemble."""
     return (*(count for count in wanted if count < num_models), num_models)

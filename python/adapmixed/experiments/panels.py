@@ -51,7 +51,9 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
             axes.axvline(1, color=GREY, linewidth=0.8, zorder=0)
             _scale(axes, [x for _, x, _ in words])
             labels.append((axes, words, colours))
-        figure.supxlabel("ε without its conversion, as a multiple of the reference's", fontsize=9)
+        figure.supxlabel(
+            "ε without its conversion (f: with it), as a multiple of the reference's", fontsize=9
+        )
         figure.supylabel("change of perplexity (%)", fontsize=9)
         names = {"ours": _legend(result), "paper": "the paper, N = 100 (both ε ex-post)"}
         figure.legend(
@@ -69,7 +71,8 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
 def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[_Point]:
     """(label, multiple of the anchor's spent ε, change of perplexity in %) of one side of a panel.
 
-    What is spent is ε less the conversion from Rényi divergence.
+    What is spent is ε less the conversion from Rényi divergence, which most settings do not move;
+    all of ε where the panel's settings do move it.
 
     Args:
         rows: of one panel; those without finite numbers on that side are left out, and all of them
@@ -80,8 +83,10 @@ def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[
     found = {one["label"]: one[side] for one in rows if one[side] is not None}
     if not found:
         return []
+    conversions = {label: float(value["conversion"]) for label, value in found.items()}
+    moved = max(conversions.values()) - min(conversions.values()) > 1e-9
     spent = {
-        label: float(value["epsilon"]) - float(value["conversion"])
+        label: float(value["epsilon"]) - (0.0 if moved else conversions[label])
         for label, value in found.items()
     }
     base = float(found[anchor]["perplexity"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from matplotlib.ticker import LogLocator
@@ -95,18 +96,28 @@ def _sizes(study: str, words: str, rows: Sequence[Row]) -> Drawing:
 def _screening(rows: Sequence[Row]) -> Drawing:
     title = "What the screening bit depends on"
     with canvas(3.5, 1, 2) as (figure, (left, right)):
-        weights = [one["ours"]["screen_weight"] for one in rows]
-        left.plot(
-            weights, [100 * one["ours"]["equal_bits"] for one in rows],
-            color=COLOURS[0], marker="o", markersize=5, linewidth=1.4,
-        )  # fmt: skip
-        left.set_xscale("log")
-        left.set(title="same bit without private models", xlabel="λ", ylabel="queries (%)")
-        least = min(100 * one["ours"]["equal_bits"] for one in rows)
-        left.set_ylim(max(0.0, least - 0.2 * (100 - least) - 1), 100.5)
+        places = range(len(rows))
+        for name, colour, marker in (
+            ("equal_bits", COLOURS[0], "o"),
+            ("screened", COLOURS[1], "D"),
+        ):
+            parts = [
+                one["ours"][name] / (1 if name == "equal_bits" else one["ours"]["queries"])
+                for one in rows
+            ]
+            words = {"equal_bits": "same bit without private models", "screened": "screened"}[name]
+            left.plot(
+                [100 * part for part in parts], places,
+                color=colour, marker=marker, markersize=5, linestyle="none", label=words,
+            )  # fmt: skip
+        left.set_yticks(places, [one["label"] for one in rows], fontsize=_FONT_SIZE)
+        left.invert_yaxis()
+        left.set(title="one setting changed", xlabel="queries (%)")
+        left.set_xlim(-3, 103)
+        left.legend(loc="center")
         number_axis(left.xaxis)
-        number_axis(left.yaxis)
-        for one, colour, marker in zip(rows, COLOURS, "osD^vP", strict=False):
+        others = [one for one in rows if not one["label"].startswith("λ")]
+        for one, colour, marker in zip(others, cycle(COLOURS), "osD^vP*X", strict=False):
             shares = one["ours"]["by_top_probability"]
             middles = [(i + 0.5) / len(shares) for i in range(len(shares))]
             points = [(x, 100 * y) for x, y in zip(middles, shares, strict=True) if y is not None]
@@ -122,7 +133,8 @@ def _screening(rows: Sequence[Row]) -> Drawing:
         svg = svg_text(figure, "studies-screening", title)
     caption = (
         "Left: share of queries whose bit stays the same, under the same noise, when the public "
-        "model replaces every private one. Right: share screened by how sure the public model is."
+        "model replaces every private one, and share screened. Right: share screened by how sure "
+        "the public model is, as noise, threshold and the number of screened tokens vary."
     )
     return Drawing("studies-screening", title, caption, svg)
 

@@ -1,4 +1,4 @@
-"""What the screening bit depends on: the private models, or how peaked the public one is.
+"""What the screening bit depends on: the private models, the noise, or the public model.
 
 Every query is screened twice with the same noise: with the private models, and with every one of
 them replaced by the public model (`screen="public"`). Where the bits agree, screening has told
@@ -27,10 +27,13 @@ GROUP = "screening"
 TITLE = "What the screening bit depends on"
 NOTE = (
     "Screening: 'same bit' is the share of queries whose bit stays the same, under the same noise, "
-    "when the public model stands in for every private one. ε is what the screenings alone cost."
+    "when the public model stands in for every private one. ε is what the screenings alone cost. "
+    "One setting of the preset is changed at a time; the noise is the same but for σ."
 )
 WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""λ_s that are tried besides the preset's, at its σ."""
+"""λ_s that are tried."""
+FACTORS = (0.1, 0.5, 2.0, 10.0)
+"""By which the preset's σ is multiplied; T and k by the two in the middle."""
 BANDS = 5
 """Bands of the public model's largest probability, from 0 to 1."""
 _POSITIONS = 64  # of one call
@@ -38,7 +41,7 @@ _POSITIONS = 64  # of one call
 
 @dataclass
 class _Counts:
-    """Of one λ_s."""
+    """Of one setting."""
 
     screened: int = 0
     equal: int = 0
@@ -46,10 +49,10 @@ class _Counts:
 
 
 def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
-    """A line for every λ_s, labelled by it."""
-    preset = AdaPMixED.preset(inputs.sources.dataset)
-    weights = sorted({preset.screen_weight, *WEIGHTS})
-    counts = {weight: _Counts() for weight in weights}
+    """A line for every setting, labelled by what it changes."""
+    tried = settings(AdaPMixED.preset(inputs.sources.dataset), inputs.ensemble.vocab_size)
+    counts = {label: _Counts() for label in tried}
+    most = max(setting.top_k for setting in tried.values())
     in_band = torch.zeros(BANDS, dtype=torch.int64)
     rng = SeededRandom(run.seed).child("screening")
     windows, _ = plan(inputs.tokens, inputs.ensemble.max_positions, None, queries)
@@ -65,30 +68,43 @@ def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
                 q = public[0, part]
                 bands = _bands(q)
                 in_band += torch.bincount(bands, minlength=BANDS)
-                noise = ops.gaussian(
-                    (len(q), min(preset.top_k, q.shape[1])), sigma=preset.sigma, rng=rng
-                )
-                for weight, count in counts.items():
-                    _count(
-                        count,
-                        private[:, 0, part],
-                        q,
-                        noise,
-                        replace(preset, screen_weight=weight),
-                        bands,
-                    )
+                noise = ops.gaussian((len(q), most), sigma=1.0, rng=rng)
+                for label, count in counts.items():
+                    setting = tried[label]
+                    own = setting.sigma * noise[:, : setting.top_k]
+                    _count(count, private[:, 0, part], q, own, setting, bands)
                 done += len(q)
                 if run.progress is not None:
                     run.progress(done, queries)
     return [
         row(
             "AdaPMixED's screening",
-            _ours(weight, count, in_band, preset, inputs.ensemble.num_models, queries),
+            _ours(tried[label], count, in_band, inputs.ensemble.num_models, queries),
             group=GROUP,
-            label=f"λ = {weight:g}",
+            label=label,
         )
-        for weight, count in counts.items()
+        for label, count in counts.items()
     ]
+
+
+def settings(preset: AdaPMixED, vocab_size: int) -> dict[str, AdaPMixED]:
+    """Label → the preset with one setting changed; itself among those of λ."""
+    preset = replace(preset, top_k=min(preset.top_k, vocab_size))
+    found = {
+        f"λ = {weight:g}": replace(preset, screen_weight=weight)
+        for weight in sorted({preset.screen_weight, *WEIGHTS})
+    }
+    for factor in FACTORS:
+        sigma = factor * preset.sigma
+        found[f"σ = {sigma:g}"] = replace(preset, sigma=sigma)
+    for factor in FACTORS[1:-1]:
+        found[f"T = {factor * preset.threshold:g}"] = replace(
+            preset, threshold=factor * preset.threshold
+        )
+    for factor in FACTORS[1:-1]:
+        top_k = min(vocab_size, max(1, round(factor * preset.top_k)))
+        found[f"k = {top_k}"] = replace(preset, top_k=top_k)
+    return found
 
 
 def _bands(public_logits: Tensor) -> Tensor:
@@ -113,15 +129,14 @@ def _count(
 
 
 def _ours(
-    weight: float,
+    setting: AdaPMixED,
     count: _Counts,
     in_band: Tensor,
-    preset: AdaPMixED,
     num_models: int,
     queries: int,
 ) -> dict[str, object]:
     accountant = Accountant(DELTA)
-    accountant.add(GaussianScreening(num_models, queries, weight, preset.sigma))
+    accountant.add(GaussianScreening(num_models, queries, setting.screen_weight, setting.sigma))
     guarantee = accountant.epsilon()
     shares = [
         None if of == 0 else found / of
@@ -135,10 +150,10 @@ def _ours(
         "kind": guarantee.kind,
         "guarantee": str(guarantee),
         "unit": guarantee.unit,
-        "screen_weight": weight,
+        "screen_weight": setting.screen_weight,
         "screened": count.screened,
         "equal_bits": count.equal / queries,
         "by_top_probability": shares,
         "queries_by_top_probability": in_band.tolist(),
-        "mechanism": repr(replace(preset, screen_weight=weight)),
+        "mechanism": repr(setting),
     }
