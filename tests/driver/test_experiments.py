@@ -340,7 +340,7 @@ def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
     # The less weight the private models have, the less the bit has to do with them, and it costs.
     assert found["λ = 0.0001"]["equal_bits"] > 0.99 > found["λ = 1"]["equal_bits"]
     assert 0 < found["λ = 0.0001"]["screened"] < 300
-    costs = [ours["epsilon"] for ours in found.values()]
+    costs = [found[label]["epsilon"] for label in weights]
     assert costs == sorted(costs) and costs[0] < costs[-1]
     assert sum(found["λ = 1"]["queries_by_top_probability"]) == 300
 
