@@ -12,7 +12,7 @@ from adapmixed.experiments.paper import DP_SGD
 from adapmixed.experiments.result import show_cost
 from adapmixed.experiments.studies.drawing import draw_studies
 from adapmixed.report.figures import Drawing
-from adapmixed.report.labels import place_labels, settle
+from adapmixed.report.labels import boxes_of, place_labels, settle
 from adapmixed.report.style import (
     COLOURS,
     GREY,
@@ -69,16 +69,16 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
     with canvas(3.9, 1, len(sides)) as (figure, grid):
         labels = []
         for axes, (side, words) in zip(getattr(grid, "flat", [grid]), sides, strict=True):
-            labels.append((axes, _plot_side(axes, rows, side, colours)))
+            labels.append((axes, *_plot_side(axes, rows, side, colours)))
             axes.set_title(words)
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
         kinds = {one[side]["kind"] for one in rows for side, _ in sides if one[side] is not None}
         kind_legend(figure, kinds, loc="outside lower center")
         settle(figure)
-        for axes, points in labels:
+        for axes, points, lines in labels:
             wrapped = [(textwrap.fill(name, _WRAP), x, y) for name, x, y in points]
             inks = [colours[name] for name, _, _ in points]
-            place_labels(axes, wrapped, font_size=_FONT_SIZE, colours=inks)
+            place_labels(axes, wrapped, boxes_of(lines), font_size=_FONT_SIZE, colours=inks)
         svg = svg_text(figure, name, title)
     caption = (
         "Perplexity (lower is better), bars one standard deviation over runs. Hollow: a block of "
@@ -89,9 +89,9 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
 
 def _plot_side(
     axes: Any, rows: Sequence[Row], side: str, colours: Mapping[str, str]
-) -> list[tuple[str, float, float]]:
-    """Draws one side; returns the points that are to be labelled."""
-    points = []
+) -> tuple[list[tuple[str, float, float]], list[Any]]:
+    """Draws one side; returns the points that are to be labelled and the names of its lines."""
+    points, names = [], []
     for one in rows:
         found = _point(one, side)
         if found is None:
@@ -101,10 +101,11 @@ def _plot_side(
         if epsilon is None or kind == "public":
             words = f"{one['method']} ({perplexity:.1f})"
             axes.axhline(perplexity, color=GREY, linewidth=1.1, linestyle=(0, (2, 2)), zorder=0)
-            axes.annotate(
+            name = axes.annotate(
                 words, (0.99, perplexity), (0, 3), xycoords=("axes fraction", "data"),
                 textcoords="offset points", ha="right", fontsize=_FONT_SIZE, color=GREY,
             )  # fmt: skip
+            names.append(name)
             continue
         axes.errorbar(
             epsilon, perplexity, yerr=deviation or None, color=colour, elinewidth=1.0, capsize=2.5,
@@ -121,7 +122,7 @@ def _plot_side(
     axes.margins(y=0.15)
     number_axis(axes.xaxis)
     axes.set(xlabel="ε (nats)", ylabel="perplexity")
-    return points
+    return points, names
 
 
 def _point(one: Row, side: str) -> tuple[float | None, float, float | None, str] | None:
@@ -138,7 +139,7 @@ def _point(one: Row, side: str) -> tuple[float | None, float, float | None, str]
 
 
 def _breakdown(result: Mapping[str, Any]) -> Drawing:
-    """Table 2b: the parts of every ε."""
+    """Table 2b: the parts of every ε, in percent: ours and the paper's differ too much in size."""
     title = "Table 2b: where ε goes"
     shown = []
     for one in result["rows"]:
@@ -147,12 +148,14 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
             if any(found.get(part) is None for part in _PARTS):
                 continue
             parts = {part: float(found[part]) for part in _PARTS}
-            if all(map(math.isfinite, parts.values())):
+            whole = sum(parts.values())
+            if 0 < whole < math.inf:
+                shares = {part: 100 * value / whole for part, value in parts.items()}
                 total = show_cost(found, "total")
                 name = textwrap.fill(f"{one['method']}{words}", 32)
-                shown.append((f"{name}\n[{KIND_LABELS[found['kind']]}]", parts, total))
+                shown.append((f"{name}\n[{KIND_LABELS[found['kind']]}]", shares, total))
     with canvas(1.3 + 0.5 * len(shown)) as (figure, axes):
-        _, ends = stack_parts(axes, [parts for _, parts, _ in shown])
+        _, ends = stack_parts(axes, [shares for _, shares, _ in shown])
         for line, (end, (_, _, total)) in enumerate(zip(ends, shown, strict=True)):
             axes.annotate(
                 f"ε = {total}", (end, line), (5, 0), textcoords="offset points", va="center",
@@ -161,13 +164,14 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
         axes.set_yticks(range(len(shown)), [words for words, _, _ in shown], fontsize=_FONT_SIZE)
         axes.invert_yaxis()
         axes.grid(False, axis="y")
-        axes.set_xlim(0, 1.2 * max(ends))
-        axes.set(title=title, xlabel="part of ε (nats)")
+        axes.set_xlim(0, 120)
+        axes.set_xticks(range(0, 101, 20))
+        axes.set(title=title, xlabel="part of ε (%)")
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower right", ncols=3, handlelength=1.4)
         svg = svg_text(figure, "table2-parts", title)
     caption = (
         "Mixing is the loss of the answers, screening the noisy test, conversion the price of "
-        "turning Rényi divergence into (ε, δ)."
+        "turning Rényi divergence into (ε, δ); ε in nats."
     )
     return Drawing("table2-parts", title, caption, svg)

@@ -57,6 +57,11 @@ def draw_references(axes: Any, methods: Sequence[Method]) -> list[Box]:
             )
         )
     settle(axes.figure)
+    return boxes_of(texts)
+
+
+def boxes_of(texts: Sequence[Any]) -> list[Box]:
+    """Of words in a settled figure, for `place_labels` to keep free."""
     return [_box(text) for text in texts]
 
 
@@ -78,7 +83,7 @@ def place_labels(
     """Words beside points (word, x, y), each at the place that collides least.
 
     Greedy in their order: a place counts its overlaps with points, lines' names (`taken`) and
-    earlier words, and twice for leaving the axes; the first of the least wins. A point without a
+    earlier words, and 20 times for leaving the axes; the first of the least wins. A point without a
     word is kept free only.
 
     Args:
@@ -104,12 +109,13 @@ def place_labels(
             textcoords="offset points",
             fontsize=font_size,
             color=colours[index] if colours else "black",
+            bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.6},
         )
         best, least = _PLACES[0], math.inf
         for place in _PLACES:
             _put(text, place, font_size / _FONT_SIZE)
             box = _box(text)
-            cost = sum(_overlap(box, other) for other in boxes) + 2 * (not _inside(box, frame))
+            cost = sum(_overlap(box, other) for other in boxes) + 20 * (not _inside(box, frame))
             if cost < least:
                 best, least = place, cost
         _put(text, best, font_size / _FONT_SIZE)

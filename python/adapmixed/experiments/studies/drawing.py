@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 from matplotlib.ticker import LogLocator
 
 from adapmixed.experiments.paper import PUBLIC
 from adapmixed.report.figures import Drawing
-from adapmixed.report.labels import place_labels, settle
+from adapmixed.report.labels import boxes_of, place_labels, settle
 from adapmixed.report.style import (
     COLOURS,
     GREY,
@@ -145,17 +145,19 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
     with canvas(4.3) as (figure, axes):
         words: list[tuple[str, float, float]] = []
         inks: list[str] = []
+        levels: list[Any] = []
         colours = iter(COLOURS)
         for name in names:
             mine = [one["ours"] for one in rows if one["method"] == name]
             level = float(mine[0]["perplexity"])
             if mine[0]["kind"] in ("public", "none"):
                 axes.axhline(level, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
-                axes.annotate(
+                label = axes.annotate(
                     name, (0.995, level), (0, 2), ha="right",
                     xycoords=("axes fraction", "data"), textcoords="offset points",
                     fontsize=_FONT_SIZE, color=GREY,
                 )  # fmt: skip
+                levels.append(label)
                 continue
             points = sorted(
                 (float(one["epsilon"]), float(one["perplexity"]))
@@ -170,8 +172,9 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
                 fillstyle="none" if weaker else "full", linewidth=1.5,
             )  # fmt: skip
             label = f"{name} (hollow: weaker)" if weaker else name
-            words += [("", x, y) for x, y in points[:-1]] + [(label, *points[-1])]
-            inks += [colour] * len(points)
+            free = _along(points)  # no word on a curve
+            words += [("", x, y) for x, y in free] + [(label, *points[-1])]
+            inks += [colour] * (len(free) + 1)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.margins(x=0.2)
@@ -180,10 +183,19 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
         kinds = {one["ours"]["kind"] for one in rows}
         kind_legend(figure, kinds, loc="outside lower center")
         settle(figure)
-        place_labels(axes, words, font_size=_FONT_SIZE, colours=inks)
+        place_labels(axes, words, boxes_of(levels), font_size=_FONT_SIZE, colours=inks)
         svg = svg_text(figure, "studies-frontiers", title)
     caption = (
         f"{_KINDS} A hollow mark protects a single block of text only, which is far less than the "
         "shard or the whole topic of the others."
     )
     return Drawing("studies-frontiers", title, caption, svg)
+
+
+def _along(points: Sequence[tuple[float, float]], parts: int = 12) -> list[tuple[float, float]]:
+    """The points but the last, and others between them on a logarithmic axis of ε."""
+    return [
+        (x * (end_x / x) ** (part / parts), y + (end_y - y) * part / parts)
+        for (x, y), (end_x, end_y) in pairwise(points)
+        for part in range(parts)
+    ]
