@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from training_cases import rows, write_base, write_corpus
 
 from adapmixed.cli import main
+from adapmixed.data import demo_base
 from adapmixed.experiments.dp_adapter import (
     BUILTIN_CONFIG,
+    BUILTIN_CONFIG_OF_NAMES,
     builtin_dp_adapter,
     read_dp_adapter,
 )
@@ -102,7 +105,9 @@ def test_full_scale_with_stand_ins(
     assert "1024 queries" in capsys.readouterr().err
 
 
-def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(words: str, *options: str) -> None:
         assert main(["reproduce", *options, "--out", str(tmp_path)]) == 2
         assert words in capsys.readouterr().err
@@ -113,6 +118,13 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses("--without-dp-sgd does not apply to table2", "table2", "--without-dp-sgd")
     both = ["--without-dp-sgd", "--dp-adapter", str(tmp_path)]
     refuses("--without-dp-sgd excludes --dp-adapter", "table1", *both)
+    both = ["--without-divided", "--divided", str(tmp_path)]
+    refuses("--without-divided excludes --divided", "studies", *both)
+    refuses("--divided does not apply to table1", "table1", "--divided", str(tmp_path))
+    with monkeypatch.context() as ranks:
+        ranks.setenv("RANK", "0")
+        ranks.setenv("WORLD_SIZE", "2")
+        refuses("reproduce must run in one process", "figure2")
     refuses("--dp-sgd' wrote", "table1", "--dp-adapter", str(tmp_path), "--queries", "4")
     refuses("queries must be in [1, ", "table2", "--queries", "1000000000")
     with pytest.raises(ValueError, match="text must be given at scale 'full' for pubmed"):
@@ -126,6 +138,20 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     described = corpus.description()
     assert described["source"] == "hub:Salesforce/wikitext" and described["split"] == "test"
     assert described["config"] == "wikitext-103-raw-v1" and described["new_document"]
+
+
+def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path) -> None:
+    """Of whole topics: as many records as topics; trained once."""
+    pytest.importorskip("opacus", reason="opacus is not installed (the train extra)")
+    few = replace(BUILTIN_CONFIG_OF_NAMES, epochs=1, block_size=32)
+    folder, base = tmp_path / "dp", str(demo_base())
+    given: dict[str, Any] = {"epsilon": 4.0, "config": few, "blocks_per_identifier": 1}
+    adapter = builtin_dp_adapter(folder, base, **given)
+    assert 3.8 <= adapter.epsilon <= 4.0 and adapter.unit == "topic" and adapter.delta == 1e-5
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    assert builtin_dp_adapter(folder, base, **given) == adapter
+    assert (folder / "adapter_model.safetensors").read_bytes() == weights
+    assert adapter.load(base).num_models == 1
 
 
 def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_path: Path) -> None:

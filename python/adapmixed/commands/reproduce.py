@@ -161,7 +161,11 @@ def _divided(arguments: argparse.Namespace, inputs: "Inputs") -> "list[Path]":
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
-    """Options of another experiment."""
+    """Options of another experiment, and several ranks."""
+    from adapmixed.ranks import Place
+
+    if Place.from_environment().world > 1:
+        raise ValueError("reproduce must run in one process: evaluate takes several ranks")
     applies = {
         "runs": ("table1",),
         "long_queries": ("table1",),
