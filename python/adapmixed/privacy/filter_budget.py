@@ -9,6 +9,7 @@ from functools import lru_cache
 from adapmixed.privacy.checks import check_measure, check_question, check_real
 from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.fields import REAL, WORD, optional, record
+from adapmixed.privacy.replace_one import replace_one_epsilon
 from adapmixed.privacy.rounding import times_up
 
 MAX_ANSWERS = 2**40
@@ -99,14 +100,15 @@ def _epsilon(budget: FilterBudget, adjacency: str) -> float:
     """The least ε for which the exact law has (ε, δ − (1 + e^ε) T τ), or +inf."""
     epsilon, sampled = -1.0, 0.0
     for _ in range(100):
-        delta = budget.delta - sampled
+        delta = math.nextafter(budget.delta - sampled, 0.0)
         if not delta > 0:
             break
         found = _of_the_exact_law(budget.order, budget.amount, delta, adjacency)
         if found <= epsilon:
             return epsilon
         epsilon = found
-        sampled = times_up(1 + math.exp(min(epsilon, 700.0)), _DRAWN)
+        # exp is within 2 ulp; beyond e^700 far more than 1 is taken either way.
+        sampled = (1 + math.exp(min(epsilon, 700.0))) * (1 + 2.0**-50) * _DRAWN
     return math.inf
 
 
@@ -120,24 +122,7 @@ def _of_the_exact_law(order: float | None, amount: float, delta: float, adjacenc
         return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
     if adjacency == "zero_out":
         return max(0.0, rdp_to_dp(order, amount, delta))
-    return _replaced(order, amount, delta)
-
-
-def _replaced(order: float, amount: float, delta: float) -> float:
-    """2ε₁ with (1 + e^ε₁) δ₁ ≤ δ, ε₁ = B + c_α(δ₁): δ₁ as large as that admits."""
-
-    def parts(log_share: float) -> tuple[float, float]:
-        share = math.exp(log_share)
-        once = max(0.0, rdp_to_dp(order, amount, share))
-        return once, (1 + math.exp(min(once, 700.0))) * share
-
-    low, high = -700.0, math.log(delta)
-    if not parts(low)[1] <= delta:
-        return math.inf
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if parts(middle)[1] <= delta else (low, middle)
-    return times_up(2, parts(low)[0])
+    return replace_one_epsilon(order, amount, delta)
 
 
 BUDGET = record(
