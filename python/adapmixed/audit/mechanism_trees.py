@@ -89,7 +89,8 @@ class Tree:
     def _counts(self, charges: Array) -> tuple[int, ...]:
         """What is released after them, without noise."""
         filter_, _ = self._filter(charges)
-        return tuple(round(filter_.noisy_count(x, NEGLIGIBLE)) for x in self.thresholds)
+        rng = SeededRandom(0)
+        return tuple(round(filter_.noisy_count(x, NEGLIGIBLE, rng=rng)) for x in self.thresholds)
 
     def _answer(
         self,

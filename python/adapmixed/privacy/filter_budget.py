@@ -70,8 +70,8 @@ class FilterBudget:
 
         if order is not None and stated(0.0) > epsilon:
             raise ValueError(
-                f"epsilon must be > {stated(0.0):.6g}, what the conversion takes at "
-                f"order {order:g} and delta {delta:g}, got {epsilon!r}"
+                f"epsilon must be > {stated(0.0)!r}, what the conversion takes at "
+                f"order {order!r} and delta {delta!r}, got {epsilon!r}"
             )
         low, high = 0.0, 1.0
         while stated(high) <= epsilon:

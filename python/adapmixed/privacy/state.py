@@ -32,8 +32,8 @@ from adapmixed.privacy.fields import (
     write_real,
     write_state,
 )
-from adapmixed.privacy.filter import FilterTotal
 from adapmixed.privacy.filter_budget import BUDGET
+from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
 from adapmixed.privacy.renyi_total import RenyiTotal
 from adapmixed.privacy.running import Running
@@ -190,7 +190,7 @@ def _amounts(
     _require(found == shape, f"{name} must have shape {shape}, got {found}")
     assert values is not None
     inside = bool(((values >= 0) & (values <= most)).all())
-    _require(inside, f"{name} must be in [0, {most:g}] and not NaN in every entry")
+    _require(inside, f"{name} must be in [0, {most!r}] and not NaN in every entry")
 
 
 def _require(condition: bool, words: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from adapmixed.privacy.accountant import Accountant
 from adapmixed.privacy.events import Caveat, Event
+from adapmixed.privacy.filter import PerModelFilter
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.errors import (
@@ -163,6 +164,22 @@ class Ledger:
     def totals(self) -> Guarantee:
         """The guarantee of everything charged."""
         return self._accountant.epsilon()
+
+    def attach(self, model_filter: PerModelFilter) -> None:
+        """Says which filter's charges come next, as `Accountant.attach`, once after opening.
+
+        Raises:
+            ValueError: as there, and for a filter with releases: their cost is no event.
+            LedgerClosedError: as :meth:`charge`.
+        """
+        with self._lock:
+            self._check_usable()
+            if model_filter.releases:
+                raise ValueError(
+                    f"model_filter must have no releases beside a ledger, got "
+                    f"{model_filter.releases}: their cost would not be in it"
+                )
+            self._accountant.attach(model_filter)
 
     def charge(self, events: Event | Iterable[Event]) -> None:
         """Charges events as one record, all or none; durable when this returns.
