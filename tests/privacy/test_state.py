@@ -180,6 +180,8 @@ SCREENED_MIXED = {"rho": 0.5, "screened": 2, "single": None}
         (("losses", *TOTAL, "orders", ["inf"]), "orders must be > 1 and distinct"),
         (("losses", *TOTAL, "orders", [2.0, 18.0]), r"mixing must have shape \(5, 2\)"),
         (("orders", *TOTAL, "bounded", True), "orders must be one with rule 'paper' and for b"),
+        (("orders", *TOTAL, "orders", [2.5, 3.0, 18.0]), "order_weights must be one per order"),
+        (("losses", *TOTAL, "conversion", [1, 1]), r"conversion must have shape \(1,\)"),
         (("losses", *TOTAL, "realised", False), "realised must be true without bounds"),
         (("losses", *TOTAL, "published", True), "published must be false without bounds"),
         (("a published bound", *TOTAL, "bounded", False), "realised must be true without bounds"),

@@ -178,7 +178,6 @@ def _check_clipped(total: ClippedTotal, running: Running) -> None:
 
 
 def _check_pool(total: PoolTotal, running: Running) -> None:
-    _require(min(total.rho, total.replaced) >= 0, "rho must be >= 0")
     plan, models = total.plan, running.num_models
     _require(plan is None or plan.num_models == models, "num_models must be the same")
     _require(plan is None or plan.budget is not None, "plan must have a budget")
@@ -218,9 +217,7 @@ def _check_filter(total: FilterTotal, running: Running, settings: Mapping[str, A
     _amounts("spent", total.spent, (running.num_models or 0,), most=total.budget.amount)
     assert total.spent is not None
     private = running.queries - running.public_queries - running.unprotected
-    idle = private <= 0
-    _require(private >= 0, "unprotected must be false where all answers are individual ones")
-    _require(not (idle and total.spent.any()), "spent must be 0 without private answers")
+    _require(private > 0 or not total.spent.any(), "spent must be 0 without private answers")
     _require(running.screening.screened == 0, "screening.screened must be 0 under a filter")
 
 
