@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from adapmixed.privacy.checks import check_measure, check_question, check_real
 from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.events import MAX_VOCABULARY
 from adapmixed.privacy.fields import REAL, WORD, optional, record
 from adapmixed.privacy.replace_one import replace_one_epsilon
 from adapmixed.privacy.rounding import times_up
@@ -15,8 +16,8 @@ from adapmixed.privacy.rounding import times_up
 MAX_ANSWERS = 2**40
 """Answers under one filter: what bounds the part of δ that sampling by integer weights takes."""
 
-# T τ: of MAX_ANSWERS tokens, each drawn within V 2^-99 of the accounted law, for V up to 2^20.
-_DRAWN = 2.0 ** (40 + 20 - 99)
+# T τ: of MAX_ANSWERS tokens, each drawn within V 2^-99 of the accounted law.
+_DRAWN = MAX_ANSWERS * MAX_VOCABULARY * 2.0**-99
 
 
 @dataclass(frozen=True)
