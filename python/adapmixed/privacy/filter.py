@@ -202,6 +202,7 @@ class PerModelFilter:
                     "seed can undo it"
                 )
             held = array_add_up(np.full(self.num_models, self._reserved), charged)
+            held = np.minimum(held, self.budget.amount)  # where nothing more is admitted
             self._spent, self._serves = np.maximum(self._spent, held), True
 
     def admit(self, charges: NDArray[np.float64]) -> NDArray[np.bool_]:
