@@ -49,7 +49,7 @@ def replace_one_epsilon(order: float, spent: float, delta: float) -> float:
         if share == 0:
             return math.inf
         above = spent + c_alpha(order, share) - once
-        # The derivative: δ₁ falls as ε rises, by the logistic function's share of a power of it.
+        # How fast the difference falls with ε: c_α(δ/(1 + e^ε)) rises by logistic(ε)/(α-1).
         fall = 1 - 1 / ((1 + math.exp(-once)) * (order - 1))
         if not above > 0:
             break

@@ -107,9 +107,9 @@ def _check_screening(found: ScreeningTotal) -> None:
         _require(screened >= 2, "screening.single must be given for one screening")
         _require(rho > 0, "screening.rho must be > 0 where costs differ")
     else:
-        # Sums are rounded up, each step by less than 2^-51 of itself.
-        exact, slack = screened * single, (screened + 8) * 2.0**-51
-        inside = exact * (1 - 2.0**-50) <= rho <= exact * (1 + slack)
+        # Sums are rounded up, each step by less than 2^-51 of itself or two of the least floats.
+        exact, steps = screened * single, screened + 8
+        inside = exact * (1 - 2.0**-50) <= rho <= exact * (1 + steps * 2.0**-51) + steps * 1e-323
         _require(inside, f"screening.rho must be {screened} times single, {exact!r}, got {rho!r}")
 
 
