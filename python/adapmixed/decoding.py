@@ -47,15 +47,10 @@ class Charge:
     unverified: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.ledger is not None and self.model_filter is not None and self.model_filter.releases:
-            raise ValueError(
-                f"model_filter must have no releases beside a ledger, got "
-                f"{self.model_filter.releases}: their cost would not be in it"
-            )
         if self.model_filter is not None:
-            self.accountant.attach(self.model_filter)
             if self.ledger is not None:
-                self.ledger.accountant.attach(self.model_filter)
+                self.ledger.attach(self.model_filter)
+            self.accountant.attach(self.model_filter)
 
     def __call__(self, proposal: Proposal) -> Tensor | None:
         """Charges; the slots to release, (N, B) bool, or None without a filter.

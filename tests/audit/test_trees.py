@@ -7,7 +7,7 @@ import pytest
 
 from adapmixed.audit import filter as audit
 from adapmixed.audit.mechanism_trees import Tree
-from adapmixed.mechanisms import ClippedLogPool, log_pool
+from adapmixed.mechanisms import ClippedLogPool, clipped, log_pool
 from adapmixed.privacy import FilterBudget, PerModelFilter
 
 
@@ -53,3 +53,15 @@ def test_a_charge_that_is_too_small_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     charged = log_pool.individual_rho
     monkeypatch.setattr(log_pool, "individual_rho", lambda *given: 0.4 * charged(*given))
     assert tree.divergence(orders) > 1.0
+
+
+@pytest.mark.parametrize("setting", audit.EXTREMAL)
+def test_an_extremal_tree_uses_up_its_budget(
+    setting: tuple[int, float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Charges that are a fifth too small let one answer more through, which then shows."""
+    orders = (audit.ORDER,)
+    assert 0.95 < audit._extremal_tree(*setting).divergence(orders) <= 1.0
+    assert audit._extremal_tree(*setting, told=audit.UNDERSTATED).divergence(orders) > 1.2
+    monkeypatch.setattr(clipped.ops, "loss_error", -0.2)
+    assert audit._extremal_tree(*setting).divergence(orders) > 1.2

@@ -188,8 +188,10 @@ def test_no_filter_runs_on_adapmixed(screen: Any) -> None:
     charge = IndividualCharge("renyi", 18.0, torch.zeros(3, 1, dtype=torch.float64).numpy())
     events = [GaussianScreening(3, 1, 1e-4, 1e-2), charge]
     for order in (events, events[::-1]):
+        accountant = Accountant(1e-5, filter_budget=budget)
+        accountant.attach(PerModelFilter(3, budget))
         with pytest.raises(ValueError, match="screening must be off or public under a filter"):
-            Accountant(1e-5, filter_budget=budget).add(order)
+            accountant.add(order)
 
 
 @pytest.mark.parametrize("command", ["generate", "evaluate"])

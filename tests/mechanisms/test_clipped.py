@@ -174,3 +174,17 @@ def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> No
     there = law(mechanism, private, public)
     assert torch.allclose(there[1], q[1], atol=1e-12)
     assert not torch.allclose(there[0], q[0], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [ClippedMixing(0.5, 2.0, charge_order=4.0), ClippedLogPool(-0.5, 0.5)],
+    ids=lambda one: one.name,
+)
+def test_no_vocabulary_is_larger_than_a_filters_delta_is_for(mechanism: Mechanism) -> None:
+    public = torch.zeros(1, 2**20 + 1)
+    found = mechanism.propose(public[None], public, rng=SeededRandom(0))
+    with pytest.raises(ValueError, match="vocabulary size must be at most 1048576 .* got 1048577"):
+        _ = found.individual_charges
+    fits = mechanism.propose(public[None, :, 1:], public[:, 1:], rng=SeededRandom(0))
+    assert fits.individual_charges is not None

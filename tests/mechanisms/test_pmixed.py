@@ -399,7 +399,7 @@ def test_the_sound_bound_holds_on_the_counterexample() -> None:
         (dict(epsilon=0.0), "epsilon must be > 0, got 0.0"),
         (dict(epsilon=math.inf), "epsilon must be finite"),
         (dict(epsilon=math.nan), "epsilon must be > 0, got nan"),
-        (dict(epsilon=1.7), "epsilon must be > 1.76191,.* order 6 and delta 1e-05, got 1.7"),
+        (dict(epsilon=1.7), "epsilon must be > 1.76191.* order 6.0 and delta 1e-05, got 1.7"),
         (dict(delta=0.0), "delta must be > 0"),
         (dict(delta=1.0), "delta must be < 1, got 1.0"),
         (dict(delta=math.nan), "delta must be > 0, got nan"),

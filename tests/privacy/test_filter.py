@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
+import pickle
 import sys
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,11 +20,22 @@ from adapmixed.privacy import (
     GaussianScreening,
     IndividualCharge,
     PerModelFilter,
+    PublicAnswer,
     c_alpha,
     zcdp_to_dp,
 )
 
 ORDER = 4.0
+
+
+class Source:
+    """Where noise comes from, as a filter sees it."""
+
+    def __init__(self, seeded: bool) -> None:
+        self.seeded = seeded
+
+
+SEEDED, UNSEEDED = Source(True), Source(False)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
@@ -94,12 +108,12 @@ def test_counts_are_paid_for_beforehand() -> None:
     assert filter_.admit(np.array([[left + 1e-12], [left - 1e-9], [0.0]])).tolist() == [
         [False], [True], [True],
     ]  # fmt: skip
-    assert filter_.noisy_count(0.0, 0.75) == 2.0
-    filter_.noisy_count(0.0, -1.0)
+    assert filter_.noisy_count(0.0, 0.75, rng=UNSEEDED) == 2.0
+    filter_.noisy_count(0.0, -1.0, rng=UNSEEDED)
     with pytest.raises(ValueError, match="none left"):
-        filter_.noisy_count(0.0, 1.0)
+        filter_.noisy_count(0.0, 1.0, rng=UNSEEDED)
     with pytest.raises(ValueError, match=r"a draw of N\(0, sigma²\), got 0.0"):
-        filter_.noisy_count(0.0, 0.0)
+        filter_.noisy_count(0.0, 0.0, rng=UNSEEDED)
     with pytest.raises(ValueError, match="releases must leave"):
         PerModelFilter(3, budget, releases=5, sigma=3.0)
     with pytest.raises(ValueError, match="sigma must be given"):
@@ -117,6 +131,7 @@ def test_an_accountant_states_the_budget_and_checks_it() -> None:
     budget = FilterBudget.for_epsilon(2.0, 1e-5, order=ORDER * 3)
     accountant = Accountant(1e-5, filter_budget=budget)
     event = IndividualCharge("renyi", ORDER * 3, np.full((3, 2), budget.amount / 2.5))
+    accountant.attach(PerModelFilter(3, budget))
     guarantee = accountant.add(event).epsilon()
     assert guarantee.kind == "fixed" and guarantee.epsilon == budget.epsilon() <= 2.0
     assert "per-model filter" in str(guarantee) and "may be published" in str(guarantee)
@@ -210,11 +225,81 @@ def test_a_rank_that_follows_states_nothing() -> None:
     accountant.follow()
     with pytest.raises(ValueError, match="asked of the rank that leads"):
         accountant.epsilon()
+    again = accountant.copy()
+    for one in (accountant, again):
+        for asked in (one.epsilon, one.breakdown, one.state):
+            with pytest.raises(ValueError, match="asked of the rank that leads"):
+                asked()
+
+
+def test_a_charge_needs_the_filter_that_it_comes_from() -> None:
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    event = IndividualCharge("zcdp", None, np.full((2, 1), 0.25))
+    accountant = Accountant(1e-5, filter_budget=budget)
+    for events in (event, [PublicAnswer(1), event]):
+        with pytest.raises(ValueError, match=r"model_filter must be attached .* by attach\("):
+            accountant.add(events)
+    assert accountant.queries == 0
+    accountant.attach(PerModelFilter(2, budget))
+    for one in (accountant.copy(), Accountant.from_state(accountant.state()), accountant):
+        assert one.add(event).individual_spent.tolist() == [0.25, 0.25]  # type: ignore[union-attr]
+    # What a ledger reads again was checked when it was charged; what comes next was not.
+    read = Accountant(1e-5, filter_budget=budget).replay(event)
+    with pytest.raises(ValueError, match="model_filter must be attached"):
+        read.add(event)
+    with pytest.raises(ValueError, match="what its models have spent before"):
+        read.attach(PerModelFilter(2, budget))
+    read.attach(PerModelFilter(2, budget, spent=read.individual_spent))
+    assert read.add(event).queries == 2
+
+
+@pytest.mark.parametrize("part", [1e-11, 1e-14])
+def test_no_charge_is_small_enough_to_be_missing(part: float) -> None:
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    accountant = Accountant(1e-5, filter_budget=budget)
+    first = PerModelFilter(1, budget, releases=1, sigma=2.0)
+    accountant.attach(first)
+    for amount in (0.5, part):
+        older = PerModelFilter.from_state(first.state())
+        charge = np.full((1, 1), amount)
+        assert first.admit(charge).all()
+        accountant.add(IndividualCharge("zcdp", None, charge))
+    with pytest.raises(ValueError, match="what its models have spent before"):
+        accountant.attach(older)
+
+
+def test_what_rounding_hides_is_held_all_the_same() -> None:
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    accountant = Accountant(1e-5, filter_budget=budget)
+    accountant.attach(PerModelFilter(1, budget))
+    for amount in (0.5, 2.0**-54, 2.0**-54):
+        accountant.add(IndividualCharge("zcdp", None, np.full((1, 1), amount)))
+    spent = accountant.individual_spent
+    assert spent is not None and spent[0] > 0.5
+    lacking = PerModelFilter(1, budget, spent=np.full(1, 0.5))
+    accountant.attach(lacking)
+    assert lacking.spent[0] == spent[0]
+
+
+def test_sums_in_another_order_are_the_same_charges() -> None:
+    budget = FilterBudget("zcdp", 20.0, 1e-5)
+    charges = np.random.default_rng(3).exponential(1e-3, (4, 3000))
+    charges[0] = 2.0**-54  # added to 1 each ends above it by a whole ulp
+    charges[0, -1] = 1.0
+    for releases in (0, 2):
+        sigma = 3.0 if releases else None
+        accountant = Accountant(1e-5, filter_budget=budget)
+        shared = PerModelFilter(4, budget, releases=releases, sigma=sigma)
+        accountant.attach(shared)
+        assert shared.admit(charges).all()
+        accountant.add(IndividualCharge("zcdp", None, charges[:, ::-1].copy()))
+        accountant.attach(shared)
 
 
 def test_threads_share_a_filter_and_an_accountant() -> None:
     budget = FilterBudget("zcdp", 400.5, 1e-5)
     shared, accountant = PerModelFilter(1, budget), Accountant(1e-5, filter_budget=budget)
+    accountant.attach(shared)
 
     def answer() -> None:
         for _ in range(200):
@@ -237,13 +322,67 @@ def test_threads_share_a_filter_and_an_accountant() -> None:
 
 
 def test_a_child_of_a_fork_spends_nothing() -> None:
+    shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5), releases=1, sigma=9.0)
+    asked: list[Callable[[], object]] = [
+        lambda: shared.admit(np.zeros((1, 1))),
+        lambda: shared.noisy_count(0.0, 0.5, rng=UNSEEDED),
+    ]
+    for ask in asked:
+        child = os.fork()
+        if child == 0:
+            try:
+                ask()
+            except ValueError as error:
+                os._exit(7 if "in the process that made it" in str(error) else 1)
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        ask()
+
+
+def test_there_are_no_copies() -> None:
     shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5))
-    child = os.fork()
-    if child == 0:
-        try:
-            shared.admit(np.zeros((1, 1)))
-        except ValueError:
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert shared.admit(np.zeros((1, 1))).all()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="must not be copied or pickled"):
+            copied(shared)
+
+
+def test_seeded_noise_is_for_filters_that_nothing_rests_on() -> None:
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+
+    def counting() -> PerModelFilter:
+        return PerModelFilter(2, budget, releases=2, sigma=9.0)
+
+    served = counting()
+    Accountant(1e-5, filter_budget=budget).attach(served)
+    restored = counting()
+    restored.restore(counting().state())
+    for one in (served, restored, PerModelFilter.from_state(counting().state())):
+        for source in (SEEDED, object()):
+            with pytest.raises(ValueError, match=r"must be SecureRandom\(\) where an"):
+                one.noisy_count(0.0, 0.5, rng=source)
+        for _ in range(2):  # a refused count is not spent
+            one.noisy_count(0.0, 0.5, rng=UNSEEDED)
+    alone = counting()
+    alone.noisy_count(0.0, 0.5, rng=SEEDED)
+    with pytest.raises(ValueError, match="must not have released counts with seeded noise"):
+        Accountant(1e-5, filter_budget=budget).attach(alone)
+    with pytest.raises(ValueError, match="has no state"):
+        alone.state()
+
+
+@pytest.mark.parametrize("sigma", [5e-324, 1e-170, 1e-3])
+@pytest.mark.parametrize("order", [None, ORDER])
+def test_noise_that_costs_more_than_the_budget(sigma: float, order: float | None) -> None:
+    measure = "zcdp" if order is None else "renyi"
+    with pytest.raises(ValueError, match="releases must leave some of the budget of 1.0"):
+        PerModelFilter(1, FilterBudget(measure, 1.0, 1e-5, order), releases=1, sigma=sigma)
+
+
+def test_values_that_differ_are_told_apart() -> None:
+    other = math.nextafter(1e-5, 1.0)
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    with pytest.raises(ValueError, match=f"the filter's, 1e-05, got {other!r}"):
+        Accountant(other, filter_budget=budget)
+    stated = Accountant(other).add(GaussianScreening(3, 1, 1e-4, 1e-2)).epsilon()
+    assert f"at δ = {other!r}" in str(stated)

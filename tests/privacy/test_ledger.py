@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ledger_cases import SETTINGS, answer, every_event, make, state
 
-from adapmixed.privacy import Accountant, Ledger, LedgerError, PublicAnswer, RenyiBound
+from adapmixed.privacy import (
+    Accountant,
+    FilterBudget,
+    IndividualCharge,
+    Ledger,
+    LedgerError,
+    PerModelFilter,
+    PublicAnswer,
+    RenyiBound,
+)
 from adapmixed.privacy.ledger import (
     LedgerBusyError,
     LedgerClosedError,
@@ -72,6 +82,28 @@ def test_a_fixed_budget_is_spent_across_openings(path: Path) -> None:
             ledger.charge(bound)
         ledger.charge(RenyiBound(3.0, 0.1, 4, 1, "zero_out", budget=3))  # still usable
         assert (ledger.charges, ledger.totals.epsilon) == (2, first.epsilon)
+
+
+def test_charges_of_a_filter_need_it_attached_at_every_opening(path: Path) -> None:
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    settings = dict(SETTINGS, filter_budget=budget)
+    event = IndividualCharge("zcdp", None, np.full((2, 1), 0.125))
+    for number in range(3):
+        with Ledger.open(path, **settings) as ledger:
+            with pytest.raises(ValueError, match=r"model_filter must be attached .* by attach\("):
+                ledger.charge([PublicAnswer(1), event])
+            spent = ledger.accountant.individual_spent
+            if number:
+                with pytest.raises(ValueError, match="what its models have spent before"):
+                    ledger.attach(PerModelFilter(2, budget))
+            with pytest.raises(ValueError, match="must have no releases beside a ledger, got 1"):
+                ledger.attach(PerModelFilter(2, budget, releases=1, sigma=9.0))
+            ledger.attach(PerModelFilter(2, budget, spent=spent))
+            ledger.charge(event)
+            ledger.charge([event, PublicAnswer(1)])
+            assert ledger.charges == 2 * (number + 1)
+    spent = Ledger.verify(path).accountant.individual_spent
+    assert spent is not None and (spent >= 0.75).all()
 
 
 def test_what_cannot_be_charged_is_refused_before_anything_is_written(path: Path) -> None:

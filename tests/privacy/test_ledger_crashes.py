@@ -13,6 +13,7 @@ from kill_ledger import trials
 from ledger_cases import SETTINGS, answer, exit_status, forked, make
 
 from adapmixed.privacy import Ledger
+from adapmixed.privacy.ledger import LedgerBusyError, LedgerCorruptError
 from adapmixed.privacy.ledger import head as heads
 from adapmixed.privacy.ledger import ledger as ledgers
 from adapmixed.privacy.ledger import store as stores
@@ -56,9 +57,14 @@ def replaced(owner: Any, name: str, function: Any) -> Callable[[object], None]:
     return lambda _: setattr(owner, name, function)
 
 
-def half_written(file: int, data: bytes, offset: int) -> int:
-    PWRITE(file, data[: len(data) // 2], offset)
-    return int(die())
+def cut(length: int) -> Callable[[int, bytes, int], int]:
+    """A write that ends after so many bytes; what was there before stays behind them."""
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        PWRITE(file, data[:length], offset)
+        return int(die())
+
+    return pwrite
 
 
 def torn(file: int, data: bytes, offset: int) -> int:
@@ -69,20 +75,24 @@ def torn(file: int, data: bytes, offset: int) -> int:
 
 PWRITE, RENAME = os.pwrite, os.rename
 
-# Step of a charge -> (how the process ends there, whether the charge must be found).
-CHARGE: dict[str, tuple[Callable[[Ledger], None], bool]] = {
-    "before the record": (replaced(Store, "append", die), False),
-    "after begin": (statement("BEGIN"), False),
-    "after insert": (statement("INSERT"), False),
-    "before commit": (statement("COMMIT", first=True), False),
-    "after commit": (statement("COMMIT"), True),
-    "before the head": (replaced(HeadFile, "write", die), True),
-    "before writing the head": (replaced(heads.os, "pwrite", die), True),
-    "amid writing the head": (replaced(heads.os, "pwrite", half_written), True),
-    "torn head": (replaced(heads.os, "pwrite", torn), True),
-    "before flushing the head": (replaced(heads, "flush", die), True),
-    "after flushing the head": (replaced(heads, "flush", after(heads.flush)), True),
-    "after the head": (replaced(HeadFile, "write", after(HeadFile.write)), True),
+# Step of a charge -> (how the process ends there, whether the charge must be found in the database,
+# whether in the head).
+CHARGE: dict[str, tuple[Callable[[Ledger], None], bool, bool]] = {
+    "before the record": (replaced(Store, "append", die), False, False),
+    "after begin": (statement("BEGIN"), False, False),
+    "after insert": (statement("INSERT"), False, False),
+    "before commit": (statement("COMMIT", first=True), False, False),
+    "after commit": (statement("COMMIT"), True, False),
+    "before the head": (replaced(HeadFile, "write", die), True, False),
+    "before writing the head": (replaced(heads.os, "pwrite", die), True, False),
+    # Within the number of charges, within the hash, without the end of the checksum.
+    "a head cut at 25 bytes": (replaced(heads.os, "pwrite", cut(25)), True, False),
+    "a head cut at 60 bytes": (replaced(heads.os, "pwrite", cut(60)), True, False),
+    "a head cut at 153 bytes": (replaced(heads.os, "pwrite", cut(153)), True, False),
+    "torn head": (replaced(heads.os, "pwrite", torn), True, False),
+    "before flushing the head": (replaced(heads, "flush", die), True, True),
+    "after flushing the head": (replaced(heads, "flush", after(heads.flush)), True, True),
+    "after the head": (replaced(HeadFile, "write", after(HeadFile.write)), True, True),
 }
 
 
@@ -90,7 +100,7 @@ CHARGE: dict[str, tuple[Callable[[Ledger], None], bool]] = {
 @pytest.mark.parametrize("name", list(CHARGE))
 def test_a_process_that_ends_amid_a_charge(tmp_path: Path, name: str, charges: int) -> None:
     path = tmp_path / "ledger.db"
-    step, counted = CHARGE[name]
+    step, counted, told = CHARGE[name]
 
     def work() -> None:
         ledger = make(path, charges)
@@ -101,7 +111,7 @@ def test_a_process_that_ends_amid_a_charge(tmp_path: Path, name: str, charges: i
     assert exit_status(forked(work)) == -signal.SIGKILL
     assert not path.with_name("released").exists()
     reading = Ledger.verify(path)
-    assert reading.charges == charges + counted
+    assert (reading.charges, reading.behind) == (charges + counted, counted - told)
     with Ledger.open(path, **SETTINGS) as ledger:
         assert ledger.charges == ledger.totals.queries == charges + counted
         ledger.charge(answer(charges + counted))
@@ -109,13 +119,20 @@ def test_a_process_that_ends_amid_a_charge(tmp_path: Path, name: str, charges: i
     assert (reading.charges, reading.behind) == (charges + counted + 1, 0)
 
 
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for the database; the head gets its name as ever."""
+    return lambda *names: (RENAME if names[1].endswith("-head") else function)(*names)
+
+
 CREATION: dict[str, Callable[[object], None]] = {
-    "empty head": replaced(HeadFile, "initialise", die),
-    "half a head": replaced(heads.os, "pwrite", half_written),
-    "before the head's name is durable": replaced(ledgers, "flush_folder", die),
+    "empty head": replaced(heads.os, "pwrite", die),
+    "half a head": replaced(heads.os, "pwrite", cut(4096)),
+    "before the head is durable": replaced(heads, "flush", die),
+    "before the head's name": replaced(heads.os, "rename", die),
+    "before the head's name is durable": replaced(heads, "flush_folder", die),
     "before the database": replaced(ledgers, "create_database", die),
-    "before its name": replaced(stores.os, "rename", die),
-    "after its name": replaced(stores.os, "rename", after(RENAME)),
+    "before its name": replaced(stores.os, "rename", named(die)),
+    "after its name": replaced(stores.os, "rename", named(after(RENAME))),
     "before its name is durable": replaced(stores, "flush_folder", die),
     "after the database": replaced(ledgers, "create_database", after(stores.create_database)),
 }
@@ -136,6 +153,79 @@ def test_a_process_that_ends_amid_the_creation(tmp_path: Path, name: str) -> Non
         before = ledger.charges
         ledger.charge(answer(before))
     assert Ledger.verify(path).charges == before + 1
+
+
+LENGTHS = [0, 1, 23, 24, 25, 60, 90, 153, 154, 155, 1000, 4095, 4096, 4097, 4250, 8191]
+
+
+def test_a_head_that_was_cut_at_its_creation_is_made_anew(tmp_path: Path) -> None:
+    for length in LENGTHS:
+        path = tmp_path / f"{length}.db"
+
+        def work(path: Path = path, length: int = length) -> None:
+            heads.os.pwrite = cut(length)
+            make(path, 0)
+
+        assert exit_status(forked(work)) == -signal.SIGKILL
+        assert Path(f"{path}-head-new").stat().st_size == length
+        works_from_zero(path)
+    for number, content in enumerate((bytes(8192), bytes(100), b"\xff" * 9000)):  # a lost write
+        path = tmp_path / f"lost-{number}.db"
+        Path(f"{path}-head-new").write_bytes(content)
+        works_from_zero(path)
+
+
+def works_from_zero(path: Path) -> None:
+    with Ledger.open(path, **SETTINGS) as ledger:
+        assert ledger.charges == 0
+        ledger.charge(answer(0))
+    assert (Ledger.verify(path).charges, Ledger.verify(path).behind) == (1, 0)
+    assert not list(path.parent.glob(f"{path.name}*-new"))
+
+
+@pytest.mark.parametrize("database", [True, False])
+@pytest.mark.parametrize("charges", [0, 1, 2])
+def test_a_head_that_is_cut_later_is_refused(tmp_path: Path, charges: int, database: bool) -> None:
+    path = tmp_path / "ledger.db"
+    make(path, charges).close()
+    head = Path(f"{path}-head")
+    content = head.read_bytes()
+    if not database:
+        path.unlink()
+    for spoilt in (*(content[:length] for length in LENGTHS), bytes(8192)):
+        head.write_bytes(spoilt)
+        with pytest.raises(LedgerCorruptError, match="holds no whole head in its"):
+            Ledger.open(path, **SETTINGS)
+        assert head.read_bytes() == spoilt and path.exists() == database
+
+
+def test_a_missing_database_is_forgiven_an_untouched_head_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    make(path, 0).close()
+    path.unlink()
+    works_from_zero(path)
+    # The slot of the first charge, spoilt since: the other still says 0.
+    path.unlink()
+    head = Path(f"{path}-head")
+    content = bytearray(head.read_bytes())
+    content[4096 + 30] ^= 1
+    head.write_bytes(content)
+    assert heads.read_head(str(head)).count == 0
+    with pytest.raises(LedgerCorruptError, match="is not as it was made"):
+        Ledger.open(path, **SETTINGS)
+    assert head.read_bytes() == content
+
+
+def test_whoever_is_late_to_a_creation_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    held = HeadFile(f"{path}-head-new", empty=True)
+    with pytest.raises(LedgerBusyError, match="is held by another writer"):
+        Ledger.open(path, **SETTINGS)
+    held.close()
+    make(path, 1).close()
+    with pytest.raises(LedgerBusyError, match="made by another writer at the same time"):
+        HeadFile.create(f"{path}-head", heads.Head(0, bytes(32)))
+    assert Ledger.verify(path).charges == 1 and not Path(f"{path}-head-new").exists()
 
 
 REPAIR: dict[str, Callable[[object], None]] = {

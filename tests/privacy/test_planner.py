@@ -9,6 +9,7 @@ import time
 import pytest
 
 from adapmixed.cli import main
+from adapmixed.commands import plan as plan_command
 from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
@@ -16,6 +17,7 @@ from adapmixed.privacy import (
     GaussianScreening,
     RenyiBound,
     c_alpha,
+    planner,
     sound_bound,
     zcdp_to_dp,
 )
@@ -66,6 +68,22 @@ def test_an_accountant_states_what_was_planned(plans):
     bound = sound_bound(pmixed.settings["order"], pmixed.settings["radius"], 64)
     event = RenyiBound(pmixed.settings["order"], bound, 64, 508, "zero_out", budget=508)
     assert Accountant(DELTA).add(event).epsilon().epsilon <= 1.0
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_a_ball_is_planned_inward(adjacency):
+    """ε left for the ball is rounded down: at no setting is the target passed by an ulp."""
+    for step in range(60):
+        common = (0.8 + 0.37 * step, 10.0 ** -(3 + step % 7), 2 + 7 * step, 1 + 131 * step)
+        found = planner._pmixed(*common, adjacency)
+        assert found is None or 0.999 * common[0] < found.epsilon <= common[0], common
+
+
+def test_settings_are_shown_inward():
+    shown = plan_command._values({"lower": 0.77791, "upper": 1.60699, "scale": 1.99999})
+    assert shown == "lower=0.778 upper=1.606 scale=1.999"
+    shown = plan_command._values({"lower": -0.250999, "radius": 1.23456e-5, "target_leakage": 7.0})
+    assert shown == "lower=-0.2509 radius=1.234e-05 beta=7"
 
 
 def test_wider_neighbours_buy_less(plans):

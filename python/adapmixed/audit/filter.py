@@ -10,7 +10,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.audit.finding import SLACK, Effort, Finding
-from adapmixed.audit.mechanism_trees import Tree
+from adapmixed.audit.mechanism_trees import ExtremalTree, Tree
 from adapmixed.audit.trees import (
     Adversary,
     History,
@@ -127,6 +127,33 @@ def _mechanism_trees(effort: Effort) -> Iterator[Finding]:
         yield finding(setting, "counts with half the noise that was paid for, a tree", louder, True)
 
 
+# Models and boxes of extremal trees; so many answers of the first of them are within the budget.
+EXTREMAL = [(1, 0.9, 1.3), (2, 0.9, 1.3), (3, 0.9, 1.3), (2, 0.85, 2.5)]
+ADMITTED, ASKED = 4, 5
+UNDERSTATED = 0.8
+
+
+def _extremal_tree(models: int, lower: float, upper: float, told: float = 1.0) -> ExtremalTree:
+    """A budget that `ADMITTED` answers use up to their loss error, and one answer more."""
+    box = _box(lower, upper)
+    amount = ADMITTED * ExtremalTree.charge(box, models) * (1 + 1e-4)
+    budget = FilterBudget("renyi", amount, DELTA, ORDER)
+    return ExtremalTree((box,), models, models, 3, ASKED, budget, told=told)
+
+
+def _extremal_trees() -> Iterator[Finding]:
+    """Answers that lose all that they are charged: charges that are too small show."""
+    claim = f"D_{ORDER:g} of the transcript / budget"
+    for told in (1.0, UNDERSTATED):
+        for models, lower, upper in EXTREMAL:
+            tree = _extremal_tree(models, lower, upper, told)
+            name = f"clipped-mixing [{lower:g}, {upper:g}]: an extremal tree, {models} models"
+            if told < 1:
+                name += f", {told:g} of every charge"
+            found = tree.divergence((ORDER,))
+            yield Finding("filter", name, claim, 1 + SLACK, found, 1.0, told < 1)
+
+
 def _orders() -> Iterator[Finding]:
     """The exact δ of a data-dependent ε whose order is chosen by the losses."""
     paths = two_stage_paths(*ORDERS, DELTA)
@@ -196,5 +223,6 @@ def audit(effort: Effort) -> Iterator[Finding]:
     """Trees, orders, and charges that other shards must not move."""
     yield from _trees(effort)
     yield from _mechanism_trees(effort)
+    yield from _extremal_trees()
     yield from _orders()
     yield from _others(effort)

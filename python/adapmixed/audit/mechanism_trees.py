@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adapmixed.audit.search import Array
-from adapmixed.mechanisms import Mechanism
+from adapmixed.audit.trees import charge_of
+from adapmixed.mechanisms import ClippedMixing, Mechanism
 from adapmixed.privacy import FilterBudget, PerModelFilter
 from adapmixed.rng import SeededRandom
 
@@ -43,6 +44,7 @@ class Tree:
         mechanisms: which of them answers depends on the history.
         budget: of every model.
         thresholds: of the counts at the end, one reserved release each, of noise `sigma`.
+        told: the part of every charge that the filter is told; less than 1 in controls.
     """
 
     mechanisms: tuple[Mechanism, ...]
@@ -53,6 +55,7 @@ class Tree:
     budget: FilterBudget
     thresholds: tuple[float, ...] = ()
     sigma: float | None = None
+    told: float = 1.0
 
     def node(self, history: History) -> tuple[Tensor, Tensor]:
         """(private (N, V), public (V,)) logits of the query after this history."""
@@ -89,7 +92,8 @@ class Tree:
     def _counts(self, charges: Array) -> tuple[int, ...]:
         """What is released after them, without noise."""
         filter_, _ = self._filter(charges)
-        return tuple(round(filter_.noisy_count(x, NEGLIGIBLE)) for x in self.thresholds)
+        rng = SeededRandom(0)
+        return tuple(round(filter_.noisy_count(x, NEGLIGIBLE, rng=rng)) for x in self.thresholds)
 
     def _answer(
         self,
@@ -114,7 +118,7 @@ class Tree:
         )
         charges = proposal.individual_charges
         assert charges is not None
-        own = charges[:, :: self.vocab].cpu().numpy()
+        own = self.told * charges[:, :: self.vocab].cpu().numpy()
         after = [np.hstack((earlier, own[:, [k]])) for k, earlier in enumerate(before)]
         admitted = [self._filter(charged)[1][:, -1] for charged in after]
         active = torch.from_numpy(np.stack(admitted, axis=1)).repeat_interleave(self.vocab, 1)
@@ -140,6 +144,38 @@ class Tree:
                 both = max(_renyi(here, there, order, noise), _renyi(there, here, order, noise))
                 largest = max(largest, both / allowed)
         return largest
+
+
+@dataclass(frozen=True)
+class ExtremalTree(Tree):
+    """Every query is the dominating pair of one box: no answer loses more of what it is charged.
+
+    Of three tokens two have mass π = (1-c)/(C-c): slot 0 is C q on one of them, every other slot on
+    the other, and c q elsewhere. Which tokens these are depends on the history. By the lemma of
+    docs/privacy.md, section 13, slot 0 loses its charge where the others are c q, and the sum of
+    `depth` answers is the sum of their charges until it has spent its budget.
+    """
+
+    def node(self, history: History) -> tuple[Tensor, Tensor]:
+        """As :meth:`Tree.node`."""
+        (box,) = self.mechanisms
+        assert isinstance(box, ClippedMixing)
+        rng = np.random.default_rng([self.seed, len(history), *history])
+        own, others, rest = rng.permutation(3)
+        share = (1 - box.lower) / (box.upper - box.lower)
+        public = np.log([share, share, 1 - 2 * share])[np.argsort([own, others, rest])]
+        private = np.tile(public - FAR, (self.models, 1))
+        private[0, own] += 2 * FAR
+        private[1:, others] += 2 * FAR
+        return torch.from_numpy(private).float(), torch.from_numpy(public).float()
+
+    @staticmethod
+    def charge(box: ClippedMixing, models: int) -> float:
+        """Of slot 0, by the formula, in float64."""
+        assert box.charge_order is not None
+        share = (1 - box.lower) / (box.upper - box.lower)
+        q, u = np.array([share, 1 - share]), np.array([box.upper, box.lower])
+        return float(charge_of(q, (q * u)[None], box.lower, box.charge_order, models)[0])
 
 
 def _renyi(

@@ -46,9 +46,11 @@ class Adversary:
         return q, np.array(bars)
 
 
-def charge_of(q: Array, bars: Array, lower: float, order: float) -> Array:
-    """The charges of ClippedMixing, as docs/privacy.md writes them."""
-    models = len(bars)
+def charge_of(
+    q: Array, bars: Array, lower: float, order: float, models: int | None = None
+) -> Array:
+    """The charges of ClippedMixing, as docs/privacy.md writes them; of `models`, if not of all."""
+    models = models or len(bars)
     base = ((models - 1) * lower + 1) / models
     own = ((models - 1) * lower + bars / q) / models
 

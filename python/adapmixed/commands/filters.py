@@ -122,11 +122,13 @@ def release_counts(model_filter: "PerModelFilter") -> list[dict[str, float]]:
     releases, sigma = model_filter.releases, model_filter.sigma
     if sigma is None:
         return []
-    noise = gaussian(releases, sigma=sigma, rng=SecureRandom()).tolist()
+    rng = SecureRandom()
+    noise = gaussian(releases, sigma=sigma, rng=rng).tolist()
     found = []
     for number in range(1, releases + 1):
         share = number / (releases + 1)
-        count = model_filter.noisy_count(share * model_filter.available, noise[number - 1])
+        threshold = share * model_filter.available
+        count = model_filter.noisy_count(threshold, noise[number - 1], rng=rng)
         found.append({"spent_above": share, "noisy_count": count})
     return found
 

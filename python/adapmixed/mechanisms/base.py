@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.mechanisms.law import Law, SplitLaw
-from adapmixed.privacy.events import Caveat, Event
+from adapmixed.privacy.events import MAX_VOCABULARY, Caveat, Event
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 
@@ -53,6 +53,7 @@ class Proposal:
         charges: (N, B, K) float64, what each model would be charged; None where the charge does
             not depend on the model.
         num_models: N, of all ranks.
+        vocab_size: V.
         ranks: that release this answer together; the one that leads is charged.
     """
 
@@ -60,6 +61,7 @@ class Proposal:
     public: Tensor
     charges: Tensor | None
     num_models: int
+    vocab_size: int
     _events: tuple[Event, ...]
     _targets: Tensor | None
     _rng: RandomSource
@@ -71,9 +73,18 @@ class Proposal:
     @property
     def individual_charges(self) -> Tensor | None:
         """(N, B) float64, what a filter charges each slot: `charges` where each is bounded by row i
-        and public values alone, so that slots can be retired one by one; else None."""
+        and public values alone, so that slots can be retired one by one; else None.
+
+        Raises:
+            ValueError: more than `MAX_VOCABULARY` tokens, which no filter's budget is for.
+        """
         if self._retirement is None or self.charges is None:
             return None
+        if self.vocab_size > MAX_VOCABULARY:
+            raise ValueError(
+                f"vocabulary size must be at most {MAX_VOCABULARY} under a filter, what its delta "
+                f"for drawn tokens is for, got {self.vocab_size}"
+            )
         return self.charges[..., 0]
 
     def events(self, active: Tensor | None = None) -> list[Event]:
@@ -206,5 +217,6 @@ def proposal(
                 f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}"
             )
     return Proposal(
-        law, public, charges, num_models, tuple(events), targets, rng, retirement, ranks
-    )
+        law, public, charges, num_models, public_logits.shape[-1], tuple(events), targets, rng,
+        retirement, ranks,
+    )  # fmt: skip

@@ -94,8 +94,8 @@ class PMixED(Mechanism):
         conversion = c_alpha(self.order, self.delta)
         if not self.epsilon > conversion:
             raise ValueError(
-                f"epsilon must be > {conversion:.6g}, what the conversion to (epsilon, delta) "
-                f"takes at order {self.order:g} and delta {self.delta:g}, got {self.epsilon}"
+                f"epsilon must be > {conversion!r}, what the conversion to (epsilon, delta) "
+                f"takes at order {self.order!r} and delta {self.delta!r}, got {self.epsilon}"
             )
 
     @property

@@ -37,8 +37,9 @@ from adapmixed.privacy.events import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.filter import FilterTotal, PerModelFilter
+from adapmixed.privacy.filter import PerModelFilter
 from adapmixed.privacy.filter_budget import FilterBudget
+from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result
 from adapmixed.privacy.guarantee import RULES, Guarantee
 from adapmixed.privacy.renyi_total import RenyiTotal
@@ -89,7 +90,7 @@ class Accountant:
         self.adjacency = None if adjacency is None else check_question(adjacency)
         if filter_budget is not None and filter_budget.delta != self.delta:
             raise ValueError(
-                f"delta must be the filter's, {filter_budget.delta:g}, got {self.delta:g}"
+                f"delta must be the filter's, {filter_budget.delta!r}, got {self.delta!r}"
             )
         self.filter_budget = filter_budget
         self._state = Running()
@@ -113,14 +114,18 @@ class Accountant:
     def copy(self) -> Accountant:
         """An independent accountant with the same totals."""
         other = Accountant(**self._settings())
-        other._state = replace(self._state)
+        other._state, other._follows = replace(self._state), self._follows
         return other
 
     def state(self) -> dict[str, Any]:
         """Everything added so far as strict JSON values, exact to the bit: see `from_state`.
 
         Private where losses are: it holds what each model has been charged.
+
+        Raises:
+            ValueError: another process is charged (`follow`): these are not the totals.
         """
+        self._check_leads()
         return write_accountant(self._settings(), self._state)
 
     @classmethod
@@ -144,13 +149,23 @@ class Accountant:
         """Adds one event or several; all of them or, on ValueError, none. Returns self.
 
         All private answers must come from one mechanism: realised losses and Rényi bounds,
-        `ClippedAnswer`s, or `BoundedRangeAnswer`s, each with or without noisy screening.
+        `ClippedAnswer`s, or `BoundedRangeAnswer`s, each with or without noisy screening; or
+        `IndividualCharge`s of a filter that was attached (`attach`).
         """
+        return self._extend(events, attached=True)
+
+    def replay(self, events: Event | Iterable[Event]) -> Accountant:
+        """As `add`, of what was charged before and is read again: no filter is asked for."""
+        return self._extend(events, attached=False)
+
+    def _extend(self, events: Event | Iterable[Event], *, attached: bool) -> Accountant:
         single = isinstance(events, Event) or not isinstance(events, Iterable)
         with self._lock:  # threads may share an accountant
             before = self._state
             staged = replace(before)
             for event in [events] if single else events:  # type: ignore[union-attr]
+                if attached and isinstance(event, IndividualCharge):
+                    self._check_attached(before)
                 self._add(staged, event)
             if isinstance(staged.total, ClippedTotal):
                 answered = before.total.answered if isinstance(before.total, ClippedTotal) else 0
@@ -160,17 +175,33 @@ class Accountant:
             self._state = staged
         return self
 
+    def _check_attached(self, state: Running) -> None:
+        if self.filter_budget is not None and state.filter is None:
+            raise ValueError(
+                "model_filter must be attached before its first IndividualCharge, by attach("
+                "model_filter) of the accountant, or of the ledger where that is charged: only "
+                "then is it known to hold what its models have spent, and its noisy counts to be "
+                "paid for"
+            )
+
     def follow(self) -> None:
         """Says that another process is charged: from here on no guarantee can be asked for here."""
         self._follows = True
 
+    def _check_leads(self) -> None:
+        if self._follows:
+            raise ValueError("the guarantee must be asked of the rank that leads: it was charged")
+
     def attach(self, model_filter: PerModelFilter) -> None:
-        """Says which filter's charges come next; asked before the first of them.
+        """Says which filter's charges come next; needed before the first of them.
+
+        From then on the filter holds at least what its models were charged here.
 
         Raises:
             ValueError: a filter of another budget; one that does not hold what the models were
-                charged here before it; or, where it or the one before it releases noisy counts, a
-                second one: the counts' cost is in the filter alone.
+                charged here before it; one that has released counts with seeded noise; or, where it
+                or the one before it releases noisy counts, a second one: the counts' cost is in the
+                filter alone.
         """
         if self.filter_budget != model_filter.budget:
             raise ValueError(
@@ -189,14 +220,7 @@ class Accountant:
                     "model_filter must be the only one of its accountant where noisy counts are "
                     "released: their cost is in that filter alone"
                 )
-            # A filter's own sum begins at what its releases take, and so rounds otherwise.
-            own = model_filter.spent - (model_filter.budget.amount - model_filter.available)
-            rounding = 1e-9 * model_filter.budget.amount
-            if own.shape != charged.shape or (own < charged - rounding).any():
-                raise ValueError(
-                    "model_filter must hold what its models have spent before: "
-                    "PerModelFilter(..., spent=accountant.individual_spent)"
-                )
+            model_filter.serve(charged, state.queries - state.public_queries)
             self._state = replace(
                 state, filter=model_filter.identity, releases=model_filter.releases
             )
@@ -211,8 +235,6 @@ class Accountant:
             ValueError: realised losses or Rényi bounds were added, which hold for one kind of
                 neighbours, and another is asked about.
         """
-        if self._follows:
-            raise ValueError("the guarantee must be asked of the rank that leads: it was charged")
         state, kind = self._state, self._kind()
         make = partial(Guarantee, kind=kind, unit="shard", queries=state.queries)
         make = partial(make, public_queries=state.public_queries)
@@ -256,6 +278,7 @@ class Accountant:
         }
 
     def _kind(self) -> str:
+        self._check_leads()
         state, total = self._state, self._state.total
         if state.unprotected:
             return "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from adapmixed.privacy.checks import check_count, check_order, check_question, check_real
@@ -12,6 +11,7 @@ from adapmixed.privacy.conversions import (
     sound_bound,
 )
 from adapmixed.privacy.inverse import target_delta, target_epsilon
+from adapmixed.privacy.replace_one import replace_one_epsilon
 
 ORDER, LEAKAGE = 18.0, 0.2
 SCREEN_WEIGHT, SIGMA = 1e-4, 1e-2
@@ -73,7 +73,7 @@ def adapmixed_beforehand(
         spent = queries * single * (1 + 2.0**-50)
         if adjacency == "zero_out":
             return rdp_to_dp(order, spent, delta)
-        return _replaced(order, spent, delta)
+        return replace_one_epsilon(order, spent, delta)
 
     low, high = 0.0, 1.0
     if cost(0.0) > target:  # screening and conversion alone take more
@@ -83,15 +83,3 @@ def adapmixed_beforehand(
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if cost(middle) <= target else (low, middle)
     return Beforehand(order, beta, cost(beta), low)
-
-
-def _replaced(order: float, spent: float, delta: float) -> float:
-    """2ε₁ with (1 + e^ε₁) δ₁ <= δ and ε₁ >= spent + c_α(δ₁), from below; +inf if none is found."""
-    once = 0.0
-    for _ in range(200):
-        share = delta / (1 + math.exp(min(once, 700.0))) * (1 - 2.0**-50)
-        found = rdp_to_dp(order, spent, share) if share > 0 and once < 700 else math.inf
-        if found <= once:
-            return 2 * once
-        once = found * (1 + 1e-12)
-    return math.inf

@@ -80,8 +80,17 @@ def gaussian_rdp(order: float, sensitivity: float, sigma: float) -> float:
 
     Mironov 2017, Corollary 3; docs/privacy.md, section 7.
     """
-    order, ratio = check_order(order), _ratio("sensitivity", sensitivity, sigma)
-    return 0.0 if sensitivity == 0 else _up(order * _up(ratio * ratio) / 2)
+    order, rho = check_order(order), gaussian_rho(sensitivity, sigma)
+    return 0.0 if rho == 0 else _up(order * rho)
+
+
+def gaussian_rho(sensitivity: float, sigma: float) -> float:
+    """Δ² / (2 σ²), rounded up: the zCDP cost of the Gaussian mechanism of L2 sensitivity Δ.
+
+    Bun and Steinke 2016, Proposition 1.6; docs/privacy.md, section 7.
+    """
+    ratio = _ratio("sensitivity", sensitivity, sigma)
+    return 0.0 if sensitivity == 0 else _up(_up(ratio * ratio) / 2)
 
 
 def screening_rho(weight: float, sigma: float, num_models: int) -> float:

@@ -14,14 +14,13 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.privacy.checks import check_count, check_real
-from adapmixed.privacy.events import IndividualCharge
+from adapmixed.privacy.conversions import gaussian_rho
 from adapmixed.privacy.fields import (
     ARRAY,
     COUNT,
@@ -32,7 +31,6 @@ from adapmixed.privacy.fields import (
     write_state,
 )
 from adapmixed.privacy.filter_budget import BUDGET, MAX_ANSWERS, FilterBudget
-from adapmixed.privacy.fixed_totals import Result
 from adapmixed.privacy.rounding import array_add_up, times_up
 
 FORMAT_VERSION = 1
@@ -53,8 +51,8 @@ _FIELDS = {
 class PerModelFilter:
     """Decides, query by query, which slots contribute; remembers what each has spent.
 
-    Threads may share one; a child of a fork may not use its parent's, which would spend the budget
-    twice.
+    Threads may share one; a child of a fork may not use its parent's, and there are no copies: they
+    would spend the budget twice.
 
     Attributes:
         identity: tells filters apart; an accountant serves one with releases, or several each of
@@ -96,13 +94,20 @@ class PerModelFilter:
         self._reserved = times_up(self.releases, self._release_cost())
         if self._reserved > budget.amount:
             raise ValueError(
-                f"releases must leave some of the budget of {budget.amount:g} for answers, got "
-                f"{releases} at {self._release_cost():g} each"
+                f"releases must leave some of the budget of {budget.amount!r} for answers, got "
+                f"{releases} at {self._release_cost()!r} each"
             )
         self._spent = np.full(self.num_models, self._reserved)
         if spent is not None:
             self._spent = self._checked("spent", spent, (self.num_models,)).copy()
         self._answers = 0
+        self._serves = self._seeded = False  # an accountant rests on it; seeded counts are out
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a filter must not be copied or pickled: each of the two would spend the budget; "
+            "state() and from_state() are for one that goes on where another has stopped"
+        )
 
     @property
     def available(self) -> float:
@@ -116,6 +121,8 @@ class PerModelFilter:
 
     def state(self) -> dict[str, Any]:
         """Settings and what was spent as strict JSON values, exact to the bit: private."""
+        if self._seeded:
+            raise ValueError("a filter that has released counts with seeded noise has no state")
         names = ("identity", "num_models", "budget", "releases", "sigma")
         values = {name: getattr(self, name) for name in names}
         with self._lock:
@@ -136,7 +143,7 @@ class PerModelFilter:
         spent = made._checked("filter.spent", found["spent"], (made.num_models,))
         if (spent < made._reserved).any() or (spent > made.budget.amount).any():
             raise ValueError(
-                f"filter.spent must lie in [{made._reserved:g}, {made.budget.amount:g}], what the "
+                f"filter.spent must lie in [{made._reserved!r}, {made.budget.amount!r}], what the "
                 f"releases take and what may be spent, got {float(spent.min())!r} to "
                 f"{float(spent.max())!r}"
             )
@@ -144,7 +151,7 @@ class PerModelFilter:
             if not 0 <= found[name] <= most:
                 raise ValueError(f"filter.{name} must be in [0, {most}], got {found[name]}")
         made._spent, made._left, made._answers = spent, found["left"], found["answers"]
-        made.identity = found["identity"]
+        made.identity, made._serves = found["identity"], True
         return made
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -161,7 +168,42 @@ class PerModelFilter:
         if self._answers or self._left < self.releases:
             raise ValueError(f"restore needs a filter that is new, got {self._answers} answers")
         self._spent, self._left, self._answers = other._spent, other._left, other._answers
-        self.identity = other.identity
+        self.identity, self._serves = other.identity, True
+
+    def serve(self, charged: NDArray[np.float64], answers: int) -> None:
+        """Says that a guarantee rests on this filter from here on: `Accountant.attach` does.
+
+        Args:
+            charged: (N,) float64, what each model has been charged by it or before it, without
+                releases; `spent` is raised to that where it is less.
+            answers: how many charges that is the sum of.
+
+        Raises:
+            ValueError: it lacks charges of before, or is of another number of models; counts with
+                seeded noise were released.
+        """
+        # The sums of the same charges may differ: threads add in another order, and this one begins
+        # at what the releases take. Adding ends above the exact sum, by at most 2^-51 of it (of the
+        # least float below that) a step; the reserve is known to some ulps of the budget. What is
+        # smaller than all that could be missing unseen, so the filter is raised to `charged`: the
+        # guarantee does not depend on the comparison, which is for mistakes.
+        steps = min(answers, MAX_ANSWERS)
+        rounding = steps * (charged * 2.0**-50 + 5e-324) + 4 * math.ulp(self.budget.amount)
+        with self._lock:
+            own = self._spent - self._reserved
+            if own.shape != charged.shape or (own < charged - rounding).any():
+                raise ValueError(
+                    "model_filter must hold what its models have spent before: "
+                    "PerModelFilter(..., spent=accountant.individual_spent)"
+                )
+            if self._seeded:
+                raise ValueError(
+                    "model_filter must not have released counts with seeded noise: whoever knows a "
+                    "seed can undo it"
+                )
+            held = array_add_up(np.full(self.num_models, self._reserved), charged)
+            held = np.minimum(held, self.budget.amount)  # where nothing more is admitted
+            self._spent, self._serves = np.maximum(self._spent, held), True
 
     def admit(self, charges: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Charges a batch, its positions in order; the slots that contribute.
@@ -195,7 +237,7 @@ class PerModelFilter:
             self._spent, self._answers = spent, self._answers + shape[1]
         return active
 
-    def noisy_count(self, threshold: float, noise: float) -> float:
+    def noisy_count(self, threshold: float, noise: float, *, rng: object) -> float:
         """#{i : spent_i > threshold} + noise, one of the reserved releases, which are not counted.
 
         Rounded to an integer, which costs nothing: the last digits of a sum of floats tell more
@@ -203,12 +245,13 @@ class PerModelFilter:
 
         Args:
             threshold: a public number ≥ 0.
-            noise: a fresh N(0, sigma²) variate from randomness that nobody can predict
-                (`adapmixed_ext.gaussian` with `SecureRandom`).
+            noise: a fresh N(0, sigma²) variate (`adapmixed_ext.gaussian`).
+            rng: what it was drawn from: `SecureRandom`, or, where no accountant rests on this
+                filter, a source that is seeded.
 
         Raises:
             ValueError: no release is left, noise that is not finite or exactly 0, a child of a
-                fork.
+                fork; a source that is seeded, or does not say, beside an accountant.
         """
         threshold = check_real("threshold", threshold, infinite=True)
         if not math.isfinite(noise) or noise == 0:
@@ -217,7 +260,15 @@ class PerModelFilter:
         with self._lock:
             if self._left == 0:
                 raise ValueError("releases must be reserved when the filter is made, got none left")
+            seeded = bool(getattr(rng, "seeded", True))
+            if seeded and self._serves:
+                raise ValueError(
+                    "rng must be SecureRandom() where an accountant rests on the filter, got "
+                    f"{type(rng).__name__}: the count is public, and whoever knows a seed can undo "
+                    "its noise"
+                )
             self._left -= 1
+            self._seeded |= seeded
             above = np.count_nonzero(self._spent - self._reserved > threshold)
         return float(round(float(above) + noise))
 
@@ -232,7 +283,7 @@ class PerModelFilter:
         """A count changes by at most 1 with one shard: ρ = 1/(2σ²), times the order for "renyi"."""
         if self.sigma is None:
             return 0.0
-        rho = math.nextafter(0.5 / (self.sigma * self.sigma), math.inf)
+        rho = gaussian_rho(1.0, self.sigma)
         return rho if self.budget.order is None else times_up(self.budget.order, rho)
 
     def _checked(
@@ -246,38 +297,3 @@ class PerModelFilter:
         if np.isnan(values).any() or (values < 0).any():
             raise ValueError(f"{name} must be >= 0 and not NaN in every entry")
         return values
-
-
-@dataclass(frozen=True)
-class FilterTotal:
-    """Answers under one filter, as an accountant sees them. Immutable."""
-
-    budget: FilterBudget
-    spent: NDArray[np.float64] | None = field(default=None, compare=False)
-
-    def add(self, event: IndividualCharge) -> FilterTotal:
-        """With one event more.
-
-        Raises:
-            ValueError: another measure or order, or charges beyond the budget: no filter ran.
-        """
-        budget = self.budget
-        if (event.measure, event.order) != (budget.measure, budget.order):
-            raise ValueError(
-                f"measure and order must be those of the filter's budget, "
-                f"{(budget.measure, budget.order)!r}, got {(event.measure, event.order)!r}"
-            )
-        spent = np.zeros(event.num_models) if self.spent is None else self.spent
-        for position in range(event.queries):
-            spent = array_add_up(spent, event.charge[:, position])
-        if (spent > budget.amount).any():
-            raise ValueError(
-                f"charge must stay within the budget of {budget.amount:g} that the filter was made "
-                f"for, got a total of {float(spent.max())!r}"
-            )
-        return FilterTotal(budget, spent)
-
-    def evaluate(self, adjacency: str) -> Result:
-        """The ε fixed beforehand, whatever was spent."""
-        total = self.budget.epsilon(adjacency)
-        return Result(total, 0.0, 0.0, total, self.budget.order)

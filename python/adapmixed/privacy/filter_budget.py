@@ -8,14 +8,16 @@ from functools import lru_cache
 
 from adapmixed.privacy.checks import check_measure, check_question, check_real
 from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.events import MAX_VOCABULARY
 from adapmixed.privacy.fields import REAL, WORD, optional, record
+from adapmixed.privacy.replace_one import replace_one_epsilon
 from adapmixed.privacy.rounding import times_up
 
 MAX_ANSWERS = 2**40
 """Answers under one filter: what bounds the part of δ that sampling by integer weights takes."""
 
-# T τ: of MAX_ANSWERS tokens, each drawn within V 2^-99 of the accounted law, for V up to 2^20.
-_DRAWN = 2.0 ** (40 + 20 - 99)
+# T τ: of MAX_ANSWERS tokens, each drawn within V 2^-99 of the accounted law.
+_DRAWN = MAX_ANSWERS * MAX_VOCABULARY * 2.0**-99
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ class FilterBudget:
 
         if order is not None and stated(0.0) > epsilon:
             raise ValueError(
-                f"epsilon must be > {stated(0.0):.6g}, what the conversion takes at "
-                f"order {order:g} and delta {delta:g}, got {epsilon!r}"
+                f"epsilon must be > {stated(0.0)!r}, what the conversion takes at "
+                f"order {order!r} and delta {delta!r}, got {epsilon!r}"
             )
         low, high = 0.0, 1.0
         while stated(high) <= epsilon:
@@ -99,14 +101,15 @@ def _epsilon(budget: FilterBudget, adjacency: str) -> float:
     """The least ε for which the exact law has (ε, δ − (1 + e^ε) T τ), or +inf."""
     epsilon, sampled = -1.0, 0.0
     for _ in range(100):
-        delta = budget.delta - sampled
+        delta = math.nextafter(budget.delta - sampled, 0.0)
         if not delta > 0:
             break
         found = _of_the_exact_law(budget.order, budget.amount, delta, adjacency)
         if found <= epsilon:
             return epsilon
         epsilon = found
-        sampled = times_up(1 + math.exp(min(epsilon, 700.0)), _DRAWN)
+        # exp is within 2 ulp; beyond e^700 far more than 1 is taken either way.
+        sampled = (1 + math.exp(min(epsilon, 700.0))) * (1 + 2.0**-50) * _DRAWN
     return math.inf
 
 
@@ -120,24 +123,7 @@ def _of_the_exact_law(order: float | None, amount: float, delta: float, adjacenc
         return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
     if adjacency == "zero_out":
         return max(0.0, rdp_to_dp(order, amount, delta))
-    return _replaced(order, amount, delta)
-
-
-def _replaced(order: float, amount: float, delta: float) -> float:
-    """2ε₁ with (1 + e^ε₁) δ₁ ≤ δ, ε₁ = B + c_α(δ₁): δ₁ as large as that admits."""
-
-    def parts(log_share: float) -> tuple[float, float]:
-        share = math.exp(log_share)
-        once = max(0.0, rdp_to_dp(order, amount, share))
-        return once, (1 + math.exp(min(once, 700.0))) * share
-
-    low, high = -700.0, math.log(delta)
-    if not parts(low)[1] <= delta:
-        return math.inf
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if parts(middle)[1] <= delta else (low, middle)
-    return times_up(2, parts(low)[0])
+    return replace_one_epsilon(order, amount, delta)
 
 
 BUDGET = record(

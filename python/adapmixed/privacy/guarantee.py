@@ -104,7 +104,7 @@ class Guarantee:
                 f"There is no privacy guarantee for the {answers}: at least one was drawn from "
                 f"private distributions without protection."
             )
-        pair = f"ε = {format_epsilon(self.epsilon)} at δ = {self.delta:g}"
+        pair = f"ε = {format_epsilon(self.epsilon)} at δ = {float(self.delta)!r}"
         if self.kind == "public":
             return f"ε = 0, δ = 0 for one whole {self.unit}: the {answers} used public values only."
         basis = f"{self._order_words()}; neighbouring: {_ADJACENCY_WORDS[self.adjacency or '']}"

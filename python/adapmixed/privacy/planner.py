@@ -28,6 +28,7 @@ from adapmixed.privacy.inverse import (
     target_delta,
     target_epsilon,
 )
+from adapmixed.privacy.replace_one import emptied_share, replace_one_epsilon
 
 __all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
 
@@ -163,7 +164,7 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
     inner_delta, inner = delta, target
     if adjacency == "replace_one":  # two zero-outs: (2ε, (1 + e^ε) δ)
         inner = target / 2
-        inner_delta = delta / (1 + math.exp(inner)) * (1 - 2.0**-50) if inner < 700 else 0.0
+        inner_delta = emptied_share(inner, delta)
     if inner_delta == 0:
         return None
     balls = []
@@ -178,7 +179,9 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
 
     def cost(count: int) -> float:
         spent = count * sound_bound(order, radius, models) * (1 + 2.0**-50)
-        return rdp_to_dp(order, spent, inner_delta) * (2 if adjacency == "replace_one" else 1)
+        if adjacency == "zero_out":
+            return rdp_to_dp(order, spent, delta)
+        return replace_one_epsilon(order, spent, delta)
 
     return _planned(
         "pmixed",

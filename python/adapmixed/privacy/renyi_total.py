@@ -41,7 +41,7 @@ class RenyiTotal:
         # every answer turns out to be public, since an order chosen by the outcome is not valid.
         changes: dict[str, object] = {"orders": orders}
         if self.conversion is None:
-            changes["conversion"] = self._conversion_costs(orders)
+            changes["conversion"] = replace(self, orders=orders).conversion_costs()
         if isinstance(event, RenyiBound):
             charged = event.queries
             if event.budget is not None:
@@ -75,6 +75,19 @@ class RenyiTotal:
             order=self.orders[column],
         )
 
+    def conversion_costs(self) -> NDArray[np.float64]:
+        """(K,) c_α(w_α δ) of the orders; shares of δ are rounded down: they sum to at most δ."""
+        orders = self.orders
+        if len(orders) == 1 and self.order_weights is None:
+            return np.array([c_alpha(orders[0], self.delta)])
+        uniform = math.nextafter(1 / len(orders), 0.0)
+        weights = self.order_weights or (uniform,) * len(orders)
+        shares = [
+            self.delta if weight == 1 else math.nextafter(weight * self.delta, 0.0)
+            for weight in weights
+        ]
+        return np.array(list(map(c_alpha, orders, shares)))
+
     @property
     def budget(self) -> int | None:
         """How many queries a planned bound covers; None beside costs that are not planned."""
@@ -92,18 +105,6 @@ class RenyiTotal:
             raise ValueError(
                 f"orders must be the same in every event, got {orders!r} after {self.orders!r}"
             )
-
-    def _conversion_costs(self, orders: tuple[float, ...]) -> NDArray[np.float64]:
-        """c_α(w_α δ) for every order; shares of δ are rounded down, so they sum to at most δ."""
-        if len(orders) == 1 and self.order_weights is None:
-            return np.array([c_alpha(orders[0], self.delta)])
-        uniform = math.nextafter(1 / len(orders), 0.0)
-        weights = self.order_weights or (uniform,) * len(orders)
-        shares = [
-            self.delta if weight == 1 else math.nextafter(weight * self.delta, 0.0)
-            for weight in weights
-        ]
-        return np.array(list(map(c_alpha, orders, shares)))
 
     def _charged(self, event: RenyiBound, budget: int) -> int:
         """How many queries this event pays for: all of the budget at once and nothing later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from adapmixed.privacy.filter import FilterTotal
+from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
 from adapmixed.privacy.renyi_total import RenyiTotal
 

@@ -7,12 +7,11 @@ file around it to show.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from adapmixed.privacy.checks import ADJACENCIES
 from adapmixed.privacy.event_fields import FIELDS
 from adapmixed.privacy.events import CAVEATS, BoundedRangeAnswer, ClippedAnswer
 from adapmixed.privacy.fields import (
@@ -32,11 +31,12 @@ from adapmixed.privacy.fields import (
     write_real,
     write_state,
 )
-from adapmixed.privacy.filter import FilterTotal
 from adapmixed.privacy.filter_budget import BUDGET
+from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
 from adapmixed.privacy.renyi_total import RenyiTotal
 from adapmixed.privacy.running import Running
+from adapmixed.privacy.state_checks import check_running
 
 FORMAT_VERSION = 1
 """Of a state; rises when its fields or their meaning change."""
@@ -81,7 +81,7 @@ TOTALS: dict[type, dict[str, Kind]] = {
     },
     FilterTotal: {"budget": BUDGET, "spent": ARRAY},
 }
-"""The fields of every total. A new one needs its line, and its checks in `_check_total`."""
+"""The fields of every total. A new one needs its line, and its checks in `state_checks`."""
 
 _NAMED = {kind.__name__: record(kind, fields) for kind, fields in TOTALS.items()}
 
@@ -130,69 +130,9 @@ def read_accountant(state: Mapping[str, Any]) -> tuple[dict[str, Any], Running]:
     fields = _SETTINGS | {"running": record(Running, _RUNNING)}
     settings = read_state("accountant", FORMAT_VERSION, fields, state)
     running: Running = settings.pop("running")
-    _check_running(running)
-    _check_total(running, settings)
+    check_running(running, settings)
+    if isinstance(running.total, RenyiTotal):
+        # What another machine's logarithms gave is never taken for less than this one's.
+        costs = np.maximum(running.total.conversion, running.total.conversion_costs())  # type: ignore[arg-type]
+        running.total = replace(running.total, conversion=costs)
     return settings, running
-
-
-def _check_running(running: Running) -> None:
-    screening = running.screening
-    counts = (running.queries, running.public_queries, screening.screened, running.releases)
-    _require(min(counts) >= 0, "counts must be >= 0")
-    _require(running.public_queries <= running.queries, "public_queries must be <= queries")
-    _require(screening.rho >= 0 and (screening.single or 0.0) >= 0, "screening.rho must be >= 0")
-    _require(
-        running.adjacency in (None, *ADJACENCIES), f"adjacency must be one of {ADJACENCIES} or null"
-    )
-    used = running.total is not None or screening.screened > 0
-    known = running.num_models
-    _require(known is None or known >= 1, "num_models must be >= 1")
-    _require(known is not None or not used, "num_models must be given beside private answers")
-
-
-def _check_total(running: Running, settings: Mapping[str, Any]) -> None:
-    total, models = running.total, running.num_models or 0
-    if isinstance(total, RenyiTotal):
-        mine = (total.delta, total.rule, total.order_weights)
-        asked = tuple(settings[name] for name in ("delta", "rule", "order_weights"))
-        _require(mine == asked, "delta, rule and order_weights must be the accountant's")
-        rows, columns = (1 if total.rule == "paper" else models), len(total.orders)
-        _require(columns > 0 and min(total.orders) > 1, "orders must be > 1")
-        _require(running.adjacency is not None, "adjacency must be given beside Rényi events")
-        _amounts("mixing", total.mixing, (rows, columns))
-        shape = None if total.conversion is None else total.conversion.shape
-        _require(shape == (columns,), f"conversion must have shape {(columns,)}, got {shape}")
-        _require(bool(np.isfinite(total.conversion).all()), "conversion must be finite")  # type: ignore[arg-type]
-        allowed = 0 if total.plan is None else total.plan[0]
-        _require(0 <= total.planned_queries <= allowed, "planned_queries must be within the budget")
-    elif isinstance(total, ClippedTotal):
-        setting = total.setting
-        _require(setting is not None and setting.budget is not None, "setting must have a budget")
-        assert setting is not None and setting.budget is not None
-        _require(setting.num_models == models, "num_models must be the same throughout")
-        _require(0 <= total.answered <= setting.budget, "answered must be within the budget")
-    elif isinstance(total, PoolTotal):
-        _require(min(total.rho, total.replaced) >= 0, "rho must be >= 0")
-        plan = total.plan
-        _require(plan is None or plan.num_models == models, "num_models must be the same")
-        allowed = 0 if plan is None or plan.budget is None else plan.budget
-        _require(0 <= total.answered <= allowed, "answered must be within the budget")
-    elif isinstance(total, FilterTotal):
-        _require(total.budget == settings["filter_budget"], "budget must be the accountant's")
-        _amounts("spent", total.spent, (models,), most=total.budget.amount)
-
-
-def _amounts(
-    name: str, values: NDArray[np.float64] | None, shape: tuple[int, ...], most: float = np.inf
-) -> None:
-    """Charges of that shape in [0, most], +inf allowed, NaN not."""
-    found = None if values is None else values.shape
-    _require(found == shape, f"{name} must have shape {shape}, got {found}")
-    assert values is not None
-    inside = bool(((values >= 0) & (values <= most)).all())
-    _require(inside, f"{name} must be in [0, {most:g}] and not NaN in every entry")
-
-
-def _require(condition: bool, words: str) -> None:
-    if not condition:
-        raise ValueError(f"accountant: {words}")

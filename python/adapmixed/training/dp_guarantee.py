@@ -66,7 +66,7 @@ class AdapterGuarantee:
     accountant: str = "prv"
 
     def __str__(self) -> str:
-        pair = f"ε = {math.ceil(self.epsilon * 1e4) / 1e4:g} at δ = {self.delta:g}"
+        pair = f"ε = {math.ceil(self.epsilon * 1e4) / 1e4:g} at δ = {self.delta!r}"
         if self.blocks_per_identifier == 1:
             what = (
                 f"one whole name in the corpus ({self.unit}), of which at most one block was used"
@@ -137,9 +137,9 @@ def plan_noise(
             epsilon = float(accountant.get_epsilon(delta=target.delta))
     except ValueError as error:
         raise ValueError(
-            f"epsilon {target.epsilon:g} at delta {target.delta:g} cannot be reached in {steps} "
+            f"epsilon {target.epsilon!r} at delta {target.delta!r} cannot be reached in {steps} "
             f"steps: {error}"
         ) from error
     if not epsilon <= target.epsilon:
-        raise ValueError(f"epsilon must be at most {target.epsilon:g}, σ = {sigma} gives {epsilon}")
+        raise ValueError(f"epsilon must be at most {target.epsilon!r}, σ = {sigma} gives {epsilon}")
     return float(sigma), epsilon, rate, steps

@@ -50,13 +50,12 @@ def _parse(slot: bytes) -> Head | None:
 def newest(data: bytes) -> Head | None:
     """The head that a file's bytes hold; None where neither slot is whole or the length is wrong.
 
-    The second slot comes with the first charge: a file without it that holds more was cut, and what
-    it has lost may be the newer slot.
+    Both slots are there from the start: what a file of another length has lost may be the newer.
     """
+    if len(data) != 2 * SLOT:
+        return None
     slots = [_parse(data[start : start + SLOT]) for start in (0, SLOT)]
-    head = max((one for one in slots if one is not None), key=lambda one: one.count, default=None)
-    cut = head is not None and head.count > 0 and len(data) < 2 * SLOT
-    return None if cut or len(data) > 2 * SLOT else head
+    return max((one for one in slots if one is not None), key=lambda one: one.count, default=None)
 
 
 def read_head(path: str) -> Head:
@@ -95,21 +94,21 @@ class HeadFile:
 
     Args:
         path: of the head file.
-        create: make it where there is none.
+        empty: make an empty file where there is none: :meth:`create` alone wants that.
 
     Raises:
         LedgerBusyError: another writer, in this process or another one, holds it.
-        LedgerCorruptError: it is missing and not to be created.
+        LedgerCorruptError: it is missing.
         LedgerWriteError: it cannot be opened for writing.
     """
 
-    def __init__(self, path: str, *, create: bool) -> None:
+    def __init__(self, path: str, *, empty: bool = False) -> None:
         self.path = path
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if empty else 0)
         try:
             self._file = os.open(path, flags, 0o600)
         except FileNotFoundError as error:
-            if create:
+            if empty:
                 raise LedgerWriteError(f"{path} could not be created: {error}") from error
             raise _missing(path) from None
         except OSError as error:
@@ -119,6 +118,32 @@ class HeadFile:
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def create(path: str, head: Head) -> HeadFile:
+        """A new head file, whole and durable before it has its name, and locked all the while.
+
+        Whoever makes one holds the file that is renamed, so no two can. One that was left half
+        written has never had the name: nothing was charged, and it is written anew.
+
+        Raises:
+            LedgerBusyError: another writer makes one, or has just done so.
+            LedgerWriteError, OSError: it cannot be written.
+        """
+        made = HeadFile(f"{path}-new", empty=True)
+        try:
+            if os.path.lexists(path):
+                os.unlink(made.path)
+                raise LedgerBusyError(f"{path} was made by another writer at the same time")
+            os.ftruncate(made._file, 0)
+            made._write(_slot(head) * 2, 0)  # later writes need no more space
+            os.rename(made.path, path)
+            made.path = path
+            flush_folder(path)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def _lock(self) -> None:
         # flock belongs to this opening of the file: it also keeps out a second one in this process,
@@ -138,14 +163,18 @@ class HeadFile:
         """Raises LedgerClosedError if the path no longer names the locked file."""
         check_same(self.path, os.fstat(self._file))
 
-    def read(self) -> Head | None:
-        """The head; None for a file that has not been written yet."""
-        data = os.pread(self._file, 2 * SLOT + 1, 0)
-        return _whole(self.path, data) if data else None
+    def read(self) -> Head:
+        """The head; LedgerCorruptError where the file holds none."""
+        return _whole(self.path, self._data())
 
-    def initialise(self, head: Head) -> None:
-        """Fills both slots with the first head, durably; later writes need no more space."""
-        self._write(_slot(head) * 2, 0)
+    def untouched(self) -> bool:
+        """Whether every byte is as :meth:`create` wrote it: no charge was ever completed."""
+        data = self._data()
+        head = newest(data)
+        return head is not None and head.count == 0 and data == _slot(head) * 2
+
+    def _data(self) -> bytes:
+        return os.pread(self._file, 2 * SLOT + 1, 0)
 
     def write(self, head: Head) -> None:
         """Writes the slot that the previous head does not occupy, durably. OSError if it fails."""

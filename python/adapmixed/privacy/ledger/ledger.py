@@ -25,6 +25,7 @@ from typing import Any
 
 from adapmixed.privacy.accountant import Accountant
 from adapmixed.privacy.events import Caveat, Event
+from adapmixed.privacy.filter import PerModelFilter
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.errors import (
@@ -86,20 +87,21 @@ class Ledger:
             raise ValueError(
                 f"configuration must be a text that is not empty, got {configuration!r}"
             )
-        place = os.path.realpath(path)
-        exists = os.path.lexists(place)
-        if not exists and not create:
-            raise LedgerWriteError(f"{place} must be a ledger, there is no such file")
-        head = HeadFile(head_path(place), create=not exists)
+        place, head = os.path.realpath(path), None
+        wanted = Description.fresh(accountant, configuration)
         try:
-            return cls(place, head, Description.fresh(accountant, configuration))
-        except OSError as error:
-            head.close()
-            if isinstance(error, LedgerError):
-                raise
-            raise LedgerWriteError(f"{place} could not be opened: {error}") from error
-        except BaseException:
-            head.close()
+            if os.path.lexists(place):
+                head = HeadFile(head_path(place))
+            elif create:
+                head = _begin(place, wanted)
+            else:
+                raise LedgerWriteError(f"{place} must be a ledger, there is no such file")
+            return cls(place, head, wanted)
+        except BaseException as error:
+            if head is not None:
+                head.close()
+            if isinstance(error, OSError) and not isinstance(error, LedgerError):
+                raise LedgerWriteError(f"{place} could not be opened: {error}") from error
             raise
 
     def __init__(self, path: str, head: HeadFile, wanted: Description) -> None:
@@ -108,8 +110,6 @@ class Ledger:
         self._lock = threading.Lock()
         self._unusable: str | None = None
         self._process = os.getpid()
-        if not os.path.lexists(path):
-            _create(path, head, wanted)
         self._store = Store(path, read_only=False)
         try:
             self._description = self._store.description()
@@ -125,8 +125,6 @@ class Ledger:
     def _catch_up(self) -> Tail:
         """Replays the records and brings the head forward by the one that it may lack."""
         head = self._head.read()
-        if head is None:
-            raise LedgerCorruptError(f"{self._head.path} is empty: its ledger is not")
         rows, watch = self._store.rows(), head.count
         tail = replay(rows, self._description, self._accountant, watch=watch)
         check_head(self.path, tail, head)
@@ -163,6 +161,22 @@ class Ledger:
     def totals(self) -> Guarantee:
         """The guarantee of everything charged."""
         return self._accountant.epsilon()
+
+    def attach(self, model_filter: PerModelFilter) -> None:
+        """Says which filter's charges come next, as `Accountant.attach`, once after opening.
+
+        Raises:
+            ValueError: as there, and for a filter with releases: their cost is no event.
+            LedgerClosedError: as :meth:`charge`.
+        """
+        with self._lock:
+            self._check_usable()
+            if model_filter.releases:
+                raise ValueError(
+                    f"model_filter must have no releases beside a ledger, got "
+                    f"{model_filter.releases}: their cost would not be in it"
+                )
+            self._accountant.attach(model_filter)
 
     def charge(self, events: Event | Iterable[Event]) -> None:
         """Charges events as one record, all or none; durable when this returns.
@@ -249,13 +263,37 @@ def _leave_in_child() -> None:
 os.register_at_fork(after_in_child=_leave_in_child)
 
 
-def _create(path: str, head: HeadFile, description: Description) -> None:
-    # The head first: where it says that nothing was ever charged, a missing database lost nothing.
-    there = head.read()
-    if there is not None and there.count > 0:
-        raise LedgerCorruptError(
-            f"{path} must hold {there.count} charges, as {head.path} says, there is no such file"
-        )
-    head.initialise(Head(0, description.first_hash))
-    flush_folder(path)
-    create_database(path, description)
+def _begin(path: str, description: Description) -> HeadFile:
+    """Makes a ledger where there is no database; its locked head.
+
+    The head first: where it is as it was made, a missing database has lost nothing. One that a
+    crash has left so is removed and the creation begun again; any other is refused.
+    """
+    place = head_path(path)
+    if os.path.lexists(place):
+        head = HeadFile(place)
+        try:
+            if os.path.lexists(path):  # another process was faster, and has ended
+                return head
+            count = head.read().count
+            if count > 0:
+                raise LedgerCorruptError(
+                    f"{path} must hold {count} charges, as {place} says, there is no such file"
+                )
+            if not head.untouched():
+                raise LedgerCorruptError(
+                    f"{path} must be there, as {place} is not as it was made: something was charged"
+                )
+            os.unlink(place)
+            flush_folder(path)
+        except BaseException:
+            head.close()
+            raise
+        head.close()
+    head = HeadFile.create(place, Head(0, description.first_hash))
+    try:
+        create_database(path, description)
+    except BaseException:
+        head.close()
+        raise
+    return head

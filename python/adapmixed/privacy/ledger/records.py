@@ -228,7 +228,7 @@ def replay(
         record.check(description, count + 1, last)
         try:
             events = decode(record.events, record.charges)
-            accountant.add(events)
+            accountant.replay(events)
         except ValueError as error:
             raise LedgerCorruptError(f"record {count + 1} cannot be charged: {error}") from error
         _compare(record, accountant)
