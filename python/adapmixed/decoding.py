@@ -146,9 +146,10 @@ def stream(
         attention_mask: (b, t), 0 at padding.
         stop_token: one token, or several, that end a sequence once released.
         stop: ends sequences by what was released, stop strings for instance; it sees nothing else.
-        overflow: "refuse" what does not fit the model's window, or "slide": a full window forgets
-            its older half, and the rest is read anew.
-        memory_bytes: bound on the logits and activations held while the prompt is read.
+        overflow: "refuse" what does not fit the model's window, or "slide": a sequence that fills
+            it forgets its older half, and the rest is read anew.
+        memory_bytes: bound on the logits, activations, keys and values that are held until the last
+            token; weights and adapters come on top.
         refused: nothing: what other libraries take and would void the guarantee (`misuse.REASONS`).
 
     Returns:
@@ -156,7 +157,8 @@ def stream(
         arguments are checked and the prompt is read at the call.
 
     Raises:
-        ValueError: max_new_tokens < 1, prompt and new tokens exceed the model's window, a seeded
+        ValueError: max_new_tokens < 1, prompt and new tokens exceed the model's window or
+            memory_bytes (the message names the bytes needed), a seeded
             rng with a ledger, or greedy decoding, beams, log-probabilities, a temperature ...
         LedgerError: while iterating: the charge could not be made durable; its token is not drawn.
     """
@@ -187,7 +189,11 @@ def stream(
         }
     )
     decoder = ensemble.decoder(
-        input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask, overflow=overflow
+        input_ids,
+        memory_bytes=memory_bytes,
+        attention_mask=attention_mask,
+        overflow=overflow,
+        new_tokens=max_new_tokens - 1,
     )
     _LOG.info(
         "read %d prompts of %d tokens; %r answers up to %d more of each",

@@ -32,7 +32,7 @@ class PrivateGenerator:
         ledger: charged besides, durably before a token is drawn.
         model_filter: decides which slots contribute; the accountant then is one for its budget.
         overflow: "refuse" what does not fit the model's window, or "slide" (`decoding.stream`).
-        memory_bytes: bound on the logits and activations held while prompts are read.
+        memory_bytes: bound on logits, activations, keys and values (`decoding.stream`).
 
     Raises:
         ValueError: the ensemble has no tokenizer.

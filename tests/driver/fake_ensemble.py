@@ -79,7 +79,9 @@ class FakeEnsemble:
         memory_bytes: int,
         attention_mask: Tensor | None = None,
         overflow: str = "refuse",
+        new_tokens: int,
     ) -> FakeDecoder:
         assert attention_mask is None and memory_bytes > 0 and overflow == "refuse"
+        assert new_tokens >= 0
         self.decoders.append(FakeDecoder(self, ids))
         return self.decoders[-1]

@@ -243,15 +243,15 @@ class Ensemble:
 
         Args:
             input_ids, attention_mask: as `logits`.
-            memory_bytes: bounds the logits of a chunk plus an estimate of a layer's activations;
-                weights and the cache come on top.
+            memory_bytes: bounds the logits of a chunk, an estimate of a layer's activations and,
+                where there are several chunks, the cache; weights and adapters come on top.
 
         Returns:
             iterator of (slice of positions, private (N, b, chunk, V), public (b, chunk, V)).
 
         Raises:
-            ValueError: as `logits`, or if the budget does not hold one position (the message names
-                the bytes needed). Raised at the call, not at the first step.
+            ValueError: as `logits`, or if the budget does not hold the cache and one position (the
+                message names the bytes needed). Raised at the call, not at the first step.
         """
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
         batch, length = ids.shape
@@ -265,16 +265,18 @@ class Ensemble:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         attention_mask: Tensor | None = None,
         overflow: str = "refuse",
+        new_tokens: int = 0,
     ) -> Decoder:
         """Reads a prompt and stands ready to decode after it.
 
         Args:
             input_ids: (b, t) prompts, t <= max_positions unless the window slides.
-            memory_bytes: as `iter_logits`, for reading the prompt.
+            memory_bytes: as `iter_logits`; it must hold the cache of all positions that will come.
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
             overflow: one of `OVERFLOWS`: what happens where the context is full. "slide" forgets
-                the older half and reads the rest anew; of a longer prompt the last max_positions
-                are read.
+                the older half of a sequence and reads the rest anew; of a longer prompt the last
+                max_positions tokens are read. The window is each sequence's own, without padding.
+            new_tokens: how many will be appended at most, for `memory_bytes`.
 
         Raises:
             ValueError: as `iter_logits`, or if a row ends in padding, or overflow is unknown.
@@ -282,12 +284,8 @@ class Ensemble:
         if overflow not in OVERFLOWS:
             raise ValueError(f"overflow must be one of {OVERFLOWS}, got {overflow!r}")
         slide = overflow == "slide"
-        if slide and self.max_positions is not None:
-            input_ids = input_ids[:, -self.max_positions :]
-            if attention_mask is not None:
-                attention_mask = attention_mask[:, -self.max_positions :]
-        ids, mask = self._forward.check_ids(input_ids, attention_mask)
-        return Decoder(self._forward, ids, mask, memory_bytes, slide)
+        ids, mask = self._forward.check_ids(input_ids, attention_mask, any_length=slide)
+        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens)
 
     def _chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int
