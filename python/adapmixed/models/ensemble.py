@@ -54,7 +54,8 @@ class Ensemble:
         config: the base's transformers configuration.
         max_positions: longest input in tokens, or None if the base sets no limit.
         unverified: what loading could not check and every guarantee then says: "shards", that they
-            are disjoint; "base", that the public model is the one the adapters were trained on.
+            are disjoint; "base", that the public model is the one the adapters were trained on;
+            "tokenizer", that a public model of which this is known has the same tokenizer, too.
         fingerprint: of the base's name and the members' files in their order, hexadecimal; None if
             it was not loaded from files. A ledger's charges are those of slots: its configuration
             should hold this (`ledger_configuration`).
@@ -152,10 +153,11 @@ class Ensemble:
         ranks = ranks.over(len(paths))
         mine = paths[ranks.own(len(paths))]
         source = source_of(base)
-        same_base = check_files(source, root, manifest)
+        compared = check_files(source, root, manifest)
         model, tokenizer = load_base(base, dtype, revision=revision)
-        if not same_base:  # the files of a hub name are there once it is loaded
-            same_base = check_files(source, root, manifest)
+        if not all(compared):  # the files of a hub name are there once it is loaded
+            compared = check_files(source, root, manifest)
+        same_base, same_tokenizer = compared
         if device is not None:
             model = model.to(device)
         name = source or type(base).__name__
@@ -166,12 +168,13 @@ class Ensemble:
         if same_base:
             check_one_base(names)
         else:
-            same_base = check_names(source, names)
+            # Of a hub name in full, the tokenizer goes with the weights.
+            same_base = same_tokenizer = check_names(source, names)
         if not ranks.alone:
             facts = {
                 "the ensemble": manifest or [path.name for path in paths],
                 "the base": source if manifest is None else None,
-                "whether the base was verified": same_base,
+                "whether the base was verified": (same_base, same_tokenizer),
                 "the dtype": model.dtype,
                 "the vocabulary": model.config.get_text_config().vocab_size,
                 "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
@@ -180,7 +183,11 @@ class Ensemble:
         disjoint = len(paths) == 1 if manifest is None else manifest.disjoint
         # A model object may have been changed since it was read from the files it names.
         same_base = same_base and isinstance(base, str | os.PathLike)
-        checked = {"shards": disjoint, "base": same_base}
+        checked = {
+            "shards": disjoint,
+            "base": same_base,
+            "tokenizer": same_tokenizer or not same_base or tokenizer is None,
+        }
         unverified = tuple(name for name, done in checked.items() if not done)
         ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified, ranks=ranks)
         ensemble.fingerprint = fingerprint(source, paths)
