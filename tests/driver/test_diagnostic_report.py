@@ -124,7 +124,7 @@ def test_validation_losses_come_from_the_members_folders(tmp_path: Path) -> None
     for index, validation in enumerate(records):
         folder = tmp_path / f"member-{index:03d}"
         folder.mkdir()
-        record = {"format_version": 1, "tokens": 700, "validation": validation}
+        record = {"format_version": 1, "shard": {}, "tokens": 700, "validation": validation}
         (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
     assert validation_losses(tmp_path) == [
         {"member": "member-000", "tokens": 700, "loss": 4.25, "public_loss": 4.5}
