@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Never
 import torch
 from torch import Tensor
 
+from adapmixed.arguments import check_count, check_parties, check_query
 from adapmixed.mechanisms import Mechanism, Proposal
 from adapmixed.misuse import refuse
 from adapmixed.privacy import Accountant, Caveat, Ledger, PerModelFilter
@@ -157,16 +158,19 @@ def stream(
         arguments are checked and the prompt is read at the call.
 
     Raises:
-        ValueError: max_new_tokens < 1, prompt and new tokens exceed the model's window or
-            memory_bytes (the message names the bytes needed), a seeded
-            rng with a ledger, or greedy decoding, beams, log-probabilities, a temperature ...
+        ValueError: an argument of another kind, max_new_tokens < 1, prompt and new tokens exceed
+            the model's window or memory_bytes (the message names the bytes needed), a seeded rng
+            with a ledger, or greedy decoding, beams, log-probabilities, a temperature ...
         LedgerError: while iterating: the charge could not be made durable; its token is not drawn.
     """
     refuse(refused)
-    count = max_new_tokens
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
-    check_budget(mechanism, len(input_ids) * count)
+    check_parties(
+        ensemble, mechanism, accountant=accountant, rng=rng, ledger=ledger,
+        model_filter=model_filter, overflow=overflow, memory_bytes=memory_bytes,
+    )  # fmt: skip
+    check_query(input_ids, attention_mask, stop_token, stop)
+    check_count("max_new_tokens", max_new_tokens)
+    check_budget(mechanism, len(input_ids) * max_new_tokens)
     if ledger is not None:
         check_unseeded(rng)
     limit = ensemble.max_positions if overflow == "refuse" else None

@@ -141,6 +141,91 @@ def test_what_is_refused(demo: Ensemble, base: Any, make_adapters: Callable[...,
         generator(Ensemble.load(base, make_adapters(1)))
 
 
+@pytest.mark.parametrize(
+    "method,given,message",
+    [
+        ("generate", {"prompts": 3}, "prompts must be a string or a list of strings, got 3"),
+        ("generate", {"prompts": None}, "prompts must be a string or a list of strings, got None"),
+        ("generate", {"prompts": b"a"}, "prompts must be a string or a list of strings, got b'a'"),
+        ("stream", {"prompts": ["a", 3]}, r"prompts\[1\] must be a string, got 3"),
+        ("stream", {"max_new_tokens": "3"}, "max_new_tokens must be an integer >= 1, got '3'"),
+        ("stream", {"max_new_tokens": None}, "max_new_tokens must be an integer >= 1, got None"),
+        ("stream", {"max_new_tokens": True}, "max_new_tokens must be an integer >= 1, got True"),
+        ("stream", {"max_new_tokens": 0}, "max_new_tokens must be an integer >= 1, got 0"),
+        ("stream", {"stop_strings": 3}, "stop_strings must be a list of strings"),
+        ("stream", {"temperature": 0.5}, "temperature must not be given, got 0.5: .*Shaped"),
+        ("generate", {"top_p": 0.5}, "top_p must not be given, got 0.5: .*another law"),
+        ("chat", {"messages": "hello"}, "messages must be a list of .* got 'hello'"),
+        ("chat", {"messages": []}, "messages must hold at least one message"),
+        ("chat", {"messages": ["a"]}, r"messages\[0\] must be {'role': ..., 'content': ...}, got"),
+        ("chat", {"messages": [{"role": "user", "content": 3}]}, "must be a string, got 3"),
+        ("chat", {"do_sample": False}, "do_sample must not be given"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_in_words(
+    demo: Ensemble,
+    method: str,
+    given: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo.tokenizer, "chat_template", "{{ messages[0]['content'] }}")
+    first = {"chat": {"messages": [{"role": "user", "content": "a"}]}}.get(method, {"prompts": "a"})
+    here = generator(demo)
+    with pytest.raises(ValueError, match=message):
+        getattr(here, method)(**({"max_new_tokens": 3} | first | given))
+    assert here.guarantee.queries == 0
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"ensemble": "my-ensemble"}, "ensemble must be an Ensemble .*, got 'my-ensemble'"),
+        ({"ensemble": None}, "ensemble must be an Ensemble .*, got None"),
+        ({"mechanism": "pmixed"}, "mechanism must be a Mechanism .*, got 'pmixed'"),
+        ({"mechanism": PMixED}, "mechanism must be a Mechanism .*, got <class"),
+        ({"accountant": 1e-5}, "accountant must be an Accountant, got 1e-05"),
+        ({"rng": 3}, r"rng must be SecureRandom\(\) or SeededRandom\(seed\), got 3"),
+        ({"ledger": "ledger.db"}, "ledger must be a Ledger .*, got 'ledger.db'"),
+        ({"model_filter": 3}, "model_filter must be a PerModelFilter, got 3"),
+        ({"overflow": 1}, "overflow must be 'refuse' or 'slide', got 1"),
+        ({"memory_bytes": "1G"}, "memory_bytes must be an integer >= 1, got '1G'"),
+        ({"memory_bytes": 0}, "memory_bytes must be an integer >= 1, got 0"),
+        ({"temperature": 0.5}, "temperature must not be given, got 0.5"),
+    ],
+)
+def test_a_generator_of_other_parts_is_refused_in_words(
+    demo: Ensemble, given: dict[str, Any], message: str
+) -> None:
+    parts: dict[str, Any] = {"ensemble": demo, "mechanism": FIRST, "accountant": Accountant(1e-5)}
+    with pytest.raises(ValueError, match=message):
+        PrivateGenerator(**(parts | given))
+    ids = tokens_of(demo, "a")
+    with pytest.raises(ValueError, match=message):
+        generate(**({"rng": SeededRandom(0)} | parts | given), input_ids=ids, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"input_ids": [[1, 2]]}, r"input_ids must be a tensor \(b, t\), got \[\[1, 2\]\]"),
+        ({"attention_mask": [[1, 1]]}, "attention_mask must be a tensor"),
+        ({"stop_token": "</s>"}, "stop_token must be an integer, several or None, got '</s>'"),
+        ({"stop_token": [1, 0.5]}, "stop_token must be an integer, several or None"),
+        ({"stop": "END"}, "stop must be a function of released tokens or None, got 'END'"),
+    ],
+)
+def test_a_query_of_another_kind_is_refused_in_words(
+    demo: Ensemble, given: dict[str, Any], message: str
+) -> None:
+    ids = tokens_of(demo, "a")
+    with pytest.raises(ValueError, match=message):
+        generate(
+            demo, FIRST, max_new_tokens=2, rng=SeededRandom(0), accountant=Accountant(1e-5),
+            **({"input_ids": ids} | given),
+        )  # fmt: skip
+
+
 @pytest.fixture
 def ensemble(base: Any, make_adapters: Callable[..., list[Path]]) -> Ensemble:
     return Ensemble.load(base, make_adapters(2))
