@@ -50,6 +50,7 @@ class FakeEnsemble:
         self.num_models, self.vocab_size, self.max_positions = models, vocab, max_positions
         self.device = torch.device("cpu")
         self.unverified: tuple[str, ...] = ()
+        self.fingerprint: str | None = None
         self.ranks = ALONE
         self.budgets: list[int] = []
         self.decoders: list[FakeDecoder] = []

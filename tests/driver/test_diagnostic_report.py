@@ -167,7 +167,8 @@ def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[
     fresh = build(evaluations, config=report["config"], environment={})
     assert report["methods"] == fresh["methods"]
     assert {"weights.svg", "charges.svg", "screened.svg"} <= {file.name for file in out.iterdir()}
-    assert "probe" not in report["config"] and report["config"]["complete"]
+    assert "probe" not in report["config"] and "fingerprint" not in report["config"]["ensemble"]
+    assert report["config"]["complete"]
     assert "Under way" not in printed and "PRIVATE" in printed
     entry = report["runs"][2]
     assert entry["perplexity"] == [e.perplexity for e in found[2].evaluations]
