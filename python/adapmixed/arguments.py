@@ -11,22 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms.checks import check_count
 from adapmixed.privacy import Accountant, Ledger, PerModelFilter
 
 
 def check_type(name: str, value: object, kind: type, words: str, *, optional: bool = False) -> None:
-    """A value of this type (no bool for an int), or None where that is allowed."""
-    if value is None and optional:
-        return
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    """A value of this type, or None where that is allowed."""
+    if not (optional and value is None) and not isinstance(value, kind):
         raise ValueError(f"{name} must be {words}, got {value!r}")
-
-
-def check_count(name: str, value: object) -> None:
-    """An integer ≥ 1."""
-    check_type(name, value, int, "an integer >= 1")
-    if isinstance(value, int) and value < 1:
-        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
 
 
 def check_parties(

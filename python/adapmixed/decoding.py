@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Never
 import torch
 from torch import Tensor
 
-from adapmixed.arguments import check_count, check_parties, check_query
+from adapmixed.arguments import check_parties, check_query
 from adapmixed.mechanisms import Mechanism, Proposal
+from adapmixed.mechanisms.checks import check_count
 from adapmixed.misuse import refuse
 from adapmixed.privacy import Accountant, Caveat, Ledger, PerModelFilter
 from adapmixed.ranks import Ranks

@@ -9,7 +9,7 @@ KINDS = {
     ".parquet": "parquet",
 }  # fmt: skip
 _ROWS = "rows of JSON lines (*.jsonl) or Parquet"
-# Whoever is in several rows would be torn apart if they were read as running text.
+# Read as running text, the rows of a table would be one document, whoever they belong to.
 _REFUSED = {
     **dict.fromkeys((".csv", ".tsv", ".tab", ".xls", ".xlsx", ".arrow", ".feather"), _ROWS),
     ".json": "one JSON object a line (*.jsonl)",
