@@ -35,8 +35,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from adapmixed.commands.options import progress_bar
 from adapmixed.data.builtin import docstring_documents, private_documents
-from adapmixed.models.manifest import Manifest, file_sha256, write_manifest
-from adapmixed.models.provenance import base_sha256
+from adapmixed.models.manifest import Manifest, write_manifest
+from adapmixed.models.provenance import base_sha256, tokenizer_files
 from adapmixed.training.finetune import (
     FinetuneConfig,
     fit,
@@ -153,7 +153,7 @@ def build_ensemble(folder: Path, base: Path, num_models: int, seed: int, workers
         Manifest(
             base_model=BASE_NAME,
             members=tuple(members),
-            tokenizer_sha256=file_sha256(base / "tokenizer.json"),
+            tokenizer_files=tokenizer_files(base),
             base_sha256=base_sha256(base),
             training={
                 **asdict(PRIVATE),

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from adapmixed.evaluation import read_result, result_file
+from adapmixed.experiments import dp_adapter
 from adapmixed.experiments import result as reproduction
 from adapmixed.experiments.outputs import write_outputs
 from adapmixed.experiments.tables import text
 from adapmixed.models import manifest
-from adapmixed.privacy import Ledger
+from adapmixed.privacy import Accountant, Ledger, PerModelFilter
+from adapmixed.privacy import filter as filters
+from adapmixed.privacy import state as states
 from adapmixed.privacy.ledger import records
 from adapmixed.report import table, view
+from adapmixed.training import dpsgd
+from adapmixed.training import folder as training
 
 FORMATS = Path(__file__).parent / "formats"
 KINDS = {
@@ -27,6 +33,11 @@ KINDS = {
     "evaluation": (result_file.FORMAT_VERSION, ".json"),
     "reproduction": (reproduction.FORMAT_VERSION, ".json"),
     "ledger": (records.FORMAT_VERSION, ".sqlite"),
+    "run": (training.FORMAT_VERSION, ".json"),
+    "shard": (training.FORMAT_VERSION, ".json"),
+    "guarantee": (dpsgd.FORMAT_VERSION, ".json"),
+    "accountant": (states.FORMAT_VERSION, ".json"),
+    "filter": (filters.FORMAT_VERSION, ".json"),
 }
 
 
@@ -98,3 +109,77 @@ def test_reproductions(path: Path, tmp_path: Path) -> None:
     printed = text(result)
     assert "48.68" in printed and "0.924" in printed and "published, invalid" in printed
     assert len(write_outputs(result, tmp_path)) == 4
+
+
+@pytest.mark.parametrize("path", sorted(FORMATS.glob("run-*.json")), ids=lambda p: p.stem)
+def test_runs_of_training(path: Path, tmp_path: Path) -> None:
+    """A run that was begun goes on with the same settings alone."""
+    folder = training.TrainingFolder(tmp_path / "ensemble", 4)
+    folder.prepare()
+    settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    shutil.copyfile(path, folder.private / "run.json")
+    folder.check_settings(settings)
+    with pytest.raises(ValueError, match="was begun with epochs = 2, got 3"):
+        folder.check_settings(settings | {"epochs": 3})
+    refused(folder.private / "run.json", lambda: folder.check_settings(settings))
+
+
+@pytest.mark.parametrize("path", sorted(FORMATS.glob("shard-*.json")), ids=lambda p: p.stem)
+def test_records_of_members(path: Path, tmp_path: Path) -> None:
+    shutil.copyfile(path, tmp_path / "shard.json")
+    record = training.read_member_record(tmp_path)
+    assert (record["tokens"], record["shard"]["documents"]) == (74, 15)
+    assert record["validation"]["loss"] == 7.896079627266766
+    refused(tmp_path / "shard.json", lambda: training.read_member_record(tmp_path))
+    for content, why in (
+        ("{", "must be JSON"),
+        ("[]", "a JSON object"),
+        ('{"format_version": 1}', "say"),
+    ):
+        (tmp_path / "shard.json").write_text(content)
+        with pytest.raises(ValueError, match=why):
+            training.read_member_record(tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(FORMATS.glob("guarantee-*.json")), ids=lambda p: p.stem)
+def test_guarantees_of_dp_sgd(path: Path, tmp_path: Path) -> None:
+    shutil.copyfile(path, tmp_path / "guarantee.json")
+    read = dp_adapter.read_dp_adapter(tmp_path)
+    assert (read.epsilon, read.delta, read.unit) == (1.9992013231104389, 1e-4, "block of 16 tokens")
+    assert "NOT for a whole user" in read.statement
+    refused(tmp_path / "guarantee.json", lambda: dp_adapter.read_dp_adapter(tmp_path))
+
+
+@pytest.mark.parametrize("path", sorted(FORMATS.glob("accountant-*.json")), ids=lambda p: p.stem)
+def test_states_of_accountants(path: Path) -> None:
+    """Of every kind of total; as exact as the machine's logarithms."""
+    cases = json.loads(path.read_text(encoding="utf-8"))
+    assert len(cases) == 14
+    for case in cases.values():
+        accountant = Accountant.from_state(case["state"])
+        found = accountant.epsilon()
+        expected = case["epsilon"]
+        if expected is not None:
+            expected = pytest.approx(float(expected), rel=1e-9)
+        assert (found.epsilon, found.kind) == (expected, case["kind"])
+        assert list(found.caveats) == case["caveats"]
+        with pytest.raises(ValueError, match="format_version must be"):
+            Accountant.from_state(case["state"] | {"format_version": states.FORMAT_VERSION + 1})
+
+
+@pytest.mark.parametrize("path", sorted(FORMATS.glob("filter-*.json")), ids=lambda p: p.stem)
+def test_states_of_filters(path: Path) -> None:
+    case = json.loads(path.read_text(encoding="utf-8"))
+    read = PerModelFilter.from_state(case["state"])
+    assert [spent.hex() for spent in read.spent.tolist()] == case["spent"]
+    with pytest.raises(ValueError, match="format_version must be"):
+        PerModelFilter.from_state(case["state"] | {"format_version": filters.FORMAT_VERSION + 1})
+
+
+def refused(path: Path, read: Callable[[], object]) -> None:
+    """Another version of a file is not read."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for version in (content["format_version"] + 1, None, "1"):
+        path.write_text(json.dumps(content | {"format_version": version}), encoding="utf-8")
+        with pytest.raises(ValueError, match="format_version must be"):
+            read()

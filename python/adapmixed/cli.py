@@ -33,12 +33,15 @@ def _parser() -> argparse.ArgumentParser:
         module.add_parser(commands)
     doctor = commands.add_parser("doctor", help="what is installed, built and used")
     doctor.set_defaults(run=_doctor)
-    for command in commands.choices.values():
+    for name, command in commands.choices.items():
+        private = "nothing of what depends on private text"
+        if name == "train":
+            private = "validation losses among them, which are the operator's"
         command.add_argument(
             "-v",
             "--verbose",
             action="store_true",
-            help="log the steps on standard error, nothing of what depends on private text",
+            help=f"log the steps on standard error, {private}",
         )
     return parser
 

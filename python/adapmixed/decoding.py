@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Never
 import torch
 from torch import Tensor
 
+from adapmixed.arguments import check_parties, check_query
 from adapmixed.mechanisms import Mechanism, Proposal
+from adapmixed.mechanisms.checks import check_count
 from adapmixed.misuse import refuse
 from adapmixed.privacy import Accountant, Caveat, Ledger, PerModelFilter
 from adapmixed.ranks import Ranks
@@ -146,9 +148,10 @@ def stream(
         attention_mask: (b, t), 0 at padding.
         stop_token: one token, or several, that end a sequence once released.
         stop: ends sequences by what was released, stop strings for instance; it sees nothing else.
-        overflow: "refuse" what does not fit the model's window, or "slide": a full window forgets
-            its older half, and the rest is read anew.
-        memory_bytes: bound on the logits and activations held while the prompt is read.
+        overflow: "refuse" what does not fit the model's window, or "slide": a sequence that fills
+            it forgets its older half, and the rest is read anew.
+        memory_bytes: bound on the logits, activations, keys and values that are held until the last
+            token; weights and adapters come on top.
         refused: nothing: what other libraries take and would void the guarantee (`misuse.REASONS`).
 
     Returns:
@@ -156,15 +159,19 @@ def stream(
         arguments are checked and the prompt is read at the call.
 
     Raises:
-        ValueError: max_new_tokens < 1, prompt and new tokens exceed the model's window, a seeded
-            rng with a ledger, or greedy decoding, beams, log-probabilities, a temperature ...
+        ValueError: an argument of another kind, max_new_tokens < 1, prompt and new tokens exceed
+            the model's window or memory_bytes (the message names the bytes needed), a seeded rng
+            with a ledger, or greedy decoding, beams, log-probabilities, a temperature ...
         LedgerError: while iterating: the charge could not be made durable; its token is not drawn.
     """
     refuse(refused)
-    count = max_new_tokens
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
-    check_budget(mechanism, len(input_ids) * count)
+    check_parties(
+        ensemble, mechanism, accountant=accountant, rng=rng, ledger=ledger,
+        model_filter=model_filter, overflow=overflow, memory_bytes=memory_bytes,
+    )  # fmt: skip
+    check_query(input_ids, attention_mask, stop_token, stop)
+    check_count("max_new_tokens", max_new_tokens)
+    check_budget(mechanism, len(input_ids) * max_new_tokens)
     if ledger is not None:
         check_unseeded(rng)
     limit = ensemble.max_positions if overflow == "refuse" else None
@@ -187,7 +194,11 @@ def stream(
         }
     )
     decoder = ensemble.decoder(
-        input_ids, memory_bytes=memory_bytes, attention_mask=attention_mask, overflow=overflow
+        input_ids,
+        memory_bytes=memory_bytes,
+        attention_mask=attention_mask,
+        overflow=overflow,
+        new_tokens=max_new_tokens - 1,
     )
     _LOG.info(
         "read %d prompts of %d tokens; %r answers up to %d more of each",

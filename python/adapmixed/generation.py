@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from torch import Tensor
 
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, StopRule, stream
+from adapmixed.arguments import check_parties, messages_of, texts_of
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES, StopRule, check_unseeded, stream
 from adapmixed.mechanisms import Mechanism
+from adapmixed.misuse import refuse
 from adapmixed.privacy import Accountant, Guarantee, Ledger, PerModelFilter
 from adapmixed.rng import SecureRandom
 from adapmixed_ext import RandomSource
@@ -32,10 +34,11 @@ class PrivateGenerator:
         ledger: charged besides, durably before a token is drawn.
         model_filter: decides which slots contribute; the accountant then is one for its budget.
         overflow: "refuse" what does not fit the model's window, or "slide" (`decoding.stream`).
-        memory_bytes: bound on the logits and activations held while prompts are read.
+        memory_bytes: bound on logits, activations, keys and values (`decoding.stream`).
 
     Raises:
-        ValueError: the ensemble has no tokenizer.
+        ValueError: the ensemble has no tokenizer, an argument is of another kind, or a seeded rng
+            stands beside a ledger.
     """
 
     def __init__(
@@ -49,7 +52,16 @@ class PrivateGenerator:
         model_filter: PerModelFilter | None = None,
         overflow: str = "refuse",
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        **refused: Never,
     ) -> None:
+        refuse(refused)
+        rng = SecureRandom() if rng is None else rng
+        check_parties(
+            ensemble, mechanism, accountant=accountant, rng=rng, ledger=ledger,
+            model_filter=model_filter, overflow=overflow, memory_bytes=memory_bytes,
+        )  # fmt: skip
+        if ledger is not None:
+            check_unseeded(rng)
         if ensemble.tokenizer is None:
             raise ValueError("ensemble must have a tokenizer: its base has none")
         self.ensemble = ensemble
@@ -57,7 +69,7 @@ class PrivateGenerator:
         self.accountant = accountant
         self._tokenizer = ensemble.tokenizer
         self._options: dict[str, Any] = {
-            "rng": SecureRandom() if rng is None else rng,
+            "rng": rng,
             "accountant": accountant,
             "ledger": ledger,
             "model_filter": model_filter,
@@ -71,16 +83,28 @@ class PrivateGenerator:
         return self.accountant.epsilon()
 
     def generate(
-        self, prompts: str | Sequence[str], *, max_new_tokens: int, stop_strings: Sequence[str] = ()
+        self,
+        prompts: str | Sequence[str],
+        *,
+        max_new_tokens: int,
+        stop_strings: Sequence[str] = (),
+        **refused: Never,
     ) -> list[str]:
         """The continuations of one or several prompts; arguments and errors as `stream`."""
         pieces = list(
-            self.stream(prompts, max_new_tokens=max_new_tokens, stop_strings=stop_strings)
+            self.stream(
+                prompts, max_new_tokens=max_new_tokens, stop_strings=stop_strings, **refused
+            )
         )
         return ["".join(parts) for parts in zip(*pieces, strict=True)]
 
     def stream(
-        self, prompts: str | Sequence[str], *, max_new_tokens: int, stop_strings: Sequence[str] = ()
+        self,
+        prompts: str | Sequence[str],
+        *,
+        max_new_tokens: int,
+        stop_strings: Sequence[str] = (),
+        **refused: Never,
     ) -> Iterator[list[str]]:
         """The continuations piece by piece.
 
@@ -88,17 +112,19 @@ class PrivateGenerator:
             prompts: each is a query at every step until it ends.
             max_new_tokens: ≥ 1, of each prompt.
             stop_strings: end a continuation once they are in it; they are released, and charged.
+            refused: nothing: as `decoding.stream`.
 
         Returns:
             iterator of one piece of text per prompt and step, "" where a token does not end a
             character or the prompt has ended. Arguments are checked at the call.
 
         Raises:
-            ValueError: no prompt, an empty one, or as `decoding.stream`.
+            ValueError: no prompt, an empty one, one that is no string, or as `decoding.stream`.
             LedgerError: as `decoding.stream`.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        return self._stream([self._ids(text) for text in texts], max_new_tokens, stop_strings)
+        refuse(refused)
+        ids = [self._ids(text) for text in texts_of(prompts)]
+        return self._stream(ids, max_new_tokens, stop_strings)
 
     def chat(
         self,
@@ -106,6 +132,7 @@ class PrivateGenerator:
         *,
         max_new_tokens: int,
         stop_strings: Sequence[str] = (),
+        **refused: Never,
     ) -> Iterator[str]:
         """The answer to a conversation, piece by piece, by the base's chat template.
 
@@ -113,16 +140,24 @@ class PrivateGenerator:
             messages: {"role": ..., "content": ...} each, the last one to be answered.
 
         Raises:
-            ValueError: the base has no chat template, or as `stream`.
+            ValueError: the base has no chat template, messages are of another form, or as `stream`.
         """
-        if not getattr(self._tokenizer, "chat_template", None):
-            raise ValueError("the base's tokenizer must have a chat template, it has none")
+        refuse(refused)
+        self.check_chat()
         ids = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            messages_of(messages), add_generation_prompt=True, tokenize=False
         )
         tokens = self._tokenizer(ids, add_special_tokens=False)["input_ids"]
         pieces = self._stream([list(tokens)], max_new_tokens, stop_strings)
         return (piece for (piece,) in pieces)
+
+    def check_chat(self) -> None:
+        """Refuses a base without a chat template."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ValueError(
+                "the base's tokenizer must have a chat template, it has none: --plain, or a prompt "
+                "of your own, continues text as it is"
+            )
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
@@ -205,7 +240,8 @@ def stop_rule(tokenizer: Any, strings: Sequence[str]) -> StopRule | None:
     Raises:
         ValueError: an empty string.
     """
-    if isinstance(strings, str) or not all(isinstance(s, str) and s for s in strings):
+    several = isinstance(strings, Sequence) and not isinstance(strings, str | bytes)
+    if not several or not all(isinstance(s, str) and s for s in strings):
         raise ValueError(
             f"stop_strings must be a list of strings that are not empty, got {strings!r}"
         )

@@ -29,6 +29,19 @@ MANY = (
     "every sequence is a query of its own: repeat the prompt in input_ids, and each is charged and "
     "returned"
 )
+DRAFT = (
+    "a draft is kept or thrown away by comparing private probabilities: what comes out, and how "
+    "much at once, is no single draw from the law that was charged. Each token is answered alone"
+)
+CLOCK = (
+    "how long private models take would decide where the answer ends, and nothing pays for that: "
+    "max_new_tokens, end tokens and stop strings are public or released"
+)
+STREAM = (
+    "tokens are not handed to it. PrivateGenerator.stream() and decoding.stream() yield each as it "
+    "is released"
+)
+CACHE = "keys and values are held exactly, within memory_bytes; nothing else is offered"
 RANDOM = "randomness comes from rng: SecureRandom(), or SeededRandom(seed) for tests and evaluation"
 
 REASONS: Mapping[str, str] = {
@@ -37,7 +50,7 @@ REASONS: Mapping[str, str] = {
         (
             "num_beams", "num_beam_groups", "beam_search", "best_of", "early_stopping",
             "length_penalty", "diversity_penalty", "penalty_alpha", "constraints",
-            "force_words_ids",
+            "force_words_ids", "dola_layers",
         ),
         SEARCH,
     ),
@@ -54,9 +67,26 @@ REASONS: Mapping[str, str] = {
             "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size",
             "bad_words_ids", "suppress_tokens", "sequence_bias", "logit_bias", "logits_processor",
             "prefix_allowed_tokens_fn", "guidance_scale", "renormalize_logits", "generation_config",
+            "top_h", "min_length", "min_new_tokens", "begin_suppress_tokens", "forced_bos_token_id",
+            "forced_eos_token_id", "exponential_decay_length_penalty", "remove_invalid_values",
+            "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "token_healing",
+            "watermarking_config", "negative_prompt_ids", "negative_prompt_attention_mask",
         ),
         RESHAPED,
     ),
+    **dict.fromkeys(
+        (
+            "assistant_model", "assistant_tokenizer", "num_assistant_tokens",
+            "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant",
+            "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind",
+            "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size",
+            "speculation_type", "use_mtp",
+        ),
+        DRAFT,
+    ),
+    **dict.fromkeys(("cache_implementation", "cache_config"), CACHE),
+    "max_time": CLOCK,
+    "streamer": STREAM,
     **dict.fromkeys(("num_return_sequences", "n"), MANY),
     **dict.fromkeys(("seed", "generator"), RANDOM),
 }  # fmt: skip

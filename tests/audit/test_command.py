@@ -17,6 +17,7 @@ def test_one_audit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     printed = capsys.readouterr().out
     assert "BROKEN" not in printed and "caught      control: " in printed
     report = json.loads(path.read_text(encoding="utf-8"))
+    assert (report["format_version"], report["kind"]) == (1, "audit")
     claims = [f for f in report["findings"] if not f["control"]]
     controls = len(report["findings"]) - len(claims)
     assert f"{len(claims)} of {len(claims)} claims hold" in printed.splitlines()[-1]

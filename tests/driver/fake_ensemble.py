@@ -50,6 +50,7 @@ class FakeEnsemble:
         self.num_models, self.vocab_size, self.max_positions = models, vocab, max_positions
         self.device = torch.device("cpu")
         self.unverified: tuple[str, ...] = ()
+        self.fingerprint: str | None = None
         self.ranks = ALONE
         self.budgets: list[int] = []
         self.decoders: list[FakeDecoder] = []
@@ -79,7 +80,9 @@ class FakeEnsemble:
         memory_bytes: int,
         attention_mask: Tensor | None = None,
         overflow: str = "refuse",
+        new_tokens: int,
     ) -> FakeDecoder:
         assert attention_mask is None and memory_bytes > 0 and overflow == "refuse"
+        assert new_tokens >= 0
         self.decoders.append(FakeDecoder(self, ids))
         return self.decoders[-1]

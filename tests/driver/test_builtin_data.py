@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_read_text(tmp_path: Path) -> None:
     assert [d.identifier for d in read_text(tmp_path / "other.md")] == ["other.md"]
     with pytest.raises(ValueError, match="path must name"):
         read_text(tmp_path / "nowhere")
+    for name in ("rows.jsonl", "rows.CSV", "rows.parquet", "rows.json"):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        (tmp_path / "rows" / name).write_text("{}", encoding="utf-8")
+        with pytest.raises(ValueError, match="path must hold .* got .*rows"):
+            read_text(tmp_path / "rows" / name)
+    shutil.rmtree(tmp_path / "rows")
     with pytest.raises(ValueError, match="has none"):
         read_text(tmp_path / "empty.txt")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")

@@ -74,7 +74,7 @@ def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_evaluate_is_repeatable_with_a_seed(text: Path, tmp_path: Path) -> None:
     outputs = []
-    for name, memory in (("a.json", "1G"), ("b.json", "1G"), ("c.json", "20M")):
+    for name, memory in (("a.json", "1G"), ("b.json", "1G"), ("c.json", "120M")):
         path = tmp_path / name
         arguments = ["--text", str(text), "--queries", "60", "--seed", "7", "--json", str(path)]
         assert main(["evaluate", *MODELS, *arguments, "--memory", memory]) == 0

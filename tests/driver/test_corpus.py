@@ -82,6 +82,25 @@ def test_rows_are_named_by_a_column_or_their_position(tmp_path: Path) -> None:
     assert pairs(Corpus(str(tmp_path), text_column="said", id_column="user")) == [("eve", "five")]
 
 
+@pytest.mark.parametrize("name", ["r.JSONL", "r.jsonlines", "r.ndjson", "R.JsonLines"])
+def test_json_lines_by_any_name(tmp_path: Path, name: str) -> None:
+    path = write_rows(tmp_path / name)
+    expected = [("ann", "one"), ("7", "two"), ("ann", "three\nfour")]
+    assert pairs(Corpus(str(path), id_column="user")) == expected
+    assert pairs(Corpus(str(tmp_path), id_column="user")) == expected
+
+
+def test_text_by_any_name(tmp_path: Path) -> None:
+    (tmp_path / "a.TXT").write_text("one", encoding="utf-8")
+    (tmp_path / "README.md").write_text("left out", encoding="utf-8")
+    (tmp_path / "state.json").write_text("{}", encoding="utf-8")
+    assert pairs(Corpus(str(tmp_path))) == [("a.TXT", "one")]
+    assert pairs(Corpus(str(tmp_path / "README.md"))) == [("README.md#0", "left out")]
+    (tmp_path / "b.CSV").write_text("user,text", encoding="utf-8")
+    with pytest.raises(ValueError, match="corpus must hold rows of JSON lines .* got .*b.CSV"):
+        Corpus(str(tmp_path))
+
+
 def test_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (the train extra)")
     from pyarrow import Table, parquet
@@ -144,6 +163,11 @@ def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], reason: str) ->
         ("a.jsonl", b'{"text": "x"}\n{\n', "line 2 must be a JSON object"),
         ("a.txt", b"\xff\xfe", "must be UTF-8"),
         ("a.json", b"[]", "one JSON object a line"),
+        ("a.JSON", b"[]", "one JSON object a line"),
+        ("a.JSONL", b"[1]\n", "line 1 must be a JSON object, got list"),
+        ("a.csv", b"user,text\nann,one\n", "corpus must hold rows of JSON lines .* got .*a.csv"),
+        ("a.Tsv", b"user\ttext\nann\tone\n", "corpus must hold rows of JSON lines"),
+        ("a.txt.gz", b"", "corpus must hold unpacked files"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, reason: str) -> None:

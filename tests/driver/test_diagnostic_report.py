@@ -124,7 +124,7 @@ def test_validation_losses_come_from_the_members_folders(tmp_path: Path) -> None
     for index, validation in enumerate(records):
         folder = tmp_path / f"member-{index:03d}"
         folder.mkdir()
-        record = {"format_version": 1, "tokens": 700, "validation": validation}
+        record = {"format_version": 1, "shard": {}, "tokens": 700, "validation": validation}
         (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
     assert validation_losses(tmp_path) == [
         {"member": "member-000", "tokens": 700, "loss": 4.25, "public_loss": 4.5}
@@ -167,7 +167,8 @@ def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[
     fresh = build(evaluations, config=report["config"], environment={})
     assert report["methods"] == fresh["methods"]
     assert {"weights.svg", "charges.svg", "screened.svg"} <= {file.name for file in out.iterdir()}
-    assert "probe" not in report["config"] and report["config"]["complete"]
+    assert "probe" not in report["config"] and "fingerprint" not in report["config"]["ensemble"]
+    assert report["config"]["complete"]
     assert "Under way" not in printed and "PRIVATE" in printed
     entry = report["runs"][2]
     assert entry["perplexity"] == [e.perplexity for e in found[2].evaluations]

@@ -388,6 +388,8 @@ def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path
         ({"members": ["a", "../b"]}, "plain folder names"),
         ({"members": "ab"}, "list of folder names"),
         ({"tokenizer_sha256": "zz"}, "hexadecimal"),
+        ({"tokenizer_files": {"vocab.json": "zz"}}, "tokenizer_files of vocab.json .* hexadecimal"),
+        ({"tokenizer_files": ["vocab.json"]}, "tokenizer_files must be an object"),
         ({"shards": [{}]}, "each of the 2 members"),
     ],
 )
@@ -404,6 +406,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
         "tiny",
         ("a", "b"),
         tokenizer_sha256="a" * 64,
+        tokenizer_files={"merges.txt": "d" * 64},
         training={"rank": 4},
         shards=({"documents": 1, "sha256": "b" * 64}, {"documents": 0, "sha256": "c" * 64}),
     )

@@ -132,3 +132,40 @@ def test_left_padding_equals_single_prompts(family: Family) -> None:
         family.close(private[:, 0], short[1:, 0, position - PADDING - 1])
         family.close(private[:, 1], full[1:, 0, position - 1])
         decoder.append(family.ids[:, position])
+
+
+def test_a_sequence_that_ends_leaves_the_others_as_they_were(family: Family) -> None:
+    """In every kind of cache: full, of few heads, or of a sliding window; padded, and twice."""
+    ensemble = family.ensemble
+    ids = torch.cat([family.ids, family.ids.flip(0) * 5 % VOCAB])
+    mask = torch.ones_like(ids)
+    mask[1, :PADDING] = 0
+    rows, start = torch.arange(4), 6
+    whole = ensemble._forward(ids, mask, None)
+    decoder = ensemble.decoder(ids[:, :start], attention_mask=mask[:, :start])
+    for position in range(start, LENGTH):
+        private, public = decoder.logits
+        family.close(torch.cat([public[None], private]), whole[:, rows, position - 1])
+        if position in (start, start + 2):
+            ended = torch.zeros(len(rows), dtype=torch.bool)
+            ended[position // 2 - 3] = True  # the first, then the second
+            decoder.drop(ended)
+            rows = rows[~ended]
+            private, public = decoder.logits
+            family.close(torch.cat([public[None], private]), whole[:, rows, position - 1])
+        decoder.append(ids[rows, position])
+    assert rows.tolist() == [1, 3]
+
+
+def test_the_cache_is_as_large_as_it_is_counted(family: Family) -> None:
+    """Exactly; but for the largest layer's copy, and a sliding window of w, which keeps w - 1."""
+    forward, cache = family.ensemble._forward, family.ensemble._forward.new_cache()
+    forward(family.ids, None, cache)
+    layers = [
+        sum(part.numel() * part.element_size() for part in (layer.keys, layer.values))
+        * (4 if getattr(layer, "sliding_window", None) else 1)
+        // (3 if getattr(layer, "sliding_window", None) else 1)
+        for layer in cache.layers
+    ]
+    rows = (forward.num_models + 1) * len(family.ids)
+    assert forward.cache_bytes(rows, LENGTH) == sum(layers) + max(layers)

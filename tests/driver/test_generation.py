@@ -9,13 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import POSITIONS
+from tiny_models import POSITIONS, tiny_model
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
 
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 from adapmixed.decoding import generate
 from adapmixed.generation import PrivateGenerator, left_padded, stop_rule
 from adapmixed.integrations.custom_generate import private_generate
+from adapmixed.integrations.generation_settings import HONOURED, NEUTRAL, NOT_RUN, check_settings
 from adapmixed.mechanisms import PMixED, PublicOnly, Shaped, Unprotected
+from adapmixed.misuse import REASONS
 from adapmixed.models import Ensemble, read_manifest, write_manifest
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
@@ -131,6 +141,91 @@ def test_what_is_refused(demo: Ensemble, base: Any, make_adapters: Callable[...,
         generator(Ensemble.load(base, make_adapters(1)))
 
 
+@pytest.mark.parametrize(
+    "method,given,message",
+    [
+        ("generate", {"prompts": 3}, "prompts must be a string or a list of strings, got 3"),
+        ("generate", {"prompts": None}, "prompts must be a string or a list of strings, got None"),
+        ("generate", {"prompts": b"a"}, "prompts must be a string or a list of strings, got b'a'"),
+        ("stream", {"prompts": ["a", 3]}, r"prompts\[1\] must be a string, got 3"),
+        ("stream", {"max_new_tokens": "3"}, "max_new_tokens must be an integer >= 1, got '3'"),
+        ("stream", {"max_new_tokens": None}, "max_new_tokens must be an integer >= 1, got None"),
+        ("stream", {"max_new_tokens": True}, "max_new_tokens must be an integer >= 1, got True"),
+        ("stream", {"max_new_tokens": 0}, "max_new_tokens must be an integer >= 1, got 0"),
+        ("stream", {"stop_strings": 3}, "stop_strings must be a list of strings"),
+        ("stream", {"temperature": 0.5}, "temperature must not be given, got 0.5: .*Shaped"),
+        ("generate", {"top_p": 0.5}, "top_p must not be given, got 0.5: .*another law"),
+        ("chat", {"messages": "hello"}, "messages must be a list of .* got 'hello'"),
+        ("chat", {"messages": []}, "messages must hold at least one message"),
+        ("chat", {"messages": ["a"]}, r"messages\[0\] must be {'role': ..., 'content': ...}, got"),
+        ("chat", {"messages": [{"role": "user", "content": 3}]}, "must be a string, got 3"),
+        ("chat", {"do_sample": False}, "do_sample must not be given"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_in_words(
+    demo: Ensemble,
+    method: str,
+    given: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo.tokenizer, "chat_template", "{{ messages[0]['content'] }}")
+    first = {"chat": {"messages": [{"role": "user", "content": "a"}]}}.get(method, {"prompts": "a"})
+    here = generator(demo)
+    with pytest.raises(ValueError, match=message):
+        getattr(here, method)(**({"max_new_tokens": 3} | first | given))
+    assert here.guarantee.queries == 0
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"ensemble": "my-ensemble"}, "ensemble must be an Ensemble .*, got 'my-ensemble'"),
+        ({"ensemble": None}, "ensemble must be an Ensemble .*, got None"),
+        ({"mechanism": "pmixed"}, "mechanism must be a Mechanism .*, got 'pmixed'"),
+        ({"mechanism": PMixED}, "mechanism must be a Mechanism .*, got <class"),
+        ({"accountant": 1e-5}, "accountant must be an Accountant, got 1e-05"),
+        ({"rng": 3}, r"rng must be SecureRandom\(\) or SeededRandom\(seed\), got 3"),
+        ({"ledger": "ledger.db"}, "ledger must be a Ledger .*, got 'ledger.db'"),
+        ({"model_filter": 3}, "model_filter must be a PerModelFilter, got 3"),
+        ({"overflow": 1}, "overflow must be 'refuse' or 'slide', got 1"),
+        ({"memory_bytes": "1G"}, "memory_bytes must be an integer >= 1, got '1G'"),
+        ({"memory_bytes": 0}, "memory_bytes must be an integer >= 1, got 0"),
+        ({"temperature": 0.5}, "temperature must not be given, got 0.5"),
+    ],
+)
+def test_a_generator_of_other_parts_is_refused_in_words(
+    demo: Ensemble, given: dict[str, Any], message: str
+) -> None:
+    parts: dict[str, Any] = {"ensemble": demo, "mechanism": FIRST, "accountant": Accountant(1e-5)}
+    with pytest.raises(ValueError, match=message):
+        PrivateGenerator(**(parts | given))
+    ids = tokens_of(demo, "a")
+    with pytest.raises(ValueError, match=message):
+        generate(**({"rng": SeededRandom(0)} | parts | given), input_ids=ids, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"input_ids": [[1, 2]]}, r"input_ids must be a tensor \(b, t\), got \[\[1, 2\]\]"),
+        ({"attention_mask": [[1, 1]]}, "attention_mask must be a tensor"),
+        ({"stop_token": "</s>"}, "stop_token must be an integer, several or None, got '</s>'"),
+        ({"stop_token": [1, 0.5]}, "stop_token must be an integer, several or None"),
+        ({"stop": "END"}, "stop must be a function of released tokens or None, got 'END'"),
+    ],
+)
+def test_a_query_of_another_kind_is_refused_in_words(
+    demo: Ensemble, given: dict[str, Any], message: str
+) -> None:
+    ids = tokens_of(demo, "a")
+    with pytest.raises(ValueError, match=message):
+        generate(
+            demo, FIRST, max_new_tokens=2, rng=SeededRandom(0), accountant=Accountant(1e-5),
+            **({"input_ids": ids} | given),
+        )  # fmt: skip
+
+
 @pytest.fixture
 def ensemble(base: Any, make_adapters: Callable[..., list[Path]]) -> Ensemble:
     return Ensemble.load(base, make_adapters(2))
@@ -161,6 +256,80 @@ def test_transformers_generate(base: Any, ensemble: Ensemble) -> None:
     assert accountant.queries == int((there >= 0).sum())
 
 
+class Streamer(BaseStreamer):
+    def put(self, value: Any) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"token_type_ids": torch.zeros(1, 3)}, "attention_mask, got token_type_ids, too"),
+        ({"streamer": Streamer()}, "streamer must not be 'Streamer'"),
+        ({"past_key_values": "filled"}, "past_key_values must be empty, got one of 2 positions"),
+    ],
+)
+def test_model_inputs_that_are_refused(
+    base: Any, ensemble: Ensemble, given: dict[str, Any], message: str
+) -> None:
+    if "past_key_values" in given:
+        cache = DynamicCache(config=base.config)
+        base(torch.tensor([[1, 2]]), past_key_values=cache)
+        given = {"past_key_values": cache}
+    accountant = Accountant(1e-5)
+    config = GenerationConfig(do_sample=True, max_length=5)
+    with pytest.raises(ValueError, match=message):
+        private_generate(
+            base, torch.tensor([[1, 2, 3]]), [], StoppingCriteriaList(), config,
+            ensemble=ensemble, mechanism=Unprotected(), accountant=accountant, **given,
+        )  # fmt: skip
+    assert accountant.queries == 0
+
+
+def test_transformers_with_a_window_that_slides(base: Any, ensemble: Ensemble) -> None:
+    prompt = torch.tensor([[1, 2, 3]])
+    settings: dict[str, Any] = {"max_new_tokens": 2 * POSITIONS, "mechanism": Unprotected()}
+    here = hf(base, ensemble, prompt, overflow="slide", **settings)
+    there = generate(
+        ensemble, Unprotected(), prompt, max_new_tokens=2 * POSITIONS, rng=SeededRandom(3),
+        accountant=Accountant(1e-5), stop_token=0, overflow="slide",
+    )  # fmt: skip
+    assert torch.equal(here[:, 3:], there)
+
+
+def test_every_setting_of_transformers_is_honoured_refused_or_of_a_pass_that_is_not_run() -> None:
+    """Those of the installed version; one that nobody has thought of is refused."""
+    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    kinds = (HONOURED, NOT_RUN, NEUTRAL.keys())
+    assert not fields - set().union(*kinds), "say in generation_settings what becomes of them"
+    assert sum(map(len, kinds)) == len(set().union(*kinds))
+    for name in sorted(fields):
+        config = GenerationConfig(do_sample=True)
+        check_settings(config)
+        values = [False, 3, 0.5, "other", {"a": 1}, [[1]]]
+        if name in NEUTRAL:
+            for value in (None, False, *NEUTRAL[name]):
+                setattr(config, name, value)
+                check_settings(config)
+            assert name in REASONS, name
+            for value in [True, *values[1:]]:
+                setattr(config, name, value)
+                if value not in NEUTRAL[name]:
+                    with pytest.raises(ValueError, match=f"{name} must not be .* where tokens are"):
+                        check_settings(config)
+        elif name != "do_sample":
+            for value in values:
+                setattr(config, name, value)
+                check_settings(config)
+    config = GenerationConfig(do_sample=True)
+    config.another_law = 0.5
+    with pytest.raises(ValueError, match="another_law must not be 0.5 .* not known to leave"):
+        check_settings(config)
+
+
 def test_transformers_temperature_and_top_k_come_before_projection(
     base: Any, ensemble: Ensemble
 ) -> None:
@@ -178,8 +347,23 @@ def test_transformers_temperature_and_top_k_come_before_projection(
     [
         ({"do_sample": False}, "do_sample must not be False .* infinite"),
         ({"num_beams": 3}, "num_beams must not be 3 .* a search keeps"),
-        ({"top_p": 0.9}, "logits_processor must not be 'TopPLogitsWarper'"),
-        ({"repetition_penalty": 1.2}, "must not be 'RepetitionPenaltyLogitsProcessor'"),
+        ({"top_p": 0.9}, "top_p must not be 0.9 .* but None or 1.0: .* another law"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty must not be 1.2"),
+        ({"logits_processor": [InfNanRemoveLogitsProcessor()]}, "must not be 'InfNanRemove"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha must not be 0.6 .* a search keeps"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate must not be True"),
+        ({"min_new_tokens": 3}, "min_new_tokens must not be 3"),
+        ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens must not be 2 .* a draft"),
+        ({"max_time": 3.0}, "max_time must not be 3.0 .* where the answer ends"),
+        (
+            {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(5.0)])},
+            "max_time must not be 5.0",
+        ),
+        ({"streamer": Streamer()}, "streamer must not be 'Streamer' .* PrivateGenerator.stream"),
+        ({"assistant_model": tiny_model("gpt2")}, "assistant_model must not be 'GPT2.* a draft"),
+        ({"position_ids": torch.tensor([[3, 4, 5]])}, "position_ids must count the tokens"),
+        ({"memory_bytes": 1}, "memory_bytes must be >= "),
+        ({"overflow": "crop"}, "overflow must be one of"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores must not be"),
         ({"num_return_sequences": 2}, "num_return_sequences must not be 2"),
         ({"ensemble": None}, "ensemble, mechanism and accountant must be given"),

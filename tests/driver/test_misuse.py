@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, PMixED, PublicOnly
 from adapmixed.misuse import REASONS
 from adapmixed.models import Ensemble, Manifest, read_manifest, write_manifest
-from adapmixed.models.provenance import base_sha256
+from adapmixed.models.provenance import base_sha256, tokenizer_files
 from adapmixed.privacy import (
     Accountant,
     Caveat,
@@ -275,6 +276,95 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
                 Ensemble.load(base, folder)
     assert (tmp_path / "in-parts" / "model.safetensors.index.json").is_file()
     assert base_sha256(folder) is None
+
+
+def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: Path) -> None:
+    """`pytorch_model.bin`, in one file or several."""
+    folder = adapters[0].parent
+    for parts in (1, 2):
+        for seed in range(2):
+            base = tmp_path / f"bin-{parts}-{seed}"
+            model = tiny_model("gpt2", seed)
+            model.config.save_pretrained(base)
+            state = list(model.state_dict().items())
+            names = [f"pytorch_model-{part}.bin" for part in range(parts)]
+            names = names if parts > 1 else ["pytorch_model.bin"]
+            for part, name in enumerate(names):
+                torch.save(dict(state[part::parts]), base / name)
+            if parts > 1:
+                where = {key: names[i % parts] for i, (key, _) in enumerate(state)}
+                index = {"metadata": {}, "weight_map": where}
+                (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        digest = base_sha256(tmp_path / f"bin-{parts}-0")
+        write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256=digest))
+        assert Ensemble.load(tmp_path / f"bin-{parts}-0", folder).unverified == ("shards",)
+        with pytest.raises(ValueError, match="has another SHA-256"):
+            Ensemble.load(tmp_path / f"bin-{parts}-1", folder)
+
+
+def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> None:
+    """By what determines it, in whatever files; a copy that is written otherwise is the same."""
+    folder, base = adapters[0].parent, tmp_path / "Tiny"
+    tiny_model("gpt2").save_pretrained(base)
+    vocabulary = {"<|endoftext|>": 0, **{letter: i for i, letter in enumerate("abcdefgh", 1)}}
+    forms = {
+        "vocab.json": json.dumps(vocabulary | {"ab": 9}),
+        "merges.txt": "#version: 0.2\na b\n",
+        "tokenizer_config.json": json.dumps({"tokenizer_class": "GPT2Tokenizer"}),
+    }
+    for name, text in forms.items():
+        (base / name).write_text(text)
+    recorded = tokenizer_files(base)
+    assert recorded.keys() == forms.keys()
+    digest = base_sha256(base)
+    plain = Manifest("", ("m0", "m1"), base_sha256=digest, tokenizer_files=recorded)
+    write_manifest(folder, plain)
+    assert Ensemble.load(base, folder).unverified == ("shards",)
+    config = {"model_max_length": 7, "tokenizer_class": "GPT2Tokenizer", "chat_template": "x"}
+    for name, same in (
+        ("vocab.json", json.dumps(dict(reversed((vocabulary | {"ab": 9}).items())), indent=3)),
+        ("tokenizer_config.json", json.dumps(config)),
+    ):
+        (base / name).write_text(same)
+        assert Ensemble.load(base, folder).unverified == ("shards",)
+    for name, other in (
+        ("vocab.json", json.dumps(vocabulary | {"bc": 9})),
+        ("merges.txt", "#version: 0.2\nb c\n"),
+        ("tokenizer_config.json", json.dumps(config | {"add_prefix_space": True})),
+    ):
+        kept = (base / name).read_text()
+        (base / name).write_text(other)
+        with pytest.raises(ValueError, match=f"{name} has another SHA-256"):
+            Ensemble.load(base, folder)
+        (base / name).write_text(kept)
+    # A file that the training had not, or one of it that is gone: nothing to compare it with.
+    words = "tokenizer was not compared"
+    (base / "added_tokens.json").write_text("{}")
+    for manifest in (plain, replace(plain, tokenizer_files={}), replace(plain, base_sha256=None)):
+        write_manifest(folder, manifest)
+        ensemble = Ensemble.load(base, folder)
+        missing = "tokenizer" if manifest.base_sha256 else "base"
+        assert ensemble.unverified == ("shards", missing)
+        assert (words in answer(ensemble=ensemble)) == (missing == "tokenizer")
+
+
+def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+    (tmp_path / "README.md").write_text("a")
+    assert tokenizer_files(tmp_path).keys() == {"tokenizer.model"}
+    first = tokenizer_files(tmp_path)["tokenizer.model"]
+    (tmp_path / "tokenizer.model").write_bytes(b"other")
+    assert tokenizer_files(tmp_path)["tokenizer.model"] != first
+    (tmp_path / "tokenizer.json").write_text('{"padding": null, "model": {}}')
+    found = tokenizer_files(tmp_path)
+    assert found.keys() == {"tokenizer.json"}  # the other vocabulary is not read beside it
+    (tmp_path / "tokenizer.json").write_text('{"model": {}, "padding": {"length": 3}}')
+    assert tokenizer_files(tmp_path) == found
+    (tmp_path / "tokenizer.json").write_text('{"model": {"padding": 3}}')
+    assert tokenizer_files(tmp_path) != found
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer.json must be JSON"):
+        tokenizer_files(tmp_path)
 
 
 def test_a_public_model_from_the_hub_is_compared(

@@ -196,6 +196,20 @@ def test_another_evaluation_is_refused(tmp_path: Path, name: str) -> None:
     assert path.read_bytes() == before
 
 
+def test_other_files_of_the_same_answers_are_refused(tmp_path: Path, reference: list[Any]) -> None:
+    """By the fingerprint, which sees what eight tokens do not show; None is not known."""
+    path, ensemble = tmp_path / "result.json", FakeEnsemble()
+    ensemble.fingerprint = "a" * 64
+    assert numbers(answer(path, ensemble=ensemble)) == reference
+    assert read_result(path).configuration["ensemble"]["fingerprint"] == "a" * 64
+    other = FakeEnsemble()
+    other.fingerprint = "b" * 64
+    with pytest.raises(ValueError, match=r"ensemble\.fingerprint is .b{64}., .* with .a{64}."):
+        answer(path, resume=True, ensemble=other)
+    for same in (ensemble, FakeEnsemble()):
+        assert numbers(answer(path, resume=True, ensemble=same)) == reference
+
+
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     interrupted(path, 4)

@@ -91,9 +91,9 @@ def test_chat_line_by_line(
     assert main([*arguments, "--plain", "--turns", "1"]) == 0
     assert capsys.readouterr().out == answers[0]
     typed(monkeypatch, "The value\n")
-    assert main(arguments) == 0  # refused line by line
+    assert main(arguments) == 2
     out = capsys.readouterr()
-    assert out.out == "" and "must have a chat template" in out.err
+    assert out.out == "" and "must have a chat template, it has none: --plain" in out.err
     assert main([*arguments, "--turns", "0"]) == 2
     assert main([*arguments, "--plain", "--system", "x"]) == 2
 

@@ -1,4 +1,4 @@
-"""A full window: refused, or its older half forgotten and the rest read anew."""
+"""A full window: refused, or a sequence's older half forgotten and the rest read anew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from tiny_models import POSITIONS, VOCAB
 
 from adapmixed.decoding import generate, stream
-from adapmixed.mechanisms import Unprotected
+from adapmixed.generation import left_padded
+from adapmixed.mechanisms import PublicOnly, Shaped, Unprotected
 from adapmixed.models import Ensemble
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
@@ -26,13 +27,10 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("padding", [0, 3, POSITIONS - 2])
-def test_after_sliding_it_is_a_fresh_read_of_what_is_left(ensemble: Ensemble, padding: int) -> None:
+def test_after_sliding_it_is_a_fresh_read_of_what_is_left(ensemble: Ensemble) -> None:
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(0, VOCAB, (2, POSITIONS + 40), generator=generator)
-    mask = torch.ones(2, POSITIONS, dtype=torch.int64)
-    mask[1, :padding] = 0
-    decoder = ensemble.decoder(ids[:, :POSITIONS], attention_mask=mask, overflow="slide")
+    decoder = ensemble.decoder(ids[:, :POSITIONS], overflow="slide")
     slid = []
     for place in range(POSITIONS, ids.shape[1]):
         before = decoder.length
@@ -41,12 +39,56 @@ def test_after_sliding_it_is_a_fresh_read_of_what_is_left(ensemble: Ensemble, pa
             slid.append(place)
             assert (before, decoder.length) == (POSITIONS, POSITIONS // 2)
         first = place + 1 - decoder.length
-        seen = torch.cat([mask, torch.ones(2, 40, dtype=torch.int64)], 1)[:, first : place + 1]
-        fresh = ensemble.decoder(ids[:, first : place + 1], attention_mask=seen)
+        fresh = ensemble.decoder(ids[:, first : place + 1])
         for here, there in zip(decoder.logits, fresh.logits, strict=True):
             assert close(here, there), place
     assert slid == [POSITIONS, POSITIONS + POSITIONS // 2 + 1, POSITIONS + 34][: len(slid)]
     assert len(slid) >= 2
+
+
+@pytest.mark.parametrize("lengths", [(POSITIONS, 1, POSITIONS - 3), (2 * POSITIONS, 5, 3)])
+def test_each_sequence_forgets_as_it_does_alone(
+    ensemble: Ensemble, lengths: tuple[int, ...]
+) -> None:
+    """Whatever the others' lengths are, also after one of them has ended."""
+    generator = torch.Generator().manual_seed(4)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+    more = torch.randint(0, VOCAB, (2 * POSITIONS + 5, len(lengths)), generator=generator)
+    ids, mask = left_padded(prompts)
+    together = ensemble.decoder(ids, attention_mask=mask, overflow="slide")
+    alone = [ensemble.decoder(torch.tensor([p]), overflow="slide") for p in prompts]
+    rows = torch.arange(len(lengths))
+    for step, tokens in enumerate(more):
+        if step == POSITIONS + 5:
+            together.drop(rows == 0)
+            rows = rows[1:]
+        private, public = together.logits
+        for place, row in enumerate(rows):
+            own_private, own_public = alone[row].logits
+            assert close(private[:, place], own_private[:, 0]), (step, int(row))
+            assert close(public[place], own_public[0])
+        together.append(tokens[rows])
+        for row in rows:
+            alone[row].append(tokens[row][None])
+    assert all(decoder.length < POSITIONS for decoder in alone)
+
+
+def test_a_batch_that_slides_answers_as_single_prompts_do(ensemble: Ensemble) -> None:
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [3] * (POSITIONS + 7)]
+    first = Shaped(PublicOnly(), top_k=1)  # the likeliest public token, so that nothing is drawn
+    ids, mask = left_padded(prompts)
+    arguments: dict[str, Any] = dict(
+        max_new_tokens=2 * POSITIONS, rng=SeededRandom(0), overflow="slide"
+    )
+    together = generate(
+        ensemble, first, ids, attention_mask=mask, accountant=Accountant(1e-5), **arguments
+    )
+    for row, prompt in zip(together, prompts, strict=True):
+        single = generate(
+            ensemble, first, torch.tensor([prompt]), accountant=Accountant(1e-5), **arguments
+        )
+        assert torch.equal(row, single[0])
+    assert not torch.equal(together[0], together[1])
 
 
 def test_a_long_prompt_is_cut_on_its_left(ensemble: Ensemble) -> None:
@@ -71,3 +113,24 @@ def test_generating_beyond_the_window(ensemble: Ensemble) -> None:
     )
     assert tokens.shape == (1, 2 * POSITIONS) and bool((tokens >= 0).all())
     assert accountant.queries == 2 * POSITIONS
+
+
+@pytest.mark.parametrize("overflow,count", [("slide", 3 * POSITIONS), ("refuse", POSITIONS - 2)])
+def test_memory_is_enough_to_the_end_or_nothing_is_answered(
+    ensemble: Ensemble, overflow: str, count: int
+) -> None:
+    """The largest window that will come is counted before the first token is charged."""
+    ids, accountant = torch.tensor([[1, 2, 3]]), Accountant(1e-5)
+    arguments: dict[str, Any] = dict(
+        max_new_tokens=count, accountant=accountant, rng=SeededRandom(0), overflow=overflow
+    )
+    with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
+        stream(ensemble, Unprotected(), ids, memory_bytes=1, **arguments)
+    needed = int(str(caught.value).split(">= ")[1].split()[0])
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
+        stream(ensemble, Unprotected(), ids, memory_bytes=needed - 1, **arguments)
+    assert accountant.queries == 0
+    # The prompt alone would need less.
+    ensemble.decoder(ids, memory_bytes=needed - 1, overflow=overflow)
+    tokens = generate(ensemble, Unprotected(), ids, memory_bytes=needed, **arguments)
+    assert tokens.shape[1] == count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from adapmixed.training import FinetuneConfig
 from adapmixed.training.base import BaseFacts
 from adapmixed.training.presets import PRESETS
 
-FACTS = BaseFacts("gpt2", None, None, None, 1024, ("c_attn",))
+FACTS = BaseFacts("gpt2", None, {}, None, 1024, ("c_attn",))
 
 
 def parsed(*options: str) -> argparse.Namespace:
@@ -54,7 +55,7 @@ def test_options_come_before_presets() -> None:
     config = train._config(arguments, FACTS)
     assert (config.epochs, config.rank, config.target_modules) == (2, 4, ("a", "b"))
     with pytest.raises(ValueError, match="--target-modules must be given"):
-        train._config(parsed(), BaseFacts("new", None, None, None, None, ()))
+        train._config(parsed(), BaseFacts("new", None, {}, None, None, ()))
 
 
 def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,3 +85,38 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses("corpus must be a file, a folder", "--corpus", "nowhere")
     refuses("id_column applies to rows", "--corpus", "builtin", "--id-column", "user")
     refuses("Unrecognized model", "--corpus", "builtin")
+
+
+def test_validation_losses_are_logged_for_the_operator_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_base(tmp_path / "tiny-base")
+    write_corpus(tmp_path / "corpus.jsonl")
+    arguments = ["train", "--base", str(base), "--corpus", str(tmp_path / "corpus.jsonl")]
+    arguments += ["--id-column", "user", "--models", "3", "--epochs", "1", "--block-size", "16"]
+    arguments += ["--validation-fraction", "0.4", "--output"]
+    assert main([*arguments, str(tmp_path / "quiet")]) == 0
+    quiet = capsys.readouterr().err
+    assert quiet.count(": finished (") == 3 and "(3 of 3, 0 s left)" in quiet
+    assert not any(word in quiet for word in ("loss", "documents,", "tokens"))
+    logger = logging.getLogger("adapmixed")
+    try:
+        assert main([*arguments, str(tmp_path / "verbose"), "--verbose"]) == 0
+    finally:
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "validation loss" in line]
+    assert lines and all("adapmixed.training.progress: member-00" in line for line in lines)
+
+
+def test_dp_sgd_is_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = write_base(tmp_path / "tiny-base")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    arguments = ["train", "--base", str(base), "--corpus", "builtin", "--block-size", "16"]
+    arguments += ["--dp-sgd", "--epsilon", "2", "--delta", "1e-4", "--output", str(tmp_path / "dp")]
+    assert main(arguments) == 2
+    assert "--dp-sgd must run in one process, got 2 ranks" in capsys.readouterr().err
+    assert not (tmp_path / "dp").exists()

@@ -163,6 +163,7 @@ def test_the_command(capsys, tmp_path):
         settings = {name: float(value) for name, value in given.items()}
         assert 1.98 < epsilon_of(DELTA, 100, 1000, "replace_one", **settings) <= 2.0, row
     content = json.loads(path.read_text(encoding="utf-8"))
+    assert (content["format_version"], content["kind"]) == (1, "plan")
     assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 8
     assert content["adapmixed"]["worst_case_epsilon"] == "inf"
     assert "must not be published" in output
@@ -221,7 +222,9 @@ POOL = ["--lower=-0.25", "--upper=1", "--scale=2"]
 def test_what_is_left_out_is_the_answer(capsys, tmp_path, arguments, asked, answer, said):
     path = tmp_path / "answer.json"
     assert main(["plan", *arguments, "--json", str(path)]) == 0
-    found = json.loads(path.read_text(encoding="utf-8"))[asked]
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert (written["format_version"], written["kind"]) == (1, "plan")
+    found = written[asked]
     assert found == (pytest.approx(answer, rel=1e-6) if isinstance(answer, float) else answer)
     assert said in capsys.readouterr().out
 

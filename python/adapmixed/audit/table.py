@@ -8,6 +8,9 @@ from dataclasses import asdict
 
 from adapmixed.audit.finding import Effort, Finding
 
+FORMAT_VERSION = 1
+"""Of `as_json`."""
+
 
 def number(value: float) -> str:
     """Five digits; 1 + SLACK is 1."""
@@ -49,6 +52,8 @@ def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
                 entry[name] = str(entry[name])
         entries.append(entry)
     return {
+        "format_version": FORMAT_VERSION,
+        "kind": "audit",
         "seconds": effort.seconds,
         "seed": effort.seed,
         "ok": all(finding.ok for finding in findings),

@@ -20,8 +20,8 @@ def add_parser(commands: Any) -> None:
         "chat",
         help="a private conversation on the terminal",
         description="Answers what is typed, line by line, until /quit or the end of the input; "
-        "/new forgets the conversation so far. With a chat template the base's template is used, "
-        "else (--plain) every line is continued by itself.",
+        "/new forgets the conversation so far. The base's chat template is used; without one, "
+        "--plain continues every line by itself.",
     )
     parser.add_argument(
         "--plain", action="store_true", help="no chat template: continue every line by itself"
@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     opening = [] if arguments.system is None else [_message("system", arguments.system)]
     prompt = "> " if sys.stdin.isatty() else ""
     with opened(arguments, max(arguments.max_new_tokens, 1) * arguments.turns) as generator:
+        if not arguments.plain:
+            generator.check_chat()
         messages, answered = list(opening), 0
         while answered < arguments.turns:
             try:

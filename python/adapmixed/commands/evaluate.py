@@ -69,7 +69,12 @@ def add_parser(commands: Any) -> None:
         help="PRIVATE: the utility theorem, weights, losses of single models over time",
     )
     parser.add_argument("--seed", type=int, help="repeatable randomness (evaluation only)")
-    parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
+    parser.add_argument(
+        "--memory",
+        type=memory_bytes,
+        default=1 << 30,
+        help="of logits, activations, keys and values, e.g. 512M or 5G (1G)",
+    )
     add_mechanism_options(parser)
     add_method_option(parser)
     add_filter_options(parser)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from adapmixed.privacy.planner import Plan
 
 MOST_QUERIES, MOST_MODELS = 10**9, 10**7  # where the inverse questions end
+FORMAT_VERSION = 1
+"""Of the JSON that is written."""
 _ASKED = ("epsilon", "models", "queries")
 _NEIGHBOURS = {
     "zero_out": "one shard is emptied, its slot answers the public distribution",
@@ -69,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         content = _plans(arguments)
     if arguments.json is not None:
+        content = {"format_version": FORMAT_VERSION, "kind": "plan", **content}
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
         arguments.json.write_text(text + "\n", encoding="utf-8")
     return 0

@@ -58,7 +58,12 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ledger", type=Path, help="charge every token there, durably before it is written"
     )
-    parser.add_argument("--memory", type=memory_bytes, default=1 << 30, help="e.g. 512M or 2G")
+    parser.add_argument(
+        "--memory",
+        type=memory_bytes,
+        default=1 << 30,
+        help="of logits, activations, keys and values, e.g. 512M or 5G (1G)",
+    )
     add_mechanism_options(parser)
     add_filter_options(parser)
     add_refused_options(parser)

@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains; the losses of members go to standard error."""
+    """Trains; standard error says which members are finished."""
     from adapmixed.data import Corpus
     from adapmixed.training.presets import PRESETS as SETTINGS
 
@@ -141,10 +141,17 @@ def _train_dp(
 ) -> int:
     import torch
 
+    from adapmixed.ranks import Place
     from adapmixed.training.dp_guarantee import PrivacyTarget
     from adapmixed.training.dpsgd import train_dp
     from adapmixed.training.run import DTYPES
 
+    place = Place.from_environment()
+    if place.world > 1:
+        raise ValueError(
+            f"--dp-sgd must run in one process, got {place.world} ranks: each would train an "
+            "adapter of its own on the whole corpus, and the guarantee is for one"
+        )
     names = ("models", "key_file", "validation_fraction", "workers")
     _refuse(arguments, "with --dp-sgd", *names)
     if arguments.seed is not None:

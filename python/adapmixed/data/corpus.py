@@ -8,6 +8,9 @@
 | `*.jsonl`, `*.parquet`, a folder of them, `hub:NAME` | a row | the value of `id_column` |
 | the same without `id_column` | a row, or rows joined by `new_document` | its position |
 
+Ends of names count in any case; `*.jsonlines` and `*.ndjson` are JSON lines, too. Tables of other
+forms (`*.csv`, `*.tsv` ...) are refused: as text, everybody's rows would be one document.
+
 Documents that share an identifier stay in one shard, so the identifier is what a shard's guarantee
 is about: name a column of users, and each user is protected whole. A position is the weakest
 choice: a document edited in place keeps its shard, but one inserted or removed renumbers those that
@@ -24,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.data.builtin import Document, private_documents
+from adapmixed.data.kinds import check_kind, files_below, kind_of
 from adapmixed.data.rows import Row, check_column, hub_rows, json_rows, parquet_rows
 from adapmixed.data.text import article_documents, file_documents, joined, relative_name
 
 BUILTIN = "builtin"
 HUB = "hub:"
-_KINDS = {".txt": "text", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Corpus:
         """ "builtin", "hub", "text", "json" or "parquet".
 
         Raises:
-            ValueError: if the source is none of them, or a folder holds several kinds or none.
+            ValueError: if the source is none of them, or a folder holds several kinds or none, or
+                what is not read.
         """
         if self.source == BUILTIN:
             return BUILTIN
@@ -91,10 +95,9 @@ class Corpus:
                 f"corpus must be a file, a folder, {HUB}NAME or {BUILTIN!r}, got {self.source!r}"
             )
         if path.is_file():
-            if path.suffix == ".json":
-                raise ValueError(f"corpus must hold one JSON object a line (*.jsonl), got {path}")
-            return _KINDS.get(path.suffix, "text")
-        kinds = {_KINDS[file.suffix] for file in path.rglob("*") if file.suffix in _KINDS}
+            check_kind("corpus", path)
+            return kind_of(path) or "text"
+        kinds = set(files_below("corpus", path))
         if len(kinds) != 1:
             found = " and ".join(sorted(kinds)) or "none of them"
             raise ValueError(
@@ -175,7 +178,7 @@ class Corpus:
     def _files(self) -> list[Path]:
         if self._path.is_file():
             return [self._path]
-        return sorted(f for f in self._path.rglob("*") if _KINDS.get(f.suffix) == self.kind)
+        return files_below("corpus", self._path)[self.kind]
 
     def _parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
         """(name, rows) of every file, or of the data set; positions count within a part."""

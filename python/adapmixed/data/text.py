@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from adapmixed.data.builtin import Document
+from adapmixed.data.kinds import check_kind, files_below
 
 
 def read_text(path: str | os.PathLike[str]) -> list[Document]:
@@ -18,14 +19,18 @@ def read_text(path: str | os.PathLike[str]) -> list[Document]:
         for a single file); files without any text are left out.
 
     Raises:
-        ValueError: if `path` does not exist, is not UTF-8, or holds no text.
+        ValueError: if `path` does not exist, is not UTF-8, holds no text, or rows (`*.jsonl`,
+            `*.csv` ...), which are no running text.
     """
     root = Path(path)
     if not root.exists():
         raise ValueError(f"path must name a text file or a directory of *.txt files, got {root}")
-    documents = list(
-        file_documents(root, [root] if root.is_file() else sorted(root.rglob("*.txt")))
-    )
+    if root.is_file():
+        check_kind("path", root, "text")
+        files = [root]
+    else:
+        files = files_below("path", root).get("text", [])
+    documents = list(file_documents(root, files))
     if not documents:
         raise ValueError(f"path must hold text, {root} has none (*.txt files are read)")
     return documents

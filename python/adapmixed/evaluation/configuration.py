@@ -40,6 +40,7 @@ def describe(
             "vocab_size": ensemble.vocab_size,
             "max_positions": ensemble.max_positions,
             "unverified": list(ensemble.unverified),
+            "fingerprint": ensemble.fingerprint,
         },
         "block": block_of(ensemble.max_positions, block),
         "stride": stride,

@@ -1,26 +1,38 @@
 """`model.generate(..., custom_generate=private_generate, ensemble=..., mechanism=...)`.
 
 transformers hands a callable the prepared settings of a generation. Those that act on rows before
-they are projected, or on released tokens alone, are honoured; any other one is refused.
+they are projected, or on released tokens alone, are honoured; any other one is refused
+(`generation_settings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from adapmixed.decoding import generate
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES, generate
+from adapmixed.integrations.generation_settings import check_settings, refused
 from adapmixed.mechanisms import Mechanism, Shaped
-from adapmixed.misuse import REASONS
 from adapmixed.privacy import Accountant, Ledger, PerModelFilter
 from adapmixed.rng import SecureRandom
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
     from adapmixed.models import Ensemble
+
+# Of generate(): not handed to a callable. Of what is handed to it: prepared by transformers.
+_DROPPED = ("streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask")
+_PREPARED = frozenset(
+    {
+        "attention_mask", "position_ids", "past_key_values", "cache_position", "use_cache",
+        "logits_to_keep", "output_attentions", "output_hidden_states", "synced_gpus", "tokenizer",
+    }
+)  # fmt: skip
 
 
 def private_generate(
@@ -36,6 +48,8 @@ def private_generate(
     rng: RandomSource | None = None,
     ledger: Ledger | None = None,
     model_filter: PerModelFilter | None = None,
+    overflow: str = "refuse",
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     **inputs: Any,
 ) -> Tensor:
     """Continues prompts as `generate` of transformers does, every token answered privately.
@@ -44,11 +58,13 @@ def private_generate(
         model: whose `generate` was called, the public model of the ensemble; it is not run.
         input_ids: (b, t) prompts, padded on the left where lengths differ.
         logits_processor: temperature and top-k, which are applied before projection; no other.
-        stopping_criteria: asked after every token, without scores.
-        generation_config: `do_sample` must be True.
+        stopping_criteria: asked after every token, without scores; none that looks at the clock.
+        generation_config: `do_sample` must be True; what else (`generation_settings`).
         ensemble, mechanism, accountant: needed.
-        rng, ledger, model_filter: as `decoding.stream`; rng None: `SecureRandom()`.
-        inputs: of these the attention_mask, (b, t), is used. (Named, it would be given twice.)
+        rng, ledger, model_filter, overflow, memory_bytes: as `decoding.stream`; rng None:
+            `SecureRandom()`.
+        inputs: of these the attention_mask, (b, t), is used; others than those that transformers
+            prepares are refused. (Named, it would be given twice.)
 
     Returns:
         (b, t + s) int64, prompts and what was released, padded with the pad token (else 0).
@@ -61,7 +77,12 @@ def private_generate(
         raise ValueError(
             "ensemble, mechanism and accountant must be given to generate() beside custom_generate"
         )
-    shaped = Shaped(mechanism, **_shape(logits_processor, generation_config))
+    frame = inspect.currentframe()
+    _check_callers(None if frame is None else frame.f_back)
+    check_settings(generation_config)
+    _check_inputs(inputs, input_ids)
+    _check_criteria(stopping_criteria)
+    shaped = Shaped(mechanism, **_shape(logits_processor))
     prompt = input_ids.cpu()
 
     def ended(released: Tensor) -> Tensor:
@@ -73,12 +94,14 @@ def private_generate(
         shaped,
         input_ids,
         attention_mask=inputs.get("attention_mask"),
-        max_new_tokens=max(generation_config.max_length - input_ids.shape[1], 1),
+        max_new_tokens=generation_config.max_length - input_ids.shape[1],
         rng=SecureRandom() if rng is None else rng,
         accountant=accountant,
         ledger=ledger,
         model_filter=model_filter,
         stop=ended,
+        overflow=overflow,
+        memory_bytes=memory_bytes,
     )
     pad = generation_config.pad_token_id
     fill = pad if isinstance(pad, int) else 0
@@ -86,18 +109,10 @@ def private_generate(
     return torch.cat([input_ids, released], dim=1)
 
 
-def _shape(processors: Iterable[Any], config: Any) -> dict[str, Any]:
-    """Temperature and top-k of these settings."""
+def _shape(processors: Iterable[Any]) -> dict[str, Any]:
+    """Temperature and top-k of these processors."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 
-    if not config.do_sample:
-        raise _refused("do_sample", config.do_sample)
-    for name in ("num_beams", "num_return_sequences"):
-        if getattr(config, name, None) not in (None, 1):
-            raise _refused(name, getattr(config, name))
-    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
-        if getattr(config, name, None):
-            raise _refused(name, True)
     found: dict[str, Any] = {}
     for processor in processors:
         if isinstance(processor, TemperatureLogitsWarper):
@@ -105,9 +120,56 @@ def _shape(processors: Iterable[Any], config: Any) -> dict[str, Any]:
         elif isinstance(processor, TopKLogitsWarper):
             found["top_k"] = int(processor.top_k)
         else:
-            raise _refused("logits_processor", type(processor).__name__)
+            raise refused("logits_processor", type(processor).__name__)
     return found
 
 
-def _refused(name: str, value: object) -> ValueError:
-    return ValueError(f"{name} must not be {value!r} where tokens are private: {REASONS[name]}")
+def _check_criteria(criteria: Callable[..., Tensor]) -> None:
+    from transformers import MaxTimeCriteria
+
+    for one in criteria if isinstance(criteria, Iterable) else (criteria,):
+        if isinstance(one, MaxTimeCriteria):
+            raise refused("max_time", one.max_time)
+
+
+def _check_callers(frame: FrameType | None) -> None:
+    """Refuses arguments of `generate` that transformers does not hand to a callable.
+
+    They would be dropped without a word: they are looked up where they were given.
+    """
+    if frame is None or frame.f_code.co_name != "generate":
+        return
+    for name in _DROPPED:
+        if frame.f_locals.get(name) is not None:
+            raise refused(name, type(frame.f_locals[name]).__name__)
+
+
+def _check_inputs(inputs: Mapping[str, Any], prompt: Tensor) -> None:
+    """Refuses model inputs besides the prompt and its mask; what transformers prepares may stay."""
+    for name in _DROPPED:
+        if inputs.get(name) is not None:
+            raise refused(name, type(inputs[name]).__name__)
+    cache = inputs.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"past_key_values must be empty, got one of {cache.get_seq_length()} positions: the "
+            "ensemble reads the whole prompt itself"
+        )
+    places = inputs.get("position_ids")
+    if places is not None:
+        mask = inputs.get("attention_mask")
+        mask = torch.ones_like(prompt) if mask is None else mask.to(prompt.device)
+        expected = (mask.cumsum(dim=1) - 1)[mask == 1]
+        if not torch.equal(places.to(prompt.device).expand_as(prompt)[mask == 1], expected):
+            raise ValueError(
+                "position_ids must count the tokens that attention_mask does not hide, got others: "
+                "the ensemble counts so"
+            )
+    unknown = sorted(
+        name for name, value in inputs.items() if value is not None and name not in _PREPARED
+    )
+    if unknown:
+        raise ValueError(
+            f"model inputs must be input_ids and attention_mask, got {', '.join(unknown)}, too: "
+            "the ensemble does not read it"
+        )

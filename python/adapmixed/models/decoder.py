@@ -12,6 +12,9 @@ class Decoder:
     """Holds the next position's logits and advances by the tokens that were chosen for it.
 
     Made by `Ensemble.decoder`. The cache holds (N + 1) b rows of keys and values.
+
+    Where the window slides, it is each sequence's own: what is forgotten, and when, is what would
+    be if the sequence were alone, whatever lies beside it. All are read anew when one is cut.
     """
 
     def __init__(
@@ -21,6 +24,7 @@ class Decoder:
         mask: Tensor | None,
         memory_bytes: int,
         slide: bool = False,
+        new_tokens: int = 0,
     ) -> None:
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
@@ -29,6 +33,12 @@ class Decoder:
         self._slide = slide
         self._ids = ids
         self._mask = mask
+        limit = forward.max_positions if slide else None
+        if limit is not None:
+            self._keep(limit, limit)
+        # The most positions that will ever be read at once: no later read can need more memory.
+        window = self.length + new_tokens
+        self._window = window if limit is None else min(window, limit)
         self._read()
 
     @property
@@ -44,7 +54,7 @@ class Decoder:
     def append(self, tokens: Tensor) -> None:
         """Advances by one token per sequence, the same for every member.
 
-        Where the window is full and may slide, its later half and the new token are read anew.
+        Where a sequence's window is full and may slide, its later half and the new token are kept.
 
         Args:
             tokens: (b,) int64 or int32.
@@ -64,7 +74,7 @@ class Decoder:
         if self._mask is not None:
             self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
         if full:
-            self._keep(max(1, length // 2))
+            self._keep(length, max(1, length // 2))
             self._read()
         else:
             self._logits = self._forward(new, self._mask, self._cache, last_only=True)
@@ -83,18 +93,24 @@ class Decoder:
         if self._mask is not None:
             self._mask = self._mask[going]
 
-    def _keep(self, count: int) -> None:
-        """Forgets all but the last positions, and padding that no row needs any more."""
-        self._ids = self._ids[:, -count:]
-        if self._mask is not None:
-            self._mask = self._mask[:, -count:]
-            if bool(self._mask.all()):
-                self._mask = None
+    def _keep(self, limit: int, count: int) -> None:
+        """Cuts sequences of more than `limit` tokens to their last `count`, and pads no further."""
+        mask = torch.ones_like(self._ids) if self._mask is None else self._mask
+        held = mask.sum(dim=1)
+        held = torch.where(held > limit, held.clamp_max(count), held)
+        order = mask.argsort(dim=1, stable=True)  # padding first; tokens keep their order
+        width = int(held.max())
+        place = torch.arange(width, device=held.device)
+        mask = (place >= width - held[:, None]).to(mask.dtype)
+        self._ids = self._ids.gather(1, order)[:, -width:] * mask
+        self._mask = None if bool(mask.all()) else mask
 
     def _read(self) -> None:
         """Fills a new cache with all positions, chunk by chunk."""
         batch, length = self._ids.shape
-        chunk = self._forward.chunk_size(batch, length, self._memory_bytes, last_only=True)
+        chunk = self._forward.chunk_size(
+            batch, length, self._memory_bytes, last_only=True, window=self._window
+        )
         self._cache = self._forward.new_cache()
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)

@@ -54,7 +54,8 @@ class Ensemble:
         config: the base's transformers configuration.
         max_positions: longest input in tokens, or None if the base sets no limit.
         unverified: what loading could not check and every guarantee then says: "shards", that they
-            are disjoint; "base", that the public model is the one the adapters were trained on.
+            are disjoint; "base", that the public model is the one the adapters were trained on;
+            "tokenizer", that a public model of which this is known has the same tokenizer, too.
         fingerprint: of the base's name and the members' files in their order, hexadecimal; None if
             it was not loaded from files. A ledger's charges are those of slots: its configuration
             should hold this (`ledger_configuration`).
@@ -152,10 +153,11 @@ class Ensemble:
         ranks = ranks.over(len(paths))
         mine = paths[ranks.own(len(paths))]
         source = source_of(base)
-        same_base = check_files(source, root, manifest)
+        compared = check_files(source, root, manifest)
         model, tokenizer = load_base(base, dtype, revision=revision)
-        if not same_base:  # the files of a hub name are there once it is loaded
-            same_base = check_files(source, root, manifest)
+        if not all(compared):  # the files of a hub name are there once it is loaded
+            compared = check_files(source, root, manifest)
+        same_base, same_tokenizer = compared
         if device is not None:
             model = model.to(device)
         name = source or type(base).__name__
@@ -166,12 +168,13 @@ class Ensemble:
         if same_base:
             check_one_base(names)
         else:
-            same_base = check_names(source, names)
+            # Of a hub name in full, the tokenizer goes with the weights.
+            same_base = same_tokenizer = check_names(source, names)
         if not ranks.alone:
             facts = {
                 "the ensemble": manifest or [path.name for path in paths],
                 "the base": source if manifest is None else None,
-                "whether the base was verified": same_base,
+                "whether the base was verified": (same_base, same_tokenizer),
                 "the dtype": model.dtype,
                 "the vocabulary": model.config.get_text_config().vocab_size,
                 "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
@@ -180,7 +183,11 @@ class Ensemble:
         disjoint = len(paths) == 1 if manifest is None else manifest.disjoint
         # A model object may have been changed since it was read from the files it names.
         same_base = same_base and isinstance(base, str | os.PathLike)
-        checked = {"shards": disjoint, "base": same_base}
+        checked = {
+            "shards": disjoint,
+            "base": same_base,
+            "tokenizer": same_tokenizer or not same_base or tokenizer is None,
+        }
         unverified = tuple(name for name, done in checked.items() if not done)
         ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified, ranks=ranks)
         ensemble.fingerprint = fingerprint(source, paths)
@@ -243,15 +250,15 @@ class Ensemble:
 
         Args:
             input_ids, attention_mask: as `logits`.
-            memory_bytes: bounds the logits of a chunk plus an estimate of a layer's activations;
-                weights and the cache come on top.
+            memory_bytes: bounds the logits of a chunk, an estimate of a layer's activations and,
+                where there are several chunks, the cache; weights and adapters come on top.
 
         Returns:
             iterator of (slice of positions, private (N, b, chunk, V), public (b, chunk, V)).
 
         Raises:
-            ValueError: as `logits`, or if the budget does not hold one position (the message names
-                the bytes needed). Raised at the call, not at the first step.
+            ValueError: as `logits`, or if the budget does not hold the cache and one position (the
+                message names the bytes needed). Raised at the call, not at the first step.
         """
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
         batch, length = ids.shape
@@ -265,16 +272,18 @@ class Ensemble:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         attention_mask: Tensor | None = None,
         overflow: str = "refuse",
+        new_tokens: int = 0,
     ) -> Decoder:
         """Reads a prompt and stands ready to decode after it.
 
         Args:
             input_ids: (b, t) prompts, t <= max_positions unless the window slides.
-            memory_bytes: as `iter_logits`, for reading the prompt.
+            memory_bytes: as `iter_logits`; it must hold the cache of all positions that will come.
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
             overflow: one of `OVERFLOWS`: what happens where the context is full. "slide" forgets
-                the older half and reads the rest anew; of a longer prompt the last max_positions
-                are read.
+                the older half of a sequence and reads the rest anew; of a longer prompt the last
+                max_positions tokens are read. The window is each sequence's own, without padding.
+            new_tokens: how many will be appended at most, for `memory_bytes`.
 
         Raises:
             ValueError: as `iter_logits`, or if a row ends in padding, or overflow is unknown.
@@ -282,12 +291,8 @@ class Ensemble:
         if overflow not in OVERFLOWS:
             raise ValueError(f"overflow must be one of {OVERFLOWS}, got {overflow!r}")
         slide = overflow == "slide"
-        if slide and self.max_positions is not None:
-            input_ids = input_ids[:, -self.max_positions :]
-            if attention_mask is not None:
-                attention_mask = attention_mask[:, -self.max_positions :]
-        ids, mask = self._forward.check_ids(input_ids, attention_mask)
-        return Decoder(self._forward, ids, mask, memory_bytes, slide)
+        ids, mask = self._forward.check_ids(input_ids, attention_mask, any_length=slide)
+        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens)
 
     def _chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int

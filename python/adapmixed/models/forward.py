@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,14 +40,20 @@ class BatchedForward:
     masked_ids: Tensor | None = None
     ranks: Ranks = ALONE
 
-    def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
-        """Validated (input_ids, attention_mask) on the model's device, int64; see `Ensemble`."""
+    def check_ids(
+        self, input_ids: Tensor, attention_mask: Tensor | None, *, any_length: bool = False
+    ) -> tuple[Tensor, Any]:
+        """Validated (input_ids, attention_mask) on the model's device, int64; see `Ensemble`.
+
+        `any_length` leaves out the model's window.
+        """
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must have shape (b, t) with b, t >= 1, got {tuple(input_ids.shape)}"
             )
         self.check_tokens("input_ids", input_ids)
-        self.check_length(input_ids.shape[1])
+        if not any_length:
+            self.check_length(input_ids.shape[1])
         ids = input_ids.to(self.model.device, torch.int64)
         if attention_mask is None:
             return ids, None
@@ -120,16 +127,57 @@ class BatchedForward:
             logits.index_fill_(-1, self.masked_ids, float("-inf"))
         return logits
 
-    def chunk_size(self, batch: int, length: int, memory_bytes: int, *, last_only: bool) -> int:
-        """Positions per pass so that logits and activations fit the budget.
+    @cached_property
+    @torch.no_grad()
+    def _cached_bytes(self) -> tuple[tuple[int, int | None], ...]:
+        """Of each layer: bytes of a row's keys and values of one position, and its window or None.
 
-        Counted: (N + 1) b V logits per position (once in all if `last_only`; twice these where the
-        model caps or scales them), and an estimate of one layer's activations. Not counted:
-        weights, and the key/value cache, which holds all positions however they are chunked.
+        Read off a cache that holds one position: configurations name heads in too many ways.
+        """
+        cache, rows = self.new_cache(), self.num_models + 1
+        token = torch.zeros((rows, 1), dtype=torch.int64, device=self.model.device)
+        self.model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return tuple(
+            (
+                sum(part.numel() * part.element_size() for part in (layer.keys, layer.values))
+                // rows,
+                getattr(layer, "sliding_window", None),
+            )
+            for layer in cache.layers
+        )
+
+    def cache_bytes(self, rows: int, positions: int) -> int:
+        """Bytes of a key/value cache: layers 2 rows positions heads head_dim bytes-per-number.
+
+        Layers with a sliding window keep no more positions than it. The largest layer counts twice,
+        since a cache that grows is copied layer by layer.
+        """
+        layers = [
+            rows * size * (positions if window is None else min(positions, window))
+            for size, window in self._cached_bytes
+        ]
+        return sum(layers) + max(layers)
+
+    def chunk_size(
+        self,
+        batch: int,
+        length: int,
+        memory_bytes: int,
+        *,
+        last_only: bool,
+        window: int | None = None,
+    ) -> int:
+        """Positions per pass so that cache, logits and activations fit the budget.
+
+        Counted: the key/value cache of `window` positions (None: of `length`; without `last_only`
+        it is left out where all are computed in one pass), (N + 1) b V logits per position (once in
+        all if `last_only`; twice these where the model caps or scales them), and an estimate of one
+        layer's activations. Not counted: weights and adapters.
 
         Raises:
-            ValueError: naming the number needed, if not even one position fits.
+            ValueError: naming the bytes needed, if not even one position fits.
         """
+        window = length if window is None else window
         rows = (self.ranks.most(self.num_models) + 1) * batch  # the same chunks on every rank
         config = self.model.config.get_text_config()
         hidden = int(config.hidden_size)
@@ -141,12 +189,18 @@ class BatchedForward:
         # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
         # attention adds a score or mask row over all positions for every head at worst.
         heads = int(getattr(config, "num_attention_heads", 1))
-        activations = rows * (element * (8 * hidden + 2 * inner) + 4 * heads * length)
+        activations = rows * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
         fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
-        needed = fixed + per_position
+        if not last_only and memory_bytes >= length * per_position:
+            return length
+        cache = self.cache_bytes(rows, window)
+        needed = cache + fixed + per_position
+        if not last_only:
+            needed = min(needed, length * per_position)
         if memory_bytes < needed:
             raise ValueError(
-                f"memory_bytes must be >= {needed} to compute one position of {rows} rows, "
-                f"got {memory_bytes}"
+                f"memory_bytes must be >= {needed} for {rows} rows (a row for the public and each "
+                f"private model, times the batch): {cache} bytes of keys and values of {window} "
+                f"positions, and {fixed + per_position} to compute one, got {memory_bytes}"
             )
-        return min(length, (memory_bytes - fixed) // per_position)
+        return min(length, (memory_bytes - cache - fixed) // per_position)

@@ -1,7 +1,7 @@
 """`ensemble.json`: what an ensemble folder says about itself.
 
     {"format_version": 1, "base_model": "...", "num_models": N, "members": ["member-000", ...],
-     "tokenizer_sha256": "...", "base_sha256": "...", "training": {...},
+     "tokenizer_files": {"tokenizer.json": "...", ...}, "base_sha256": "...", "training": {...},
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
 The members are ordinary peft folders beside it; `shards` is what `shards.check_shards` reads. Shard
@@ -33,7 +33,9 @@ class Manifest:
     Attributes:
         base_model: name of the public model, for people; loading is given the base itself.
         members: folder names, one per private model, N = len(members) >= 1.
-        tokenizer_sha256: digest of the base's `tokenizer.json`, or None.
+        tokenizer_sha256: digest of the bytes of the base's `tokenizer.json`, or None; what early
+            ensembles recorded.
+        tokenizer_files: digests of the base's tokenizer (`provenance.tokenizer_files`), by file.
         base_sha256: digest of the base's weights (`provenance.base_sha256`), or None.
         revision: the hub's commit of the base, or None; loading by hub name asks for it.
         training: settings the members were trained with.
@@ -48,6 +50,7 @@ class Manifest:
     revision: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     shards: tuple[Mapping[str, Any], ...] = ()
+    tokenizer_files: Mapping[str, str] = field(default_factory=dict)
     disjoint: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +104,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             revision=_text_or_none(data.get("revision"), "revision"),
             training=dict(data.get("training") or {}),
             shards=tuple(data.get("shards") or ()),
+            tokenizer_files=_digests(data.get("tokenizer_files") or {}, "tokenizer_files"),
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -114,6 +118,7 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
         "num_models": len(manifest.members),
         "members": list(manifest.members),
         "tokenizer_sha256": manifest.tokenizer_sha256,
+        "tokenizer_files": dict(manifest.tokenizer_files),
         "base_sha256": manifest.base_sha256,
         "revision": manifest.revision,
         "training": dict(manifest.training),
@@ -136,6 +141,13 @@ def _text_or_none(value: Any, name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} must be a string or null, got {value!r}")
     return value
+
+
+def _digests(value: Any, name: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, got {value!r}")
+    digests = {file: _digest_or_none(digest, f"{name} of {file}") for file, digest in value.items()}
+    return {file: digest for file, digest in digests.items() if digest is not None}
 
 
 def _digest_or_none(value: Any, name: str) -> str | None:

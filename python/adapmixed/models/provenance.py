@@ -5,31 +5,91 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from adapmixed.models.adapters import CONFIG_FILE, WEIGHTS_FILE
 from adapmixed.models.manifest import Manifest, file_sha256
 
 WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_VOCABULARIES = (
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "spm.model",
+    "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken",
+)  # fmt: skip
+TOKENIZER_PARTS = (TOKENIZER, *_SETTINGS, *_VOCABULARIES)
+"""Files that determine how text is cut into which ids."""
+# What does not: names and versions, lengths, padding, and how a chat or released text is written.
+_ASIDE = frozenset(
+    {
+        "padding", "truncation", "name_or_path", "transformers_version", "_commit_hash",
+        "special_tokens_map_file", "tokenizer_file", "chat_template", "is_local",
+        "clean_up_tokenization_spaces", "model_max_length", "max_length", "stride", "padding_side",
+        "truncation_side", "truncation_strategy", "pad_to_multiple_of", "model_input_names",
+    }
+)  # fmt: skip
+
+
+class Compared(NamedTuple):
+    """What of a base was compared with what the ensemble recorded, and agrees."""
+
+    weights: bool
+    tokenizer: bool
 
 
 def base_sha256(folder: str | os.PathLike[str]) -> str | None:
-    """What `ensemble.json` records of a base folder's weights; None where it has no safetensors.
+    """What `ensemble.json` records of a base folder's weights; None where there are none.
 
     The SHA-256 of `model.safetensors`; of weights in several files that of the lines "<name>
-    <SHA-256>" of all files that their index names, by name.
+    <SHA-256>" of all files that their index names, by name. Without either, the same of
+    `pytorch_model.bin`.
     """
     path = Path(folder)
-    if (path / WEIGHTS).is_file():
-        return file_sha256(path / WEIGHTS)
-    index = path / f"{WEIGHTS}.index.json"
-    if not index.is_file():
-        return None
-    files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    lines = "".join(f"{name} {file_sha256(path / name)}\n" for name in files)
-    return hashlib.sha256(lines.encode()).hexdigest()
+    for weights in (WEIGHTS, "pytorch_model.bin"):  # in the order in which they are looked for
+        if (path / weights).is_file():
+            return file_sha256(path / weights)
+        index = path / f"{weights}.index.json"
+        if index.is_file():
+            content = json.loads(index.read_text(encoding="utf-8"))
+            names = sorted(set(content["weight_map"].values()))
+            lines = "".join(f"{name} {file_sha256(path / name)}\n" for name in names)
+            return hashlib.sha256(lines.encode()).hexdigest()
+    return None
+
+
+def tokenizer_files(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """What `ensemble.json` records of a base folder's tokenizer: the digest of each of its files.
+
+    Beside a `tokenizer.json` the vocabularies of other forms are not read, and left out. The digest
+    is the SHA-256 of the bytes; of JSON that of its content in order, without settings of padding,
+    lengths and names, which leave the ids alone.
+
+    Raises:
+        ValueError: a file of JSON that is none.
+    """
+    return tokenizer_digests(Path(folder) / name for name in TOKENIZER_PARTS)
+
+
+def tokenizer_digests(paths: Iterable[Path]) -> dict[str, str]:
+    """As :func:`tokenizer_files`, of those of `TOKENIZER_PARTS` that are there."""
+    found = {path.name: path for path in paths if path.is_file()}
+    if TOKENIZER in found:
+        found = {name: path for name, path in found.items() if name not in _VOCABULARIES}
+    return {name: _canonical_sha256(path) for name, path in sorted(found.items())}
+
+
+def _canonical_sha256(path: Path) -> str:
+    if path.suffix != ".json":
+        return file_sha256(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+    if path.name in (TOKENIZER, *_SETTINGS) and isinstance(content, dict):
+        content = {key: value for key, value in content.items() if key not in _ASIDE}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def source_of(base: Any) -> str | None:
@@ -39,8 +99,8 @@ def source_of(base: Any) -> str | None:
     return os.fspath(base) if base else None
 
 
-def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> bool:
-    """Whether the base's weights were compared with what the ensemble recorded, and agree.
+def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> Compared:
+    """Compares the base's files with what the ensemble recorded.
 
     Args:
         source: of :func:`source_of`.
@@ -52,16 +112,26 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
     """
     local = None if manifest is None else _local_folder(source, manifest.revision)
     if manifest is None or local is None:
-        return False
-    tokenizer = local / "tokenizer.json"
-    if manifest.tokenizer_sha256 is not None and tokenizer.is_file():
-        _compare(tokenizer, file_sha256(tokenizer), folder, manifest.tokenizer_sha256)
-    if manifest.base_sha256 is None:
-        return False
-    found = base_sha256(local)
-    if found is not None:
+        return Compared(False, False)
+    same_tokenizer = _compare_tokenizer(local, folder, manifest)
+    found = None if manifest.base_sha256 is None else base_sha256(local)
+    if found is not None and manifest.base_sha256 is not None:
         _compare(local / WEIGHTS, found, folder, manifest.base_sha256)
-    return found is not None
+    return Compared(found is not None, same_tokenizer)
+
+
+def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest) -> bool:
+    """Whether all files of the tokenizer were compared: none was recorded only, or is there only.
+
+    Early ensembles recorded the bytes of `tokenizer.json` alone.
+    """
+    path = local / TOKENIZER
+    if manifest.tokenizer_sha256 is not None and path.is_file():
+        _compare(path, file_sha256(path), folder, manifest.tokenizer_sha256)
+    found = tokenizer_files(local)
+    for name in found.keys() & manifest.tokenizer_files.keys():
+        _compare(local / name, found[name], folder, manifest.tokenizer_files[name])
+    return found.keys() == manifest.tokenizer_files.keys()
 
 
 def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:

@@ -269,7 +269,7 @@ class UnprotectedAnswer:
         object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
 
 
-CAVEATS = ("seeded", "shards", "base")
+CAVEATS = ("seeded", "shards", "base", "tokenizer")
 """Seeded randomness; shards not known to be disjoint; a public model not compared with that of the
 adapters."""
 

@@ -26,6 +26,7 @@ _CAVEAT_WORDS = {
     "shards": "Disjointness of the shards was not verified: records that lie in several of them "
     "are not covered.",
     "base": "The public model was not compared with the one that the adapters were trained on.",
+    "tokenizer": "The public model's tokenizer was not compared with the one of the training.",
 }
 
 METHODS = ("pld", "zcdp", "filter")

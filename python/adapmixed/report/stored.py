@@ -23,6 +23,10 @@ def stored_report(stored: "StoredResult") -> dict[str, object]:
     if not stored.runs:
         raise ValueError("nothing is answered yet")
     settings = {key: value for key, value in stored.configuration.items() if key != "probe"}
+    # A function of the members' weights; reports go to others.
+    settings["ensemble"] = {
+        key: value for key, value in settings["ensemble"].items() if key != "fingerprint"
+    }
     queries, runs = settings["queries"], settings["runs"]
     begun = len(stored.runs[0].evaluations)
     last = stored.runs[0].evaluations[-1].queries

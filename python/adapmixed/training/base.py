@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.models.manifest import file_sha256
-from adapmixed.models.provenance import WEIGHTS, base_sha256
+from adapmixed.models.provenance import (
+    TOKENIZER_PARTS,
+    WEIGHTS,
+    base_sha256,
+    tokenizer_digests,
+    tokenizer_files,
+)
 from adapmixed.models.support import check_model
 
 
@@ -18,7 +24,7 @@ class BaseFacts:
     Attributes:
         name: the hub name, or the folder's own name without its path.
         revision: the hub's commit; None for a folder.
-        tokenizer_sha256: digest of `tokenizer.json`, None without one.
+        tokenizer_files: `provenance.tokenizer_files`, {} without a tokenizer.
         base_sha256: `provenance.base_sha256` of a folder; of a hub name the digest of
             `model.safetensors`, None where its weights lie in several files.
         positions: longest input in tokens, or None.
@@ -27,7 +33,7 @@ class BaseFacts:
 
     name: str
     revision: str | None
-    tokenizer_sha256: str | None
+    tokenizer_files: dict[str, str]
     base_sha256: str | None
     positions: int | None
     default_targets: tuple[str, ...]
@@ -55,14 +61,24 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     return BaseFacts(
         name=Path(base).resolve().name if local else base,
         revision=commit,
-        tokenizer_sha256=_digest(base, "tokenizer.json", commit),
+        tokenizer_files=tokenizer_files(base) if local else _tokenizer_of_hub(base, commit),
         base_sha256=base_sha256(base) if local else _digest(base, WEIGHTS, commit),
         positions=None if positions is None else int(positions),
         default_targets=tuple(TARGETS.get(config.model_type, ())),
     )
 
 
+def _tokenizer_of_hub(base: str, revision: str | None) -> dict[str, str]:
+    paths = (_cached(base, name, revision) for name in TOKENIZER_PARTS)
+    return tokenizer_digests(path for path in paths if path is not None)
+
+
 def _digest(base: str, name: str, revision: str | None) -> str | None:
+    path = _cached(base, name, revision)
+    return None if path is None else file_sha256(path)
+
+
+def _cached(base: str, name: str, revision: str | None) -> Path | None:
     from transformers.utils import cached_file
 
     path: Any = cached_file(
@@ -72,4 +88,4 @@ def _digest(base: str, name: str, revision: str | None) -> str | None:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return None if path is None else file_sha256(path)
+    return None if path is None else Path(path)

@@ -24,6 +24,28 @@ MEMBER_FILE = "shard.json"
 FORMAT_VERSION = 1
 
 
+def read_member_record(folder: Path) -> dict[str, Any]:
+    """What `shard.json` in a member's folder says: "shard", "tokens" and "validation".
+
+    Raises:
+        ValueError: it is not JSON of this format.
+    """
+    path = folder / MEMBER_FILE
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(record).__name__}")
+    version = record.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
+    missing = {"shard", "tokens", "validation"} - record.keys()
+    if missing:
+        raise ValueError(f"{path} must say {' and '.join(sorted(missing))}, it does not")
+    return record
+
+
 class TrainingFolder:
     """Paths of one run, and what is finished."""
 
@@ -131,9 +153,7 @@ class TrainingFolder:
 
     def record(self, member: int) -> dict[str, Any]:
         """What a finished member's training recorded."""
-        path = self.output / self.members[member] / MEMBER_FILE
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return record
+        return read_member_record(self.output / self.members[member])
 
     def finish(self, manifest: Manifest) -> None:
         """Writes `ensemble.json`; one that is there must say the same.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -9,11 +10,14 @@ from typing import Any
 
 from tqdm import tqdm
 
+_LOG = logging.getLogger(__name__)
+
 
 class Progress:
     """A bar on a terminal, and a line per finished member everywhere.
 
-    The work of a member is measured by the bytes of its shard.
+    The work of a member is measured by the bytes of its shard. What depends on the text of a shard,
+    its validation loss above all, is logged and in no line.
     """
 
     def __init__(self, sizes: Mapping[int, int], say: Callable[[str], None] | None = None) -> None:
@@ -52,8 +56,9 @@ class Progress:
                 f"validation loss {validation['loss']:.3f}, public model "
                 f"{validation['public_loss']:.3f} nats per token"
             )
-        line = f"{name}: {documents} documents, {record['tokens']} tokens, {loss}"
-        self.say(f"{line} ({count} of {len(self._sizes)}, {self.time_left()} left)")
+        self.say(f"{name}: finished ({count} of {len(self._sizes)}, {self.time_left()} left)")
+        self._bar.clear()
+        _LOG.info("%s: %d documents, %d tokens, %s", name, documents, record["tokens"], loss)
 
     def say(self, line: str) -> None:
         """A line above the bar."""

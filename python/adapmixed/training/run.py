@@ -127,7 +127,7 @@ def train_ensemble(
     settings = {
         "base_model": facts.name,
         "revision": facts.revision,
-        "tokenizer_sha256": facts.tokenizer_sha256,
+        "tokenizer_files": facts.tokenizer_files,
         "base_sha256": facts.base_sha256,
         **_training(run),
     }
@@ -167,7 +167,7 @@ def train_ensemble(
         manifest = Manifest(
             base_model=facts.name,
             members=folder.members,
-            tokenizer_sha256=facts.tokenizer_sha256,
+            tokenizer_files=facts.tokenizer_files,
             base_sha256=facts.base_sha256,
             revision=facts.revision,
             training={**_training(run), "corpus_hmac": spooled.fingerprint},
