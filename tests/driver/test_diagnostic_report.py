@@ -25,7 +25,7 @@ from adapmixed.evaluation.diagnosis import QUANTILES
 from adapmixed.report import report_text, write_report
 from adapmixed.report.diagnostic_figures import draw_charges
 from adapmixed.report.figures import draw
-from adapmixed.report.training import validation_losses
+from adapmixed.report.training import training_losses
 from adapmixed.report.view import read_methods
 
 FORMATS = Path(__file__).parents[1] / "formats"
@@ -66,9 +66,12 @@ def diagnosed() -> list[Evaluation]:
 
 
 TRAINING = [
-    {"member": f"member-{i:03d}", "tokens": 9, "loss": 4.0 + 0.1 * i, "public_loss": 4.5}
+    {
+        "member": f"member-{i:03d}", "tokens": 9, "loss": 4.0 + 0.1 * i, "public_loss": 4.5,
+        "losses": [5.0, 4.5 + 0.1 * i],
+    }
     for i in range(4)
-]
+]  # fmt: skip
 
 
 def test_report_holds_what_was_found() -> None:
@@ -94,9 +97,16 @@ def test_figures_of_diagnostics() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figures = {one.name: one for one in draw(report)}
-    assert list(figures)[2:] == ["breakdown", "weights", "charges", "screened", "validation"]
+    assert list(figures)[2:] == [
+        "breakdown",
+        "weights",
+        "charges",
+        "screened",
+        "training",
+        "validation",
+    ]
     assert draw_charges(read_methods(report)) == figures["charges"]  # the same bytes
-    for name in ("weights", "charges", "screened", "validation"):
+    for name in ("weights", "charges", "screened", "training", "validation"):
         assert figures[name].svg.startswith("<svg") and "nan" not in figures[name].svg.lower()
         assert "For the operator only" in figures[name].caption
     assert {"training"}.isdisjoint(build()) and "diagnostics" not in build()["methods"][0]
@@ -113,22 +123,28 @@ def test_a_model_that_was_charged_more_is_drawn_higher() -> None:
     assert figure(0.9) != figure(1.8) and figure(0.9) == figure(0.9)
 
 
-def test_validation_losses_come_from_the_members_folders(tmp_path: Path) -> None:
-    assert validation_losses(tmp_path) == []
+def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
+    assert training_losses(tmp_path) == []
     shutil.copyfile(FORMATS / "ensemble-1.json", tmp_path / "ensemble.json")
-    assert validation_losses(tmp_path) == []
+    assert training_losses(tmp_path) == []
     records = (
-        {"documents": 3, "loss": 4.25, "public_loss": 4.5},
-        None,  # nothing was held out
+        ({"documents": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
+        (None, [4.75]),  # nothing was held out
+        (None, []),  # an empty shard
     )
-    for index, validation in enumerate(records):
+    for index, (validation, losses) in enumerate(records):
         folder = tmp_path / f"member-{index:03d}"
         folder.mkdir()
-        record = {"format_version": 1, "shard": {}, "tokens": 700, "validation": validation}
+        record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": losses}
+        record["validation"] = validation
         (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
-    assert validation_losses(tmp_path) == [
-        {"member": "member-000", "tokens": 700, "loss": 4.25, "public_loss": 4.5}
-    ]
+    assert training_losses(tmp_path) == [
+        {
+            "member": "member-000", "tokens": 700, "losses": [5.0, 4.5],
+            "loss": 4.25, "public_loss": 4.5,
+        },
+        {"member": "member-001", "tokens": 700, "losses": [4.75]},
+    ]  # fmt: skip
 
 
 def redrawn(path: Path, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> str:
@@ -146,7 +162,7 @@ def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     out = tmp_path / "again"
     printed = redrawn(first[0], capsys, out)
     assert printed.startswith(report_text(report)) and "perplexity of queries" in printed
-    assert len(first) == 2 + 7
+    assert len(first) == 2 + 8
     assert [(out / path.name).read_bytes() for path in first] == [p.read_bytes() for p in first]
     assert re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE) == [p.name for p in first]
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in first)

@@ -102,7 +102,7 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
     from adapmixed.models import Ensemble
     from adapmixed.report import build_report, environment, report_text, write_report
     from adapmixed.report.runs import runs_entry
-    from adapmixed.report.training import validation_losses
+    from adapmixed.report.training import training_losses
     from adapmixed.training.finetune import token_stream
 
     documents = read_text(arguments.text)
@@ -129,7 +129,7 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
         evaluations,
         config=_config(arguments, asked, total, ensemble),
         environment=environment(),
-        training=validation_losses(Path(arguments.ensemble)),
+        training=training_losses(Path(arguments.ensemble)),
     )
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)

@@ -39,7 +39,7 @@ def build_report(
         environment: see :func:`environment`.
         sample: a generated text: "text" and "guarantee" (the sentence that covers it), optionally
             "prompt" (public text that it continues), "method", "kind", and further strings.
-        training: see :func:`adapmixed.report.training.validation_losses`.
+        training: see :func:`adapmixed.report.training.training_losses`.
 
     Returns:
         {"format_version": 1, "methods": [...], "sample", "environment", "config"}; each method has

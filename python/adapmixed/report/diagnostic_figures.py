@@ -150,9 +150,9 @@ def draw_screened(methods: Sequence[Method]) -> Drawing | None:
 def draw_validation(training: object) -> Drawing | None:
     """Validation loss of every member beside the public model's; entries of report["training"]."""
     title = "Validation loss of the members"
-    if not isinstance(training, list) or not training:
+    ordered = sorted(_with(training, "loss"), key=lambda one: one["loss"])
+    if not ordered:
         return None
-    ordered = sorted(training, key=lambda one: one["loss"])
     places = range(1, len(ordered) + 1)
     with canvas(3.4) as (figure, axes):
         loss = [one["loss"] for one in ordered]
@@ -171,6 +171,37 @@ def draw_validation(training: object) -> Drawing | None:
         f"model’s loss on the same text above or below it. {_OPERATOR}"
     )
     return Drawing("validation", title, caption, svg)
+
+
+def draw_training(training: object) -> Drawing | None:
+    """Training loss of every member over the epochs; entries of report["training"]."""
+    title = "Training curves of the members"
+    members = _with(training, "losses")
+    if not members:
+        return None
+    with canvas(3.4) as (figure, axes):
+        curves = sorted((one["losses"] for one in members), key=lambda losses: losses[-1])
+        for losses in curves:
+            axes.plot(range(1, len(losses) + 1), losses, color="#BBBBBB", linewidth=0.8)
+        middle = curves[len(curves) // 2]
+        axes.plot(
+            range(1, len(middle) + 1), middle, "o-", color=COLOURS[0], markersize=3.5,
+            label="the member in the middle at the end",
+        )  # fmt: skip
+        axes.set(title=title, xlabel="epochs", ylabel="nats a token of its own shard")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        number_axis(axes.yaxis)
+        figure.legend(loc="outside lower left", handlelength=2.5)
+        svg = svg_text(figure, "training", title)
+    caption = (
+        f"Mean loss of each epoch on the text that is trained on, a line a member. {_OPERATOR}"
+    )
+    return Drawing("training", title, caption, svg)
+
+
+def _with(training: object, name: str) -> list[Any]:
+    """The entries of report["training"] that have such losses."""
+    return [one for one in training if name in one] if isinstance(training, list) else []
 
 
 def _each(grid: Any) -> list[Any]:

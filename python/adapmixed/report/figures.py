@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from adapmixed.report.diagnostic_figures import (
     draw_charges,
     draw_screened,
+    draw_training,
     draw_validation,
     draw_weights,
 )
@@ -43,7 +44,8 @@ _CURVE_WORDS = {
 
 def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
     """The figures that a report has data for: ε over queries, perplexity over ε, parts of ε; with
-    diagnostics weights, charges of single models and screened queries; validation losses."""
+    diagnostics weights, charges of single models and screened queries; losses of
+    training and validation."""
     methods = read_methods(report)
     drawings = (
         _draw_curves(methods),
@@ -52,6 +54,7 @@ def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
         draw_weights(methods),
         draw_charges(methods),
         draw_screened(methods),
+        draw_training(report.get("training")),
         draw_validation(report.get("training")),
     )
     return tuple(drawing for drawing in drawings if drawing is not None)

@@ -1,4 +1,4 @@
-"""Validation losses that `adapmixed train` leaves in an ensemble's folders: the operator's."""
+"""Losses that `adapmixed train` leaves in an ensemble's folders: the operator's."""
 
 from pathlib import Path
 
@@ -6,9 +6,10 @@ from adapmixed.models.manifest import FILE_NAME, read_manifest
 from adapmixed.training.folder import MEMBER_FILE, read_member_record
 
 
-def validation_losses(folder: Path) -> list[dict[str, object]]:
-    """Of every member with held-out text, in their order: "member", "tokens" it was trained on,
-    "loss" and "public_loss" in nats per held-out token.
+def training_losses(folder: Path) -> list[dict[str, object]]:
+    """Of every member that has any, in their order: "member", "tokens" it was trained on, "losses",
+    the mean of each epoch in nats per token, and with held-out text "loss" and "public_loss", in
+    nats per held-out token.
 
     Args:
         folder: of the ensemble; one that was not made by `adapmixed train` gives nothing.
@@ -23,8 +24,12 @@ def validation_losses(folder: Path) -> list[dict[str, object]]:
         if not (folder / member / MEMBER_FILE).is_file():
             continue
         record = read_member_record(folder / member)
-        validation = record["validation"]
-        if validation is not None:
-            losses = {name: float(validation[name]) for name in ("loss", "public_loss")}
+        losses: dict[str, object] = {}
+        if record["losses"]:  # none of an empty shard
+            losses["losses"] = [float(loss) for loss in record["losses"]]
+        if record["validation"] is not None:
+            for name in ("loss", "public_loss"):
+                losses[name] = float(record["validation"][name])
+        if losses:
             found.append({"member": member, "tokens": record["tokens"], **losses})
     return found

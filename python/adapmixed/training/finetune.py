@@ -123,6 +123,7 @@ def train_adapter(
     seed: int,
     shard: int,
     progress: Progress | None = None,
+    on_epoch: Callable[[float], None] | None = None,
 ) -> Any:
     """Trains one adapter on one shard; `base` is copied and never changed.
 
@@ -136,6 +137,7 @@ def train_adapter(
         seed: the run's seed.
         shard: the shard's number, >= 0.
         progress: told of every step.
+        on_epoch: told the mean loss of each epoch, in nats per token, when all are done.
 
     Returns:
         the adapted copy, a peft model in eval mode.
@@ -151,7 +153,10 @@ def train_adapter(
         inputs, labels = token_blocks(tokens, config.block_size)
         if inputs.shape[0] > 0:
             generator = _generator(seed, shard)
-            fit(model, inputs, labels, config, generator=generator, progress=progress)
+            history = fit(model, inputs, labels, config, generator=generator, progress=progress)
+            for loss in history:
+                if on_epoch is not None:
+                    on_epoch(loss)
     return model.eval()
 
 

@@ -25,7 +25,8 @@ FORMAT_VERSION = 1
 
 
 def read_member_record(folder: Path) -> dict[str, Any]:
-    """What `shard.json` in a member's folder says: "shard", "tokens" and "validation".
+    """What `shard.json` in a member's folder says: "shard", "tokens", "losses" of the epochs and
+    "validation".
 
     Raises:
         ValueError: it is not JSON of this format.
@@ -40,7 +41,7 @@ def read_member_record(folder: Path) -> dict[str, Any]:
     version = record.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
         raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
-    missing = {"shard", "tokens", "validation"} - record.keys()
+    missing = {"shard", "tokens", "losses", "validation"} - record.keys()
     if missing:
         raise ValueError(f"{path} must say {' and '.join(sorted(missing))}, it does not")
     return record

@@ -86,6 +86,7 @@ class MemberTrainer:
         documents = self._spool.read(shard)
         training, validation = hold_out(documents, settings.validation_fraction, key=self._key)
         tokens = self._tokens(training)
+        losses: list[float] = []
         model = train_adapter(
             self._base,
             tokens,
@@ -93,6 +94,7 @@ class MemberTrainer:
             seed=settings.seed,
             shard=shard,
             progress=lambda done, steps: progress(done / steps),
+            on_epoch=losses.append,
         )
         if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
             raise ValueError(f"{folder.name}: training diverged, a lower learning_rate is needed")
@@ -100,6 +102,7 @@ class MemberTrainer:
             "format_version": FORMAT_VERSION,
             "shard": shard_record(documents, key=self._key),
             "tokens": len(tokens),
+            "losses": losses,
             "validation": self._validate(model, validation),
         }
         temporary = temporary_folder(folder)
