@@ -3,7 +3,8 @@
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from adapmixed import __version__
 from adapmixed.commands import (
@@ -53,21 +54,31 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _log_to_stderr() -> None:
+@contextmanager
+def _logging(shown: bool) -> Iterator[None]:
+    """The package's log on standard error while a command runs, if it is to be shown."""
+    if not shown:
+        yield
+        return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("adapmixed")
-    logger.handlers[:] = [handler]
+    level = logger.level
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; a refusal is one line on standard error and exit status 2."""
     parsed = _parser().parse_args(arguments)
-    if parsed.verbose:
-        _log_to_stderr()
     try:
-        return int(parsed.run(parsed))
+        with _logging(parsed.verbose):
+            return int(parsed.run(parsed))
     except (ValueError, OSError, RuntimeError) as error:
         text = " ".join(str(error).split())
         print(f"adapmixed {parsed.command}: {text}", file=sys.stderr)

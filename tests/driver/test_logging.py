@@ -77,15 +77,11 @@ def test_verbose(capsys: pytest.CaptureFixture[str]) -> None:
     models = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
     short = ["--prompt", "The", "--max-new-tokens", "2", "--seed", "1"]
     command = ["generate", *models, *short]
-    logger = logging.getLogger("adapmixed")
-    try:
-        assert main(command) == 0
-        quiet = capsys.readouterr()
-        assert main([*command, "--verbose"]) == 0
-        verbose = capsys.readouterr()
-    finally:
-        logger.handlers.clear()
-        logger.setLevel(logging.NOTSET)
+    assert main(command) == 0
+    quiet = capsys.readouterr()
+    assert main([*command, "--verbose"]) == 0
+    verbose = capsys.readouterr()
+    assert logging.getLogger("adapmixed").handlers == []
     assert verbose.out == quiet.out
     added = set(verbose.err.splitlines()) - set(quiet.err.splitlines())
     assert any("adapmixed.models.ensemble: ensemble of 64 models" in line for line in added)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +98,7 @@ def test_validation_losses_are_logged_for_the_operator_alone(
     quiet = capsys.readouterr().err
     assert quiet.count(": finished (") == 3 and "(3 of 3, 0 s left)" in quiet
     assert not any(word in quiet for word in ("loss", "documents,", "tokens"))
-    logger = logging.getLogger("adapmixed")
-    try:
-        assert main([*arguments, str(tmp_path / "verbose"), "--verbose"]) == 0
-    finally:
-        logger.handlers.clear()
-        logger.setLevel(logging.NOTSET)
+    assert main([*arguments, str(tmp_path / "verbose"), "--verbose"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "validation loss" in line]
     assert lines and all("adapmixed.training.progress: member-00" in line for line in lines)
 

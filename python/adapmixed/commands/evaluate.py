@@ -16,7 +16,6 @@ from adapmixed.commands.filters import (
 from adapmixed.commands.methods import Choice, add_method_option, choices_of
 from adapmixed.commands.options import (
     add_mechanism_options,
-    add_rank_option,
     check_output,
     mechanism_of,
     memory_bytes,
@@ -24,6 +23,7 @@ from adapmixed.commands.options import (
     quiet_libraries,
     random_source,
 )
+from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,17 +78,15 @@ def add_parser(commands: Any) -> None:
     add_mechanism_options(parser)
     add_method_option(parser)
     add_filter_options(parser)
-    add_rank_option(parser)
+    add_placing_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates and prints the table; of several ranks one prints and writes."""
-    from adapmixed.ranks import joined
-
     choices = choices_of(arguments)  # refuses bad options before the models are loaded
     _check_combination(arguments)
-    with joined(timeout_seconds=arguments.rank_timeout) as ranks:
+    with joined_ranks(arguments) as ranks:
         return _run(arguments, choices, ranks)
 
 
@@ -99,14 +97,13 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import plan_runs
-    from adapmixed.models import Ensemble
     from adapmixed.report import build_report, environment, report_text, write_report
     from adapmixed.report.runs import runs_entry
     from adapmixed.report.training import training_losses
     from adapmixed.training.finetune import token_stream
 
     documents = read_text(arguments.text)
-    ensemble = Ensemble.load(arguments.base, arguments.ensemble, ranks=ranks)
+    ensemble = load_ensemble(arguments, ranks)
     if ensemble.tokenizer is None:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
     tokens = token_stream(ensemble.tokenizer, [document.text for document in documents])
@@ -224,7 +221,18 @@ def _evaluated(
 def _config(
     arguments: argparse.Namespace, asked: Asked, queries: int, ensemble: Any
 ) -> dict[str, object]:
-    names = ("preset", "delta", "rule", "adjacency", "filter_epsilon", "block", "stride", "runs")
+    names = (
+        "preset",
+        "delta",
+        "rule",
+        "adjacency",
+        "filter_epsilon",
+        "block",
+        "stride",
+        "runs",
+        "device",
+        "dtype",
+    )
     return {
         "command": "evaluate",
         "base": str(arguments.base),

@@ -200,17 +200,6 @@ def random_source(seed: int | None) -> "SecureRandom | SeededRandom":
     return SecureRandom() if seed is None else SeededRandom(seed)
 
 
-def add_rank_option(parser: argparse.ArgumentParser) -> None:
-    """--rank-timeout, for several ranks."""
-    parser.add_argument(
-        "--rank-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="under torchrun: how long a rank waits for the others before the run ends (300)",
-    )
-
-
 def memory_bytes(text: str) -> int:
     """A size such as 512M or 2G, in bytes."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -17,13 +17,13 @@ from adapmixed.commands.filters import (
 )
 from adapmixed.commands.options import (
     add_mechanism_options,
-    add_rank_option,
     add_refused_options,
     mechanism_of,
     memory_bytes,
     quiet_libraries,
     random_source,
 )
+from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
 
 if TYPE_CHECKING:
     from adapmixed.generation import PrivateGenerator
@@ -67,7 +67,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     add_mechanism_options(parser)
     add_filter_options(parser)
     add_refused_options(parser)
-    add_rank_option(parser)
+    add_placing_options(parser)
 
 
 @contextmanager
@@ -87,9 +87,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> "Iterator[PrivateGene
     budget = filter_budget_of(arguments)
     mechanism = _mechanism(arguments, queries)
     quiet_libraries()
-    from adapmixed.ranks import joined
-
-    with joined(timeout_seconds=arguments.rank_timeout) as ranks:
+    with joined_ranks(arguments) as ranks:
         with _generator(arguments, ranks, mechanism, budget) as generator:
             yield generator
 
@@ -102,10 +100,9 @@ def _generator(
     budget: "FilterBudget | None",
 ) -> "Iterator[PrivateGenerator]":
     from adapmixed.generation import PrivateGenerator
-    from adapmixed.models import Ensemble
     from adapmixed.privacy import Accountant
 
-    ensemble = Ensemble.load(arguments.base, arguments.ensemble, ranks=ranks)
+    ensemble = load_ensemble(arguments, ranks)
     accountant = Accountant(
         arguments.delta, rule=arguments.rule, adjacency=arguments.adjacency, filter_budget=budget
     )

@@ -1,0 +1,80 @@
+"""Where `evaluate`, `generate` and `chat` compute: device, precision, ranks."""
+
+import argparse
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from adapmixed.models import Ensemble
+    from adapmixed.ranks import Ranks
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_placing_options(parser: argparse.ArgumentParser) -> None:
+    """--device and --dtype; --rank-timeout for several ranks."""
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="of models and mechanisms; under torchrun each rank takes the GPU of its local rank",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of the public model; adapters: float32"
+    )
+    parser.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="under torchrun: how long a rank waits for the others before the run ends (300)",
+    )
+
+
+def joined_ranks(arguments: argparse.Namespace) -> "AbstractContextManager[Ranks]":
+    """The ranks of `torchrun`, which talk through NCCL between GPUs.
+
+    Raises:
+        ValueError: a GPU is asked for where there is none, or no kernels for one.
+    """
+    from adapmixed.ranks import joined
+
+    cuda = arguments.device == "cuda"
+    if cuda:
+        _check_cuda()
+    return joined(timeout_seconds=arguments.rank_timeout, cuda=cuda)
+
+
+def load_ensemble(arguments: argparse.Namespace, ranks: "Ranks") -> "Ensemble":
+    """--base and --ensemble, where the options say; see `Ensemble.load`."""
+    import torch
+
+    from adapmixed.models import Ensemble
+    from adapmixed.ranks import Place
+
+    device = arguments.device
+    if device == "cuda":
+        device = f"cuda:{Place.from_environment().local_rank}"
+        torch.cuda.set_device(device)  # NCCL's, too
+    return Ensemble.load(
+        arguments.base,
+        arguments.ensemble,
+        dtype=getattr(torch, arguments.dtype),
+        device=device,
+        ranks=ranks,
+    )
+
+
+def _check_cuda() -> None:
+    import torch
+
+    from adapmixed.ranks import Place
+    from adapmixed_ext import build_info
+
+    if not build_info()["cuda"]:
+        raise ValueError(
+            "--device cuda needs adapmixed_ext built with CUDA (docs/cuda.md), this build has none"
+        )
+    local, found = Place.from_environment().local_rank, torch.cuda.device_count()
+    if local >= found:
+        raise ValueError(f"--device cuda needs GPU {local}, torch finds {found}")
