@@ -31,6 +31,10 @@ BUILTIN_CONFIG_OF_NAMES = FinetuneConfig(
 )
 """The same where each topic gives one block only: there are some sixty."""
 EPSILON = 8.0  # the paper's
+UNSEEDED = (
+    "DP-SGD's noise comes from the operating system, whatever the seed: an adapter that is trained "
+    "again has another perplexity."
+)
 
 
 @dataclass(frozen=True)

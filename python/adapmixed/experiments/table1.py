@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from adapmixed.experiments.dp_adapter import DPAdapter
+from adapmixed.experiments.dp_adapter import UNSEEDED, DPAdapter
 from adapmixed.experiments.inputs import Inputs
 from adapmixed.experiments.measure import Run, measure, published_pmixed, queries_of
 from adapmixed.experiments.paper import (
@@ -160,6 +160,8 @@ def _notes(
             f"DP-SGD protects one {dp.unit}, the ensembles' mechanisms a whole shard: the same ε "
             "is a weaker promise there (hollow in the figure)."
         )
+    if dp is not None:
+        notes.append(UNSEEDED)
     for part in parts:
         notes += _order_notes(rows, part.group)
     return notes

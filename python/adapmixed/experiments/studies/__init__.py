@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adapmixed.experiments.dp_adapter import DPAdapter
+from adapmixed.experiments.dp_adapter import UNSEEDED, DPAdapter
 from adapmixed.experiments.inputs import Inputs
 from adapmixed.experiments.measure import Run
 from adapmixed.experiments.paper import DELTA, RUN_QUERIES
@@ -54,6 +54,6 @@ def studies(
             "delta": DELTA,
             "titles": {study.GROUP: study.TITLE for study in made},
         },
-        notes=[*inputs.notes(), *(study.NOTE for study in made)],
+        notes=[*inputs.notes(), *(study.NOTE for study in made), *([UNSEEDED] if adapters else [])],
         seconds=time.perf_counter() - started,
     )
