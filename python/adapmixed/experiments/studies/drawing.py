@@ -105,7 +105,7 @@ def _screening(rows: Sequence[Row]) -> Drawing:
                 one["ours"][name] / (1 if name == "equal_bits" else one["ours"]["queries"])
                 for one in rows
             ]
-            words = {"equal_bits": "same bit without private models", "screened": "screened"}[name]
+            words = {"equal_bits": "same bit", "screened": "screened"}[name]
             left.plot(
                 [100 * part for part in parts], places,
                 color=colour, marker=marker, markersize=5, linestyle="none", label=words,
@@ -114,7 +114,7 @@ def _screening(rows: Sequence[Row]) -> Drawing:
         left.invert_yaxis()
         left.set(title="one setting changed", xlabel="queries (%)")
         left.set_xlim(-3, 103)
-        left.legend(loc="center")
+        left.legend(loc="center", bbox_to_anchor=(0.6, 0.6), handletextpad=0.1)
         number_axis(left.xaxis)
         others = [one for one in rows if not one["label"].startswith("λ")]
         for one, colour, marker in zip(others, cycle(COLOURS), "osD^vP*X", strict=False):

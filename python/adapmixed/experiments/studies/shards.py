@@ -18,7 +18,7 @@ GROUP = "shards"
 TITLE = "ε and perplexity against the size of a shard, all text divided among the models"
 NOTE = (
     "Against the size of a shard: the whole text divided among N models, each trained for the same "
-    "number of epochs. A larger shard gives a better model and hides fewer others behind it."
+    "number of epochs. A larger shard gives a better model, which hides among fewer others."
 )
 
 
