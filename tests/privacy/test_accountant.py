@@ -1,8 +1,10 @@
 """Composition, both rules, split δ, kinds, sentences; and the ex-post statement by enumeration."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -421,3 +423,19 @@ def test_costs_beside_a_plan_void_its_fixed_count() -> None:
     planned = RenyiBound(3.0, 0.01, 5, 2, "zero_out", budget=10)
     screened = Accountant(1e-5).add([planned, GaussianScreening(5, 2, 1e-4, 1e-2)]).epsilon()
     assert screened.kind == "fixed" and screened.budget is None
+
+
+def test_what_drawing_by_integer_weights_adds() -> None:
+    """(1 + e^ε) T V 2^-99 of what may be answered, never less; nothing where it is in ε already."""
+    for epsilon, queries, vocab in ((8.0, 99_840, 128_256), (0.0, 1, 2), (700.0, 5, 10)):
+        stated = Guarantee(epsilon, 1e-5, "fixed", "shard", "zero_out", None, None, queries=queries)
+        exact = (1 + mpmath.exp(epsilon)) * queries * vocab / mpmath.mpf(2) ** 99
+        found = stated.drawn_delta(vocab)
+        assert min(1, exact) <= found <= min(1, exact * (1 + mpmath.mpf(2) ** -40))
+        planned = replace(stated, queries=1, budget=queries)
+        assert planned.drawn_delta(vocab) == found
+        assert replace(stated, method="filter").drawn_delta(vocab) == 0.0
+    unprotected = Guarantee(None, 1.0, "none", "shard", None, None, None, queries=3)
+    assert unprotected.drawn_delta(7) == 0.0
+    with pytest.raises(ValueError, match="vocab_size must be an integer >= 1, got 0"):
+        stated.drawn_delta(0)

@@ -123,7 +123,7 @@ def _generator(
         )
     finally:
         if accountant.queries:  # also of a conversation that was broken off; on one rank alone
-            for line in _account(arguments, accountant, ledger, model_filter):
+            for line in _account(arguments, accountant, ledger, model_filter, ensemble.vocab_size):
                 print(line, file=sys.stderr)
         if model_filter is not None and arguments.operator and ranks.leads:
             show_spent(model_filter)
@@ -173,8 +173,11 @@ def _account(
     accountant: "Accountant",
     ledger: "Ledger | None",
     model_filter: "PerModelFilter | None",
+    vocab_size: int,
 ) -> Iterator[str]:
     """What was charged; what depends on private data, for the operator alone."""
+    from adapmixed.privacy.guarantee import format_epsilon
+
     guarantee = accountant.epsilon()
     if guarantee.kind.startswith("data-dependent") and not arguments.operator:
         yield (
@@ -186,6 +189,8 @@ def _account(
             yield f"Ledger {ledger.path}: {ledger.charges} charges."
         return
     yield str(guarantee)
+    if drawn := guarantee.drawn_delta(vocab_size):
+        yield f"Drawing tokens by integer weights adds at most {format_epsilon(drawn)} to δ."
     if ledger is not None:
         yield f"Ledger {ledger.path}, all {ledger.charges} charges: {ledger.totals}"
     if model_filter is not None:

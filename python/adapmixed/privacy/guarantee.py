@@ -93,6 +93,23 @@ class Guarantee:
     def __str__(self) -> str:
         return " ".join([self._statement(), *self.warnings])
 
+    def drawn_delta(self, vocab_size: int) -> float:
+        """What drawing tokens by integer weights adds to δ: (1 + e^ε) T V 2^-99, rounded up.
+
+        `epsilon` and `delta` are stated for the exact law (docs/privacy.md, section 8), but those
+        of a filter, which hold for tokens as drawn: 0 there, and where nothing is protected.
+
+        Args:
+            vocab_size: V ≥ 1.
+        """
+        if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 1:
+            raise ValueError(f"vocab_size must be an integer >= 1, got {vocab_size!r}")
+        if self.epsilon is None or self.method == "filter":
+            return 0.0
+        answers = self.queries - self.public_queries if self.budget is None else self.budget
+        added = (1 + math.exp(min(self.epsilon, 709.0))) * answers * vocab_size * 2.0**-99
+        return min(1.0, added * (1 + 2.0**-48))
+
     @property
     def warnings(self) -> list[str]:
         """A sentence for each caveat; they depend on no private data."""
