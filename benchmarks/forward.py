@@ -7,10 +7,10 @@ Two questions, GPT-2 shapes with random weights, adapters of rank 4 on c_attn, f
 - decode: one token through N members and the public model, as one batched pass and as the loop
   over adapters (peft's set_adapter and a forward pass, N + 1 times, each member with a key/value
   cache of its own). Both read the same tokens; their logits are compared before the timing.
-- step: a whole generated token at N = 100: the pass, then AdaPMixED's two phases on its logits,
-  with the wikitext-103 preset and without its screening (then no query is answered from the public
-  model), and memory: of the process, or what torch has held on a GPU, where a call is timed until
-  the GPU has done it.
+- step: a whole generated token at N = 100: the pass, by torch operation too, then AdaPMixED's two
+  phases on its logits, with the wikitext-103 preset and without its screening (then no query is
+  answered from the public model), and memory: of the process, or what torch has held on a GPU,
+  where a call is timed until the GPU has done it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from adapmixed.models import BatchedLoRA, Decoder, Ensemble
 from adapmixed.rng import SeededRandom
 from benchmarks.cuda_timing import Card, awaited
 from benchmarks.harness import Call, Neighbours, Report, Timing, interleave, machine
+from benchmarks.parts import parts
 
 QUIET = 0.05  # share of the cores that others may use
 RANK = 4
@@ -223,6 +224,7 @@ def step(
             report, "step", name, timing, note, shape=shape.name, models=models, prompt=prompt,
             share=share,
         )  # fmt: skip
+    parts(report, "pass", contestants["pass"], device)
     memory = sizes(ensemble, decoder)
     memory |= {"peak: before": before, "peak: loaded": loaded, "peak: prompt read": filled,
                "peak: in all": peak(device)}  # fmt: skip
