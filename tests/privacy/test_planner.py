@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from adapmixed.cli import main
 from adapmixed.commands import plan as plan_command
+from adapmixed.mechanisms import PMixED
 from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
@@ -28,6 +30,7 @@ from adapmixed.privacy.planner import (
     plan,
     queries_for,
 )
+from adapmixed.privacy.replace_one import replace_one_epsilon
 
 DELTA = 1e-5
 
@@ -77,6 +80,21 @@ def test_a_ball_is_planned_inward(adjacency):
         common = (0.8 + 0.37 * step, 10.0 ** -(3 + step % 7), 2 + 7 * step, 1 + 131 * step)
         found = planner._pmixed(*common, adjacency)
         assert found is None or 0.999 * common[0] < found.epsilon <= common[0], common
+
+
+@pytest.mark.parametrize("target", [1.0, 2.3])
+def test_the_advice_for_replace_one_keeps_the_budget(target, capsys):
+    """As it is printed: half of ε, and a δ whose digits are rounded down."""
+    command = ["plan", f"--epsilon={target}", "--models=64", "--queries=508"]
+    assert main([*command, "--adjacency=replace_one"]) == 0
+    printed = capsys.readouterr().out
+    inner = re.search(r"^pmixed: .*half the epsilon and delta = (\S+)\.$", printed, re.MULTILINE)
+    order = re.search(r"^pmixed .*order=(\S+)", printed, re.MULTILINE)
+    assert inner is not None and order is not None, printed
+    mechanism = PMixED(target / 2, float(inner[1]), 508, float(order[1]))
+    spent = 508 * sound_bound(mechanism.order, mechanism.radius(64), 64) * (1 + 2.0**-50)
+    found = replace_one_epsilon(mechanism.order, spent, DELTA)
+    assert 0.99 * target < found <= target
 
 
 def test_settings_are_shown_inward():

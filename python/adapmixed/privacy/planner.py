@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_FLOOR
 
 from adapmixed.privacy.beforehand import adapmixed_beforehand
 from adapmixed.privacy.checks import check_count, check_question
@@ -29,6 +30,7 @@ from adapmixed.privacy.inverse import (
     target_epsilon,
 )
 from adapmixed.privacy.replace_one import emptied_share, replace_one_epsilon
+from adapmixed.privacy.rounding import four_digits
 
 __all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
 
@@ -188,7 +190,8 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
         {"order": order, "radius": radius, "target_leakage": leakage},
         (delta, models, queries, adjacency),
         cost,
-        f"two zero-outs: plan PMixED with half the epsilon and delta = {inner_delta:.3g}"
+        "two zero-outs: plan PMixED with half the epsilon and delta = "
+        + four_digits(inner_delta, ROUND_FLOOR)
         if adjacency == "replace_one"
         else "",
     )
