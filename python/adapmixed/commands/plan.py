@@ -202,11 +202,17 @@ def _settings(one: "Plan") -> str:
 
 
 def _values(settings: "Mapping[str, float]") -> str:
-    """Four significant digits, rounded inward: settings that are copied from here keep the ε."""
+    """Four significant digits, rounded inward: settings that are copied from here keep the ε.
+
+    An order has no more digits, and no inward.
+    """
     from adapmixed.privacy.rounding import four_digits
 
     names, shown = {"target_leakage": "beta"}, []
     for name, value in settings.items():
+        if name == "order":
+            shown.append(f"order={value:g}")
+            continue
         rounding = ROUND_CEILING if name == "lower" else ROUND_FLOOR
         shown.append(f"{names.get(name, name)}={four_digits(value, rounding)}")
     return " ".join(shown)
