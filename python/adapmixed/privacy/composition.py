@@ -19,7 +19,12 @@ import numpy as np
 
 from adapmixed.privacy.checks import check_count, check_real
 from adapmixed.privacy.conversions import rdp_to_dp
-from adapmixed.privacy.dominating import DominatingPair, accounted_box, clipped_mixing_pair
+from adapmixed.privacy.dominating import (
+    DominatingPair,
+    accounted_box,
+    clipped_mixing_pair,
+    law_error,
+)
 from adapmixed.privacy.loss_tail import short_interval, smallest_epsilon
 
 POINTS = 2**20
@@ -49,7 +54,7 @@ def clipped_mixing_epsilon(
     The theorem of the dominating pair and the one on composition: docs/privacy.md, section 11.
 
     Args:
-        lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`.
+        lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`, and `law_error`.
         adjacency: "zero_out", "add_remove" or "replace_one".
         screening: ρ of one noisy screening (`screening_rho`), charged for every query; 0: none.
         points: of the grid; ε is valid with any number of them. Fewer are faster, and where one
@@ -58,7 +63,8 @@ def clipped_mixing_epsilon(
     """
     low, high = accounted_box(lower, upper)
     pair = clipped_mixing_pair(low, high, num_models, adjacency)
-    return composed_epsilon(pair, queries, delta, screening=screening, points=points)
+    error = law_error(lower, upper, num_models)
+    return composed_epsilon(pair, queries, delta, screening=screening, error=error, points=points)
 
 
 def composed_epsilon(
@@ -67,6 +73,7 @@ def composed_epsilon(
     delta: float,
     *,
     screening: float = 0.0,
+    error: float = 0.0,
     points: int = POINTS,
 ) -> float:
     """ε at `delta` of `queries` mechanisms dominated by `pair`: the larger of both orders.
@@ -76,6 +83,7 @@ def composed_epsilon(
     Args:
         pair: fixed beforehand, as `queries` is; inputs may be adaptive.
         screening: ρ >= 0; besides, each query pays for a Gaussian mechanism of cost ρ α at order α.
+        error: η >= 0: every answer's law is within e^±η per outcome of one that `pair` dominates.
         points: >= 16, of the grid.
     """
     queries, points = check_count("queries", queries, 0), check_count("points", points, 16)
@@ -88,7 +96,7 @@ def composed_epsilon(
     if queries == 0 or (loss == 0 and shift == 0):
         return 0.0
     # Laws within a relative η per query: ε + 2Tη, δ e^{-Tη} (docs/privacy.md, section 8).
-    slack = queries * _LAW_ERROR
+    slack = queries * (_LAW_ERROR + check_real("error", error)) * (1 + 2.0**-50)
     share = delta * math.exp(-slack) * (1 - 2.0**-50)
     pure = queries * loss if shift == 0 else math.inf
     bound = min(pure, renyi_epsilon(pair, queries, share, screening=screening))

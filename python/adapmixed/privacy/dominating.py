@@ -15,8 +15,11 @@ BOX_ERROR = 1e-7
 """Relative widening of the accounted box beyond the nominal one.
 
 A pair for a wider box dominates. With N >= 2 and lower > 0 it covers every answer that is computed
-within a relative error of BOX_ERROR lower / (2 N upper) per token of the exact mixture.
+within a relative error of BOX_ERROR lower / (2 N upper) per token of the exact mixture. Where the
+operators do not keep to that, `law_error` is accounted besides.
 """
+
+_ROW_SUMS = 4e-12  # by which the operator's rows of a position may differ in sum
 
 _SUM_ERROR = 1e-9  # of the masses that a caller may hand in
 
@@ -135,3 +138,18 @@ def accounted_box(lower: float, upper: float) -> tuple[float, float]:
     if low == 1 or high == 1:
         return low, high
     return low * (1 - BOX_ERROR), high * (1 + BOX_ERROR)
+
+
+def law_error(lower: float, upper: float, num_models: int) -> float:
+    """η: computed answers are within e^±η per token of laws that the accounted pair dominates.
+
+    0 where the widening of the box holds the operators' rounding: N >= 2, upper/lower <= 2 500 and
+    N² upper/lower <= 1.5e8; and for a box that answers q itself. Else 1.6e-11 + N 2^-52. Proof:
+    docs/privacy.md, section 11, "What the kernels do"; the effect on (ε, δ): section 8.
+    """
+    (low, high), models = check_box(lower, upper), check_count("num_models", num_models, 1)
+    if low == 1 or high == 1:
+        return 0.0
+    if models > 1 and high <= 2500 * low and models * models * high <= 1.5e8 * low:
+        return 0.0
+    return 4 * _ROW_SUMS + models * 2.0**-52
