@@ -50,11 +50,14 @@ class DominatingPair:
             raise ValueError("atoms must have a mass > 0 in p or in q, got one that has neither")
 
     def exchanged(self) -> DominatingPair:
-        """The pair (q, p)."""
+        """The pair (q, p), which dominates the other order (docs/privacy.md, section 11)."""
         return DominatingPair(self.q, self.p)
 
     def hockey_stick(self, epsilon: float) -> float:
-        """Σ (p - e^epsilon q)_+: the δ that one answer has at this epsilon (any real number)."""
+        """Σ (p - e^epsilon q)_+: the δ that one answer has at this epsilon (any real number).
+
+        H_γ of docs/privacy.md, section 11, at γ = e^epsilon.
+        """
         ratio = math.exp(epsilon)
         return math.fsum(max(0.0, a - ratio * b) for a, b in zip(self.p, self.q, strict=True))
 
@@ -62,6 +65,7 @@ class DominatingPair:
         """D_order(p ‖ q), without cancellation for near-equal laws; +inf allowed.
 
         Both laws sum to 1, so Σ q f(p/q) with f(x) = x^α - 1 - α (x - 1) is Σ p^α q^{1-α} - 1.
+        A bound for every answer that the pair dominates: docs/privacy.md, section 11.
         """
         order, excess = check_order(order), []
         for a, b in zip(self.p, self.q, strict=True):
@@ -75,7 +79,10 @@ class DominatingPair:
         return math.log1p(max(0.0, math.fsum(excess))) / (order - 1)
 
     def largest_loss(self) -> float:
-        """max |log(p/q)|: the pure ε of one answer, both ways; +inf allowed."""
+        """max |log(p/q)|: the pure ε of one answer, both ways (docs/privacy.md, section 11).
+
+        +inf allowed.
+        """
         pairs = zip(self.p, self.q, strict=True)
         return max(math.inf if 0 in pair else abs(math.log(pair[0] / pair[1])) for pair in pairs)
 

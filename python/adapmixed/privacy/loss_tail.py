@@ -14,7 +14,10 @@ summation errs by less than 45 · 2^-53 of it, each term by less than 8 · 2^-53
 
 
 def short_interval(least: float) -> float:
-    """The least float64 >= `least` of 26 significant bits: its multiples below 2^27 are exact."""
+    """The least float64 >= `least` of 26 significant bits: its multiples below 2^27 are exact.
+
+    Of a grid on which losses are exact: docs/privacy.md, section 11, "Numbers".
+    """
     mantissa, exponent = math.frexp(least)
     return math.ldexp(math.ceil(math.ldexp(mantissa, _DIGITS)), exponent - _DIGITS)
 
