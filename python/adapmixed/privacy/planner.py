@@ -6,7 +6,6 @@ chosen by private results.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -246,10 +245,9 @@ def _largest(
                 return 0.0
             size = max(high / ratio, _LEAST)
         ratio = min(ratio**3, 8.0)
-    for step in itertools.count():
+    step = 0
+    while high > low * (1 + _FIT):
         width = math.log(high / low)
-        if high <= low * (1 + _FIT):
-            return low
         # log cost is nearly linear in log size; every third time the bracket is halved instead.
         share, known = 0.5, 0 < costs[low] <= costs[high] < math.inf
         if step % 3 < 2 and known and costs[low] < costs[high]:
@@ -260,4 +258,5 @@ def _largest(
         size = low * math.exp(share * width)
         costs[size] = cost(size)
         low, high = (size, high) if costs[size] <= target else (low, size)
-    raise AssertionError("unreachable")
+        step += 1
+    return low
