@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 _INDEX_BITS, _DIGITS = 27, 26  # a product of an index and an interval of so many bits is exact
 _ROUNDING = 2.0**-46
 """Of the sum in δ(ε), relative to the sum of its terms' magnitudes: below 2^24 terms pairwise
-summation errs by less than 45 · 2^-53 of it, each term by less than 8 · 2^-53 of itself."""
+summation errs by less than 45 · 2^-53 of it, each term by less than 16 · 2^-53 of itself."""
 
 
 def short_interval(least: float) -> float:

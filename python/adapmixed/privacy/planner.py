@@ -184,7 +184,8 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
     for _ in range(3):  # a grid, then twice around its best point
         positions = [low + (high - low) * step / 96 for step in range(97)]
         best = max(positions, key=ball)
-        low, high = best - (high - low) / 48, best + (high - low) / 48
+        reach = (high - low) / 48
+        low, high = max(_ORDERS[0], best - reach), min(_ORDERS[1], best + reach)
     leakage, order, radius = ball(best)
     if leakage <= 0:
         return None
