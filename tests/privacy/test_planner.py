@@ -19,11 +19,15 @@ from adapmixed.privacy import (
     ClippedAnswer,
     GaussianScreening,
     RenyiBound,
+    accounted_box,
     c_alpha,
+    clipped_mixing_pair,
+    composed_epsilon,
     planner,
     sound_bound,
     zcdp_to_dp,
 )
+from adapmixed.privacy.dominating import law_error
 from adapmixed.privacy.planner import (
     adapmixed_beforehand,
     epsilon_of,
@@ -108,6 +112,16 @@ def test_no_larger_box_fits(target, models, queries, shape):
     size = -math.log(found.settings["lower"]) * (1 + 2 * planner._FIT)
     box = {"lower": math.exp(-size), "upper": math.exp(size * shape)}
     assert epsilon_of(DELTA, models, queries, "zero_out", **box) > target
+
+
+def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
+    found = planner._clipped_mixing(1.0, DELTA, 1000, 508, "zero_out", 8.0)
+    box = found.settings["lower"], found.settings["upper"]
+    error = law_error(*box, 1000)
+    assert box[1] / box[0] > 150 and error > 0
+    pair = clipped_mixing_pair(*accounted_box(*box), 1000, "zero_out")
+    bare = composed_epsilon(pair, 508, DELTA, points=planner.FINE)
+    assert bare + 2 * 508 * error <= found.epsilon <= 1.0
 
 
 @pytest.mark.parametrize("power", [0.05, 0.5, 1.0, 7.0, 60.0])
