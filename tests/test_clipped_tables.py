@@ -37,3 +37,18 @@ def test_epsilon_of_the_settings_at_full_size() -> None:
     for mechanism, pair in zip(mechanisms, stated, strict=False):
         found = clipped_tables.epsilons(mechanism, 64, 508)
         assert [float(value) for value in found] == pytest.approx(pair, abs=0.006)
+
+
+def test_adapmixed_beside_planned_pools() -> None:
+    title, header, *rows, note = clipped_tables.against_adapmixed(16)
+    assert "16 queries" in title and "ε zero-out" in header and "may not be published" in note
+    columns = [row.split()[-3:] for row in rows]
+    assert [column[2].endswith("*") for column in columns] == [False, True, True] + [False] * 3
+    budgets = [float(column[2]) for column in columns[3:]]
+    assert all(
+        0.99 * budget < found <= budget
+        for found, budget in zip(budgets, clipped_tables.EPSILONS, strict=True)
+    )
+    perplexities = [float(column[0]) for column in columns]
+    assert perplexities[1] == perplexities[2] < perplexities[0]  # two rules, one mechanism
+    assert perplexities[3] > perplexities[4] > perplexities[5]

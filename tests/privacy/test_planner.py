@@ -2,25 +2,32 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from adapmixed.cli import main
 from adapmixed.commands import plan as plan_command
+from adapmixed.mechanisms import PMixED
 from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
     ClippedAnswer,
     GaussianScreening,
     RenyiBound,
+    accounted_box,
     c_alpha,
+    clipped_mixing_pair,
+    composed_epsilon,
     planner,
     sound_bound,
     zcdp_to_dp,
 )
+from adapmixed.privacy.dominating import law_error
 from adapmixed.privacy.planner import (
     adapmixed_beforehand,
     epsilon_of,
@@ -28,6 +35,7 @@ from adapmixed.privacy.planner import (
     plan,
     queries_for,
 )
+from adapmixed.privacy.replace_one import replace_one_epsilon
 
 DELTA = 1e-5
 
@@ -79,11 +87,103 @@ def test_a_ball_is_planned_inward(adjacency):
         assert found is None or 0.999 * common[0] < found.epsilon <= common[0], common
 
 
+@pytest.mark.parametrize("target", [1.0, 2.3])
+def test_the_advice_for_replace_one_keeps_the_budget(target, capsys):
+    """As it is printed: half of ε, and a δ whose digits are rounded down."""
+    command = ["plan", f"--epsilon={target}", "--models=64", "--queries=508"]
+    assert main([*command, "--adjacency=replace_one"]) == 0
+    printed = capsys.readouterr().out
+    inner = re.search(r"^pmixed: .*half the epsilon and delta = (\S+)\.$", printed, re.MULTILINE)
+    order = re.search(r"^pmixed .*order=(\S+)", printed, re.MULTILINE)
+    assert inner is not None and order is not None, printed
+    mechanism = PMixED(target / 2, float(inner[1]), 508, float(order[1]))
+    spent = 508 * sound_bound(mechanism.order, mechanism.radius(64), 64) * (1 + 2.0**-50)
+    found = replace_one_epsilon(mechanism.order, spent, DELTA)
+    assert 0.99 * target < found <= target
+
+
+@pytest.mark.parametrize(
+    ("target", "models", "queries", "shape"),
+    [(3.0, 100, 508, 2.0), (4.0, 64, 508, 4.0), (8.0, 100, 99_840, 1.0), (0.1, 64, 508, 8.0)],
+)
+def test_no_larger_box_fits(target, models, queries, shape):
+    found = planner._clipped_mixing(target, DELTA, models, queries, "zero_out", shape)
+    assert found.epsilon <= target
+    size = -math.log(found.settings["lower"]) * (1 + 2 * planner._FIT)
+    box = {"lower": math.exp(-size), "upper": math.exp(size * shape)}
+    assert epsilon_of(DELTA, models, queries, "zero_out", **box) > target
+
+
+def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
+    found = planner._clipped_mixing(1.0, DELTA, 1000, 508, "zero_out", 8.0)
+    box = found.settings["lower"], found.settings["upper"]
+    error = law_error(*box, 1000)
+    assert box[1] / box[0] > 150 and error > 0
+    pair = clipped_mixing_pair(*accounted_box(*box), 1000, "zero_out")
+    bare = composed_epsilon(pair, 508, DELTA, points=planner.FINE)
+    assert bare + 2 * 508 * error <= found.epsilon <= 1.0
+
+
+@pytest.mark.parametrize("power", [0.05, 0.5, 1.0, 7.0, 60.0])
+@pytest.mark.parametrize("start", [1e-9, 0.1, 2.9999, 20.0])
+def test_the_search_closes_in(power, start):
+    """Whatever the cost looks like: steep, flat, with a step, infinite from somewhere on."""
+    costs = {
+        "power": lambda size: size**power,
+        "step": lambda size: (size / 3) ** power * (1.0 if size <= 3.0 else 50.0),
+        "infinite": lambda size: size**power if size <= 3.0 else math.inf,
+        "flat, then steep": lambda size: 3.0**power * (0.2 if size <= 3.0 else size),
+    }
+    for name, cost in costs.items():
+        for target in (cost(3.0), cost(3.0) * 1.0001):
+            counted = Mock(side_effect=cost)
+            found = planner._largest(counted, target, 20.0, start)
+            assert cost(found) <= target < cost(found * (1 + planner._FIT)), name
+            assert counted.call_count < 80, name
+    assert planner._largest(lambda size: 1.0, 1.0, 20.0, start) == 20.0
+    assert planner._largest(lambda size: 2.0, 1.0, 20.0, start) == 0.0
+
+
+def best_leakage(inner, delta, models, queries):
+    """β of the best of 20 000 orders."""
+    best = 0.0
+    for step in range(20_000):
+        order = 1 + math.exp(-3 + 12 * step / 20_000)
+        left = (inner - c_alpha(order, delta)) / queries
+        if left > 0:
+            best = max(
+                best, math.log1p(models * math.expm1((order - 1) * left)) / (order - 1) / order
+            )
+    return best
+
+
+@pytest.mark.parametrize("target", [0.02, 0.1, 0.15, 1.0, 8.0])
+def test_the_best_order_of_a_ball_is_found(target):
+    found = planner._pmixed(target, DELTA, 64, 508, "zero_out")
+    assert found is not None and found.epsilon <= target
+    best = best_leakage(target, DELTA, 64, 508)
+    assert best * (1 - 1e-5) < found.settings["target_leakage"] < best * (1 + 1e-6)
+
+
+def test_a_ball_is_found_at_a_small_budget(capsys):
+    command = ["plan", "--epsilon=0.3", "--models=64", "--queries=508", "--adjacency=replace_one"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "no fixed guarantee" not in printed
+    row = re.search(r"^pmixed +order=(\S+) radius=(\S+) ", printed, re.MULTILINE)
+    assert row is not None, printed
+    order, radius = map(float, row.groups())
+    assert radius / order > 7.5e-5  # order 100 has 7.19e-5
+    spent = 508 * sound_bound(order, radius, 64) * (1 + 2.0**-50)
+    assert 0.29 < replace_one_epsilon(order, spent, DELTA) <= 0.3
+
+
 def test_settings_are_shown_inward():
     shown = plan_command._values({"lower": 0.77791, "upper": 1.60699, "scale": 1.99999})
     assert shown == "lower=0.778 upper=1.606 scale=1.999"
     shown = plan_command._values({"lower": -0.250999, "radius": 1.23456e-5, "target_leakage": 7.0})
     assert shown == "lower=-0.2509 radius=1.234e-05 beta=7"
+    assert plan_command._values({"order": 1.107}) == "order=1.107"  # no inward: as it was planned
 
 
 def test_wider_neighbours_buy_less(plans):
@@ -104,11 +204,23 @@ def test_inverse_questions(settings, adjacency):
     queries = queries_for(1.0, DELTA, 64, adjacency, **settings)
     assert queries > 50
     assert epsilon_of(DELTA, 64, queries, adjacency, **settings) <= 1.0
-    assert epsilon_of(DELTA, 64, math.ceil(queries * 1.001) + 1, adjacency, **settings) > 1.0
+    assert epsilon_of(DELTA, 64, queries + 1, adjacency, **settings) > 1.0
     models = models_for(1.0, DELTA, queries, adjacency, **settings)
     assert models is not None and 64 >= models >= 60
     assert epsilon_of(DELTA, models, queries, adjacency, **settings) <= 1.0
-    assert epsilon_of(DELTA, models - 2, queries, adjacency, **settings) > 1.0
+    assert epsilon_of(DELTA, models - 1, queries, adjacency, **settings) > 1.0
+
+
+def test_large_answers_are_exact():
+    pool = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
+    queries = queries_for(4.0, DELTA, 1000, **pool)
+    assert queries > 400_000
+    assert epsilon_of(DELTA, 1000, queries, "zero_out", **pool) <= 4.0
+    assert epsilon_of(DELTA, 1000, queries + 1, "zero_out", **pool) > 4.0
+    models = models_for(0.1, DELTA, queries, **pool)
+    assert models is not None and models > 20_000
+    assert epsilon_of(DELTA, models, queries, "zero_out", **pool) <= 0.1
+    assert epsilon_of(DELTA, models - 1, queries, "zero_out", **pool) > 0.1
 
 
 def test_ends_of_the_inverse_questions():

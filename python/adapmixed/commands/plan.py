@@ -3,7 +3,7 @@
 import argparse
 import json
 import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,12 +202,19 @@ def _settings(one: "Plan") -> str:
 
 
 def _values(settings: "Mapping[str, float]") -> str:
-    """Four significant digits, rounded inward: settings that are copied from here keep the ε."""
+    """Four significant digits, rounded inward: settings that are copied from here keep the ε.
+
+    An order has no more digits, and no inward.
+    """
+    from adapmixed.privacy.rounding import four_digits
+
     names, shown = {"target_leakage": "beta"}, []
     for name, value in settings.items():
+        if name == "order":
+            shown.append(f"order={value:g}")
+            continue
         rounding = ROUND_CEILING if name == "lower" else ROUND_FLOOR
-        digits = Context(prec=4, rounding=rounding).create_decimal(Decimal(value))
-        shown.append(f"{names.get(name, name)}={float(digits):.4g}")
+        shown.append(f"{names.get(name, name)}={four_digits(value, rounding)}")
     return " ".join(shown)
 
 

@@ -228,6 +228,9 @@ class Accountant:
     def epsilon(self, adjacency: str | None = None) -> Guarantee:
         """The guarantee of everything added so far.
 
+        What each kind means and where it is proved: docs/privacy.md, section 1; realised losses
+        section 4, several orders section 5, ClippedMixing 11, ClippedLogPool 12, a filter 13.
+
         Args:
             adjacency: which neighbours are asked about; None: as the accountant was made.
 
@@ -263,7 +266,8 @@ class Accountant:
         """The binding model's "mixing", "screening", "conversion" and "total" (Table 2b).
 
         "total" equals `epsilon(adjacency).epsilon`; with unprotected answers "mixing" and "total"
-        are inf. For ClippedMixing "screening" is what it adds, and nothing is converted.
+        are inf. For ClippedMixing "screening" is what it adds, and nothing is converted
+        (docs/privacy.md, sections 5, 7, 11 and 12).
         """
         kind, asked = self._kind(), self._asked(adjacency)
         if kind in ("none", "public"):

@@ -3,8 +3,9 @@
 The losses log(p/q) of the pair are put on a grid by splitting each atom between its two neighbours
 such that both its P-mass and its Q-mass stay: merging the parts again is post-processing, so the
 pair on the grid dominates. (Rounding every loss up, the default of dp-accounting, would add up to
-`queries` times the interval to ε.) dp-accounting composes and inverts. Valid bounds in closed form,
-Rényi and pure, cap the result and replace it where FFT noise is not small against δ.
+`queries` times the interval to ε.) dp-accounting composes; ε is read off here, at losses that are
+exact (dp-accounting steps down through them by subtraction, which drifts). Valid bounds in closed
+form, Rényi and pure, cap the result and replace it where FFT noise is not small against δ.
 """
 
 from __future__ import annotations
@@ -14,9 +15,17 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from adapmixed.privacy.checks import check_count, check_real
 from adapmixed.privacy.conversions import rdp_to_dp
-from adapmixed.privacy.dominating import DominatingPair, accounted_box, clipped_mixing_pair
+from adapmixed.privacy.dominating import (
+    DominatingPair,
+    accounted_box,
+    clipped_mixing_pair,
+    law_error,
+)
+from adapmixed.privacy.loss_tail import short_interval, smallest_epsilon
 
 POINTS = 2**20
 """Grid points across the composed loss: a second or two. ε is then above the limit of ever finer
@@ -45,14 +54,17 @@ def clipped_mixing_epsilon(
     The theorem of the dominating pair and the one on composition: docs/privacy.md, section 11.
 
     Args:
-        lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`.
+        lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`, and `law_error`.
         adjacency: "zero_out", "add_remove" or "replace_one".
         screening: ρ of one noisy screening (`screening_rho`), charged for every query; 0: none.
-        points: of the grid; fewer are faster and give a larger ε, never a smaller one.
+        points: of the grid; ε is valid with any number of them. Fewer are faster, and where one
+            number is the other times a power of two, so that the grids are nested, ε is not smaller
+            (but for rounding); of other numbers neither has the larger ε for certain.
     """
     low, high = accounted_box(lower, upper)
     pair = clipped_mixing_pair(low, high, num_models, adjacency)
-    return composed_epsilon(pair, queries, delta, screening=screening, points=points)
+    error = law_error(lower, upper, num_models)
+    return composed_epsilon(pair, queries, delta, screening=screening, error=error, points=points)
 
 
 def composed_epsilon(
@@ -61,6 +73,7 @@ def composed_epsilon(
     delta: float,
     *,
     screening: float = 0.0,
+    error: float = 0.0,
     points: int = POINTS,
 ) -> float:
     """ε at `delta` of `queries` mechanisms dominated by `pair`: the larger of both orders.
@@ -70,6 +83,7 @@ def composed_epsilon(
     Args:
         pair: fixed beforehand, as `queries` is; inputs may be adaptive.
         screening: ρ >= 0; besides, each query pays for a Gaussian mechanism of cost ρ α at order α.
+        error: η >= 0: every answer's law is within e^±η per outcome of one that `pair` dominates.
         points: >= 16, of the grid.
     """
     queries, points = check_count("queries", queries, 0), check_count("points", points, 16)
@@ -82,7 +96,7 @@ def composed_epsilon(
     if queries == 0 or (loss == 0 and shift == 0):
         return 0.0
     # Laws within a relative η per query: ε + 2Tη, δ e^{-Tη} (docs/privacy.md, section 8).
-    slack = queries * _LAW_ERROR
+    slack = queries * (_LAW_ERROR + check_real("error", error)) * (1 + 2.0**-50)
     share = delta * math.exp(-slack) * (1 - 2.0**-50)
     pure = queries * loss if shift == 0 else math.inf
     bound = min(pure, renyi_epsilon(pair, queries, share, screening=screening))
@@ -138,8 +152,14 @@ def _by_loss_distribution(
             use_connect_dots=False,
         )
         total = total.compose(screening, tail)
-    epsilon = float(total.get_epsilon_for_delta(delta))
-    return math.inf if math.isnan(epsilon) else epsilon
+    return max(_read_off(pmf, interval, delta) for pmf in (total._pmf_remove, total._pmf_add))
+
+
+def _read_off(pmf: Any, interval: float, delta: float) -> float:
+    dense = pmf.to_dense_pmf()
+    masses = np.asarray(dense._probs, dtype=np.float64)
+    infinite, first = float(dense._infinity_mass), int(dense._lower_loss)
+    return smallest_epsilon(masses, first, interval, infinite, delta)
 
 
 def _both_orders(pair: DominatingPair) -> tuple[list[tuple[float, float]], ...]:
@@ -155,7 +175,7 @@ def _interval(pair: DominatingPair, queries: int, shift: float, points: int) -> 
         largest = max(largest, math.fsum(a * (loss - mean) ** 2 for a, loss in finite))
         reach = max([reach, *(abs(loss) for _, loss in finite)])
     spread = _DEVIATIONS * math.sqrt(queries * largest + shift**2)
-    return max(spread, 2 * reach) / points
+    return short_interval(max(spread, 2 * reach) / points)
 
 
 def _split(pair: DominatingPair, interval: float) -> tuple[dict[int, float], dict[int, float]]:

@@ -15,8 +15,11 @@ BOX_ERROR = 1e-7
 """Relative widening of the accounted box beyond the nominal one.
 
 A pair for a wider box dominates. With N >= 2 and lower > 0 it covers every answer that is computed
-within a relative error of BOX_ERROR lower / (2 N upper) per token of the exact mixture.
+within a relative error of BOX_ERROR lower / (2 N upper) per token of the exact mixture. Where the
+operators do not keep to that, `law_error` is accounted besides.
 """
+
+_ROW_SUMS = 4e-12  # by which the operator's rows of a position may differ in sum
 
 _SUM_ERROR = 1e-9  # of the masses that a caller may hand in
 
@@ -47,11 +50,14 @@ class DominatingPair:
             raise ValueError("atoms must have a mass > 0 in p or in q, got one that has neither")
 
     def exchanged(self) -> DominatingPair:
-        """The pair (q, p)."""
+        """The pair (q, p), which dominates the other order (docs/privacy.md, section 11)."""
         return DominatingPair(self.q, self.p)
 
     def hockey_stick(self, epsilon: float) -> float:
-        """Σ (p - e^epsilon q)_+: the δ that one answer has at this epsilon (any real number)."""
+        """Σ (p - e^epsilon q)_+: the δ that one answer has at this epsilon (any real number).
+
+        H_γ of docs/privacy.md, section 11, at γ = e^epsilon.
+        """
         ratio = math.exp(epsilon)
         return math.fsum(max(0.0, a - ratio * b) for a, b in zip(self.p, self.q, strict=True))
 
@@ -59,6 +65,7 @@ class DominatingPair:
         """D_order(p ‖ q), without cancellation for near-equal laws; +inf allowed.
 
         Both laws sum to 1, so Σ q f(p/q) with f(x) = x^α - 1 - α (x - 1) is Σ p^α q^{1-α} - 1.
+        A bound for every answer that the pair dominates: docs/privacy.md, section 11.
         """
         order, excess = check_order(order), []
         for a, b in zip(self.p, self.q, strict=True):
@@ -72,7 +79,10 @@ class DominatingPair:
         return math.log1p(max(0.0, math.fsum(excess))) / (order - 1)
 
     def largest_loss(self) -> float:
-        """max |log(p/q)|: the pure ε of one answer, both ways; +inf allowed."""
+        """max |log(p/q)|: the pure ε of one answer, both ways (docs/privacy.md, section 11).
+
+        +inf allowed.
+        """
         pairs = zip(self.p, self.q, strict=True)
         return max(math.inf if 0 in pair else abs(math.log(pair[0] / pair[1])) for pair in pairs)
 
@@ -135,3 +145,18 @@ def accounted_box(lower: float, upper: float) -> tuple[float, float]:
     if low == 1 or high == 1:
         return low, high
     return low * (1 - BOX_ERROR), high * (1 + BOX_ERROR)
+
+
+def law_error(lower: float, upper: float, num_models: int) -> float:
+    """η: computed answers are within e^±η per token of laws that the accounted pair dominates.
+
+    0 where the widening of the box holds the operators' rounding: N >= 2, upper/lower <= 2 500 and
+    N² upper/lower <= 1.5e8; and for a box that answers q itself. Else 1.6e-11 + N 2^-52. Proof:
+    docs/privacy.md, section 11, "What the kernels do"; the effect on (ε, δ): section 8.
+    """
+    (low, high), models = check_box(lower, upper), check_count("num_models", num_models, 1)
+    if low == 1 or high == 1:
+        return 0.0
+    if models > 1 and high <= 2500 * low and models * models * high <= 1.5e8 * low:
+        return 0.0
+    return 4 * _ROW_SUMS + models * 2.0**-52

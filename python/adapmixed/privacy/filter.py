@@ -111,7 +111,10 @@ class PerModelFilter:
 
     @property
     def available(self) -> float:
-        """What a model's answers may spend: the budget less what the releases take; public."""
+        """What a model's answers may spend: the budget less what the releases take; public.
+
+        A release costs every model α/(2σ²): docs/privacy.md, section 13, "Who has spent what".
+        """
         return self.budget.amount - self._reserved
 
     @property
@@ -208,6 +211,9 @@ class PerModelFilter:
     def admit(self, charges: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Charges a batch, its positions in order; the slots that contribute.
 
+        A slot contributes iff its charge stays within what is available: the rule of the theorem
+        of docs/privacy.md, section 13.
+
         Args:
             charges: (N, B) float64, upper bounds ≥ 0 on what each model would be charged, +inf
                 allowed, in the budget's measure.
@@ -240,8 +246,9 @@ class PerModelFilter:
     def noisy_count(self, threshold: float, noise: float, *, rng: object) -> float:
         """#{i : spent_i > threshold} + noise, one of the reserved releases, which are not counted.
 
-        Rounded to an integer, which costs nothing: the last digits of a sum of floats tell more
-        than the sum.
+        The Gaussian mechanism on a count of sensitivity 1 (docs/privacy.md, section 13, "Who has
+        spent what"). Rounded to an integer, which costs nothing: the last digits of a sum of
+        floats tell more than the sum.
 
         Args:
             threshold: a public number ≥ 0.

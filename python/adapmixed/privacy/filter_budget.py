@@ -55,6 +55,8 @@ class FilterBudget:
     ) -> FilterBudget:
         """The largest budget whose (ε, δ) for these neighbours is at most (epsilon, delta).
 
+        The inverse of :meth:`epsilon` (docs/privacy.md, section 13).
+
         Args:
             order: of the charges for ClippedMixing; None for ClippedLogPool, whose best order
                 follows from the budget.
@@ -87,6 +89,7 @@ class FilterBudget:
     def epsilon(self, adjacency: str = "zero_out") -> float:
         """ε at δ, rounded up; what drawing `MAX_ANSWERS` tokens by integer weights adds is in it.
 
+        The theorem of the per-model filter, and its rounding: docs/privacy.md, section 13.
         Replace-one passes through the emptied shard: twice the Rényi budget is no bound there, so
         ε(δ₁) doubles with δ₁ = δ/(1 + e^ε(δ₁)) ("renyi"); zCDP composes through it as 4 B ("zcdp").
 

@@ -43,6 +43,6 @@ class FilterTotal:
         return FilterTotal(budget, spent)
 
     def evaluate(self, adjacency: str) -> Result:
-        """The ε fixed beforehand, whatever was spent."""
+        """The ε fixed beforehand, whatever was spent (docs/privacy.md, section 13)."""
         total = self.budget.epsilon(adjacency)
         return Result(total, 0.0, 0.0, total, self.budget.order)

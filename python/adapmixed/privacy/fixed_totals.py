@@ -47,7 +47,10 @@ class ScreeningTotal:
         return ScreeningTotal(total, self.screened + event.queries, single)
 
     def evaluate(self, delta: float, other: float = 0.0) -> Result:
-        """ε with `other`, a zCDP cost besides: both are public, so the best order is known."""
+        """ε with `other`, a zCDP cost besides: both are public, so the best order is known.
+
+        docs/privacy.md, section 7, and section 5, last paragraph.
+        """
         rho = add_up(self.rho, other)
         total, order = zcdp_to_dp(rho, delta)
         if math.isinf(order):
@@ -86,7 +89,10 @@ class ClippedTotal:
         return ClippedTotal(found, answered)
 
     def evaluate(self, delta: float, adjacency: str, screening: ScreeningTotal) -> Result:
-        """ε of the whole budget, each query screened at the cost of one if any was."""
+        """ε of the whole budget, each query screened at the cost of one if any was.
+
+        Composition: docs/privacy.md, section 11.
+        """
         setting = self.setting
         assert setting is not None and setting.budget is not None
         box = (setting.lower, setting.upper, setting.num_models, setting.budget, delta, adjacency)
@@ -157,7 +163,7 @@ class PoolTotal:
         )
 
     def evaluate(self, delta: float, adjacency: str, screening: ScreeningTotal) -> Result:
-        """ε at the best order, known beforehand since ρ is."""
+        """ε at the best order, known beforehand since ρ is (docs/privacy.md, section 12)."""
         return screening.evaluate(delta, self.rho if adjacency == "zero_out" else self.replaced)
 
     @property

@@ -50,7 +50,8 @@ def queries_for(
 ) -> int:
     """The largest number of queries within (epsilon, delta), at most `most`; 0 if one is too many.
 
-    Settings as for `epsilon_of`, whose theorems (docs/privacy.md, sections 11 and 12) it inverts.
+    Found by bisection: the answer keeps epsilon by `epsilon_of`, one query more does not. Settings
+    as for `epsilon_of`, whose theorems (docs/privacy.md, sections 11 and 12) it inverts.
     """
     target, delta = target_epsilon(epsilon), target_delta(delta)
 
@@ -65,7 +66,7 @@ def queries_for(
         low, high = high, min(8 * high, most)
     if high == most and fits(most):
         return most
-    while high - low > max(1, low >> 12):  # fewer than the exact answer by at most 1 in 4096
+    while high - low > 1:
         middle = _between(low, high)
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
@@ -84,7 +85,8 @@ def models_for(
 ) -> int | None:
     """The smallest ensemble, of two models or more, that keeps (epsilon, delta); None above `most`.
 
-    Settings as for `epsilon_of`, whose theorems it inverts; the cost falls with N (docs/privacy.md,
+    Found by bisection: the answer keeps epsilon by `epsilon_of`, one model less does not. Settings
+    as for `epsilon_of`, whose theorems it inverts; the cost falls with N (docs/privacy.md,
     section 11, "Wider boxes and smaller ensembles", and section 12).
     """
     target, delta = target_epsilon(epsilon), target_delta(delta)
@@ -98,7 +100,7 @@ def models_for(
         if high >= most:
             return None
         low, high = high, min(4 * high, most)
-    while high - low > max(1, low >> 12):  # more than the exact answer by at most 1 in 4096
+    while high - low > 1:
         middle = _between(low, high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high

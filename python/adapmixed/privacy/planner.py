@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_FLOOR
 
 from adapmixed.privacy.beforehand import adapmixed_beforehand
 from adapmixed.privacy.checks import check_count, check_question
@@ -29,6 +30,7 @@ from adapmixed.privacy.inverse import (
     target_epsilon,
 )
 from adapmixed.privacy.replace_one import emptied_share, replace_one_epsilon
+from adapmixed.privacy.rounding import four_digits
 
 __all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
 
@@ -42,9 +44,10 @@ SCALES = (1.0, 1.5, 2.0)
 """κ of the log pools that are listed; 2 gave the lowest perplexity at equal ε where measured."""
 
 _CLIP = 0.25  # |a| of the log pool once the width allows it
-_PMIXED_ORDERS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 18.0, 25.0, 35.0, 50.0)
-_SEARCH, _SHOWN = 2**15, 2**16  # grid points
+_ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05 to 8 100
+_SEARCH, _SHOWN = 2**14, 2**16  # grid points; those of what is found: FINE
 _LARGEST = 20.0  # |log| of a box's farther side: ratios beyond e^20 are no limit in practice
+_LEAST = 1e-9  # the smallest size of a box, or width of a clip, that is tried
 _FIT = 5e-4  # relative width of the search for a box
 
 
@@ -120,12 +123,14 @@ def _clipped_mixing(
     def roughly(size: float) -> float:
         return renyi_epsilon(clipped_mixing_pair(*box(size), models, adjacency), queries, delta)
 
-    def cost(size: float) -> float:
+    def cost(size: float, points: int = FINE) -> float:
         lower, upper = box(size)
         common = (delta, models, queries, adjacency)
-        return epsilon_of(*common, lower=lower, upper=upper, points=_SEARCH)
+        return epsilon_of(*common, lower=lower, upper=upper, points=points)
 
-    size = _largest(cost, target, longest, start=_largest(roughly, target, longest))
+    size = _largest(roughly, target, longest)
+    size = _largest(lambda size: cost(size, _SEARCH), target, longest, start=size)
+    size = _largest(cost, target, longest, start=size)
     lower, upper = box(size)
 
     def shown(count: int) -> float:
@@ -158,7 +163,7 @@ def _log_pool(
 
 
 def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: str) -> Plan | None:
-    """The widest ball, as β = R/α over the orders; None where PMixED has no such guarantee."""
+    """The widest ball, as β = R/α over the orders; None where no order up to 8 100 has one."""
     if adjacency == "add_remove":
         return None
     inner_delta, inner = delta, target
@@ -167,15 +172,23 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
         inner_delta = emptied_share(inner, delta)
     if inner_delta == 0:
         return None
-    balls = []
-    for order in _PMIXED_ORDERS:
+
+    def ball(position: float) -> tuple[float, float, float]:
+        """(β, order, R) near order 1 + e^position; the order has the digits that are shown."""
+        order = float(f"{1 + math.exp(position):.4g}")
         left = (inner - c_alpha(order, inner_delta)) / queries * (1 - 1e-12)
-        if left > 0:
-            radius = radius_for_epsilon(order, left, models)
-            balls.append((radius / order, order, radius))
-    if not balls:
+        radius = radius_for_epsilon(order, left, models) if left > 0 else left
+        return radius / order, order, radius
+
+    low, high = _ORDERS
+    for _ in range(3):  # a grid, then twice around its best point
+        positions = [low + (high - low) * step / 96 for step in range(97)]
+        best = max(positions, key=ball)
+        reach = (high - low) / 48
+        low, high = max(_ORDERS[0], best - reach), min(_ORDERS[1], best + reach)
+    leakage, order, radius = ball(best)
+    if leakage <= 0:
         return None
-    leakage, order, radius = max(balls)
 
     def cost(count: int) -> float:
         spent = count * sound_bound(order, radius, models) * (1 + 2.0**-50)
@@ -188,7 +201,8 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
         {"order": order, "radius": radius, "target_leakage": leakage},
         (delta, models, queries, adjacency),
         cost,
-        f"two zero-outs: plan PMixED with half the epsilon and delta = {inner_delta:.3g}"
+        "two zero-outs: plan PMixED with half the epsilon and delta = "
+        + four_digits(inner_delta, ROUND_FLOOR)
         if adjacency == "replace_one"
         else "",
     )
@@ -214,26 +228,36 @@ def _largest(
 ) -> float:
     """The largest size in (0, most] with cost(size) <= target, low by at most `_FIT` relatively.
 
-    cost rises from 0, `start` is a guess. Secants through (log size, log cost), kept inside a
-    bracket: the two are nearly proportional.
+    cost rises, `start` is a guess. What is returned fits, and a size `_FIT` larger was found not to
+    fit, or is beyond `most`; 0.0 where no size >= `_LEAST` fits.
     """
-    if start >= most / 2 and cost(most) <= target:
-        return most
-    low, high, low_cost = 0.0, 1.5 * most, 0.0  # beyond most: never evaluated
-    size = min(most, max(start, 1e-9))
-    for _ in range(60):
-        found = cost(size)
-        if found <= target:
-            low, low_cost = size, found
+    size, ratio = min(most, max(start, _LEAST)), 1 + 4 * _FIT
+    low, high, costs = 0.0, math.inf, {}
+    while low == 0 or high == math.inf:  # outward, faster and faster, until both ends are known
+        costs[size] = cost(size)
+        if costs[size] <= target:
+            low = size
+            if low == most:
+                return most
+            size = min(low * ratio, most)
         else:
             high = size
-        if low == most or (low > 0 and high - low <= _FIT * low):
-            break
-        if low_cost >= target * (1 - _FIT / 2):
-            break
-        guess = size * (target / found) ** 0.9 if 0 < found < math.inf else math.nan
-        guess *= 1 + _FIT / 4 if found > target else 1 - _FIT / 16
-        if not low < guess < high:
-            guess = math.sqrt(low * high) if low > 0 else high / 8
-        size = min(guess, most)
+            if high <= _LEAST:
+                return 0.0
+            size = max(high / ratio, _LEAST)
+        ratio = min(ratio**3, 8.0)
+    step = 0
+    while high > low * (1 + _FIT):
+        width = math.log(high / low)
+        # log cost is nearly linear in log size; every third time the bracket is halved instead.
+        share, known = 0.5, 0 < costs[low] <= costs[high] < math.inf
+        if step % 3 < 2 and known and costs[low] < costs[high]:
+            share = math.log(target / costs[low]) / math.log(costs[high] / costs[low])
+            # A little beyond the crossing, as seen from the nearer end: then both ends close in.
+            share += (-1 if share > 0.5 else 1) * 0.4 * _FIT / width
+            share = min(max(share, 0.25 * _FIT / width), 1 - 0.25 * _FIT / width)
+        size = low * math.exp(share * width)
+        costs[size] = cost(size)
+        low, high = (size, high) if costs[size] <= target else (low, size)
+        step += 1
     return low

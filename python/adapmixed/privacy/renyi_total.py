@@ -59,7 +59,10 @@ class RenyiTotal:
         return replace(self, **changes, mixing=array_add_up(before, amount))  # type: ignore[arg-type]
 
     def evaluate(self, rho: float) -> Result:
-        """max over models of min over orders of E_{i,α} + α rho + c_α(w_α δ)."""
+        """max over models of min over orders of E_{i,α} + α rho + c_α(w_α δ).
+
+        docs/privacy.md, section 4 for one order, section 5 for several.
+        """
         assert self.mixing is not None and self.conversion is not None
         # Screening costs order times rho at every order.
         screening = np.array([times_up(order, rho) for order in self.orders])
@@ -76,7 +79,10 @@ class RenyiTotal:
         )
 
     def conversion_costs(self) -> NDArray[np.float64]:
-        """(K,) c_α(w_α δ) of the orders; shares of δ are rounded down: they sum to at most δ."""
+        """(K,) c_α(w_α δ) of the orders; shares of δ are rounded down: they sum to at most δ.
+
+        docs/privacy.md, section 5.
+        """
         orders = self.orders
         if len(orders) == 1 and self.order_weights is None:
             return np.array([c_alpha(orders[0], self.delta)])

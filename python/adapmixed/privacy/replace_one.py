@@ -17,6 +17,8 @@ _LARGEST = 700.0  # e^ε stays finite in float64 up to here; beyond it nothing i
 def emptied_share(epsilon: float, delta: float) -> float:
     """The largest δ₁ with (1 + e^epsilon) δ₁ <= delta, rounded down; 0 where float64 has none.
 
+    "From zero-out to records": docs/privacy.md, section 1.
+
     Args:
         epsilon: ε₁ >= 0, of one zero-out step.  delta: of both together.
     """
@@ -29,9 +31,10 @@ def emptied_share(epsilon: float, delta: float) -> float:
 def replace_one_epsilon(order: float, spent: float, delta: float) -> float:
     """2ε₁ at `delta`, rounded up: ε₁ = max(0, spent + c_α(δ₁)) with the largest δ₁ that is left.
 
-    ε₁ is the least ε >= 0 with spent + c_α(δ/(1 + e^ε)) <= ε. The difference of the two sides is
-    convex in ε, so Newton's steps from 0 rise to its first zero and never pass it; what they end at
-    is moved up until float64 arithmetic, rounded up, confirms it.
+    "From zero-out to records": docs/privacy.md, section 1. ε₁ is the least ε >= 0 with
+    spent + c_α(δ/(1 + e^ε)) <= ε. The difference of the two sides is convex in ε, so Newton's steps
+    from 0 rise to its first zero and never pass it; what they end at is moved up until float64
+    arithmetic, rounded up, confirms it.
 
     Args:
         order: α > 1.  spent: Rényi cost of one zero-out step at that order, +inf allowed.

@@ -1,8 +1,9 @@
-"""Sums and multiples of costs, rounded up."""
+"""Sums and multiples of costs, rounded up; settings as they are shown."""
 
 from __future__ import annotations
 
 import math
+from decimal import Context, Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,3 +27,8 @@ def array_add_up(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.f
         total = a + b
     exact = (a == 0) | (b == 0)
     return np.asarray(np.where(exact, total, np.nextafter(total, np.inf)), dtype=np.float64)
+
+
+def four_digits(value: float, rounding: str) -> str:
+    """`value` to four significant digits; `rounding` is ROUND_FLOOR or ROUND_CEILING of decimal."""
+    return f"{float(Context(prec=4, rounding=rounding).create_decimal(Decimal(value))):.4g}"

@@ -1,0 +1,40 @@
+"""ClippedLogPool's range holds what rounding adds, where nothing else would cover it."""
+
+import itertools
+
+import mpmath
+import numpy as np
+import pytest
+
+from adapmixed.privacy import bounded_range_rho, individual_rho
+from adapmixed.privacy.bounded_range import RANGE_ERROR, range_rounding
+
+SETTINGS = list(itertools.product([1e-6, 0.5, 2.0, 300.0], [0.0, 1e-9, 0.25, 40.0], [1e-9, 3.0]))
+
+
+@pytest.mark.parametrize(("scale", "lower", "upper"), SETTINGS)
+def test_the_operators_bound_is_held_twice(scale, lower, upper):
+    """2^-49 (1 + κ max(-a, b) + L) with L = 750: csrc/core/log_pool.h."""
+    with mpmath.workdps(40):
+        bound = mpmath.mpf(2) ** -49 * (1 + mpmath.mpf(scale) * max(lower, upper) + 750)
+        assert 2 * bound * (1 - mpmath.mpf(2) ** -50) <= range_rounding(scale, -lower, upper)
+        assert range_rounding(scale, -lower, upper) <= 2 * bound * (1 + mpmath.mpf(2) ** -50)
+
+
+@pytest.mark.parametrize(("scale", "lower", "upper"), SETTINGS)
+@pytest.mark.parametrize("num_models", [1, 10**6])
+def test_what_is_charged_holds_the_rounding(scale, lower, upper, num_models):
+    with mpmath.workdps(40):
+        nominal = mpmath.mpf(scale) * (mpmath.mpf(lower) + mpmath.mpf(upper)) / num_models
+        widened = nominal * (1 + mpmath.mpf(RANGE_ERROR))
+        added = mpmath.mpf(2) ** -48 * (751 + mpmath.mpf(scale) * max(lower, upper))
+        for adjacency, factor in (("zero_out", 1), ("add_remove", 2), ("replace_one", 2)):
+            found = bounded_range_rho(scale, -lower, upper, num_models, adjacency)
+            least = (factor * (widened + added)) ** 2 / 8
+            assert least * (1 - mpmath.mpf(2) ** -50) <= found <= least * (1 + 2.0**-40)
+        spans = np.array([0.0, 1e-12, lower + upper])
+        charged = individual_rho(spans, scale, -lower, upper, num_models)
+        for span, rho in zip(spans.tolist(), charged.tolist(), strict=True):
+            eta = mpmath.mpf(scale) * mpmath.mpf(span) / num_models
+            least = (eta * (1 + mpmath.mpf(RANGE_ERROR)) + added) ** 2 / 8
+            assert least * (1 - mpmath.mpf(2) ** -50) <= rho <= least * (1 + 2.0**-40)
