@@ -26,13 +26,36 @@ StopRule = Callable[[Tensor], Tensor]
 """(b, s) int64 released tokens, −1 after an end, to (b,) bool: the sequences that end here."""
 
 
-def check_budget(mechanism: Mechanism, queries: int) -> None:
-    """Refuses more queries than the mechanism is planned for, before any is answered."""
-    if mechanism.budget is not None and queries > mechanism.budget:
-        raise ValueError(
+class BudgetSpentError(ValueError):
+    """What is left of a budget is less than the queries that are asked for; nothing was charged."""
+
+
+def check_budget(mechanism: Mechanism, queries: int, answered: int = 0) -> None:
+    """Refuses more queries than the mechanism is planned for, before any is answered.
+
+    Args:
+        queries: the most that may be answered: an answer that ends early takes fewer.
+        answered: what was answered of the plan before (`answered_before`).
+
+    Raises:
+        BudgetSpentError: with what was spent, the budget and what is asked.
+    """
+    if mechanism.budget is not None and answered + queries > mechanism.budget:
+        raise BudgetSpentError(
             f"queries must stay within the budget of {mechanism.budget} that {mechanism.name} was "
-            f"planned for, got {queries}"
+            f"planned for, {answered} of which are spent, got up to {queries} more (an answer that "
+            "ends early takes fewer, but that is not known beforehand)"
         )
+
+
+def answered_before(ranks: Ranks, accountant: Accountant, ledger: Ledger | None) -> int:
+    """How many queries of a plan were charged: what the rank that leads has, on every rank."""
+
+    def most() -> Tensor:
+        totals = [accountant] if ledger is None else [accountant, ledger.accountant]
+        return torch.tensor([max(total.planned_queries for total in totals)])
+
+    return int(ranks.decide(most, (1,), torch.int64, torch.device("cpu")))
 
 
 @dataclass(frozen=True)
@@ -162,6 +185,8 @@ def stream(
         ValueError: an argument of another kind, max_new_tokens < 1, prompt and new tokens exceed
             the model's window or memory_bytes (the message names the bytes needed), a seeded rng
             with a ledger, or greedy decoding, beams, log-probabilities, a temperature ...
+        BudgetSpentError: (a ValueError) b max_new_tokens is more than what accountant and ledger
+            leave of the mechanism's budget, though answers may end early.
         LedgerError: while iterating: the charge could not be made durable; its token is not drawn.
     """
     refuse(refused)
@@ -171,7 +196,8 @@ def stream(
     )  # fmt: skip
     check_query(input_ids, attention_mask, stop_token, stop)
     check_count("max_new_tokens", max_new_tokens)
-    check_budget(mechanism, len(input_ids) * max_new_tokens)
+    asked = len(input_ids) * max_new_tokens
+    check_budget(mechanism, asked)
     if ledger is not None:
         check_unseeded(rng)
     limit = ensemble.max_positions if overflow == "refuse" else None
@@ -193,6 +219,8 @@ def stream(
             "the settings of decoding": (max_new_tokens, stop_token, overflow, memory_bytes),
         }
     )
+    if mechanism.budget is not None:
+        check_budget(mechanism, asked, answered_before(ensemble.ranks, accountant, ledger))
     decoder = ensemble.decoder(
         input_ids,
         memory_bytes=memory_bytes,

@@ -120,6 +120,7 @@ class PrivateGenerator:
 
         Raises:
             ValueError: no prompt, an empty one, one that is no string, or as `decoding.stream`.
+            BudgetSpentError: (a ValueError) as `decoding.stream`.
             LedgerError: as `decoding.stream`.
         """
         refuse(refused)
@@ -140,14 +141,13 @@ class PrivateGenerator:
             messages: {"role": ..., "content": ...} each, the last one to be answered.
 
         Raises:
-            ValueError: the base has no chat template, messages are of another form, or as `stream`.
+            ValueError: the base has no chat template, or one that refuses these messages; messages
+                are of another form, or as `stream`.
         """
         refuse(refused)
         self.check_chat()
-        ids = self._tokenizer.apply_chat_template(
-            messages_of(messages), add_generation_prompt=True, tokenize=False
-        )
-        tokens = self._tokenizer(ids, add_special_tokens=False)["input_ids"]
+        text = self._templated(messages_of(messages))
+        tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         pieces = self._stream([list(tokens)], max_new_tokens, stop_strings)
         return (piece for (piece,) in pieces)
 
@@ -158,6 +158,20 @@ class PrivateGenerator:
                 "the base's tokenizer must have a chat template, it has none: --plain, or a prompt "
                 "of your own, continues text as it is"
             )
+
+    def _templated(self, messages: list[dict[str, Any]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=False
+                )
+            )
+        except TemplateError as error:  # `raise_exception` of the template, or a fault of its own
+            raise ValueError(
+                f"messages must be those that the base's chat template takes, it refuses: {error}"
+            ) from error
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])

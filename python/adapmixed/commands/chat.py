@@ -36,6 +36,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reads lines, writes answers."""
+    from adapmixed.decoding import BudgetSpentError
     from adapmixed.ranks import Place
 
     if Place.from_environment().world > 1:
@@ -62,14 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
             if not line.strip() or line.strip() == "/new":
                 continue
             asked = [*messages, _message("user", line)]
-            answer = ""
             try:
-                for piece in _pieces(generator, asked, arguments):
-                    answer += piece
-                    print(piece, end="", flush=True)
+                pieces = _pieces(generator, asked, arguments)
+            except BudgetSpentError:
+                raise  # no later line could be answered
             except ValueError as error:  # the window is full, for instance: nothing was charged
                 print(f"adapmixed chat: {error}", file=sys.stderr)
                 continue
+            answer = ""
+            for piece in pieces:
+                answer += piece
+                print(piece, end="", flush=True)
             print()
             messages = [*asked, _message("assistant", answer)]
             answered += 1
