@@ -151,13 +151,15 @@ class PrivateGenerator:
         pieces = self._stream([list(tokens)], max_new_tokens, stop_strings)
         return (piece for (piece,) in pieces)
 
-    def check_chat(self) -> None:
-        """Refuses a base without a chat template."""
+    def check_chat(self, opening: Sequence[Mapping[str, str]] = ()) -> None:
+        """Refuses a base without a chat template, or whose template refuses this opening."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise ValueError(
                 "the base's tokenizer must have a chat template, it has none: --plain, or a prompt "
                 "of your own, continues text as it is"
             )
+        if opening:
+            self._templated(messages_of([*opening, {"role": "user", "content": "?"}]))
 
     def _templated(self, messages: list[dict[str, Any]]) -> str:
         from jinja2 import TemplateError

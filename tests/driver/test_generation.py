@@ -130,6 +130,20 @@ def test_a_chat_template_is_needed_and_used(
     assert "".join(pieces) == plain[0]
 
 
+def test_what_a_chat_template_refuses_is_said_in_words(
+    demo: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "a"}]
+    for template, why in (
+        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+        ("{{ messages[0]['content'].nothing() }}", "has no attribute 'nothing'"),
+        ("{% if %}", "Expected an expression"),
+    ):
+        monkeypatch.setattr(demo.tokenizer, "chat_template", template)
+        with pytest.raises(ValueError, match=f"chat template takes, it refuses: .*{why}"):
+            generator(demo).chat(messages, max_new_tokens=4)
+
+
 def test_what_is_refused(demo: Ensemble, base: Any, make_adapters: Callable[..., Any]) -> None:
     for prompts in ([], [""], ["a", ""]):
         with pytest.raises(ValueError, match="prompts"):

@@ -105,7 +105,8 @@ def test_chat_remembers_the_conversation(
     shutil.copytree(demo_base(), base)
     settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings["chat_template"] = (
-        "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
+        "{% for m in messages %}{% if m['role'] == 'system' and m['content'] == 'No' %}"
+        "{{ raise_exception('System role not supported') }}{% endif %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
     )
     (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     member = demo_ensemble_path() / "member-000"
@@ -128,3 +129,9 @@ def test_chat_remembers_the_conversation(
     assert conversation == first + capsys.readouterr().out
     assert main(["generate", *models, "--chat", "--prompt", "What is it?"]) == 0
     assert capsys.readouterr().out.strip()
+    # What the template itself refuses is one line; nothing could follow that it would take.
+    typed(monkeypatch, "What is it?\n")
+    assert main(["chat", *models, "--system", "No"]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and len(out.err.splitlines()) == 1
+    assert "chat template takes, it refuses: System role not supported" in out.err

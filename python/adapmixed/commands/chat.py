@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = "> " if sys.stdin.isatty() else ""
     with opened(arguments, max(arguments.max_new_tokens, 1) * arguments.turns) as generator:
         if not arguments.plain:
-            generator.check_chat()
+            generator.check_chat(opening)
         messages, answered = list(opening), 0
         while answered < arguments.turns:
             try:
