@@ -227,6 +227,7 @@ def stream(
         attention_mask=attention_mask,
         overflow=overflow,
         new_tokens=max_new_tokens - 1,
+        beside=mechanism.held_bytes,
     )
     _LOG.info(
         "read %d prompts of %d tokens; %r answers up to %d more of each",
@@ -269,12 +270,8 @@ def _steps(
     going = torch.ones(sequences, dtype=torch.bool)
     released = torch.empty(sequences, 0, dtype=torch.int64)
     for step in range(max_new_tokens):
-        private, public = decoder.logits
-        proposal = mechanism.propose(private, public, rng=rng, ranks=ranks)
-        answer = proposal.release(charge(proposal)).tokens
-        assert answer is not None  # no targets were given
         tokens = torch.full((sequences,), -1, dtype=torch.int64)
-        tokens[going] = answer.cpu()
+        tokens[going] = _answer(decoder, ranks, mechanism, rng, charge)
         yield tokens.clone()
         released = torch.cat([released, tokens[:, None]], dim=1)
         before = going.clone()
@@ -287,6 +284,17 @@ def _steps(
         if bool(ended.any()):
             decoder.drop(ended)
         decoder.append(tokens[going])
+
+
+def _answer(
+    decoder: "Decoder", ranks: Ranks, mechanism: Mechanism, rng: RandomSource, charge: Charge
+) -> Tensor:
+    """(b,) tokens. By its end nothing refers to the logits: the next ones take their place."""
+    private, public = decoder.logits
+    proposal = mechanism.propose(private, public, rng=rng, ranks=ranks)
+    answer = proposal.release(charge(proposal)).tokens
+    assert answer is not None  # no targets were given
+    return answer.cpu()
 
 
 def generate(

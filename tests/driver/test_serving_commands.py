@@ -106,7 +106,8 @@ def test_chat_remembers_the_conversation(
     settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings["chat_template"] = (
         "{% for m in messages %}{% if m['role'] == 'system' and m['content'] == 'No' %}"
-        "{{ raise_exception('System role not supported') }}{% endif %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
+        "{{ raise_exception('System role not supported') }}{% endif %}"
+        "<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
     )
     (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     member = demo_ensemble_path() / "member-000"

@@ -15,7 +15,7 @@ from torch import Tensor
 from adapmixed.models.adapters import Adapter, read_adapter
 from adapmixed.models.batched_lora import stack_adapters
 from adapmixed.models.decoder import Decoder
-from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward
+from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.models.loading import load_base
 from adapmixed.models.manifest import read_manifest
 from adapmixed.models.provenance import (
@@ -273,6 +273,7 @@ class Ensemble:
         attention_mask: Tensor | None = None,
         overflow: str = "refuse",
         new_tokens: int = 0,
+        beside: Beside | None = None,
     ) -> Decoder:
         """Reads a prompt and stands ready to decode after it.
 
@@ -284,6 +285,7 @@ class Ensemble:
                 the older half of a sequence and reads the rest anew; of a longer prompt the last
                 max_positions tokens are read. The window is each sequence's own, without padding.
             new_tokens: how many will be appended at most, for `memory_bytes`.
+            beside: what the reader holds beside the logits, for `memory_bytes`, too.
 
         Raises:
             ValueError: as `iter_logits`, or if a row ends in padding, or overflow is unknown.
@@ -292,7 +294,7 @@ class Ensemble:
             raise ValueError(f"overflow must be one of {OVERFLOWS}, got {overflow!r}")
         slide = overflow == "slide"
         ids, mask = self._forward.check_ids(input_ids, attention_mask, any_length=slide)
-        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens)
+        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens, beside)
 
     def _chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int
@@ -304,3 +306,4 @@ class Ensemble:
             part = None if mask is None else mask[:, :stop]
             result = self._forward(ids[:, start:stop], part, cache)
             yield slice(start, stop), result[1:], result[0]
+            del result  # gone, if the reader's are, before the next one is computed
