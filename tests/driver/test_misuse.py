@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -337,15 +338,37 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
         with pytest.raises(ValueError, match=f"{name} has another SHA-256"):
             Ensemble.load(base, folder)
         (base / name).write_text(kept)
-    # A file that the training had not, or one of it that is gone: nothing to compare it with.
-    words = "tokenizer was not compared"
+    # A file that the training had not, one of it that is gone, or others: nothing to compare with.
     (base / "added_tokens.json").write_text("{}")
-    for manifest in (plain, replace(plain, tokenizer_files={}), replace(plain, base_sha256=None)):
+    with pytest.raises(ValueError, match="in the same files: .* has added_tokens.json, merges"):
+        Ensemble.load(base, folder)
+    words = "tokenizer was not compared"
+    for manifest in (replace(plain, tokenizer_files={}), Manifest("", ("m0", "m1"))):
         write_manifest(folder, manifest)
         ensemble = Ensemble.load(base, folder)
         missing = "tokenizer" if manifest.base_sha256 else "base"
         assert ensemble.unverified == ("shards", missing)
         assert (words in answer(ensemble=ensemble)) == (missing == "tokenizer")
+
+
+def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
+    """The demo's vocabulary with permuted ids, as vocab.json and merges.txt."""
+    base = tmp_path / "base"
+    shutil.copytree(demo_base(), base)
+    model = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (base / "tokenizer.json").unlink()
+    names = [name for name, number in model["vocab"].items() if number >= 300]
+    numbers = [model["vocab"][name] for name in names]
+    permuted = model["vocab"] | dict(zip(names, numbers[1:] + numbers[:1], strict=True))
+    (base / "vocab.json").write_text(json.dumps(permuted), encoding="utf-8")
+    pairs = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
+    with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
+        Ensemble.load(base, demo_ensemble_path())
+    for name in tokenizer_files(base):
+        (base / name).unlink()
+    with pytest.raises(ValueError, match="records tokenizer.json.* has none"):
+        Ensemble.load(base, demo_ensemble_path())
 
 
 def test_what_determines_a_tokenizer(tmp_path: Path) -> None:

@@ -121,17 +121,26 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
 
 
 def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest) -> bool:
-    """Whether all files of the tokenizer were compared: none was recorded only, or is there only.
+    """Whether the tokenizer was compared: its files are those that were recorded, if any were.
 
-    Early ensembles recorded the bytes of `tokenizer.json` alone.
+    Early ensembles recorded the bytes of `tokenizer.json` alone. Files under other names may cut
+    text into other ids, and there is nothing to compare them with.
     """
     path = local / TOKENIZER
     if manifest.tokenizer_sha256 is not None and path.is_file():
         _compare(path, file_sha256(path), folder, manifest.tokenizer_sha256)
-    found = tokenizer_files(local)
-    for name in found.keys() & manifest.tokenizer_files.keys():
-        _compare(local / name, found[name], folder, manifest.tokenizer_files[name])
-    return found.keys() == manifest.tokenizer_files.keys()
+    recorded, found = manifest.tokenizer_files, tokenizer_files(local)
+    if not recorded:
+        return not found
+    for name in found.keys() & recorded.keys():
+        _compare(local / name, found[name], folder, recorded[name])
+    if found.keys() != recorded.keys():
+        raise ValueError(
+            f"base must have the tokenizer that {folder} was trained with, in the same files: "
+            f"ensemble.json records {', '.join(sorted(recorded))}, {local} has "
+            f"{', '.join(sorted(found)) or 'none'}"
+        )
+    return True
 
 
 def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
