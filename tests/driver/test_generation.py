@@ -303,6 +303,34 @@ def test_model_inputs_that_are_refused(
     assert accountant.queries == 0
 
 
+def test_transformers_stop_strings(demo: Ensemble, base: Any, ensemble: Ensemble) -> None:
+    """`generate` itself is called: it drops the tokenizer of a callable."""
+    from transformers import AutoModelForCausalLM
+
+    model, prompt = AutoModelForCausalLM.from_pretrained(demo_base()), tokens_of(demo, PROMPT)
+    settings: dict[str, Any] = {"max_new_tokens": 30, "mechanism": FIRST}
+
+    def text(**more: Any) -> str:
+        released = hf(model, demo, prompt, **settings, **more)[0, prompt.shape[1] :]
+        return str(demo.tokenizer.decode(released, skip_special_tokens=True))
+
+    whole = text()
+    stop = whole[20:23]
+    for strings in (stop, [stop, "\u4e2d"]):
+        for more in ({}, {"tokenizer": demo.tokenizer}):
+            cut = text(stop_strings=strings, **more)
+            assert whole.startswith(cut) and len(cut) < len(whole) and stop in cut
+    assert text(stop_strings=["statement executes"]) == whole  # of the prompt
+    for strings in ([""], [3]):
+        with pytest.raises(ValueError, match="stop_strings must be a list of strings"):
+            text(stop_strings=strings)
+    with pytest.raises(ValueError, match="the ensemble has no tokenizer, got 'a': .*PrivateGener"):
+        hf(base, ensemble, torch.tensor([[1, 2]]), stop_strings="a")
+    given = GenerationConfig(stop_strings=["a"], do_sample=True, max_new_tokens=3)
+    with pytest.raises(ValueError, match="tokenizer"):
+        model.generate(prompt, given, custom_generate=private_generate, ensemble=demo)
+
+
 def test_transformers_with_a_window_that_slides(base: Any, ensemble: Ensemble) -> None:
     prompt = torch.tensor([[1, 2, 3]])
     settings: dict[str, Any] = {"max_new_tokens": 2 * POSITIONS, "mechanism": Unprotected()}

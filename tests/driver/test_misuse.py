@@ -365,10 +365,15 @@ def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
     (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
     with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
         Ensemble.load(base, demo_ensemble_path())
+    early = tmp_path / "early"  # the bytes of tokenizer.json alone
+    shutil.copytree(demo_ensemble_path(), early)
+    recorded = replace(read_manifest(early), tokenizer_files={}, tokenizer_sha256="0" * 64)
+    write_manifest(early, recorded)
+    with pytest.raises(ValueError, match="records tokenizer.json, .* has merges.txt.*vocab.json"):
+        Ensemble.load(base, early)
     for name in tokenizer_files(base):
         (base / name).unlink()
-    with pytest.raises(ValueError, match="records tokenizer.json.* has none"):
-        Ensemble.load(base, demo_ensemble_path())
+    assert Ensemble.load(base, demo_ensemble_path()).tokenizer is None
 
 
 def test_what_determines_a_tokenizer(tmp_path: Path) -> None:

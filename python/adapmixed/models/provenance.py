@@ -113,34 +113,38 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
     local = None if manifest is None else _local_folder(source, manifest.revision)
     if manifest is None or local is None:
         return Compared(False, False)
-    same_tokenizer = _compare_tokenizer(local, folder, manifest)
+    # The hub's cache holds what was asked for so far.
+    whole = source is not None and Path(source).is_dir()
+    same_tokenizer = _compare_tokenizer(local, folder, manifest, whole=whole)
     found = None if manifest.base_sha256 is None else base_sha256(local)
     if found is not None and manifest.base_sha256 is not None:
         _compare(local / WEIGHTS, found, folder, manifest.base_sha256)
     return Compared(found is not None, same_tokenizer)
 
 
-def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest) -> bool:
+def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest, *, whole: bool) -> bool:
     """Whether the tokenizer was compared: its files are those that were recorded, if any were.
 
     Early ensembles recorded the bytes of `tokenizer.json` alone. Files under other names may cut
-    text into other ids, and there is nothing to compare them with.
+    text into other ids, and there is nothing to compare them with: refused, where `whole` says that
+    all files are there. A base without a tokenizer is not.
     """
     path = local / TOKENIZER
-    if manifest.tokenizer_sha256 is not None and path.is_file():
-        _compare(path, file_sha256(path), folder, manifest.tokenizer_sha256)
-    recorded, found = manifest.tokenizer_files, tokenizer_files(local)
-    if not recorded:
-        return not found
-    for name in found.keys() & recorded.keys():
-        _compare(local / name, found[name], folder, recorded[name])
-    if found.keys() != recorded.keys():
+    recorded, found = set(manifest.tokenizer_files), tokenizer_files(local)
+    if manifest.tokenizer_sha256 is not None:
+        recorded = recorded or {TOKENIZER}
+        if path.is_file():
+            _compare(path, file_sha256(path), folder, manifest.tokenizer_sha256)
+    for name in found.keys() & manifest.tokenizer_files.keys():
+        _compare(local / name, found[name], folder, manifest.tokenizer_files[name])
+    other = found.keys() != recorded if manifest.tokenizer_files else TOKENIZER not in found
+    if whole and found and recorded and other:
         raise ValueError(
             f"base must have the tokenizer that {folder} was trained with, in the same files: "
             f"ensemble.json records {', '.join(sorted(recorded))}, {local} has "
-            f"{', '.join(sorted(found)) or 'none'}"
+            f"{', '.join(sorted(found))}"
         )
-    return True
+    return found.keys() == manifest.tokenizer_files.keys()
 
 
 def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
