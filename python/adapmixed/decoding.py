@@ -58,6 +58,17 @@ def answered_before(ranks: Ranks, accountant: Accountant, ledger: Ledger | None)
     return int(ranks.decide(most, (1,), torch.int64, torch.device("cpu")))
 
 
+def check_window(ensemble: "Ensemble", length: int, max_new_tokens: int, overflow: str) -> None:
+    """Refuses prompts of this length whose answers would not fit the model's window."""
+    limit = ensemble.max_positions if overflow == "refuse" else None
+    # The last token is released but never read back.
+    if limit is not None and length + max_new_tokens - 1 > limit:
+        raise ValueError(
+            f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
+            f"(the model's window is {limit}), got {max_new_tokens}"
+        )
+
+
 @dataclass(frozen=True)
 class Charge:
     """Who is charged for a proposal before it is released, and which slots may contribute.
@@ -200,14 +211,7 @@ def stream(
     check_budget(mechanism, asked)
     if ledger is not None:
         check_unseeded(rng)
-    limit = ensemble.max_positions if overflow == "refuse" else None
-    # The last token is released but never read back.
-    needed = input_ids.shape[-1] + max_new_tokens - 1
-    if limit is not None and needed > limit:
-        raise ValueError(
-            f"max_new_tokens must be <= {limit - input_ids.shape[-1] + 1} after a prompt of "
-            f"{input_ids.shape[-1]} tokens (the model's window is {limit}), got {max_new_tokens}"
-        )
+    check_window(ensemble, input_ids.shape[-1], max_new_tokens, overflow)
     ensemble.ranks.agree(
         {
             "the mechanism": mechanism,

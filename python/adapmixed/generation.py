@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 
 from adapmixed.arguments import check_parties, messages_of, texts_of
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, StopRule, check_unseeded, stream
+from adapmixed.decoding import (
+    DEFAULT_MEMORY_BYTES,
+    StopRule,
+    answered_before,
+    check_budget,
+    check_unseeded,
+    check_window,
+    stream,
+)
 from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms.checks import check_count
 from adapmixed.misuse import refuse
 from adapmixed.privacy import Accountant, Guarantee, Ledger, PerModelFilter
 from adapmixed.rng import SecureRandom
@@ -126,6 +135,51 @@ class PrivateGenerator:
         refuse(refused)
         ids = [self._ids(text) for text in texts_of(prompts)]
         return self._stream(ids, max_new_tokens, stop_strings)
+
+    def batches(
+        self, prompts: str | Sequence[str], max_new_tokens: int, size: int | None = None
+    ) -> list[list[str]]:
+        """Prompts in their order, cut into batches for `generate`; all are checked at once.
+
+        Args:
+            size: of a batch, ≥ 1; None: as many as fit memory_bytes, at least one.
+
+        Raises:
+            ValueError: a prompt, max_new_tokens or size that `generate` would refuse.
+            BudgetSpentError: all together are more than what is left of the budget.
+        """
+        check_count("max_new_tokens", max_new_tokens)
+        check_count("size", size, optional=True)
+        texts = texts_of(prompts)
+        ids = [self._ids(text) for text in texts]
+        left_padded(ids)  # refuses a prompt without tokens
+        budget, options = self.mechanism.budget, self._options
+        check_window(self.ensemble, max(map(len, ids)), max_new_tokens, options["overflow"])
+        if budget is not None:
+            spent = answered_before(self.ensemble.ranks, self.accountant, options["ledger"])
+            check_budget(self.mechanism, len(texts) * max_new_tokens, spent)
+        found: list[list[str]] = []
+        longest = 0
+        for text, tokens in zip(texts, ids, strict=True):
+            longest = max(longest, len(tokens))
+            if found and len(found[-1]) < self._most(longest, max_new_tokens, size):
+                found[-1].append(text)
+            else:
+                found.append([text])
+                longest = len(tokens)
+        return found
+
+    def _most(self, length: int, max_new_tokens: int, size: int | None) -> int:
+        """Prompts padded to this length that one batch may hold."""
+        if size is not None:
+            return size
+        one = self.ensemble.sequence_bytes(
+            length,
+            new_tokens=max_new_tokens - 1,
+            overflow=self._options["overflow"],
+            beside=self.mechanism.held_bytes,
+        )
+        return int(self._options["memory_bytes"] // one)
 
     def chat(
         self,

@@ -6,11 +6,13 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.generation import PrivateGenerator
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token: no draw
@@ -42,6 +44,45 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
     assert main(arguments) == 2
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
+
+
+def test_many_prompts_are_answered_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """300 prompts at the default memory; a batch's answers are written once they are there."""
+    file = tmp_path / "prompts.txt"
+    prompts = [f"The value of x{number} is" for number in range(300)]
+    file.write_text("\n".join(prompts), encoding="utf-8")
+    arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "1", "--prompts", str(file)]
+    sizes, answered = [], PrivateGenerator.generate
+
+    def counted(self: Any, batch: Any, **options: Any) -> Any:
+        written = len(capsys.readouterr().out.splitlines())
+        assert written == (sizes[-1] if sizes else 0)
+        sizes.append(len(batch))
+        return answered(self, batch, **options)
+
+    monkeypatch.setattr(PrivateGenerator, "generate", counted)
+    assert main(arguments) == 0
+    assert sum(sizes) == 300 and len(sizes) > 1 and len(set(sizes[:-1])) == 1
+    assert len(capsys.readouterr().out.splitlines()) == sizes[-1]
+    monkeypatch.setattr(PrivateGenerator, "generate", answered)
+    few = [*arguments[:-2], *(one for text in prompts[:5] for one in ("--prompt", text))]
+    outputs = []
+    for batch in ("1", "2", "5"):
+        assert main([*few, "--batch", batch]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert len(set(outputs)) == 1 and len(outputs[0].splitlines()) == 5
+    for more, words in (
+        (["--batch", "0"], "--batch must be >= 1, got 0"),
+        # Whatever is known beforehand is refused before the first batch.
+        (["--batch", "2", "--prompt", "x " * 3000], "the model's window is"),
+        ([*POOL, "--batch", "2", "--budget-queries", "4"], "got up to 5 more"),
+    ):
+        tried = few if more[0] != POOL[0] else [one for one in few if one not in FIRST]
+        assert main([*tried, *more]) == 2
+        out = capsys.readouterr()
+        assert words in out.err and out.out == ""
 
 
 def test_what_depends_on_private_data_is_for_the_operator(

@@ -296,6 +296,23 @@ class Ensemble:
         ids, mask = self._forward.check_ids(input_ids, attention_mask, any_length=slide)
         return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens, beside)
 
+    def sequence_bytes(
+        self,
+        length: int,
+        *,
+        new_tokens: int = 0,
+        overflow: str = "refuse",
+        beside: Beside | None = None,
+    ) -> int:
+        """The least `memory_bytes` of `decoder` for one prompt of this length; for b, b times.
+
+        Other arguments as `decoder`.
+        """
+        window = length + new_tokens
+        if overflow == "slide" and self.max_positions is not None:
+            window = min(window, self.max_positions)
+        return self._forward.sequence_bytes(window, beside)
+
     def _chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:

@@ -183,7 +183,37 @@ class BatchedForward:
             ValueError: naming the bytes needed, if not even one position fits.
         """
         window = length if window is None else window
-        rows = (self.ranks.most(self.num_models) + 1) * batch  # the same chunks on every rank
+        rows = self._rows(batch)
+        logits, activations = self._position_bytes(batch, window, beside)
+        fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
+        if not last_only and memory_bytes >= length * per_position:
+            return length
+        cache = self.cache_bytes(rows, window)
+        needed = cache + fixed + per_position
+        if not last_only:
+            needed = min(needed, length * per_position)
+        if memory_bytes < needed:
+            raise ValueError(
+                f"memory_bytes must be >= {needed} for {rows} rows (a row for the public and each "
+                f"private model, times the batch): {cache} bytes of keys and values of {window} "
+                f"positions, and {fixed + per_position} to compute one, got {memory_bytes}"
+            )
+        return min(length, (memory_bytes - cache - fixed) // per_position)
+
+    def sequence_bytes(self, window: int, beside: Beside | None) -> int:
+        """The least `memory_bytes` of a sequence that is decoded over this window; of b, b times.
+
+        See `chunk_size`.
+        """
+        cache = self.cache_bytes(self._rows(1), window)
+        return cache + sum(self._position_bytes(1, window, beside))
+
+    def _rows(self, batch: int) -> int:
+        return (self.ranks.most(self.num_models) + 1) * batch  # the same on every rank
+
+    def _position_bytes(self, batch: int, window: int, beside: Beside | None) -> tuple[int, int]:
+        """Of one position: its logits as they are answered, and a layer's activations."""
+        rows = self._rows(batch)
         config = self.model.config.get_text_config()
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
@@ -201,17 +231,4 @@ class BatchedForward:
         activations = rows * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
         if element < 4:  # adapters read and add in fp32
             activations += rows * 4 * (hidden + inner)
-        fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
-        if not last_only and memory_bytes >= length * per_position:
-            return length
-        cache = self.cache_bytes(rows, window)
-        needed = cache + fixed + per_position
-        if not last_only:
-            needed = min(needed, length * per_position)
-        if memory_bytes < needed:
-            raise ValueError(
-                f"memory_bytes must be >= {needed} for {rows} rows (a row for the public and each "
-                f"private model, times the batch): {cache} bytes of keys and values of {window} "
-                f"positions, and {fixed + per_position} to compute one, got {memory_bytes}"
-            )
-        return min(length, (memory_bytes - cache - fixed) // per_position)
+        return logits, activations
