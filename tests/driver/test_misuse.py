@@ -351,6 +351,25 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
         assert (words in answer(ensemble=ensemble)) == (missing == "tokenizer")
 
 
+def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
+    adapters: list[Path], tmp_path: Path
+) -> None:
+    """Also where the ensemble recorded neither: a ledger then opens with the same files alone."""
+    folder, base = adapters[0].parent, tmp_path / "Tiny"
+    tiny_model("gpt2").save_pretrained(base)
+    first = Ensemble.load(base, folder).fingerprint
+    shutil.copytree(base, tmp_path / "copy" / "Tiny")
+    assert Ensemble.load(tmp_path / "copy" / "Tiny", folder).fingerprint == first
+    write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256=base_sha256(base)))
+    assert Ensemble.load(base, folder).fingerprint == first  # recorded, then compared
+    write_manifest(folder, Manifest("", ("m0", "m1")))
+    (base / "special_tokens_map.json").write_text('{"eos_token": "a"}')
+    second = Ensemble.load(base, folder).fingerprint
+    tiny_model("gpt2", 1).save_pretrained(base)
+    third = Ensemble.load(base, folder).fingerprint
+    assert len({first, second, third}) == 3
+
+
 def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
     """The demo's vocabulary with permuted ids, as vocab.json and merges.txt."""
     base = tmp_path / "base"
@@ -498,6 +517,7 @@ def test_the_table_in_the_documentation_names_these_tests() -> None:
     listed = {name for row in rows[2:] for name in re.findall(r"`(\w+)`", row[-2])}
     ours = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert ours - listed == {
+        "a_fingerprint_is_of_the_base_and_its_tokenizer",
         "other_unknown_arguments_are_errors_as_ever",
         "the_table_in_the_documentation_names_these_tests",
     }

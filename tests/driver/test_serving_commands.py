@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 from adapmixed.generation import PrivateGenerator
+from adapmixed.privacy import Ledger
+from adapmixed.privacy.events import PublicAnswer
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token: no draw
@@ -163,3 +167,39 @@ def test_chat_remembers_the_conversation(
     out = capsys.readouterr()
     assert out.out == "" and len(out.err.splitlines()) == 1
     assert "chat template takes, it refuses: System role not supported" in out.err
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        (["--memory", "1K"], "adapmixed generate: --memory must be >= "),
+        (["--max-new-tokens", "0"], "adapmixed generate: --max-new-tokens must be an integer >= 1"),
+        (["--max-new-tokens", "99999"], "adapmixed generate: --max-new-tokens must be <= "),
+        (["--temperature", "0"], "adapmixed generate: --temperature must be > 0"),
+        (["--top-p", "0.9"], "--temperature and --top-k reshape all rows before projection"),
+    ],
+)
+def test_refusals_name_the_options(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["generate", *MODELS, *POOL, "--prompt", "The", *given]) == 2
+    except SystemExit as left:  # of argparse
+        assert left.code == 2
+    error = capsys.readouterr().err
+    assert words in error and "Shaped" not in error and "memory_bytes" not in error
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    """As `adapmixed ledger export | head -n 1`: nothing on standard error."""
+    path = tmp_path / "ledger.db"
+    with Ledger.open(path, delta=1e-5, configuration="x" * 200_000) as ledger:
+        for _ in range(3):
+            ledger.charge(PublicAnswer(1))
+    command = [sys.executable, "-m", "adapmixed", "ledger", "export", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.read(10)
+        run.stdout.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 141

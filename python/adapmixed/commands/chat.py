@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.options import as_typed
 from adapmixed.commands.serving import add_serving_options, opened
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             except BudgetSpentError:
                 raise  # no later line could be answered
             except ValueError as error:  # the window is full, for instance: nothing was charged
-                print(f"adapmixed chat: {error}", file=sys.stderr)
+                print(f"adapmixed chat: {as_typed(str(error))}", file=sys.stderr)
                 continue
             answer = ""
             for piece in pieces:

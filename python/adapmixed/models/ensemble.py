@@ -56,9 +56,10 @@ class Ensemble:
         unverified: what loading could not check and every guarantee then says: "shards", that they
             are disjoint; "base", that the public model is the one the adapters were trained on;
             "tokenizer", that a public model of which this is known has the same tokenizer, too.
-        fingerprint: of the base's name and the members' files in their order, hexadecimal; None if
-            it was not loaded from files. A ledger's charges are those of slots: its configuration
-            should hold this (`ledger_configuration`).
+        fingerprint: of the base (its files where it is a folder, else its name) and the members'
+            files in their order, hexadecimal; None if it was not loaded from files. A ledger's
+            charges are those of slots: its configuration should hold this
+            (`ledger_configuration`).
     """
 
     def __init__(
@@ -190,7 +191,8 @@ class Ensemble:
         }
         unverified = tuple(name for name, done in checked.items() if not done)
         ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified, ranks=ranks)
-        ensemble.fingerprint = fingerprint(source, paths)
+        recorded = None if manifest is None else manifest.base_sha256
+        ensemble.fingerprint = fingerprint(base, paths, recorded)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s; not verified: %s",
             ensemble.num_models,

@@ -211,14 +211,22 @@ def _compare(path: Path, found: str, folder: Path, expected: str) -> None:
         )
 
 
-def fingerprint(source: str | None, members: Sequence[Path]) -> str:
-    """SHA-256 of the base's name and of every member's files, in their order: which slot is whose.
+def fingerprint(base: object, members: Sequence[Path], recorded: str | None) -> str:
+    """SHA-256 of the base and of every member's files, in their order: which slot is whose.
+
+    Of a base folder the digests of its weights and of its tokenizer's files count, and its name; of
+    a hub name or a model object the name alone.
 
     Args:
-        source: of :func:`source_of`; its last part counts.
+        base: as it was given to be loaded.
         members: peft folders.
+        recorded: `base_sha256` of the manifest, with which the folder was compared; None: read.
     """
-    digest = hashlib.sha256(_last(source or "").encode())
+    digest = hashlib.sha256(_last(source_of(base) or "").encode())
+    if isinstance(base, str | os.PathLike) and Path(base).is_dir():
+        facts = [f"base {recorded or base_sha256(base)}"]
+        facts += [f"{name} {found}" for name, found in sorted(tokenizer_files(base).items())]
+        digest.update("".join(f"\n{fact}" for fact in facts).encode())
     for path in members:
         for file in (WEIGHTS_FILE, CONFIG_FILE):
             digest.update(f"\n{file} {file_sha256(path / file)}".encode())
