@@ -79,8 +79,10 @@ class Shaped(Mechanism):
     ) -> tuple[Tensor, Tensor]:
         """The rows that are projected: (N, B, V) and (B, V), −inf at tokens that are not kept."""
         private, public = ensemble_logits(private_logits, public_logits)
-        cut = self.top_k is not None and self.top_k < public.shape[-1]
-        if not cut and self.temperature == 1.0:
+        top_k = self.top_k
+        if top_k is not None and top_k >= public.shape[-1]:
+            top_k = None
+        if top_k is None and self.temperature == 1.0:
             return private, public
         # One copy, worked on in place: (N, B, V) is what an answer's memory consists of.
         dtype = private.dtype if self.temperature == 1.0 else torch.float32
@@ -88,8 +90,8 @@ class Shaped(Mechanism):
         if self.temperature != 1.0:
             for rows in (private, public):
                 rows.div_(self.temperature)
-        if cut:
-            kept = ranks.same(public.float().topk(self.top_k, dim=-1).indices)
+        if top_k is not None:
+            kept = ranks.same(public.float().topk(top_k, dim=-1).indices)
             dropped = torch.ones_like(public, dtype=torch.bool).scatter_(1, kept, False)
             for rows in (private, public):
                 rows.masked_fill_(dropped, -torch.inf)

@@ -35,6 +35,7 @@ class Decoder:
         self._slide = slide
         self._ids = ids
         self._mask = mask
+        self._logits: Tensor
         limit = forward.max_positions if slide else None
         if limit is not None:
             self._keep(limit, limit)
