@@ -6,9 +6,13 @@ A new version of a format needs its predecessor's specimen here, and code that r
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,6 +178,58 @@ def test_states_of_filters(path: Path) -> None:
     assert [spent.hex() for spent in read.spent.tolist()] == case["spent"]
     with pytest.raises(ValueError, match="format_version must be"):
         PerModelFilter.from_state(case["state"] | {"format_version": filters.FORMAT_VERSION + 1})
+
+
+def _run(path: Path) -> None:
+    settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    folder = training.TrainingFolder(path.parent / "ensemble", 4)
+    folder.prepare()
+    shutil.copyfile(path, folder.private / "run.json")
+    folder.check_settings(settings)
+
+
+def _states(path: Path, read: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for case in [content] if "state" in content else content.values():
+        read(case["state"])
+
+
+# What a specimen is called where it is read, and its reader.
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "ensemble": ("ensemble.json", lambda path: manifest.read_manifest(path.parent)),
+    "report": ("report.json", lambda path: view.read_methods(json.loads(path.read_text()))),
+    "evaluation": ("result.json", read_result),
+    "reproduction": ("result.json", reproduction.read_experiment),
+    "ledger": ("ledger.sqlite", Ledger.verify),
+    "run": ("run.json", _run),
+    "shard": ("shard.json", lambda path: training.read_member_record(path.parent)),
+    "guarantee": ("guarantee.json", lambda path: dp_adapter.read_dp_adapter(path.parent)),
+    "accountant": ("state.json", lambda path: _states(path, Accountant.from_state)),
+    "filter": ("state.json", lambda path: _states(path, PerModelFilter.from_state)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_version_of_every_format_is_refused(kind: str, tmp_path: Path) -> None:
+    """As it stands the specimen is read; with a greater number alone it is not."""
+    newest, suffix = KINDS[kind]
+    name, read = READERS[kind]
+    specimen, copy = FORMATS / f"{kind}-{newest}{suffix}", tmp_path / name
+    shutil.copyfile(specimen, copy)
+    if kind == "ledger":
+        shutil.copyfile(f"{specimen}-head", f"{copy}-head")
+    read(copy)
+    if kind == "ledger":
+        with closing(sqlite3.connect(copy)) as database:
+            database.execute(f"PRAGMA user_version = {newest + 1}")
+            database.commit()
+    else:
+        written = copy.read_text(encoding="utf-8")
+        later = re.sub(rf'("format_version": ?){newest}\b', rf"\g<1>{newest + 1}", written)
+        assert later != written
+        copy.write_text(later, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"format_version .*{newest + 1}"):
+        read(copy)
 
 
 def refused(path: Path, read: Callable[[], object]) -> None:

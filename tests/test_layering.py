@@ -40,7 +40,7 @@ DOORS: dict[str, set[str]] = {
     "report": BELOW_REPORT,
     "experiments": BELOW_REPORT | {"report", "files"},
     "audit": BELOW_REPORT,
-    "integrations": BELOW_REPORT,
+    "integrations": BELOW_REPORT | {"generation"},
     "doctor": {"ext", "rng"},
     "commands": BELOW_COMMANDS,
     "cli": BELOW_COMMANDS | {"commands"},

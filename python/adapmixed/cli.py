@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from adapmixed.commands import (
     reproduce,
     train,
 )
+from adapmixed.commands.options import as_typed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,9 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         with _logging(parsed.verbose):
-            return int(parsed.run(parsed))
+            status = int(parsed.run(parsed))
+            sys.stdout.flush()
+            return status
+    except BrokenPipeError:  # whoever reads has seen enough, `| head` for instance
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
+        return 141  # as a shell says of a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
-        text = " ".join(str(error).split())
+        text = as_typed(" ".join(str(error).split()))
         print(f"adapmixed {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

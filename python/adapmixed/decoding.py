@@ -26,12 +26,46 @@ StopRule = Callable[[Tensor], Tensor]
 """(b, s) int64 released tokens, −1 after an end, to (b,) bool: the sequences that end here."""
 
 
-def check_budget(mechanism: Mechanism, queries: int) -> None:
-    """Refuses more queries than the mechanism is planned for, before any is answered."""
-    if mechanism.budget is not None and queries > mechanism.budget:
-        raise ValueError(
+class BudgetSpentError(ValueError):
+    """What is left of a budget is less than the queries that are asked for; nothing was charged."""
+
+
+def check_budget(mechanism: Mechanism, queries: int, answered: int = 0) -> None:
+    """Refuses more queries than the mechanism is planned for, before any is answered.
+
+    Args:
+        queries: the most that may be answered: an answer that ends early takes fewer.
+        answered: what was answered of the plan before (`answered_before`).
+
+    Raises:
+        BudgetSpentError: with what was spent, the budget and what is asked.
+    """
+    if mechanism.budget is not None and answered + queries > mechanism.budget:
+        raise BudgetSpentError(
             f"queries must stay within the budget of {mechanism.budget} that {mechanism.name} was "
-            f"planned for, got {queries}"
+            f"planned for, {answered} of which are spent, got up to {queries} more (an answer that "
+            "ends early takes fewer, but that is not known beforehand)"
+        )
+
+
+def answered_before(ranks: Ranks, accountant: Accountant, ledger: Ledger | None) -> int:
+    """How many queries of a plan were charged: what the rank that leads has, on every rank."""
+
+    def most() -> Tensor:
+        totals = [accountant] if ledger is None else [accountant, ledger.accountant]
+        return torch.tensor([max(total.planned_queries for total in totals)])
+
+    return int(ranks.decide(most, (1,), torch.int64, torch.device("cpu")))
+
+
+def check_window(ensemble: "Ensemble", length: int, max_new_tokens: int, overflow: str) -> None:
+    """Refuses prompts of this length whose answers would not fit the model's window."""
+    limit = ensemble.max_positions if overflow == "refuse" else None
+    # The last token is released but never read back.
+    if limit is not None and length + max_new_tokens - 1 > limit:
+        raise ValueError(
+            f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
+            f"(the model's window is {limit}), got {max_new_tokens}"
         )
 
 
@@ -162,6 +196,8 @@ def stream(
         ValueError: an argument of another kind, max_new_tokens < 1, prompt and new tokens exceed
             the model's window or memory_bytes (the message names the bytes needed), a seeded rng
             with a ledger, or greedy decoding, beams, log-probabilities, a temperature ...
+        BudgetSpentError: (a ValueError) b max_new_tokens is more than what accountant and ledger
+            leave of the mechanism's budget, though answers may end early.
         LedgerError: while iterating: the charge could not be made durable; its token is not drawn.
     """
     refuse(refused)
@@ -171,17 +207,11 @@ def stream(
     )  # fmt: skip
     check_query(input_ids, attention_mask, stop_token, stop)
     check_count("max_new_tokens", max_new_tokens)
-    check_budget(mechanism, len(input_ids) * max_new_tokens)
+    asked = len(input_ids) * max_new_tokens
+    check_budget(mechanism, asked)
     if ledger is not None:
         check_unseeded(rng)
-    limit = ensemble.max_positions if overflow == "refuse" else None
-    # The last token is released but never read back.
-    needed = input_ids.shape[-1] + max_new_tokens - 1
-    if limit is not None and needed > limit:
-        raise ValueError(
-            f"max_new_tokens must be <= {limit - input_ids.shape[-1] + 1} after a prompt of "
-            f"{input_ids.shape[-1]} tokens (the model's window is {limit}), got {max_new_tokens}"
-        )
+    check_window(ensemble, input_ids.shape[-1], max_new_tokens, overflow)
     ensemble.ranks.agree(
         {
             "the mechanism": mechanism,
@@ -193,12 +223,15 @@ def stream(
             "the settings of decoding": (max_new_tokens, stop_token, overflow, memory_bytes),
         }
     )
+    if mechanism.budget is not None:
+        check_budget(mechanism, asked, answered_before(ensemble.ranks, accountant, ledger))
     decoder = ensemble.decoder(
         input_ids,
         memory_bytes=memory_bytes,
         attention_mask=attention_mask,
         overflow=overflow,
         new_tokens=max_new_tokens - 1,
+        beside=mechanism.held_bytes,
     )
     _LOG.info(
         "read %d prompts of %d tokens; %r answers up to %d more of each",
@@ -241,12 +274,8 @@ def _steps(
     going = torch.ones(sequences, dtype=torch.bool)
     released = torch.empty(sequences, 0, dtype=torch.int64)
     for step in range(max_new_tokens):
-        private, public = decoder.logits
-        proposal = mechanism.propose(private, public, rng=rng, ranks=ranks)
-        answer = proposal.release(charge(proposal)).tokens
-        assert answer is not None  # no targets were given
         tokens = torch.full((sequences,), -1, dtype=torch.int64)
-        tokens[going] = answer.cpu()
+        tokens[going] = _answer(decoder, ranks, mechanism, rng, charge)
         yield tokens.clone()
         released = torch.cat([released, tokens[:, None]], dim=1)
         before = going.clone()
@@ -259,6 +288,17 @@ def _steps(
         if bool(ended.any()):
             decoder.drop(ended)
         decoder.append(tokens[going])
+
+
+def _answer(
+    decoder: "Decoder", ranks: Ranks, mechanism: Mechanism, rng: RandomSource, charge: Charge
+) -> Tensor:
+    """(b,) tokens. By its end nothing refers to the logits: the next ones take their place."""
+    private, public = decoder.logits
+    proposal = mechanism.propose(private, public, rng=rng, ranks=ranks)
+    answer = proposal.release(charge(proposal)).tokens
+    assert answer is not None  # no targets were given
+    return answer.cpu()
 
 
 def generate(

@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 
 from adapmixed.arguments import check_parties, messages_of, texts_of
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, StopRule, check_unseeded, stream
+from adapmixed.decoding import (
+    DEFAULT_MEMORY_BYTES,
+    StopRule,
+    answered_before,
+    check_budget,
+    check_unseeded,
+    check_window,
+    stream,
+)
 from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms.checks import check_count
 from adapmixed.misuse import refuse
 from adapmixed.privacy import Accountant, Guarantee, Ledger, PerModelFilter
 from adapmixed.rng import SecureRandom
@@ -120,11 +129,57 @@ class PrivateGenerator:
 
         Raises:
             ValueError: no prompt, an empty one, one that is no string, or as `decoding.stream`.
+            BudgetSpentError: (a ValueError) as `decoding.stream`.
             LedgerError: as `decoding.stream`.
         """
         refuse(refused)
         ids = [self._ids(text) for text in texts_of(prompts)]
         return self._stream(ids, max_new_tokens, stop_strings)
+
+    def batches(
+        self, prompts: str | Sequence[str], max_new_tokens: int, size: int | None = None
+    ) -> list[list[str]]:
+        """Prompts in their order, cut into batches for `generate`; all are checked at once.
+
+        Args:
+            size: of a batch, ≥ 1; None: as many as fit memory_bytes, at least one.
+
+        Raises:
+            ValueError: a prompt, max_new_tokens or size that `generate` would refuse.
+            BudgetSpentError: all together are more than what is left of the budget.
+        """
+        check_count("max_new_tokens", max_new_tokens)
+        check_count("size", size, optional=True)
+        texts = texts_of(prompts)
+        ids = [self._ids(text) for text in texts]
+        left_padded(ids)  # refuses a prompt without tokens
+        budget, options = self.mechanism.budget, self._options
+        check_window(self.ensemble, max(map(len, ids)), max_new_tokens, options["overflow"])
+        if budget is not None:
+            spent = answered_before(self.ensemble.ranks, self.accountant, options["ledger"])
+            check_budget(self.mechanism, len(texts) * max_new_tokens, spent)
+        found: list[list[str]] = []
+        longest = 0
+        for text, tokens in zip(texts, ids, strict=True):
+            longest = max(longest, len(tokens))
+            if found and len(found[-1]) < self._most(longest, max_new_tokens, size):
+                found[-1].append(text)
+            else:
+                found.append([text])
+                longest = len(tokens)
+        return found
+
+    def _most(self, length: int, max_new_tokens: int, size: int | None) -> int:
+        """Prompts padded to this length that one batch may hold."""
+        if size is not None:
+            return size
+        one = self.ensemble.sequence_bytes(
+            length,
+            new_tokens=max_new_tokens - 1,
+            overflow=self._options["overflow"],
+            beside=self.mechanism.held_bytes,
+        )
+        return int(self._options["memory_bytes"] // one)
 
     def chat(
         self,
@@ -140,24 +195,39 @@ class PrivateGenerator:
             messages: {"role": ..., "content": ...} each, the last one to be answered.
 
         Raises:
-            ValueError: the base has no chat template, messages are of another form, or as `stream`.
+            ValueError: the base has no chat template, or one that refuses these messages; messages
+                are of another form, or as `stream`.
         """
         refuse(refused)
         self.check_chat()
-        ids = self._tokenizer.apply_chat_template(
-            messages_of(messages), add_generation_prompt=True, tokenize=False
-        )
-        tokens = self._tokenizer(ids, add_special_tokens=False)["input_ids"]
+        text = self._templated(messages_of(messages))
+        tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         pieces = self._stream([list(tokens)], max_new_tokens, stop_strings)
         return (piece for (piece,) in pieces)
 
-    def check_chat(self) -> None:
-        """Refuses a base without a chat template."""
+    def check_chat(self, opening: Sequence[Mapping[str, str]] = ()) -> None:
+        """Refuses a base without a chat template, or whose template refuses this opening."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise ValueError(
                 "the base's tokenizer must have a chat template, it has none: --plain, or a prompt "
                 "of your own, continues text as it is"
             )
+        if opening:
+            self._templated(messages_of([*opening, {"role": "user", "content": "?"}]))
+
+    def _templated(self, messages: list[dict[str, Any]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=False
+                )
+            )
+        except TemplateError as error:  # `raise_exception` of the template, or a fault of its own
+            raise ValueError(
+                f"messages must be those that the base's chat template takes, it refuses: {error}"
+            ) from error
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])

@@ -20,10 +20,13 @@ SCORES = (
     "a probability of the mixture is itself a function of the private data, released without any "
     "noise. One token drawn from it is all that a charge pays for; evaluate() is for the operator"
 )
+ANOTHER_LAW = (
+    "the token would be drawn from another law than the one that was projected and charged"
+)
 RESHAPED = (
-    "the token would be drawn from another law than the one that was projected and charged. "
-    "Reshape all rows before projection instead, with a support chosen by the public model alone: "
-    "Shaped(mechanism, temperature, top_k), top_k of ClippedMixing and ClippedLogPool"
+    f"{ANOTHER_LAW}. Reshape all rows before projection instead, with a support chosen by the "
+    "public model alone: Shaped(mechanism, temperature, top_k), top_k of ClippedMixing and "
+    "ClippedLogPool"
 )
 MANY = (
     "every sequence is a query of its own: repeat the prompt in input_ids, and each is charged and "

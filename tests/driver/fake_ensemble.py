@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,6 +82,7 @@ class FakeEnsemble:
         attention_mask: Tensor | None = None,
         overflow: str = "refuse",
         new_tokens: int,
+        beside: Any,
     ) -> FakeDecoder:
         assert attention_mask is None and memory_bytes > 0 and overflow == "refuse"
         assert new_tokens >= 0

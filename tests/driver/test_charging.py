@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -17,8 +18,15 @@ from test_decoding import MECHANISMS, PROMPT, Spy
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path
-from adapmixed.decoding import generate, stream
-from adapmixed.mechanisms import ClippedLogPool, PMixED, PublicOnly
+from adapmixed.decoding import BudgetSpentError, generate, stream
+from adapmixed.mechanisms import (
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    PMixED,
+    PublicOnly,
+    Shaped,
+)
 from adapmixed.privacy import Accountant, FilterBudget, Ledger, PerModelFilter
 from adapmixed.privacy.ledger import LedgerWriteError
 from adapmixed.privacy.ledger import head as heads
@@ -117,17 +125,53 @@ def test_generate_refuses_a_seed_with_a_ledger(
     assert not path.exists()
 
 
-def test_a_budget_is_kept_across_runs(path: Path) -> None:
-    mechanism, one = PMixED(8.0, 1e-5, 7, 6.0), PROMPT[:1]
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        PMixED(8.0, 1e-5, 7, 6.0),
+        ClippedLogPool(-0.25, 0.5, queries=7),
+        ClippedMixing(0.5, 2.0, queries=7),
+        Shaped(ClippedLogPool(-0.25, 0.5, queries=7), temperature=0.5),
+    ],
+)
+def test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call(
+    path: Path, mechanism: Mechanism
+) -> None:
+    """Whether accountant or ledger knows what is spent; before anything is read or charged."""
+    words = "budget of 7 that .* was planned for, 6 of which are spent, got up to 2 more .*early"
+    ensemble, spent = FakeEnsemble(), Accountant(1e-5)
     with Ledger.open(path, **SETTINGS) as ledger:
         settings: Any = dict(max_new_tokens=2, rng=SecureRandom(), ledger=ledger)
-        ensemble: Any = FakeEnsemble()
-        generate(ensemble, mechanism, PROMPT, accountant=Accountant(1e-5), **settings)
-        steps = stream(ensemble, mechanism, one, accountant=Accountant(1e-5), **settings)
-        next(steps)
-        with pytest.raises(ValueError, match="within the budget of 7"):
-            next(steps)
-        assert (ledger.charges, ledger.totals.queries) == (3, 7)
+        generate(ensemble, mechanism, PROMPT, accountant=spent, **settings)  # type: ignore[arg-type]
+        read = len(ensemble.decoders)
+        for accountant, charged in ((spent, None), (Accountant(1e-5), ledger)):
+            settings |= {"accountant": accountant, "ledger": charged}
+            with pytest.raises(BudgetSpentError, match=words):
+                stream(ensemble, mechanism, PROMPT[:1], **settings)  # type: ignore[arg-type]
+        assert (ledger.charges, ledger.totals.queries) == (2, 6)
+        assert len(ensemble.decoders) == read
+        generate(ensemble, mechanism, PROMPT[:1], **(settings | {"max_new_tokens": 1}))  # type: ignore[arg-type]
+        assert ledger.totals.queries == 7
+
+
+def test_generate_and_chat_refuse_what_a_budget_has_no_room_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words, with status 2; what chat released before is on its output."""
+    pool = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=0.5"]
+    common = [*MODELS, *pool, "--budget-queries", "8", "--ledger", str(path)]
+    monkeypatch.setattr("sys.stdin", io.StringIO("The value\nIf the name\nThe try\n"))
+    assert main(["chat", *common, "--plain", "--max-new-tokens", "3"]) == 2
+    out = capsys.readouterr()
+    spent = Ledger.verify(path).totals.queries
+    assert 6 - 4 <= spent <= 8 and len(out.out.splitlines()) >= 2
+    assert f"budget of 8 that clipped-log-pool was planned for, {spent} of which" in out.err
+    assert (
+        main(["generate", *common, "--prompt", "a", "--prompt", "b", "--max-new-tokens", "4"]) == 2
+    )
+    out = capsys.readouterr()
+    assert out.out == "" and f"{spent} of which are spent, got up to 8 more" in out.err
+    assert Ledger.verify(path).totals.queries == spent
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import POSITIONS, tiny_model
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -95,6 +97,35 @@ def test_padded_prompts_answer_as_they_do_alone(demo: Ensemble) -> None:
     assert left_padded([[5, 6]])[1] is None
 
 
+def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
+    prompts = ["If", "The value of the expression is", PROMPT, "The", "For"]
+    here = generator(demo)
+    assert here.batches(prompts, 3) == [prompts]
+    pairs = here.batches(prompts, 3, 2)
+    assert list(map(len, pairs)) == [2, 2, 1]
+    answers = [text for pair in pairs for text in here.generate(pair, max_new_tokens=3)]
+    assert answers == generator(demo).generate(prompts, max_new_tokens=3)
+    # As many as fit: one more than a batch holds is refused.
+    most = FIRST.held_bytes
+    need = demo.sequence_bytes(len(tokens_of(demo, PROMPT)[0]), new_tokens=2, beside=most)
+    tight = generator(demo, memory_bytes=2 * need)
+    assert all(len(batch) in (1, 2) for batch in tight.batches([PROMPT] * 5, 3))
+    tight.generate([PROMPT] * 2, max_new_tokens=3)
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {3 * need} "):
+        tight.generate([PROMPT] * 3, max_new_tokens=3)
+    assert [len(one) for one in generator(demo, memory_bytes=1).batches(prompts, 3)] == [1] * 5
+    planned = generator(demo, PMixED(8.0, 1e-5, 8, 3.0))
+    for given, message in (
+        ((["a", ""], 3), r"prompts\[1\]"),
+        ((["a", "x " * 3000], 3), "the model's window is"),
+        ((prompts, 2), "got up to 10 more"),
+        ((prompts, 0), "max_new_tokens must be an integer >= 1, got 0"),
+        ((prompts, 1, 0), "size must be an integer >= 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            planned.batches(*given)  # type: ignore[arg-type]
+
+
 def test_a_stop_string_ends_its_own_text_and_is_charged(demo: Ensemble) -> None:
     whole = generator(demo).generate(PROMPT, max_new_tokens=30)[0]
     stop = whole[20:23]
@@ -128,6 +159,42 @@ def test_a_chat_template_is_needed_and_used(
     pieces = generator(demo).chat(messages, max_new_tokens=8)
     plain = generator(demo).generate("user: What is a clause?\nassistant:", max_new_tokens=8)
     assert "".join(pieces) == plain[0]
+
+
+def test_a_chat_adds_no_special_tokens_to_its_template(
+    demo: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer that puts a token before every text: the template has written its own."""
+    tokenizer = copy.deepcopy(demo.tokenizer)
+    first = tokenizer.convert_ids_to_tokens(0)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, 0)]
+    )
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    monkeypatch.setattr(demo, "tokenizer", tokenizer)
+    read: list[list[int]] = []
+    monkeypatch.setattr(
+        "adapmixed.generation.stream",
+        lambda *given, **_: iter(read.extend(given[2].tolist()) or ()),
+    )
+    here = generator(demo)
+    list(here.chat([{"role": "user", "content": PROMPT}], max_new_tokens=2))
+    list(here.stream(PROMPT, max_new_tokens=2))
+    assert read[1] == [0, *read[0]] and read[0][0] != 0
+
+
+def test_what_a_chat_template_refuses_is_said_in_words(
+    demo: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "a"}]
+    for template, why in (
+        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+        ("{{ messages[0]['content'].nothing() }}", "has no attribute 'nothing'"),
+        ("{% if %}", "Expected an expression"),
+    ):
+        monkeypatch.setattr(demo.tokenizer, "chat_template", template)
+        with pytest.raises(ValueError, match=f"chat template takes, it refuses: .*{why}"):
+            generator(demo).chat(messages, max_new_tokens=4)
 
 
 def test_what_is_refused(demo: Ensemble, base: Any, make_adapters: Callable[..., Any]) -> None:
@@ -287,6 +354,34 @@ def test_model_inputs_that_are_refused(
             ensemble=ensemble, mechanism=Unprotected(), accountant=accountant, **given,
         )  # fmt: skip
     assert accountant.queries == 0
+
+
+def test_transformers_stop_strings(demo: Ensemble, base: Any, ensemble: Ensemble) -> None:
+    """`generate` itself is called: it drops the tokenizer of a callable."""
+    from transformers import AutoModelForCausalLM
+
+    model, prompt = AutoModelForCausalLM.from_pretrained(demo_base()), tokens_of(demo, PROMPT)
+    settings: dict[str, Any] = {"max_new_tokens": 30, "mechanism": FIRST}
+
+    def text(**more: Any) -> str:
+        released = hf(model, demo, prompt, **settings, **more)[0, prompt.shape[1] :]
+        return str(demo.tokenizer.decode(released, skip_special_tokens=True))
+
+    whole = text()
+    stop = whole[20:23]
+    for strings in (stop, [stop, "\u4e2d"]):
+        for more in ({}, {"tokenizer": demo.tokenizer}):
+            cut = text(stop_strings=strings, **more)
+            assert whole.startswith(cut) and len(cut) < len(whole) and stop in cut
+    assert text(stop_strings=["statement executes"]) == whole  # of the prompt
+    for strings in ([""], [3]):
+        with pytest.raises(ValueError, match="stop_strings must be a list of strings"):
+            text(stop_strings=strings)
+    with pytest.raises(ValueError, match="the ensemble has no tokenizer, got 'a': .*PrivateGener"):
+        hf(base, ensemble, torch.tensor([[1, 2]]), stop_strings="a")
+    given = GenerationConfig(stop_strings=["a"], do_sample=True, max_new_tokens=3)
+    with pytest.raises(ValueError, match="tokenizer"):
+        model.generate(prompt, given, custom_generate=private_generate, ensemble=demo)
 
 
 def test_transformers_with_a_window_that_slides(base: Any, ensemble: Ensemble) -> None:

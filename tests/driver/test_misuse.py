@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -337,15 +338,61 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
         with pytest.raises(ValueError, match=f"{name} has another SHA-256"):
             Ensemble.load(base, folder)
         (base / name).write_text(kept)
-    # A file that the training had not, or one of it that is gone: nothing to compare it with.
-    words = "tokenizer was not compared"
+    # A file that the training had not, one of it that is gone, or others: nothing to compare with.
     (base / "added_tokens.json").write_text("{}")
-    for manifest in (plain, replace(plain, tokenizer_files={}), replace(plain, base_sha256=None)):
+    with pytest.raises(ValueError, match="in the same files: .* has added_tokens.json, merges"):
+        Ensemble.load(base, folder)
+    words = "tokenizer was not compared"
+    for manifest in (replace(plain, tokenizer_files={}), Manifest("", ("m0", "m1"))):
         write_manifest(folder, manifest)
         ensemble = Ensemble.load(base, folder)
         missing = "tokenizer" if manifest.base_sha256 else "base"
         assert ensemble.unverified == ("shards", missing)
         assert (words in answer(ensemble=ensemble)) == (missing == "tokenizer")
+
+
+def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
+    adapters: list[Path], tmp_path: Path
+) -> None:
+    """Also where the ensemble recorded neither: a ledger then opens with the same files alone."""
+    folder, base = adapters[0].parent, tmp_path / "Tiny"
+    tiny_model("gpt2").save_pretrained(base)
+    first = Ensemble.load(base, folder).fingerprint
+    shutil.copytree(base, tmp_path / "copy" / "Tiny")
+    assert Ensemble.load(tmp_path / "copy" / "Tiny", folder).fingerprint == first
+    write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256=base_sha256(base)))
+    assert Ensemble.load(base, folder).fingerprint == first  # recorded, then compared
+    write_manifest(folder, Manifest("", ("m0", "m1")))
+    (base / "special_tokens_map.json").write_text('{"eos_token": "a"}')
+    second = Ensemble.load(base, folder).fingerprint
+    tiny_model("gpt2", 1).save_pretrained(base)
+    third = Ensemble.load(base, folder).fingerprint
+    assert len({first, second, third}) == 3
+
+
+def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
+    """The demo's vocabulary with permuted ids, as vocab.json and merges.txt."""
+    base = tmp_path / "base"
+    shutil.copytree(demo_base(), base)
+    model = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (base / "tokenizer.json").unlink()
+    names = [name for name, number in model["vocab"].items() if number >= 300]
+    numbers = [model["vocab"][name] for name in names]
+    permuted = model["vocab"] | dict(zip(names, numbers[1:] + numbers[:1], strict=True))
+    (base / "vocab.json").write_text(json.dumps(permuted), encoding="utf-8")
+    pairs = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
+    with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
+        Ensemble.load(base, demo_ensemble_path())
+    early = tmp_path / "early"  # the bytes of tokenizer.json alone
+    shutil.copytree(demo_ensemble_path(), early)
+    recorded = replace(read_manifest(early), tokenizer_files={}, tokenizer_sha256="0" * 64)
+    write_manifest(early, recorded)
+    with pytest.raises(ValueError, match="records tokenizer.json, .* has merges.txt.*vocab.json"):
+        Ensemble.load(base, early)
+    for name in tokenizer_files(base):
+        (base / name).unlink()
+    assert Ensemble.load(base, demo_ensemble_path()).tokenizer is None
 
 
 def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
@@ -470,6 +517,7 @@ def test_the_table_in_the_documentation_names_these_tests() -> None:
     listed = {name for row in rows[2:] for name in re.findall(r"`(\w+)`", row[-2])}
     ours = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert ours - listed == {
+        "a_fingerprint_is_of_the_base_and_its_tokenizer",
         "other_unknown_arguments_are_errors_as_ever",
         "the_table_in_the_documentation_names_these_tests",
     }

@@ -5,12 +5,18 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.generation import PrivateGenerator
+from adapmixed.privacy import Ledger
+from adapmixed.privacy.events import PublicAnswer
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token: no draw
@@ -42,6 +48,31 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
     assert main(arguments) == 2
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
+
+
+def test_many_prompts_are_answered_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """300 prompts at the default memory; a batch's answers are written once they are there."""
+    file = tmp_path / "prompts.txt"
+    prompts = [f"The value of x{number} is" for number in range(300)]
+    file.write_text("\n".join(prompts), encoding="utf-8")
+    arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "1", "--prompts", str(file)]
+    sizes, answered = [], PrivateGenerator.generate
+
+    def counted(self: Any, batch: Any, **options: Any) -> Any:
+        written = len(capsys.readouterr().out.splitlines())
+        assert written == (sizes[-1] if sizes else 0)
+        sizes.append(len(batch))
+        return answered(self, batch, **options)
+
+    monkeypatch.setattr(PrivateGenerator, "generate", counted)
+    assert main(arguments) == 0
+    assert sum(sizes) == 300 and len(sizes) > 1 and len(set(sizes[:-1])) == 1
+    assert len(capsys.readouterr().out.splitlines()) == sizes[-1]
+    monkeypatch.setattr(PrivateGenerator, "generate", answered)
+    assert main([*arguments, "--batch", "0"]) == 2
+    assert "--batch must be >= 1, got 0" in capsys.readouterr().err
 
 
 def test_what_depends_on_private_data_is_for_the_operator(
@@ -105,7 +136,9 @@ def test_chat_remembers_the_conversation(
     shutil.copytree(demo_base(), base)
     settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings["chat_template"] = (
-        "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
+        "{% for m in messages %}{% if m['role'] == 'system' and m['content'] == 'No' %}"
+        "{{ raise_exception('System role not supported') }}{% endif %}"
+        "<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
     )
     (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     member = demo_ensemble_path() / "member-000"
@@ -128,3 +161,45 @@ def test_chat_remembers_the_conversation(
     assert conversation == first + capsys.readouterr().out
     assert main(["generate", *models, "--chat", "--prompt", "What is it?"]) == 0
     assert capsys.readouterr().out.strip()
+    # What the template itself refuses is one line; nothing could follow that it would take.
+    typed(monkeypatch, "What is it?\n")
+    assert main(["chat", *models, "--system", "No"]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and len(out.err.splitlines()) == 1
+    assert "chat template takes, it refuses: System role not supported" in out.err
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        (["--memory", "1K"], "adapmixed generate: --memory must be >= "),
+        (["--max-new-tokens", "0"], "adapmixed generate: --max-new-tokens must be an integer >= 1"),
+        (["--max-new-tokens", "99999"], "adapmixed generate: --max-new-tokens must be <= "),
+        (["--temperature", "0"], "adapmixed generate: --temperature must be > 0"),
+        (["--top-p", "0.9"], "--temperature and --top-k reshape all rows before projection"),
+    ],
+)
+def test_refusals_name_the_options(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["generate", *MODELS, *POOL, "--prompt", "The", *given]) == 2
+    except SystemExit as left:  # of argparse
+        assert left.code == 2
+    error = capsys.readouterr().err
+    assert words in error and "Shaped" not in error and "memory_bytes" not in error
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    """As `adapmixed ledger export | head -n 1`: nothing on standard error."""
+    path = tmp_path / "ledger.db"
+    with Ledger.open(path, delta=1e-5, configuration="x" * 200_000) as ledger:
+        for _ in range(3):
+            ledger.charge(PublicAnswer(1))
+    command = [sys.executable, "-m", "adapmixed", "ledger", "export", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.read(10)
+        run.stdout.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 141

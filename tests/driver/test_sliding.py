@@ -46,14 +46,17 @@ def test_after_sliding_it_is_a_fresh_read_of_what_is_left(ensemble: Ensemble) ->
     assert len(slid) >= 2
 
 
-@pytest.mark.parametrize("lengths", [(POSITIONS, 1, POSITIONS - 3), (2 * POSITIONS, 5, 3)])
+@pytest.mark.parametrize(
+    "lengths",
+    [(POSITIONS, 1, POSITIONS - 3), (2 * POSITIONS, 5, 3), (POSITIONS, POSITIONS - 1)],
+)
 def test_each_sequence_forgets_as_it_does_alone(
     ensemble: Ensemble, lengths: tuple[int, ...]
 ) -> None:
     """Whatever the others' lengths are, also after one of them has ended."""
     generator = torch.Generator().manual_seed(4)
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
-    more = torch.randint(0, VOCAB, (2 * POSITIONS + 5, len(lengths)), generator=generator)
+    more = torch.randint(0, VOCAB, (2 * POSITIONS + 6, len(lengths)), generator=generator)
     ids, mask = left_padded(prompts)
     together = ensemble.decoder(ids, attention_mask=mask, overflow="slide")
     alone = [ensemble.decoder(torch.tensor([p]), overflow="slide") for p in prompts]

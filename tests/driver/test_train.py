@@ -109,7 +109,8 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
 def test_a_member_depends_on_its_shard_alone(
     base: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
-    """Members of other shards are the same in every bit; so is everything in another order."""
+    """Members of other shards are the same in every bit; so is everything where identifiers come in
+    another order. In the order of one identifier's documents its own member is another."""
     victim = USERS[3]
     edited = [row if row["user"] != victim else row | {"text": "something else"} for row in rows()]
     removed = [row for row in rows() if row["user"] != victim]
@@ -123,6 +124,12 @@ def test_a_member_depends_on_its_shard_alone(
     run = a_run(tmp_path, base, "sorted")
     found = quietly(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", by_user)))
     assert {path for path in reference if found[path] != reference[path]} == {"ensemble.json"}
+    own = iter([row for row in rows() if row["user"] == victim][::-1])
+    reversed_own = [next(own) if row["user"] == victim else row for row in rows()]
+    run = a_run(tmp_path, base, "reversed")
+    found = quietly(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", reversed_own)))
+    other = {path.split("/")[0] for path in reference if found[path] != reference[path]}
+    assert other == {f"member-{HOMES[victim]:03d}", "ensemble.json"}
 
 
 def test_seed_and_settings_matter(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:

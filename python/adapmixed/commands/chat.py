@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.commands.options import as_typed
 from adapmixed.commands.serving import add_serving_options, opened
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reads lines, writes answers."""
+    from adapmixed.decoding import BudgetSpentError
     from adapmixed.ranks import Place
 
     if Place.from_environment().world > 1:
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = "> " if sys.stdin.isatty() else ""
     with opened(arguments, max(arguments.max_new_tokens, 1) * arguments.turns) as generator:
         if not arguments.plain:
-            generator.check_chat()
+            generator.check_chat(opening)
         messages, answered = list(opening), 0
         while answered < arguments.turns:
             try:
@@ -62,14 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
             if not line.strip() or line.strip() == "/new":
                 continue
             asked = [*messages, _message("user", line)]
-            answer = ""
             try:
-                for piece in _pieces(generator, asked, arguments):
-                    answer += piece
-                    print(piece, end="", flush=True)
+                pieces = _pieces(generator, asked, arguments)
+            except BudgetSpentError:
+                raise  # no later line could be answered
             except ValueError as error:  # the window is full, for instance: nothing was charged
-                print(f"adapmixed chat: {error}", file=sys.stderr)
+                print(f"adapmixed chat: {as_typed(str(error))}", file=sys.stderr)
                 continue
+            answer = ""
+            for piece in pieces:
+                answer += piece
+                print(piece, end="", flush=True)
             print()
             messages = [*asked, _message("assistant", answer)]
             answered += 1

@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
         help="continue prompts privately",
         description="Continues prompts token by token. Every token is one query; standard output "
         "carries the text alone, standard error what it cost. Several prompts are answered "
-        "together, as one JSON object a line.",
+        "in batches, as one JSON object a line.",
     )
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="may be repeated"
@@ -27,6 +27,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="by the base's chat template, as a user's message"
     )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="SIZE",
+        help="prompts answered together, and written when they are (as many as fit --memory)",
+    )
     add_serving_options(parser)
     parser.set_defaults(run=run)
 
@@ -34,6 +40,8 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Generates, streaming the text as it is released."""
     prompts = _prompts(arguments)
+    if arguments.batch is not None and arguments.batch < 1:
+        raise ValueError(f"--batch must be >= 1, got {arguments.batch}")
     queries = max(arguments.max_new_tokens, 1) * len(prompts)
     options = {"max_new_tokens": arguments.max_new_tokens, "stop_strings": arguments.stop}
     with opened(arguments, queries) as generator:
@@ -44,9 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         elif len(prompts) == 1:
             _show((piece for (piece,) in generator.stream(prompts, **options)), leads)
         else:
-            texts = generator.generate(prompts, **options)
-            for prompt, text in zip(prompts, texts, strict=True) if leads else ():
-                print(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False))
+            for batch in generator.batches(prompts, arguments.max_new_tokens, arguments.batch):
+                texts = generator.generate(batch, **options)
+                for prompt, text in zip(batch, texts, strict=True) if leads else ():
+                    line = {"prompt": prompt, "text": text}
+                    print(json.dumps(line, ensure_ascii=False), flush=True)
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.misuse import REASONS
+from adapmixed.misuse import ANOTHER_LAW, REASONS, RESHAPED
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -67,13 +67,41 @@ def add_adjacency_option(parser: Any) -> None:
     )
 
 
+# Arguments of the API that a refusal begins with, and what they are called on the command line.
+_TYPED = {
+    "memory_bytes": "--memory",
+    "max_new_tokens": "--max-new-tokens",
+    "stop_strings": "--stop",
+    "temperature": "--temperature",
+    "top_k": "--top-k",
+    "sure_above": "--sure-above",
+    "lower": "--lower",
+    "upper": "--upper",
+    "scale": "--scale",
+    "target_leakage": "--target-leakage",
+    "sample_rate": "--sample-rate",
+    "order": "--order",
+    "epsilon": "--epsilon",
+    "delta": "--delta",
+}
+
+
+def as_typed(message: str) -> str:
+    """A refusal by the API in the words of the command line."""
+    name, rest = (*message.split(" ", 1), "")[:2]
+    return f"{_TYPED[name]} {rest}" if name in _TYPED else message
+
+
 class _Refused(argparse.Action):
     """An option of other programs that would void the guarantee: refused with the reason."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
     ) -> None:
-        raise argparse.ArgumentError(self, f"must not be given: {REASONS[self.dest]}")
+        why = REASONS[self.dest]
+        if why == RESHAPED:
+            why = f"{ANOTHER_LAW}. --temperature and --top-k reshape all rows before projection"
+        raise argparse.ArgumentError(self, f"must not be given: {why}")
 
 
 def add_refused_options(parser: argparse.ArgumentParser) -> None:

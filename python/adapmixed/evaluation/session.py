@@ -125,4 +125,5 @@ class Session:
                 self._done += len(targets[part])
                 if self._progress is not None and self._ensemble.ranks.leads:
                     self._progress(self._done, self._total)
+            del private, public  # their place is the next chunk's
             start = time.perf_counter()

@@ -8,14 +8,15 @@ they are projected, or on released tokens alone, are honoured; any other one is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, generate
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES, StopRule, generate
+from adapmixed.generation import stop_rule
 from adapmixed.integrations.generation_settings import check_settings, refused
 from adapmixed.mechanisms import Mechanism, Shaped
 from adapmixed.privacy import Accountant, Ledger, PerModelFilter
@@ -50,6 +51,7 @@ def private_generate(
     model_filter: PerModelFilter | None = None,
     overflow: str = "refuse",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    stop_strings: str | Sequence[str] | None = None,
     **inputs: Any,
 ) -> Tensor:
     """Continues prompts as `generate` of transformers does, every token answered privately.
@@ -63,6 +65,9 @@ def private_generate(
         ensemble, mechanism, accountant: needed.
         rng, ledger, model_filter, overflow, memory_bytes: as `decoding.stream`; rng None:
             `SecureRandom()`.
+        stop_strings: looked for in what was released, by the ensemble's tokenizer. To be given to
+            `generate`, which hands it over since it is named here; those of a `generation_config`
+            transformers refuses, as it gives a callable no tokenizer.
         inputs: of these the attention_mask, (b, t), is used; others than those that transformers
             prepares are refused. (Named, it would be given twice.)
 
@@ -83,11 +88,13 @@ def private_generate(
     _check_inputs(inputs, input_ids)
     _check_criteria(stopping_criteria)
     shaped = Shaped(mechanism, **_shape(logits_processor))
+    found = _stop_strings(ensemble, stop_strings)
     prompt = input_ids.cpu()
 
     def ended(released: Tensor) -> Tensor:
         tokens = torch.cat([prompt, released.clamp_min(0)], dim=1).to(input_ids.device)
-        return stopping_criteria(tokens, None).cpu()
+        ends = stopping_criteria(tokens, None).cpu()
+        return ends if found is None else ends | found(released)
 
     released = generate(
         ensemble,
@@ -107,6 +114,17 @@ def private_generate(
     fill = pad if isinstance(pad, int) else 0
     released = released.masked_fill(released < 0, fill).to(input_ids.device)
     return torch.cat([input_ids, released], dim=1)
+
+
+def _stop_strings(ensemble: Ensemble, strings: str | Sequence[str] | None) -> StopRule | None:
+    if not strings:
+        return None
+    if ensemble.tokenizer is None:
+        raise ValueError(
+            f"stop_strings must be None where the ensemble has no tokenizer, got {strings!r}: load "
+            "it from a base that has one, or use PrivateGenerator"
+        )
+    return stop_rule(ensemble.tokenizer, [strings] if isinstance(strings, str) else strings)
 
 
 def _shape(processors: Iterable[Any]) -> dict[str, Any]:

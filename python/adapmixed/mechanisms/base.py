@@ -163,6 +163,18 @@ class Mechanism(ABC):
         """How many queries the mechanism is planned for; None: any number."""
         return None
 
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """Bytes that the answer to one query holds at most beside its logits.
+
+        Here the answer's law and what is drawn from it, three times V float64.
+
+        Args:
+            rows: N + 1, of this rank.
+            vocab_size: V.
+            element: bytes of a logit.
+        """
+        return 3 * 8 * vocab_size
+
     @abstractmethod
     def propose(
         self,

@@ -118,6 +118,12 @@ class PMixED(Mechanism):
         beta = published_target_leakage(self.order, self.per_query, num_models, self.sample_rate)
         return beta * self.order
 
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """As `Mechanism.held_bytes`; of the published rule also the rows of the subset drawn."""
+        subset = self.analysis == "published" and self.sample_rate < 1.0
+        copied = rows * vocab_size * element if subset else 0
+        return copied + super().held_bytes(rows, vocab_size, element)
+
     def propose(
         self,
         private_logits: Tensor,

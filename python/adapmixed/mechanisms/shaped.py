@@ -53,6 +53,14 @@ class Shaped(Mechanism):
         """That of the mechanism."""
         return self.mechanism.budget
 
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """The reshaped rows, in fp32 where there is a temperature, and what is held beside them."""
+        if self.temperature == 1.0 and self.top_k is None:
+            return self.mechanism.held_bytes(rows, vocab_size, element)
+        shaped = element if self.temperature == 1.0 else 4
+        inner = self.mechanism.held_bytes(rows, vocab_size, shaped)
+        return rows * vocab_size * shaped + inner
+
     def propose(
         self,
         private_logits: Tensor,
@@ -71,13 +79,22 @@ class Shaped(Mechanism):
     ) -> tuple[Tensor, Tensor]:
         """The rows that are projected: (N, B, V) and (B, V), −inf at tokens that are not kept."""
         private, public = ensemble_logits(private_logits, public_logits)
-        if self.temperature != 1.0:
-            private = private.float() / self.temperature
-            public = public.float() / self.temperature
-        if self.top_k is None or self.top_k >= public.shape[-1]:
+        top_k = self.top_k
+        if top_k is not None and top_k >= public.shape[-1]:
+            top_k = None
+        if top_k is None and self.temperature == 1.0:
             return private, public
-        kept = ranks.same(public.float().topk(self.top_k, dim=-1).indices)
-        dropped = torch.ones_like(public, dtype=torch.bool).scatter_(1, kept, False)
-        private, public = (rows.masked_fill(dropped, -torch.inf) for rows in (private, public))
-        empty = torch.isneginf(private).all(-1, keepdim=True)
-        return torch.where(empty, public, private), public
+        # One copy, worked on in place: (N, B, V) is what an answer's memory consists of.
+        dtype = private.dtype if self.temperature == 1.0 else torch.float32
+        private, public = (rows.to(dtype, copy=True) for rows in (private, public))
+        if self.temperature != 1.0:
+            for rows in (private, public):
+                rows.div_(self.temperature)
+        if top_k is not None:
+            kept = ranks.same(public.float().topk(top_k, dim=-1).indices)
+            dropped = torch.ones_like(public, dtype=torch.bool).scatter_(1, kept, False)
+            for rows in (private, public):
+                rows.masked_fill_(dropped, -torch.inf)
+            empty = torch.isneginf(private.amax(-1))
+            private[empty] = public.expand_as(private)[empty]
+        return private, public

@@ -71,7 +71,7 @@ class RankGroup(nn.Module):
         if outputs.dtype == self.up.dtype:
             outputs.baddbmm_(hidden, self.up)
         else:  # add before rounding: rounding the update on its own costs a second error
-            outputs.copy_(torch.baddbmm(outputs.to(self.up.dtype), hidden, self.up))
+            outputs.copy_(outputs.to(self.up.dtype).baddbmm_(hidden, self.up))
         if kept is not None:
             outputs.index_copy_(0, self.others, kept)
 

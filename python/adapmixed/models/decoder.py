@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adapmixed.models.forward import BatchedForward
+from adapmixed.models.forward import BatchedForward, Beside
 
 
 class Decoder:
@@ -25,14 +25,17 @@ class Decoder:
         memory_bytes: int,
         slide: bool = False,
         new_tokens: int = 0,
+        beside: Beside | None = None,
     ) -> None:
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
         self._forward = forward
         self._memory_bytes = memory_bytes
+        self._beside = beside
         self._slide = slide
         self._ids = ids
         self._mask = mask
+        self._logits: Tensor
         limit = forward.max_positions if slide else None
         if limit is not None:
             self._keep(limit, limit)
@@ -77,7 +80,7 @@ class Decoder:
             self._keep(length, max(1, length // 2))
             self._read()
         else:
-            self._logits = self._forward(new, self._mask, self._cache, last_only=True)
+            self._advance(new, self._mask)
 
     def drop(self, ended: Tensor) -> None:
         """Forgets sequences; the others keep their order, and only they are read from here on.
@@ -109,12 +112,15 @@ class Decoder:
         """Fills a new cache with all positions, chunk by chunk."""
         batch, length = self._ids.shape
         chunk = self._forward.chunk_size(
-            batch, length, self._memory_bytes, last_only=True, window=self._window
-        )
+            batch, length, self._memory_bytes, last_only=True, window=self._window,
+            beside=self._beside,
+        )  # fmt: skip
         self._cache = self._forward.new_cache()
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
             part = None if self._mask is None else self._mask[:, :stop]
-            self._logits = self._forward(
-                self._ids[:, start:stop], part, self._cache, last_only=True
-            )
+            self._advance(self._ids[:, start:stop], part)
+
+    def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
+        self._logits = ids.new_empty(0)  # the old ones go before the new ones are computed
+        self._logits = self._forward(ids, mask, self._cache, last_only=True)

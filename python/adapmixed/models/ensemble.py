@@ -15,7 +15,7 @@ from torch import Tensor
 from adapmixed.models.adapters import Adapter, read_adapter
 from adapmixed.models.batched_lora import stack_adapters
 from adapmixed.models.decoder import Decoder
-from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward
+from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.models.loading import load_base
 from adapmixed.models.manifest import read_manifest
 from adapmixed.models.provenance import (
@@ -56,9 +56,10 @@ class Ensemble:
         unverified: what loading could not check and every guarantee then says: "shards", that they
             are disjoint; "base", that the public model is the one the adapters were trained on;
             "tokenizer", that a public model of which this is known has the same tokenizer, too.
-        fingerprint: of the base's name and the members' files in their order, hexadecimal; None if
-            it was not loaded from files. A ledger's charges are those of slots: its configuration
-            should hold this (`ledger_configuration`).
+        fingerprint: of the base (its files where it is a folder, else its name) and the members'
+            files in their order, hexadecimal; None if it was not loaded from files. A ledger's
+            charges are those of slots: its configuration should hold this
+            (`ledger_configuration`).
     """
 
     def __init__(
@@ -190,7 +191,8 @@ class Ensemble:
         }
         unverified = tuple(name for name, done in checked.items() if not done)
         ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified, ranks=ranks)
-        ensemble.fingerprint = fingerprint(source, paths)
+        recorded = None if manifest is None else manifest.base_sha256
+        ensemble.fingerprint = fingerprint(base, paths, recorded)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s; not verified: %s",
             ensemble.num_models,
@@ -273,6 +275,7 @@ class Ensemble:
         attention_mask: Tensor | None = None,
         overflow: str = "refuse",
         new_tokens: int = 0,
+        beside: Beside | None = None,
     ) -> Decoder:
         """Reads a prompt and stands ready to decode after it.
 
@@ -284,6 +287,7 @@ class Ensemble:
                 the older half of a sequence and reads the rest anew; of a longer prompt the last
                 max_positions tokens are read. The window is each sequence's own, without padding.
             new_tokens: how many will be appended at most, for `memory_bytes`.
+            beside: what the reader holds beside the logits, for `memory_bytes`, too.
 
         Raises:
             ValueError: as `iter_logits`, or if a row ends in padding, or overflow is unknown.
@@ -292,7 +296,24 @@ class Ensemble:
             raise ValueError(f"overflow must be one of {OVERFLOWS}, got {overflow!r}")
         slide = overflow == "slide"
         ids, mask = self._forward.check_ids(input_ids, attention_mask, any_length=slide)
-        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens)
+        return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens, beside)
+
+    def sequence_bytes(
+        self,
+        length: int,
+        *,
+        new_tokens: int = 0,
+        overflow: str = "refuse",
+        beside: Beside | None = None,
+    ) -> int:
+        """The least `memory_bytes` of `decoder` for one prompt of this length; for b, b times.
+
+        Other arguments as `decoder`.
+        """
+        window = length + new_tokens
+        if overflow == "slide" and self.max_positions is not None:
+            window = min(window, self.max_positions)
+        return self._forward.sequence_bytes(window, beside)
 
     def _chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int
@@ -304,3 +325,4 @@ class Ensemble:
             part = None if mask is None else mask[:, :stop]
             result = self._forward(ids[:, start:stop], part, cache)
             yield slice(start, stop), result[1:], result[0]
+            del result  # gone, if the reader's are, before the next one is computed

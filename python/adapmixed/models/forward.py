@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 from adapmixed.ranks import ALONE, Ranks
 
 DEFAULT_MEMORY_BYTES = 1 << 30
+Beside = Callable[[int, int, int], int]
+"""Rows N + 1, V and the bytes of a logit to the bytes that answering one query takes besides."""
 _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -166,30 +169,22 @@ class BatchedForward:
         *,
         last_only: bool,
         window: int | None = None,
+        beside: Beside | None = None,
     ) -> int:
         """Positions per pass so that cache, logits and activations fit the budget.
 
         Counted: the key/value cache of `window` positions (None: of `length`; without `last_only`
         it is left out where all are computed in one pass), (N + 1) b V logits per position (once in
-        all if `last_only`; twice these where the model caps or scales them), and an estimate of one
-        layer's activations. Not counted: weights and adapters.
+        all if `last_only`; twice these where the model caps or scales them), what is held `beside`
+        the last position's logits when they are answered, and an estimate of one layer's
+        activations. Not counted: weights and adapters.
 
         Raises:
             ValueError: naming the bytes needed, if not even one position fits.
         """
         window = length if window is None else window
-        rows = (self.ranks.most(self.num_models) + 1) * batch  # the same chunks on every rank
-        config = self.model.config.get_text_config()
-        hidden = int(config.hidden_size)
-        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        element = int(next(self.model.parameters()).element_size())
-        # Caps and scales of the output are computed beside what they are applied to.
-        scaled = any(getattr(config, name, None) for name in _LOGIT_SCALES)
-        logits = (2 if scaled else 1) * rows * self.vocab_size * element
-        # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
-        # attention adds a score or mask row over all positions for every head at worst.
-        heads = int(getattr(config, "num_attention_heads", 1))
-        activations = rows * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
+        rows = self._rows(batch)
+        logits, activations = self._position_bytes(batch, window, beside)
         fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
         if not last_only and memory_bytes >= length * per_position:
             return length
@@ -204,3 +199,36 @@ class BatchedForward:
                 f"positions, and {fixed + per_position} to compute one, got {memory_bytes}"
             )
         return min(length, (memory_bytes - cache - fixed) // per_position)
+
+    def sequence_bytes(self, window: int, beside: Beside | None) -> int:
+        """The least `memory_bytes` of a sequence that is decoded over this window; of b, b times.
+
+        See `chunk_size`.
+        """
+        cache = self.cache_bytes(self._rows(1), window)
+        return cache + sum(self._position_bytes(1, window, beside))
+
+    def _rows(self, batch: int) -> int:
+        return (self.ranks.most(self.num_models) + 1) * batch  # the same on every rank
+
+    def _position_bytes(self, batch: int, window: int, beside: Beside | None) -> tuple[int, int]:
+        """Of one position: its logits as they are answered, and a layer's activations."""
+        rows = self._rows(batch)
+        config = self.model.config.get_text_config()
+        hidden = int(config.hidden_size)
+        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        element = int(next(self.model.parameters()).element_size())
+        # Caps and scales of the output are computed beside what they are applied to.
+        scaled = any(getattr(config, name, None) for name in _LOGIT_SCALES)
+        logits = (2 if scaled else 1) * rows * self.vocab_size * element
+        if beside is not None:
+            answering = rows * self.vocab_size * element
+            answering += batch * beside(rows // batch, self.vocab_size, element)
+            logits = max(logits, answering)
+        # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
+        # attention adds a score or mask row over all positions for every head at worst.
+        heads = int(getattr(config, "num_attention_heads", 1))
+        activations = rows * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
+        if element < 4:  # adapters read and add in fp32
+            activations += rows * 4 * (hidden + inner)
+        return logits, activations

@@ -113,24 +113,37 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
     local = None if manifest is None else _local_folder(source, manifest.revision)
     if manifest is None or local is None:
         return Compared(False, False)
-    same_tokenizer = _compare_tokenizer(local, folder, manifest)
+    # The hub's cache holds what was asked for so far.
+    whole = source is not None and Path(source).is_dir()
+    same_tokenizer = _compare_tokenizer(local, folder, manifest, whole=whole)
     found = None if manifest.base_sha256 is None else base_sha256(local)
     if found is not None and manifest.base_sha256 is not None:
         _compare(local / WEIGHTS, found, folder, manifest.base_sha256)
     return Compared(found is not None, same_tokenizer)
 
 
-def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest) -> bool:
-    """Whether all files of the tokenizer were compared: none was recorded only, or is there only.
+def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest, *, whole: bool) -> bool:
+    """Whether the tokenizer was compared: its files are those that were recorded, if any were.
 
-    Early ensembles recorded the bytes of `tokenizer.json` alone.
+    Early ensembles recorded the bytes of `tokenizer.json` alone. Files under other names may cut
+    text into other ids, and there is nothing to compare them with: refused, where `whole` says that
+    all files are there. A base without a tokenizer is not.
     """
     path = local / TOKENIZER
-    if manifest.tokenizer_sha256 is not None and path.is_file():
-        _compare(path, file_sha256(path), folder, manifest.tokenizer_sha256)
-    found = tokenizer_files(local)
+    recorded, found = set(manifest.tokenizer_files), tokenizer_files(local)
+    if manifest.tokenizer_sha256 is not None:
+        recorded = recorded or {TOKENIZER}
+        if path.is_file():
+            _compare(path, file_sha256(path), folder, manifest.tokenizer_sha256)
     for name in found.keys() & manifest.tokenizer_files.keys():
         _compare(local / name, found[name], folder, manifest.tokenizer_files[name])
+    other = found.keys() != recorded if manifest.tokenizer_files else TOKENIZER not in found
+    if whole and found and recorded and other:
+        raise ValueError(
+            f"base must have the tokenizer that {folder} was trained with, in the same files: "
+            f"ensemble.json records {', '.join(sorted(recorded))}, {local} has "
+            f"{', '.join(sorted(found))}"
+        )
     return found.keys() == manifest.tokenizer_files.keys()
 
 
@@ -198,14 +211,22 @@ def _compare(path: Path, found: str, folder: Path, expected: str) -> None:
         )
 
 
-def fingerprint(source: str | None, members: Sequence[Path]) -> str:
-    """SHA-256 of the base's name and of every member's files, in their order: which slot is whose.
+def fingerprint(base: object, members: Sequence[Path], recorded: str | None) -> str:
+    """SHA-256 of the base and of every member's files, in their order: which slot is whose.
+
+    Of a base folder the digests of its weights and of its tokenizer's files count, and its name; of
+    a hub name or a model object the name alone.
 
     Args:
-        source: of :func:`source_of`; its last part counts.
+        base: as it was given to be loaded.
         members: peft folders.
+        recorded: `base_sha256` of the manifest, with which the folder was compared; None: read.
     """
-    digest = hashlib.sha256(_last(source or "").encode())
+    digest = hashlib.sha256(_last(source_of(base) or "").encode())
+    if isinstance(base, str | os.PathLike) and Path(base).is_dir():
+        facts = [f"base {recorded or base_sha256(base)}"]
+        facts += [f"{name} {found}" for name, found in sorted(tokenizer_files(base).items())]
+        digest.update("".join(f"\n{fact}" for fact in facts).encode())
     for path in members:
         for file in (WEIGHTS_FILE, CONFIG_FILE):
             digest.update(f"\n{file} {file_sha256(path / file)}".encode())

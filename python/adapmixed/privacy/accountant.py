@@ -103,6 +103,12 @@ class Accountant:
         return self._state.queries
 
     @property
+    def planned_queries(self) -> int:
+        """Answered queries so far of a budget that was charged with the first of them; else 0."""
+        total = self._state.total
+        return 0 if total is None or isinstance(total, FilterTotal) else total.planned_queries
+
+    @property
     def individual_spent(self) -> NDArray[np.float64] | None:
         """(N,) float64, what each model has been charged under the filter; None before an answer.
 

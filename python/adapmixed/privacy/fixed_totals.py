@@ -124,6 +124,11 @@ class ClippedTotal:
         _check_budget(screening.screened, self.setting.budget, "screened queries")
 
     @property
+    def planned_queries(self) -> int:
+        """Answered queries of the budget."""
+        return self.answered
+
+    @property
     def budget(self) -> int | None:
         """How many queries the guarantee covers."""
         return self.setting.budget if self.setting is not None else None
@@ -165,6 +170,11 @@ class PoolTotal:
     def evaluate(self, delta: float, adjacency: str, screening: ScreeningTotal) -> Result:
         """ε at the best order, known beforehand since ρ is (docs/privacy.md, section 12)."""
         return screening.evaluate(delta, self.rho if adjacency == "zero_out" else self.replaced)
+
+    @property
+    def planned_queries(self) -> int:
+        """Answered queries of the plan."""
+        return self.answered
 
     @property
     def budget(self) -> int | None:

@@ -1,0 +1,109 @@
+"""Run as a program: what decoding holds at its least `memory_bytes`, one line of JSON a case.
+
+A process of its own, whose freed blocks go back at once (`MALLOC_MMAP_THRESHOLD_`), so that its
+resident memory is what it holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from adapmixed.decoding import stream
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED, Shaped
+from adapmixed.models import Ensemble
+from adapmixed.models.adapters import Adapter
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
+
+POOL = ClippedLogPool(-0.25, 0.5, queries=10000)
+MECHANISMS: dict[str, Mechanism] = {
+    "pmixed": PMixED(8.0, 1e-5, 10000, 3.0),
+    "adapmixed": AdaPMixED(18.0, 0.2),
+    "clipped-log-pool": POOL,
+    "top-k": Shaped(POOL, top_k=50),
+    "temperature and top-k": Shaped(POOL, temperature=0.8, top_k=50),
+}
+TOKENS = 2
+
+
+def wide(dtype: torch.dtype) -> Ensemble:
+    """Almost all that it holds are logits: 32 members over 50 257 tokens."""
+    config = GPT2Config(
+        n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    update = {"transformer.h.0.attn.c_attn": (torch.randn(8, 2), torch.randn(2, 24))}
+    return Ensemble(GPT2LMHeadModel(config).to(dtype), [Adapter(update)] * 32, unverified=())
+
+
+def deep(dtype: torch.dtype) -> Ensemble:
+    """Almost all that it holds are keys, values and activations."""
+    config = LlamaConfig(
+        vocab_size=500, hidden_size=128, intermediate_size=512, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(dtype)
+    update = {
+        name: (0.02 * torch.randn(one.in_features, 4), 0.02 * torch.randn(4, one.out_features))
+        for name, one in model.named_modules()
+        if isinstance(one, torch.nn.Linear) and name != "lm_head"
+    }
+    return Ensemble(model, [Adapter(update)] * 32, unverified=())
+
+
+def status(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def run(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, **settings: Any) -> None:
+    steps = stream(
+        ensemble, mechanism, prompt, max_new_tokens=TOKENS, rng=SeededRandom(0),
+        accountant=Accountant(1e-5), **settings,
+    )  # fmt: skip
+    for _ in steps:
+        pass
+
+
+def measure(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, spare: int) -> Any:
+    """(memory_bytes, bytes held at the peak): the least that is taken, and `spare` more."""
+    run(ensemble, mechanism, prompt[:1, :2])  # what libraries keep from their first use
+    try:
+        run(ensemble, mechanism, prompt, memory_bytes=1)
+    except ValueError as error:
+        needed = int(str(error).split(">= ")[1].split()[0]) + spare
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    run(ensemble, mechanism, prompt, memory_bytes=needed)
+    return needed, status("VmHWM") - before
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        ensemble = wide(dtype)
+        prompt = torch.randint(0, 50257, (3, 4))
+        cases: list[tuple[str, Ensemble, Mechanism, torch.Tensor, int]] = [
+            (name, ensemble, one, prompt, 0) for name, one in MECHANISMS.items()
+        ]
+        long = torch.randint(0, 500, (2, 48))
+        cases.append(("prompt", deep(dtype), POOL, long, 16 << 20))
+        for name, owner, mechanism, ids, spare in cases:
+            needed, held = measure(owner, mechanism, ids, spare)
+            found = {"case": name, "dtype": str(dtype), "needed": needed, "held": held}
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""--memory bounds what is held, as measured: the resident memory of a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).with_name("memory_cases.py")
+
+
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK),
+    reason="the peak of the resident memory cannot be begun anew (/proc/self/clear_refs)",
+)
+def test_what_decoding_holds_stays_within_memory_bytes() -> None:
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, str(CASES)], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(found) == 2 * 6
+    for case in found:
+        # Also not a bound that is far too large: what is counted is there.
+        assert 0.5 * case["needed"] < case["held"] <= 1.15 * case["needed"], case
