@@ -75,12 +75,14 @@ def test_an_ensemble_is_timed_against_the_loop(tmp_path: Path) -> None:
     assert (tmp_path / "forward.txt").read_text().strip() == run.stdout.strip()
     content = json.loads((tmp_path / "forward.json").read_text())
     assert content["quick"] is True and set(content["machine"]) >= MACHINE
-    assert set(content["tables"]) == {"decode", "step", "memory"}
+    assert set(content["tables"]) == {"decode", "step", "pass", "memory"}
     loop, batched = content["tables"]["decode"]
     assert batched["ratio"] == loop["median"] / batched["median"]
     for row in content["tables"]["step"][1:]:
         times = [content["tables"]["step"][0]["median"], row["median"]]
         assert row["share"] == times[1] / sum(times)
+    shares = {row["name"]: row["share"] for row in content["tables"]["pass"]}
+    assert sum(shares.values()) == pytest.approx(1) and shares["aten::addmm"] > 0
     held = {row["name"]: row["bytes"] for row in content["tables"]["memory"]}
     assert held["logits"] == 5 * 512 * 4  # N = 4 and the public model
     assert held["key/value cache"] == 2 * 2 * 5 * 8 * 32 * 4
