@@ -162,7 +162,8 @@ def decode(
         peft_model, folders = make_peft(base, models, Path(folder))
         ensemble = Ensemble.load(base, folders)
     ids = make_prompt(shape, prompt, device)
-    decoder, loop = ensemble.decoder(ids, memory_bytes=_MEMORY), Loop(peft_model, models, ids)
+    decoder = ensemble.decoder(ids, memory_bytes=_MEMORY, new_tokens=1)
+    loop = Loop(peft_model, models, ids)
     for turn in range(2):
         token = tokens_of(shape, turn, device)
         private, public = batched(decoder, token)
@@ -200,7 +201,8 @@ def step(
         _, folders = make_peft(base, models, Path(folder))
         ensemble = Ensemble.load(base, folders)
     loaded = peak(device)
-    decoder = ensemble.decoder(make_prompt(shape, prompt, device), memory_bytes=_MEMORY)
+    ids = make_prompt(shape, prompt, device)
+    decoder = ensemble.decoder(ids, memory_bytes=_MEMORY, new_tokens=1)
     filled = peak(device)
     preset = AdaPMixED.preset("wikitext-103")
     rng, all_slots = SeededRandom(0), torch.ones((models, 1), dtype=torch.bool, device=device)
@@ -243,8 +245,9 @@ def sizes(ensemble: Ensemble, decoder: Decoder) -> dict[str, int]:
     }  # fmt: skip
     cached = [t for layer in decoder._cache.layers for t in (layer.keys, layer.values)]
     held = {"weights": list(model.parameters()), "adapters": list(adapters.values()),
-            "key/value cache": cached, "logits": list(decoder.logits)}  # fmt: skip
-    return {n: sum(t.numel() * t.element_size() for t in ts) for n, ts in held.items()}
+            "logits": list(decoder.logits)}  # fmt: skip
+    found = {n: sum(t.numel() * t.element_size() for t in ts) for n, ts in held.items()}
+    return found | {"key/value cache": sum(t.untyped_storage().nbytes() for t in cached)}
 
 
 def peak(device: torch.device) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from adapmixed.decoding import stream
+from adapmixed.decoding import StopRule, stream
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED, Shaped
 from adapmixed.models import Ensemble
 from adapmixed.models.adapters import Adapter
@@ -44,10 +44,10 @@ def wide(dtype: torch.dtype) -> Ensemble:
     return Ensemble(GPT2LMHeadModel(config).to(dtype), [Adapter(update)] * 32, unverified=())
 
 
-def deep(dtype: torch.dtype) -> Ensemble:
+def deep(dtype: torch.dtype, layers: int) -> Ensemble:
     """Almost all that it holds are keys, values and activations."""
     config = LlamaConfig(
-        vocab_size=500, hidden_size=128, intermediate_size=512, num_hidden_layers=2,
+        vocab_size=500, hidden_size=128, intermediate_size=512, num_hidden_layers=layers,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(dtype)
@@ -65,6 +65,10 @@ def status(name: str) -> int:
     return 1024 * int(found[1])
 
 
+def first_ends(released: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(released)) == 0
+
+
 def run(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, **settings: Any) -> None:
     steps = stream(
         ensemble, mechanism, prompt, max_new_tokens=TOKENS, rng=SeededRandom(0),
@@ -74,7 +78,13 @@ def run(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, **settin
         pass
 
 
-def measure(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, spare: int) -> Any:
+def measure(
+    ensemble: Ensemble,
+    mechanism: Mechanism,
+    prompt: torch.Tensor,
+    spare: int,
+    stop: StopRule | None,
+) -> Any:
     """(memory_bytes, bytes held at the peak): the least that is taken, and `spare` more."""
     run(ensemble, mechanism, prompt[:1, :2])  # what libraries keep from their first use
     try:
@@ -84,7 +94,7 @@ def measure(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, spar
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
-    run(ensemble, mechanism, prompt, memory_bytes=needed)
+    run(ensemble, mechanism, prompt, memory_bytes=needed, stop=stop)
     return needed, status("VmHWM") - before
 
 
@@ -94,13 +104,16 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         ensemble = wide(dtype)
         prompt = torch.randint(0, 50257, (3, 4))
-        cases: list[tuple[str, Ensemble, Mechanism, torch.Tensor, int]] = [
-            (name, ensemble, one, prompt, 0) for name, one in MECHANISMS.items()
+        cases: list[tuple[str, Ensemble, Mechanism, torch.Tensor, int, StopRule | None]] = [
+            (name, ensemble, one, prompt, 0, None) for name, one in MECHANISMS.items()
         ]
         long = torch.randint(0, 500, (2, 48))
-        cases.append(("prompt", deep(dtype), POOL, long, 16 << 20))
-        for name, owner, mechanism, ids, spare in cases:
-            needed, held = measure(owner, mechanism, ids, spare)
+        cases.append(("prompt", deep(dtype, 2), POOL, long, 16 << 20, None))
+        # Almost all is keys and values, copied where a sequence ends.
+        longer = torch.randint(0, 500, (3, 160))
+        cases.append(("end", deep(dtype, 8), POOL, longer, 4 << 20, first_ends))
+        for name, owner, mechanism, ids, spare, stop in cases:
+            needed, held = measure(owner, mechanism, ids, spare, stop)
             found = {"case": name, "dtype": str(dtype), "needed": needed, "held": held}
             print(json.dumps(found), flush=True)
 

@@ -12,6 +12,7 @@ import torch
 from families import linear_names, tiny
 from tiny_models import VOCAB, peft_logits, write_adapter
 from torch import Tensor
+from transformers import DynamicCache
 
 from adapmixed.models import Ensemble
 from adapmixed.models.support import TESTED
@@ -64,10 +65,10 @@ def family(request: pytest.FixtureRequest, adapted: tuple[Any, list[Path]]) -> F
     return Family(base, adapted[1], Ensemble.load(base, adapted[1]), ids)
 
 
-def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int) -> Tensor:
+def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = None) -> Tensor:
     """(N + 1, b, t, V) through a cache, `chunk` positions at a time."""
     forward = ensemble._forward
-    cache = forward.new_cache()
+    cache = forward.new_cache() if cache is None else cache
     parts = [
         forward(ids[:, i : i + chunk], None if mask is None else mask[:, : i + chunk], cache)
         for i in range(0, ids.shape[1], chunk)
@@ -115,6 +116,29 @@ def test_chunks_and_decoding_equal_one_pass(family: Family) -> None:
         private, public = decoder.logits
         family.close(torch.cat([public[None], private]), whole[:, :, position - 1])
         decoder.append(family.ids[:, position])
+
+
+def test_room_in_the_cache_changes_no_bit(family: Family) -> None:
+    """Of what transformers' own gives, none or much of it: in chunks, padded, after an end."""
+    ensemble, mask = family.ensemble, torch.ones_like(family.ids)
+    mask[0, :PADDING] = 0
+    longer = torch.cat([mask, mask[:, -1:]], dim=1)
+    first = torch.arange(len(family.folders) + 1) * len(mask)
+    for chunk, padded in ((4, True), (1, False)):
+        results = []
+        for cache in (
+            DynamicCache(config=family.base.config),
+            ensemble._forward.new_cache(),
+            ensemble._forward.new_cache(4 * LENGTH),
+        ):
+            whole = passes(ensemble, family.ids, mask if padded else None, chunk, cache)
+            cache.reorder_cache(first)
+            token = family.ids[:1, :1]
+            after = ensemble._forward(token, longer[:1] if padded else None, cache)
+            results.append((whole, after))
+        for found in results[1:]:
+            assert torch.equal(found[0], results[0][0])
+            assert torch.equal(found[1], results[0][1])
 
 
 def test_left_padding_equals_single_prompts(family: Family) -> None:

@@ -11,7 +11,8 @@ from adapmixed.models.forward import BatchedForward, Beside
 class Decoder:
     """Holds the next position's logits and advances by the tokens that were chosen for it.
 
-    Made by `Ensemble.decoder`. The cache holds (N + 1) b rows of keys and values.
+    Made by `Ensemble.decoder`. The cache holds (N + 1) b rows of keys and values, and has room for
+    all positions that were counted when the memory was asked for.
 
     Where the window slides, it is each sequence's own: what is forgotten, and when, is what would
     be if the sequence were alone, whatever lies beside it. All are read anew when one is cut.
@@ -115,7 +116,7 @@ class Decoder:
             batch, length, self._memory_bytes, last_only=True, window=self._window,
             beside=self._beside,
         )  # fmt: skip
-        self._cache = self._forward.new_cache()
+        self._cache = self._forward.new_cache(self._window)
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
             part = None if self._mask is None else self._mask[:, :stop]

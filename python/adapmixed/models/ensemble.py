@@ -319,7 +319,7 @@ class Ensemble:
         self, ids: Tensor, mask: Tensor | None, chunk: int
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         length = ids.shape[1]
-        cache = self._forward.new_cache() if chunk < length else None
+        cache = self._forward.new_cache(length) if chunk < length else None
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
             part = None if mask is None else mask[:, :stop]

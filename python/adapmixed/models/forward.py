@@ -88,11 +88,11 @@ class BatchedForward:
                 f"got {length}"
             )
 
-    def new_cache(self) -> Any:
-        """An empty key/value cache for this model."""
-        from transformers import DynamicCache
+    def new_cache(self, positions: int = 0) -> Any:
+        """An empty key/value cache for this model, with room for so many positions, or more."""
+        from adapmixed.models.cache import key_value_cache
 
-        return DynamicCache(config=self.model.config)
+        return key_value_cache(self.model.config, positions)
 
     @torch.no_grad()
     def __call__(
@@ -152,8 +152,8 @@ class BatchedForward:
     def cache_bytes(self, rows: int, positions: int) -> int:
         """Bytes of a key/value cache: layers 2 rows positions heads head_dim bytes-per-number.
 
-        Layers with a sliding window keep no more positions than it. The largest layer counts twice,
-        since a cache that grows is copied layer by layer.
+        Layers with a sliding window keep no more positions than it. The largest layer counts twice:
+        layer by layer it is copied when sequences end, and a sliding window with every token.
         """
         layers = [
             rows * size * (positions if window is None else min(positions, window))

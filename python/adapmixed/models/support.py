@@ -41,6 +41,8 @@ def check_model(model: Any) -> None:
             space, linear attention, convolution) layers; no key/value cache; quantised weights;
             or an output layer whose width is not the configuration's vocab_size.
     """
+    from adapmixed.models.cache import key_value_cache
+
     kind = model.config.model_type
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
@@ -59,7 +61,7 @@ def check_model(model: Any) -> None:
         raise ValueError(
             f"base must read a key/value cache (past_key_values), {type(model).__name__} does not"
         )
-    if any(getattr(_cache(model), "is_linear", ())):
+    if any(getattr(key_value_cache(model.config, 0), "is_linear", ())):
         raise ValueError(
             f"base must have attention layers only, got {kind} with recurrent ones: their state "
             "takes in padding and chunk boundaries, so that batches and chunks would answer "
@@ -130,7 +132,7 @@ def _fault(forward: BatchedForward) -> str | None:
     other[:, -1] = (other[:, -1] + 1) % forward.vocab_size
     if _differ(forward(other, None, None)[:, :, :-1], whole[:, :, :-1]):
         return "a later token changes earlier logits"
-    cache, parts = forward.new_cache(), []
+    cache, parts = forward.new_cache(_TOKENS + 1), []  # room to the end, as in decoding
     for part in (ids[:, :-2], ids[:, -2:-1], ids[:, -1:]):
         parts.append(forward(part, None, cache))
     if _differ(torch.cat(parts, dim=2), whole):
@@ -164,9 +166,3 @@ def _only(model: Any, kept: int) -> Iterator[None]:
     finally:
         for group, up in zip(groups, ups, strict=True):
             group.up.copy_(up)
-
-
-def _cache(model: Any) -> Any:
-    from transformers import DynamicCache
-
-    return DynamicCache(config=model.config)
