@@ -75,6 +75,10 @@ def select(layer: DynamicLayer) -> None:
     layer.reorder_cache(torch.tensor([2, 0]))
 
 
+def first_row(layer: DynamicLayer) -> None:
+    layer.keys, layer.values = layer.keys[:1], layer.values[:1]
+
+
 CHANGES: dict[str, Callable[[DynamicLayer], object]] = {
     "reorder": select,
     "reorder twice": lambda layer: (select(layer), layer.reorder_cache(torch.tensor([1]))),
@@ -83,6 +87,7 @@ CHANGES: dict[str, Callable[[DynamicLayer], object]] = {
     "crop all": lambda layer: layer.crop(-5),
     "select": lambda layer: layer.batch_select_indices(torch.tensor([1, 2])),
     "permute by selection": lambda layer: layer.batch_select_indices(torch.tensor([2, 0, 1])),
+    "a view of one row": first_row,
     "repeat": lambda layer: layer.batch_repeat_interleave(2),
     "reset": lambda layer: layer.reset(),
 }

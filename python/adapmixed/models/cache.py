@@ -1,7 +1,7 @@
 """Keys and values of past positions, with room for those to come: a token is written in place.
 
-transformers' own cache joins all past positions with the new one in every step, which was half of
-a decoding step at N = 64 and more.
+transformers' own cache joins all past positions with the new one (`torch.cat`) in every step, which
+was half of a step of GPT-2 small with N = 100 after 128 tokens (`benchmarks.forward`).
 """
 
 from __future__ import annotations
@@ -76,8 +76,4 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
 
 def _begins(block: Tensor, held: Tensor | None) -> bool:
     """Whether `held` is the front of the block: transformers' methods may have put others there."""
-    return held is None or (
-        held.data_ptr() == block.data_ptr()
-        and held.stride() == block.stride()
-        and held.shape[0] == block.shape[0]
-    )
+    return held is None or (held.data_ptr() == block.data_ptr() and held.shape[0] == block.shape[0])
