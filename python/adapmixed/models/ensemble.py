@@ -286,8 +286,8 @@ class Ensemble:
             overflow: one of `OVERFLOWS`: what happens where the context is full. "slide" forgets
                 the older half of a sequence and reads the rest anew; of a longer prompt the last
                 max_positions tokens are read. The window is each sequence's own, without padding.
-            new_tokens: how many will be appended at most, for `memory_bytes`. The cache has room for
-                them from the beginning; for more it grows by a quarter, which is not counted.
+            new_tokens: how many will be appended at most, for `memory_bytes`. The cache has room
+                for them from the first; for more it grows by a quarter, which is not counted.
             beside: what the reader holds beside the logits, for `memory_bytes`, too.
 
         Raises:
