@@ -392,6 +392,30 @@ def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     }
 
 
+def test_another_text_is_not_taken_for_the_one_that_was_divided(tmp_path: Path) -> None:
+    """Nor is another key; no member is trained of either, and what is there stays."""
+    documents = private_documents()[:3]
+    with pytest.raises(ValueError, match="documents must hold a text at least, got none"):
+        builtin_divided(tmp_path, str(demo_base()), (2,), documents=[])
+    kept, key = tmp_path / "divided-text.jsonl", tmp_path / "divided.key"
+    content = "".join(
+        json.dumps({"id": f"paragraph {number}", "text": one.text}) + "\n"
+        for number, one in enumerate(documents)
+    )
+    kept.write_text(content)
+    for other in (documents[:2], documents[::-1], None):
+        with pytest.raises(ValueError) as refused:
+            builtin_divided(tmp_path, str(demo_base()), (2,), documents=other)
+        wanted = f"{len(private_documents() if other is None else other)} lines"
+        assert f"{kept} must hold what is asked for, {wanted}" in str(refused.value)
+        assert f"got 3 lines, {len(content.encode()):,} bytes" in str(refused.value)
+    assert not key.exists()
+    key.write_text(f"{1:064x}\n")
+    with pytest.raises(ValueError, match=f"{key} must hold .* 1 line, 65 bytes.* got 1 line,"):
+        builtin_divided(tmp_path, str(demo_base()), (2,), documents=documents)
+    assert kept.read_text() == content and not list(tmp_path.glob("divided-2*"))
+
+
 def test_labels_of_points_on_one_another_are_joined() -> None:
     with canvas(3.0) as (figure, axes):
         axes.set_xlim(0, 1)
