@@ -23,13 +23,13 @@ from adapmixed.experiments.divided import builtin_divided
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.figure2 import figure2, mechanism_of, settings
 from adapmixed.experiments.inputs import Inputs, Sources
-from adapmixed.experiments.measure import Run
+from adapmixed.experiments.measure import PER_MODEL, PUBLISHED, Run
 from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.outputs import write_outputs
 from adapmixed.experiments.panels import _joined, relative
 from adapmixed.experiments.result import read_experiment
 from adapmixed.experiments.studies import frontiers, screening, shards, studies
-from adapmixed.experiments.table1 import DP_SGD, METHODS, PER_MODEL, PUBLISHED, table1
+from adapmixed.experiments.table1 import DP_SGD, METHODS, table1
 from adapmixed.experiments.table2 import table2
 from adapmixed.experiments.tables import text
 from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly
