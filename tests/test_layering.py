@@ -68,7 +68,8 @@ FOREIGN = {
 # Inside adapmixed_ext, bottom up.
 EXT_ORDER = [
     "_C", "_types", "_validate", "_registry", "_library", "_random_library", "_pooling_library",
-    "_clipping_library", "divergence", "draws", "pooling", "spread", "ops", "clipping", "__init__",
+    "_clipping_library", "divergence", "draws", "pooling", "spread", "ops", "clipping",
+    "screening", "__init__",
 ]  # fmt: skip
 # The reference stands alone: it imports none of these, and none of these imports it.
 REFERENCE_ORDER = [

@@ -21,7 +21,8 @@ from adapmixed.privacy.events import (
 )
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
-from adapmixed_ext.ops import Inputs, project_inputs, screen_prepared
+from adapmixed_ext.ops import Inputs, project_inputs
+from adapmixed_ext.screening import screen_prepared
 
 MAX_ORDERS = 32
 Screen = Literal["noisy", "public"]
