@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.checks import check_question, check_real
+from adapmixed.privacy.checks import check_delta, check_question, check_real
 from adapmixed.privacy.events import (
     CAVEATS,
     BoundedRangeAnswer,
@@ -73,9 +73,7 @@ class Accountant:
         adjacency: str | None = None,
         filter_budget: FilterBudget | None = None,
     ) -> None:
-        self.delta = check_real("delta", delta)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {delta!r}")
+        self.delta = check_delta(delta)
         if rule not in RULES:
             raise ValueError(f"rule must be one of {RULES}, got {rule!r}")
         self.rule = rule

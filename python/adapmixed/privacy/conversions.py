@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from adapmixed.privacy.checks import check_count, check_order, check_real
+from adapmixed.privacy.checks import check_count, check_delta, check_order, check_real
 
 _SUM_SLACK = 2.0**-50
 _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this
@@ -29,7 +29,7 @@ def c_alpha(order: float, delta: float) -> float:
     Args:
         order: α > 1, finite.  delta: in (0, 1).
     """
-    order, delta = check_order(order), _check_delta(delta)
+    order, delta = check_order(order), check_delta(delta)
     # log1p keeps digits for large orders; below 2 the difference order - 1 is exact.
     first = math.log1p(-1 / order) if order >= 2 else math.log((order - 1) / order)
     return _sum_up(first, -math.log(delta) / (order - 1), -math.log(order) / (order - 1))
@@ -54,7 +54,7 @@ def zcdp_to_dp(rho: float, delta: float) -> tuple[float, float]:
     rho = 0 gives (0, inf). Any order is valid, so the search (a grid in log(order - 1), refined
     around its best point) need not be exact.
     """
-    return _best_order(check_real("rho", rho, infinite=True), _check_delta(delta))
+    return _best_order(check_real("rho", rho, infinite=True), check_delta(delta))
 
 
 @lru_cache(maxsize=1024)  # running curves of planned answers ask for the same again and again
@@ -306,13 +306,6 @@ def _ratio(name: str, value: Any, sigma: Any) -> float:
     if sigma == 0:
         raise ValueError("sigma must be > 0, got 0.0")
     return float(_up(value / sigma))
-
-
-def _check_delta(delta: Any) -> float:
-    number = check_real("delta", delta)
-    if not 0 < number < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta!r}")
-    return number
 
 
 def _check_rate(name: str, rate: Any) -> float:
