@@ -11,7 +11,7 @@ from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
 from adapmixed.mechanisms.checks import check_number, check_option
 from adapmixed.mechanisms.law import Law
 from adapmixed.mechanisms.spread import mean_ratio, screened_elsewhere
-from adapmixed.privacy.conversions import sound_bound
+from adapmixed.privacy.ball_bounds import sound_bound
 from adapmixed.privacy.events import (
     Event,
     GaussianScreening,

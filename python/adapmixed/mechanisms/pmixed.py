@@ -11,13 +11,10 @@ import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
 from adapmixed.mechanisms.checks import check_number, check_option
 from adapmixed.mechanisms.law import Law, SplitLaw, public_law
-from adapmixed.privacy.conversions import (
-    c_alpha,
-    published_target_leakage,
-    radius_for_epsilon,
-    sound_bound,
-)
+from adapmixed.privacy.ball_bounds import radius_for_epsilon, sound_bound
+from adapmixed.privacy.conversions import c_alpha
 from adapmixed.privacy.events import RenyiBound
+from adapmixed.privacy.published_bound import published_target_leakage
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import Projection, RandomSource
 from adapmixed_ext.ops import ensemble_logits

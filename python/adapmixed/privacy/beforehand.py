@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapmixed.privacy.ball_bounds import sound_bound
 from adapmixed.privacy.checks import (
     check_count,
     check_delta,
@@ -12,11 +13,7 @@ from adapmixed.privacy.checks import (
     check_question,
     check_real,
 )
-from adapmixed.privacy.conversions import (
-    rdp_to_dp,
-    screening_rdp,
-    sound_bound,
-)
+from adapmixed.privacy.conversions import rdp_to_dp, screening_rdp
 from adapmixed.privacy.replace_one import replace_one_epsilon
 
 ORDER, LEAKAGE = 18.0, 0.2

@@ -76,6 +76,14 @@ def check_delta(value: Any) -> float:
     return delta
 
 
+def check_rate(name: str, rate: Any) -> float:
+    """`rate` as a float in [0, 1], else ValueError."""
+    number = check_real(name, rate)
+    if number > 1:
+        raise ValueError(f"{name} must be in [0, 1], got {rate!r}")
+    return number
+
+
 def check_adjacency(value: Any) -> str:
     """`value` if it is one of `ADJACENCIES`, else ValueError."""
     if value not in ADJACENCIES:
