@@ -8,7 +8,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
-from adapmixed.mechanisms.checks import check_number, check_option
+from adapmixed.mechanisms.checks import check_count, check_number, check_option
 from adapmixed.mechanisms.law import Law
 from adapmixed.mechanisms.spread import mean_ratio, screened_elsewhere
 from adapmixed.privacy.ball_bounds import sound_bound
@@ -79,8 +79,7 @@ class AdaPMixED(Mechanism):
         check_number("screen_weight", self.screen_weight, least=0.0, most=1.0)
         check_number("sigma", self.sigma, above=0.0)
         check_number("threshold", self.threshold, least=0.0, infinite=True)
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1:
-            raise ValueError(f"top_k must be an integer >= 1, got {self.top_k!r}")
+        check_count("top_k", self.top_k)
         if not isinstance(self.loss_orders, tuple):
             raise ValueError(f"loss_orders must be a tuple of orders, got {self.loss_orders!r}")
         for order in self.loss_orders:

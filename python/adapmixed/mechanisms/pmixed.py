@@ -9,7 +9,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
-from adapmixed.mechanisms.checks import check_number, check_option
+from adapmixed.mechanisms.checks import check_count, check_number, check_option
 from adapmixed.mechanisms.law import Law, SplitLaw, public_law
 from adapmixed.privacy.ball_bounds import radius_for_epsilon, sound_bound
 from adapmixed.privacy.conversions import c_alpha
@@ -72,8 +72,7 @@ class PMixED(Mechanism):
         check_number("delta", self.delta, above=0.0)
         if not self.delta < 1.0:
             raise ValueError(f"delta must be < 1, got {self.delta}")
-        if isinstance(self.queries, bool) or not isinstance(self.queries, int) or self.queries < 1:
-            raise ValueError(f"queries must be an integer >= 1, got {self.queries!r}")
+        check_count("queries", self.queries)
         check_number("order", self.order, above=1.0)
         check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
         check_option("analysis", self.analysis, ("sound", "published"))
