@@ -16,9 +16,10 @@ import torch
 from decoding_cases import MECHANISMS, PROMPT, Spy
 from fake_ensemble import FakeEnsemble
 
+from adapmixed.charging import BudgetSpentError
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path
-from adapmixed.decoding import BudgetSpentError, generate, stream
+from adapmixed.decoding import generate, stream
 from adapmixed.mechanisms import (
     ClippedLogPool,
     ClippedMixing,
