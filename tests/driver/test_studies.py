@@ -93,7 +93,7 @@ def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_another_text_is_not_taken_for_the_one_that_was_divided(tmp_path: Path) -> None:
     """Nor is another key; no member is trained of either, and what is there stays."""
     documents = private_documents()[:3]
-    with pytest.raises(ValueError, match="documents must hold a text at least, got none"):
+    with pytest.raises(ValueError, match="documents must hold at least one document, got none"):
         builtin_divided(tmp_path, str(demo_base()), (2,), documents=[])
     kept, key = tmp_path / "divided-text.jsonl", tmp_path / "divided.key"
     content = "".join(

@@ -54,7 +54,7 @@ def builtin_divided(
         for number, document in enumerate(private_documents() if documents is None else documents)
     ]
     if not rows:
-        raise ValueError("documents must hold a text at least, got none")
+        raise ValueError("documents must hold at least one document, got none")
     text = folder / "divided-text.jsonl"
     _create_or_match(text, "".join(f"{row}\n" for row in rows).encode())
     # The text is public, and so is the key: every run divides it alike.
