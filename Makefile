@@ -116,7 +116,7 @@ cuda: $(VENV)/.test
 	  -Dpybind11_DIR="$$(python -m pybind11 --cmakedir)" && cmake --build build/cuda; \
 	  } >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
 	@rm -rf build/cuda/site && mkdir -p build/cuda/site/adapmixed_ext
-	@ln -s $(CURDIR)/adapmixed_ext/*.py build/cuda/site/adapmixed_ext/
+	@ln -s $(CURDIR)/adapmixed_ext/*.py $(CURDIR)/adapmixed_ext/reference build/cuda/site/adapmixed_ext/
 	@cp build/cuda/_C*.so build/cuda/site/adapmixed_ext/
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/cuda/site" $(BIN)/python -m pytest -q \
 	  -p no:cacheprovider tests/cuda/test_without_gpu.py

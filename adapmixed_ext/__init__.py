@@ -17,8 +17,9 @@ from ._types import Clipping, LogPool, Projection, RandomSource, Screening
 from .clipping import clip_project
 from .divergence import renyi_divergence
 from .draws import gaussian, sample
-from .ops import leave_one_out, log_prob, loss_error, mixture, project, screen
+from .ops import leave_one_out, log_prob, loss_error, mixture, project
 from .pooling import log_pool, log_pool_rounding, log_pool_sum
+from .screening import screen
 from .spread import density_ratio_sum
 
 __all__ = [

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
-from adapmixed.evaluation import evaluate
+from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -74,18 +75,29 @@ def epsilons(mechanism: Mechanism, models: int, queries: int) -> tuple[str, ...]
     )
 
 
-def table(queries: int) -> list[str]:
-    """The lines to print, from one pass over the held-out text."""
-    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
-    compared, models = settings(queries), ensemble.num_models
-    found = evaluate(
+def evaluated(
+    ensemble: Ensemble,
+    compared: Mapping[str, Mechanism],
+    queries: int,
+    rule: str | Mapping[str, str] = "per_model",
+) -> list[Evaluation]:
+    """Each on the demonstration's held-out text, from one pass."""
+    return evaluate(
         ensemble,
         held_out_tokens(ensemble.tokenizer),
         compared,
         delta=DELTA,
         rng=SeededRandom(0),
         queries=queries,
+        rule=rule,
     )
+
+
+def table(queries: int) -> list[str]:
+    """The lines to print, from one pass over the held-out text."""
+    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    compared, models = settings(queries), ensemble.num_models
+    found = evaluated(ensemble, compared, queries)
     public = found[0].perplexity
     lines = [
         f"{models} models, {queries} queries of the demonstration's held-out text, δ = {DELTA:g}",
@@ -116,15 +128,7 @@ def against_adapmixed(queries: int) -> list[str]:
         )
         name = f"clipped-log-pool  κ=2, ε ≤ {epsilon:g}"
         compared[name] = ClippedLogPool(pool["lower"], pool["upper"], 2.0, queries=queries)
-    found = evaluate(
-        ensemble,
-        held_out_tokens(ensemble.tokenizer),
-        compared,
-        delta=DELTA,
-        rng=SeededRandom(0),
-        queries=queries,
-        rule={paper: "paper"},
-    )
+    found = evaluated(ensemble, compared, queries, rule={paper: "paper"})
     public = found[0].perplexity
     lines = [
         f"{ensemble.num_models} models, {queries} queries: fixed ε against AdaPMixED's ε (ex-post)",

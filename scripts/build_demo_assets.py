@@ -37,14 +37,8 @@ from adapmixed.commands.options import progress_bar
 from adapmixed.data.builtin import docstring_documents, private_documents
 from adapmixed.models.manifest import Manifest, write_manifest
 from adapmixed.models.provenance import base_sha256, tokenizer_files
-from adapmixed.training.finetune import (
-    FinetuneConfig,
-    fit,
-    save_adapter,
-    token_blocks,
-    token_stream,
-    train_adapter,
-)
+from adapmixed.training.blocks import token_blocks, token_stream
+from adapmixed.training.finetune import FinetuneConfig, fit, save_adapter, train_adapter
 from adapmixed.training.partition import partition_documents, shard_record
 
 ASSETS = Path(__file__).resolve().parents[1] / "python" / "adapmixed" / "assets" / "demo"

@@ -166,7 +166,7 @@ fi
 
 # The packages of this checkout around that module; PYTHONSAFEPATH keeps the checkout's own
 # adapmixed_ext, which has another module or none, from being found first.
-ln -s "$root"/adapmixed_ext/*.py "$root"/adapmixed_ext/*.pyi "$site/adapmixed_ext/"
+ln -s "$root"/adapmixed_ext/{*.py,*.pyi,reference} "$site/adapmixed_ext/"
 cp "$module" "$site/adapmixed_ext/"
 export PYTHONSAFEPATH=1 PYTHONPATH=$site:$root/python:$root
 

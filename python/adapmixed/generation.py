@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from adapmixed.arguments import check_parties, messages_of, texts_of
-from adapmixed.decoding import (
-    DEFAULT_MEMORY_BYTES,
-    StopRule,
-    answered_before,
-    check_budget,
-    check_unseeded,
-    check_window,
-    stream,
-)
+from adapmixed.charging import answered_before, check_budget, check_unseeded
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES, StopRule, check_window, stream
 from adapmixed.mechanisms import Mechanism
 from adapmixed.mechanisms.checks import check_count
 from adapmixed.misuse import refuse

@@ -1,14 +1,19 @@
-"""Fixtures over the model families; one thread, so that runs compare bit by bit."""
+"""Ensembles: over the model families, and the demonstration's; one thread, so that runs compare
+bit by bit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
+
+from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.models import Ensemble, read_manifest, write_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +51,14 @@ def make_adapters(base: Any, family: str, tmp_path: Path) -> Callable[..., list[
 @pytest.fixture
 def ids() -> torch.Tensor:
     return torch.randint(0, VOCAB, (2, 9), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+    """The demo's first two members."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    whole = read_manifest(demo_ensemble_path())
+    write_manifest(folder, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
+    for name in whole.members[:2]:
+        (folder / name).symlink_to(demo_ensemble_path() / name)
+    return Ensemble.load(demo_base(), folder)

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from decoding_cases import MECHANISMS, PROMPT, Spy
 from fake_ensemble import FakeEnsemble
-from test_decoding import MECHANISMS, PROMPT, Spy
 
+from adapmixed.charging import BudgetSpentError
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path
-from adapmixed.decoding import BudgetSpentError, generate, stream
+from adapmixed.decoding import generate, stream
 from adapmixed.mechanisms import (
     ClippedLogPool,
     ClippedMixing,

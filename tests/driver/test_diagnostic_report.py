@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_cases import HOSTILE, SAMPLE, Page, build, evaluation
 from result_cases import NOISY, answer
-from test_report import HOSTILE, SAMPLE, Page, build, evaluation
 
 from adapmixed.cli import main
 from adapmixed.data.builtin import held_out_documents

@@ -12,7 +12,7 @@ from fake_ensemble import FakeEnsemble
 from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
-from adapmixed.decoding import Charge
+from adapmixed.charging import Charge
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import (
     AdaPMixED,

@@ -6,30 +6,25 @@ import csv
 import io
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from experiment_cases import inputs, rows_of
 from fake_ensemble import FakeEnsemble
 
-from adapmixed.data import demo_base, private_documents
 from adapmixed.evaluation import evaluate
 from adapmixed.experiments import figure2 as figure2_module
 from adapmixed.experiments import paper
 from adapmixed.experiments import table1 as table1_module
-from adapmixed.experiments.divided import builtin_divided
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.figure2 import figure2, mechanism_of, settings
-from adapmixed.experiments.inputs import Inputs, Sources
-from adapmixed.experiments.measure import Run
+from adapmixed.experiments.measure import PER_MODEL, PUBLISHED, Run
 from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.outputs import write_outputs
 from adapmixed.experiments.panels import _joined, relative
 from adapmixed.experiments.result import read_experiment
-from adapmixed.experiments.studies import frontiers, screening, shards, studies
-from adapmixed.experiments.table1 import DP_SGD, METHODS, PER_MODEL, PUBLISHED, table1
+from adapmixed.experiments.table1 import DP_SGD, METHODS, table1
 from adapmixed.experiments.table2 import table2
 from adapmixed.experiments.tables import text
 from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly
@@ -37,17 +32,8 @@ from adapmixed.privacy import c_alpha
 from adapmixed.report.labels import settle
 from adapmixed.report.style import canvas
 from adapmixed.rng import SeededRandom
-from adapmixed.training.finetune import FinetuneConfig
 
 PRESET = AdaPMixED.preset("wikitext-103")
-
-
-def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
-    """A small ensemble in the place of the built-in one."""
-    generator = torch.Generator().manual_seed(3)
-    stream = torch.randint(0, 7, (tokens,), generator=generator).tolist()
-    ensemble: Any = FakeEnsemble(models, spread=0.3, max_positions=32)
-    return Inputs(Sources(**sources), ensemble, tuple(stream), "random")
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +45,6 @@ def results() -> dict[str, dict[str, Any]]:
         "table2": table2(given, run, queries=120),
         "figure2": figure2(inputs(20), run, queries=24),
     }
-
-
-def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
-    return [one for one in result["rows"] if one["method"] == method]
 
 
 # The paper's numbers.
@@ -321,75 +303,6 @@ def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> 
         path.write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=words):
             read_experiment(path)
-
-
-def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    strict = AdaPMixED(3.0, 0.2, sigma=0.05, threshold=0.3, top_k=4)
-    monkeypatch.setattr(AdaPMixED, "preset", classmethod(lambda cls, name: strict))
-    far: Any = FakeEnsemble(4, spread=2.0, max_positions=32)
-    given = replace(inputs(), ensemble=far)
-    rows = screening.rows(given, Run(), 300)
-    found = {one["label"]: one["ours"] for one in rows}
-    weights = ["λ = 0.0001", "λ = 0.001", "λ = 0.01", "λ = 0.1", "λ = 1"]
-    noises = ["σ = 0.005", "σ = 0.025", "σ = 0.1", "σ = 0.5"]
-    assert list(found) == [*weights, *noises, "T = 0.15", "T = 0.6", "k = 2", "k = 7"]
-    assert found["T = 0.15"]["screened"] > found["λ = 0.0001"]["screened"]
-    assert found["T = 0.6"]["screened"] < found["λ = 0.0001"]["screened"]
-    assert found["σ = 0.5"]["screened"] > found["λ = 0.0001"]["screened"]
-    assert found["σ = 0.5"]["epsilon"] < found["λ = 0.0001"]["epsilon"]
-    # The less weight the private models have, the less the bit has to do with them, and it costs.
-    assert found["λ = 0.0001"]["equal_bits"] > 0.99 > found["λ = 1"]["equal_bits"]
-    assert 0 < found["λ = 0.0001"]["screened"] < 300
-    costs = [found[label]["epsilon"] for label in weights]
-    assert costs == sorted(costs) and costs[0] < costs[-1]
-    assert sum(found["λ = 1"]["queries_by_top_probability"]) == 300
-
-
-def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))
-    monkeypatch.setattr(frontiers, "LEAKAGES", (0.1,))
-    result = studies(inputs(10), Run(), queries=30)
-    assert {one["group"] for one in result["rows"]} == {"models", "screening", "frontiers"}
-    frontier = [one for one in result["rows"] if one["group"] == "frontiers"]
-    fixed = [one["ours"] for one in frontier if one["ours"]["kind"] == "fixed"]
-    assert len(fixed) == 3 and all(0 < ours["epsilon"] <= 4.0 for ours in fixed)
-    models = [
-        one
-        for one in result["rows"]
-        if one["method"] == "ClippedLogPool" and one["group"] == "models"
-    ]
-    assert [one["label"] for one in models] == ["N = 8", "N = 10"]
-    assert models[0]["ours"]["epsilon"] > models[1]["ours"]["epsilon"]
-    names = {path.name for path in write_outputs(result, tmp_path)}
-    assert {
-        f"studies-wikitext-103-{name}.svg" for name in ("models", "screening", "frontiers")
-    } <= names
-    assert "same bit" in text(result)
-
-
-def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Trained once, over the same text, and put into a table and a figure."""
-    few = FinetuneConfig(rank=2, learning_rate=3e-3, epochs=1, batch_size=64, block_size=256)
-    base = str(demo_base())
-    given: dict[str, Any] = {"documents": private_documents()[:60], "config": few, "workers": 1}
-    folders = builtin_divided(tmp_path, base, (2, 5), **given)
-    made = [path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")]
-    assert builtin_divided(tmp_path, base, (2, 5), **given) == folders
-    assert [path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")] == made
-    with pytest.raises(ValueError, match="was begun with"):
-        builtin_divided(tmp_path, base, (2,), **given | {"config": replace(few, rank=3)})
-    tokens = [shards.shard_tokens(folder) for folder in folders]
-    assert 2 * tokens[0] == 5 * tokens[1] > 1000
-    monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))
-    result = studies(inputs(8), Run(), divided=folders, queries=4)
-    rows = [one for one in result["rows"] if one["group"] == "shards"]
-    boxes = [one for one in rows if one["method"] == "ClippedMixing"]
-    assert [one["ours"]["num_models"] for one in boxes] == [2, 5]
-    assert boxes[0]["label"] == f"N = 2, {tokens[0]:,.0f} tokens"
-    assert boxes[0]["ours"]["epsilon"] > boxes[1]["ours"]["epsilon"]
-    assert "studies-wikitext-103-shards.svg" in {
-        path.name for path in write_outputs(result, tmp_path)
-    }
 
 
 def test_labels_of_points_on_one_another_are_joined() -> None:

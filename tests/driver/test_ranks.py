@@ -13,7 +13,7 @@ import torch
 from rank_cases import Group, in_ranks
 from torch import Tensor
 
-from adapmixed.decoding import Charge
+from adapmixed.charging import Charge
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,

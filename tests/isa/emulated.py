@@ -51,7 +51,8 @@ def site() -> Path:
     shutil.rmtree(package.parent, ignore_errors=True)
     package.mkdir(parents=True)
     module = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-    for path in (*(ROOT / "adapmixed_ext").glob("*.py"), BUILD / module):
+    ours = ROOT / "adapmixed_ext"
+    for path in (*ours.glob("*.py"), ours / "reference", BUILD / module):
         (package / path.name).symlink_to(path)
     return package.parent
 

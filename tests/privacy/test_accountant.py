@@ -1,44 +1,22 @@
-"""Composition, both rules, split δ, kinds, sentences; and the ex-post statement by enumeration."""
+"""Composition: both rules, upper bounds, kinds, what may not be mixed."""
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 
-import mpmath
 import numpy as np
 import pytest
+from accountant_cases import DELTA, bound, losses, random_losses
 
-from adapmixed.audit.trees import accounted, excess, two_stage_paths
 from adapmixed.privacy import (
     LOSS_ABSOLUTE_ERROR,
     Accountant,
     GaussianScreening,
-    Guarantee,
-    LeaveOneOutLoss,
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
     c_alpha,
     screening_rdp,
 )
-
-DELTA = 1e-5
-
-
-def losses(values, orders=(18.0,), adjacency="add_remove", loss_error=0.0):
-    return LeaveOneOutLoss(orders, np.asarray(values, dtype=np.float64), adjacency, loss_error)
-
-
-def random_losses(seed, num_models=5, queries=40, orders=(18.0,)):
-    generator = np.random.default_rng(seed)
-    values = generator.exponential(1e-3, (num_models, queries, len(orders)))
-    values[generator.random(values.shape) < 0.3] = 0.0
-    return losses(np.sort(values, axis=2), orders)
-
-
-def bound(order=3.0, epsilon=0.01, queries=1, **changes):
-    fields = {"num_models": 5, "adjacency": "zero_out", "published": False, **changes}
-    return RenyiBound(order, epsilon, queries=queries, **fields)
 
 
 def test_table_2b():
@@ -147,83 +125,6 @@ def test_screening_adds_at_every_order_whatever_the_sequence_of_events():
     per_order = [1000 * screening_rdp(order, 0.5, 0.1, 5) for order in orders]
     expected = (mixing.loss.sum(axis=1) + per_order + shares).min(axis=1).max()
     assert first.epsilon == pytest.approx(expected, rel=1e-6)
-
-
-def test_several_orders_split_delta():
-    orders = (2.0, 6.0, 18.0, 60.0)
-    for seed in range(20):
-        event = random_losses(seed, orders=orders, queries=200)
-        guarantee = Accountant(DELTA).add(event).epsilon()
-        # Picking the best order of each model afterwards, for free, is not what is reported.
-        totals = event.loss.sum(axis=1)
-        naive = (totals + [c_alpha(order, DELTA) for order in orders]).min(axis=1).max()
-        assert guarantee.epsilon > naive + 1e-6
-        split = (totals + [c_alpha(order, DELTA / 4) for order in orders]).min(axis=1).max()
-        assert guarantee.epsilon == pytest.approx(split, rel=1e-6)
-        assert guarantee.order in orders and guarantee.orders == orders
-
-
-def test_order_weights():
-    orders = (2.0, 18.0)
-    event = losses(np.zeros((3, 0, 2)), orders)
-    heavy = Accountant(DELTA, order_weights=[0.1, 0.9]).add(event).epsilon()
-    assert heavy.epsilon == pytest.approx(c_alpha(18, 0.9 * DELTA), rel=1e-12)
-    assert heavy.epsilon >= c_alpha(18, 0.9 * DELTA)
-    single = Accountant(DELTA, order_weights=[1.0]).add(losses(np.zeros((3, 0, 1)))).epsilon()
-    assert single.epsilon == c_alpha(18, DELTA)
-    with pytest.raises(ValueError, match="one weight per order, got 2 weights"):
-        Accountant(DELTA, order_weights=[0.5, 0.5]).add(losses(np.zeros((3, 1, 1))))
-    for weights in ([0.6, 0.5], [0.0, 1.0], []):
-        with pytest.raises(ValueError, match="order_weights must be > 0 and sum to at most 1"):
-            Accountant(DELTA, order_weights=weights)
-    Accountant(DELTA, order_weights=[0.1] * 10)  # sums to 1 although naive addition does not
-
-
-def test_picking_the_best_order_afterwards_breaks_delta_and_splitting_does_not():
-    orders = (8.0, 2.0)
-    paths = two_stage_paths(*orders, DELTA)
-
-    def single(column):
-        def charge(history):
-            return accounted([[stage[column]] for stage in history], (orders[column],), DELTA)
-
-        return charge
-
-    def naive(history):
-        return min(single(0)(history), single(1)(history))
-
-    assert excess(paths, naive) > 1.9 * DELTA
-    for column in range(2):  # each order alone is valid, and its δ is nearly used up
-        assert 0.9 * DELTA < excess(paths, single(column)) <= DELTA
-    split = excess(paths, lambda history: accounted(history, orders, DELTA))
-    assert 0.1 * DELTA < split <= DELTA
-
-
-def test_ex_post_statement_on_random_adaptive_trees():
-    """P(S) <= ∫_S e^{E + c} dQ + δ, both ways, for two adaptive stages of random laws."""
-    generator, order, delta, largest = np.random.default_rng(5), 3.0, 0.05, 0.0
-    for _ in range(300):
-        paths = []
-        p, q = generator.dirichlet(np.full(3, 0.4), 2) * 0.999 + 0.001 / 3
-        for a in range(3):
-            p2, q2 = generator.dirichlet(np.full(3, 0.4), 2) * 0.999 + 0.001 / 3
-            stages = [
-                max(
-                    math.log(float(np.sum(x**order * y ** (1 - order)))) / (order - 1)
-                    for x, y in ((u, v), (v, u))
-                )
-                for u, v in ((p, q), (p2, q2))
-            ]
-            paths += [(p[a] * p2[b], q[a] * q2[b], stages) for b in range(3)]
-
-        def charge(history):
-            event = losses([[[stage] for stage in history]], (order,))
-            return Accountant(delta).add(event).epsilon().epsilon
-
-        worst = excess(paths, charge)
-        assert worst <= delta
-        largest = max(largest, worst / delta)
-    assert largest > 0.1
 
 
 def test_fixed_bounds_compose_and_mix_with_realised_losses_of_the_same_order():
@@ -335,67 +236,6 @@ def test_copies_are_independent_and_a_running_curve_never_falls():
     assert accountant.epsilon().epsilon == curve[-1] < other.epsilon().epsilon
 
 
-def test_sentences_say_what_is_promised_and_what_is_not():
-    realised = str(Accountant(DELTA).add(random_losses(4)).epsilon())
-    for words in (
-        "δ = 1e-05",
-        "one whole shard",
-        "add/remove",
-        "per_model",
-        "Rényi order 18",
-        "40 answered queries",
-        "data-dependent and ex-post",
-        "depends on the private data and must not be published",
-        "not (ε, δ)-DP with a constant ε",
-        "covers the removal of a member, not the addition",
-    ):
-        assert words in realised
-    assert "replace-one" not in realised  # the step to records needs a constant ε
-    fixed = str(Accountant(DELTA).add(bound()).epsilon())
-    assert "zero-out" in fixed and "(2ε, (1 + e^ε) δ)" in fixed and "fixed in advance" in fixed
-    split = str(Accountant(DELTA).add(random_losses(4, orders=(2.0, 18.0))).epsilon())
-    assert "δ split over the Rényi orders 2, 18" in split
-    published = str(Accountant(DELTA).add(bound(published=True)).epsilon())
-    assert "known to be invalid" in published and "no privacy guarantee follows" in published
-    nothing = str(Accountant(DELTA).add(UnprotectedAnswer(2)).epsilon())
-    assert "no privacy guarantee" in nothing and "ε =" not in nothing
-    public = str(Accountant(DELTA).add(PublicAnswer(1)).epsilon())
-    assert "ε = 0, δ = 0" in public and "1 answered query" in public
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "shown"), [(0.92400001, "0.9241"), (0.875, "0.875"), (12345.1, "12350"), (0.0, "0")]
-)
-def test_displayed_epsilon_is_rounded_up(epsilon, shown):
-    guarantee = Guarantee(epsilon, DELTA, "fixed", "shard", "zero_out", "per_model", 3.0)
-    assert f"ε = {shown} at" in str(guarantee)
-
-
-def test_guarantee_is_validated():
-    good = {
-        "epsilon": 1.0,
-        "delta": DELTA,
-        "kind": "fixed",
-        "unit": "shard",
-        "adjacency": "zero_out",
-        "rule": "per_model",
-        "order": 3.0,
-    }
-    Guarantee(**good)
-    for change in (
-        {"kind": "strong"},
-        {"epsilon": None},
-        {"epsilon": -1.0},
-        {"epsilon": math.nan},
-        {"delta": 2.0},
-        {"adjacency": "swap"},
-        {"rule": "best"},
-        {"kind": "none"},
-    ):
-        with pytest.raises(ValueError, match=" must be "):
-            Guarantee(**{**good, **change})
-
-
 def test_a_budget_is_charged_at_once_and_not_exceeded() -> None:
     def event(queries: int) -> RenyiBound:
         return RenyiBound(3.0, 0.01, 5, queries, "zero_out", budget=10)
@@ -423,19 +263,3 @@ def test_costs_beside_a_plan_void_its_fixed_count() -> None:
     planned = RenyiBound(3.0, 0.01, 5, 2, "zero_out", budget=10)
     screened = Accountant(1e-5).add([planned, GaussianScreening(5, 2, 1e-4, 1e-2)]).epsilon()
     assert screened.kind == "fixed" and screened.budget is None
-
-
-def test_what_drawing_by_integer_weights_adds() -> None:
-    """(1 + e^ε) T V 2^-99 of what may be answered, never less; nothing where it is in ε already."""
-    for epsilon, queries, vocab in ((8.0, 99_840, 128_256), (0.0, 1, 2), (700.0, 5, 10)):
-        stated = Guarantee(epsilon, 1e-5, "fixed", "shard", "zero_out", None, None, queries=queries)
-        exact = (1 + mpmath.exp(epsilon)) * queries * vocab / mpmath.mpf(2) ** 99
-        found = stated.drawn_delta(vocab)
-        assert min(1, exact) <= found <= min(1, exact * (1 + mpmath.mpf(2) ** -40))
-        planned = replace(stated, queries=1, budget=queries)
-        assert planned.drawn_delta(vocab) == found
-        assert replace(stated, method="filter").drawn_delta(vocab) == 0.0
-    unprotected = Guarantee(None, 1.0, "none", "shard", None, None, None, queries=3)
-    assert unprotected.drawn_delta(7) == 0.0
-    with pytest.raises(ValueError, match="vocab_size must be an integer >= 1, got 0"):
-        stated.drawn_delta(0)

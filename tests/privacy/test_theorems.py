@@ -34,7 +34,7 @@ ACCESSORS = {
     "PoolTotal.add", "PoolTotal.budget", "PoolTotal.planned_queries",
     "RenyiTotal.add", "RenyiTotal.budget",
     "ScreeningTotal.add",
-    "format_epsilon", "target_delta", "target_epsilon",
+    "format_epsilon",
 }  # fmt: skip
 """What was handed in, in another form: added up, counted, written down, checked."""
 

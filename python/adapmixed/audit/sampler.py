@@ -19,7 +19,7 @@ from adapmixed.audit.statistics import (
     chi_square,
     chi_square_limit,
 )
-from adapmixed.decoding import check_unseeded
+from adapmixed.charging import check_unseeded
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext import RandomSource
 from adapmixed_ext.reference import sampling_weights

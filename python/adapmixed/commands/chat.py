@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reads lines, writes answers."""
-    from adapmixed.decoding import BudgetSpentError
+    from adapmixed.charging import BudgetSpentError
     from adapmixed.ranks import Place
 
     if Place.from_environment().world > 1:

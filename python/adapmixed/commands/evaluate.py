@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
     from adapmixed.report import build_report, environment, report_text, write_report
     from adapmixed.report.runs import runs_entry
     from adapmixed.report.training import training_losses
-    from adapmixed.training.finetune import token_stream
+    from adapmixed.training.blocks import token_stream
 
     documents = read_text(arguments.text)
     ensemble = load_ensemble(arguments, ranks)

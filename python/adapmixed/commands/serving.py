@@ -153,7 +153,7 @@ def _ledger(
 ) -> "Ledger | None":
     if arguments.ledger is None:
         return None
-    from adapmixed.decoding import ledger_configuration
+    from adapmixed.charging import ledger_configuration
     from adapmixed.privacy import Ledger
 
     ledger = Ledger.open(

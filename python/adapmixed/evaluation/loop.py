@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, check_budget
+from adapmixed.charging import check_budget
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES
 from adapmixed.evaluation.configuration import describe
 from adapmixed.evaluation.methods import Method, Settings
 from adapmixed.evaluation.result import Evaluation, Runs

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from adapmixed.decoding import Charge
+from adapmixed.charging import Charge
 from adapmixed.evaluation.diagnostics import Diagnostics
 from adapmixed.evaluation.result import Evaluation
 from adapmixed.evaluation.tally import Tally

@@ -44,20 +44,23 @@ def builtin_divided(
         workers: processes that train; None: one a core.
 
     Raises:
-        ValueError: a folder holds an ensemble of other settings.
+        ValueError: no documents; the folder holds another text or key, or an ensemble of other
+            settings.
         RuntimeError: a worker was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         json.dumps({"id": f"paragraph {number}", "text": document.text})
-        for number, document in enumerate(documents or private_documents())
+        for number, document in enumerate(private_documents() if documents is None else documents)
     ]
+    if not rows:
+        raise ValueError("documents must hold at least one document, got none")
     text = folder / "divided-text.jsonl"
-    create_file(text, "".join(f"{row}\n" for row in rows).encode())
+    _create_or_match(text, "".join(f"{row}\n" for row in rows).encode())
     # The text is public, and so is the key: every run divides it alike.
     key = folder / "divided.key"
     digest = hashlib.sha256(b"adapmixed built-in text, divided").hexdigest()
-    create_file(key, f"{digest}\n".encode(), mode=0o600)
+    _create_or_match(key, f"{digest}\n".encode(), mode=0o600)
     found = []
     for size in sizes:
         run = TrainingRun(
@@ -72,3 +75,21 @@ def builtin_divided(
         train_ensemble(run, workers=workers or os.cpu_count() or 1, say=lambda _: None)
         found.append(run.output)
     return found
+
+
+def _create_or_match(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Writes a file, or sees that the one which is there holds the same."""
+    if create_file(path, content, mode=mode):
+        return
+    held = path.read_bytes()
+    if held != content:
+        raise ValueError(
+            f"{path} must hold what is asked for, {_facts(content)}, got {_facts(held)}: give "
+            "another folder, or the text that this one was begun with"
+        )
+
+
+def _facts(content: bytes) -> str:
+    count, digest = content.count(b"\n"), hashlib.sha256(content).hexdigest()
+    lines = f"{count} line" if count == 1 else f"{count} lines"
+    return f"{lines}, {len(content):,} bytes, SHA-256 {digest[:12]}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.data import Corpus, Document, demo_base, demo_ensemble_path, held_out_documents
 from adapmixed.experiments.paper import DATASETS
-from adapmixed.training.finetune import token_stream
+from adapmixed.training.blocks import token_stream
 from adapmixed.training.presets import PRESETS
 
 if TYPE_CHECKING:

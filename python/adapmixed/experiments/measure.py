@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 Ours = dict[str, object]
 
+UNPROTECTED = "unprotected ensemble"
+PUBLISHED = "PMixED, published analysis"
+PER_MODEL = "AdaPMixED, per-model rule"
+"""Methods besides those that the paper names."""
+
 BUILTIN_QUERIES = 9728
 """Of a long run at builtin scale, which is to take minutes: those of the paper's Table 2."""
 

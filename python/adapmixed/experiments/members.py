@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from adapmixed.mechanisms import Mechanism, Proposal
+from adapmixed.mechanisms.checks import check_count
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 
@@ -30,8 +31,7 @@ class FirstMembers(Mechanism):
     count: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise ValueError(f"count must be an integer >= 1, got {self.count!r}")
+        check_count("count", self.count)
 
     @property
     def budget(self) -> int | None:

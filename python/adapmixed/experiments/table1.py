@@ -10,7 +10,15 @@ from typing import Any
 
 from adapmixed.experiments.dp_adapter import UNSEEDED, DPAdapter
 from adapmixed.experiments.inputs import Inputs
-from adapmixed.experiments.measure import Run, measure, published_pmixed, queries_of
+from adapmixed.experiments.measure import (
+    PER_MODEL,
+    PUBLISHED,
+    UNPROTECTED,
+    Run,
+    measure,
+    published_pmixed,
+    queries_of,
+)
 from adapmixed.experiments.paper import (
     ADAPMIXED,
     DELTA,
@@ -25,9 +33,6 @@ from adapmixed.experiments.paper import (
 from adapmixed.experiments.result import build_result, row, show_cost
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, PublicOnly, Unprotected
 
-UNPROTECTED = "unprotected ensemble"
-PUBLISHED = "PMixED, published analysis"
-PER_MODEL = "AdaPMixED, per-model rule"
 SMALLER = "AdaPMixED, β = 0.1"
 METHODS = (PUBLIC, UNPROTECTED, DP_SGD, PUBLISHED, PMIXED, ADAPMIXED, PER_MODEL, SMALLER)
 """In the order of the table. `AdaPMixED` is summed by the paper's rule, as its numbers are."""

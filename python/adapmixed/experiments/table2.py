@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from adapmixed.experiments.inputs import Inputs
-from adapmixed.experiments.measure import Run, measure, published_pmixed, queries_of
+from adapmixed.experiments.measure import (
+    PER_MODEL,
+    PUBLISHED,
+    Run,
+    measure,
+    published_pmixed,
+    queries_of,
+)
 from adapmixed.experiments.paper import (
     ADAPMIXED,
     DELTA,
@@ -27,8 +34,6 @@ from adapmixed.experiments.paper import (
 from adapmixed.experiments.result import build_result, row, show_cost
 from adapmixed.mechanisms import AdaPMixED, Mechanism
 
-PUBLISHED = "PMixED, published analysis"
-PER_MODEL = "AdaPMixED, per-model rule"
 PUBLISHED_EPSILON = 4.399  # what the paper states for its PMixED here
 
 _PLACES = {row.method: row for row in TABLE_2A}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, Charge
+from adapmixed.charging import Charge
+from adapmixed.decoding import DEFAULT_MEMORY_BYTES
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed_ext import RandomSource

@@ -8,10 +8,10 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
-from adapmixed.mechanisms.checks import check_number, check_option
+from adapmixed.mechanisms.checks import check_count, check_number, check_option
 from adapmixed.mechanisms.law import Law
 from adapmixed.mechanisms.spread import mean_ratio, screened_elsewhere
-from adapmixed.privacy.conversions import sound_bound
+from adapmixed.privacy.ball_bounds import sound_bound
 from adapmixed.privacy.events import (
     Event,
     GaussianScreening,
@@ -21,7 +21,8 @@ from adapmixed.privacy.events import (
 )
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
-from adapmixed_ext.ops import Inputs, project_inputs, screen_prepared
+from adapmixed_ext.ops import Inputs, project_inputs
+from adapmixed_ext.screening import screen_prepared
 
 MAX_ORDERS = 32
 Screen = Literal["noisy", "public"]
@@ -78,8 +79,7 @@ class AdaPMixED(Mechanism):
         check_number("screen_weight", self.screen_weight, least=0.0, most=1.0)
         check_number("sigma", self.sigma, above=0.0)
         check_number("threshold", self.threshold, least=0.0, infinite=True)
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1:
-            raise ValueError(f"top_k must be an integer >= 1, got {self.top_k!r}")
+        check_count("top_k", self.top_k)
         if not isinstance(self.loss_orders, tuple):
             raise ValueError(f"loss_orders must be a tuple of orders, got {self.loss_orders!r}")
         for order in self.loss_orders:

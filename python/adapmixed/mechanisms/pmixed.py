@@ -9,15 +9,12 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
-from adapmixed.mechanisms.checks import check_number, check_option
+from adapmixed.mechanisms.checks import check_count, check_number, check_option
 from adapmixed.mechanisms.law import Law, SplitLaw, public_law
-from adapmixed.privacy.conversions import (
-    c_alpha,
-    published_target_leakage,
-    radius_for_epsilon,
-    sound_bound,
-)
+from adapmixed.privacy.ball_bounds import radius_for_epsilon, sound_bound
+from adapmixed.privacy.conversions import c_alpha
 from adapmixed.privacy.events import RenyiBound
+from adapmixed.privacy.published_bound import published_target_leakage
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import Projection, RandomSource
 from adapmixed_ext.ops import ensemble_logits
@@ -75,8 +72,7 @@ class PMixED(Mechanism):
         check_number("delta", self.delta, above=0.0)
         if not self.delta < 1.0:
             raise ValueError(f"delta must be < 1, got {self.delta}")
-        if isinstance(self.queries, bool) or not isinstance(self.queries, int) or self.queries < 1:
-            raise ValueError(f"queries must be an integer >= 1, got {self.queries!r}")
+        check_count("queries", self.queries)
         check_number("order", self.order, above=1.0)
         check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
         check_option("analysis", self.analysis, ("sound", "published"))

@@ -4,20 +4,16 @@ numpy is imported at once, dp-accounting with the first guarantee that needs it.
 """
 
 from adapmixed.privacy.accountant import Accountant
+from adapmixed.privacy.ball_bounds import amplification_rate, radius_for_epsilon, sound_bound
 from adapmixed.privacy.bounded_range import RANGE_ERROR, bounded_range_rho, individual_rho
 from adapmixed.privacy.checks import ADJACENCIES, MEASURES, QUESTIONS
 from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
 from adapmixed.privacy.conversions import (
-    amplification_rate,
     c_alpha,
     gaussian_rdp,
-    published_bound,
-    published_target_leakage,
-    radius_for_epsilon,
     rdp_to_dp,
     screening_rdp,
     screening_rho,
-    sound_bound,
     subsampled_rdp,
     zcdp_to_dp,
 )
@@ -45,6 +41,7 @@ from adapmixed.privacy.filter import PerModelFilter
 from adapmixed.privacy.filter_budget import MAX_ANSWERS, FilterBudget
 from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
 from adapmixed.privacy.ledger import Ledger, LedgerError
+from adapmixed.privacy.published_bound import published_bound, published_target_leakage
 
 __all__ = [
     "ADJACENCIES",

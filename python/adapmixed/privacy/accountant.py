@@ -23,27 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.checks import check_question, check_real
-from adapmixed.privacy.events import (
-    CAVEATS,
-    BoundedRangeAnswer,
-    Caveat,
-    ClippedAnswer,
-    Event,
-    GaussianScreening,
-    IndividualCharge,
-    LeaveOneOutLoss,
-    PublicAnswer,
-    RenyiBound,
-    UnprotectedAnswer,
-)
+from adapmixed.privacy.checks import check_delta, check_question, check_real
+from adapmixed.privacy.events import CAVEATS, Event, IndividualCharge
 from adapmixed.privacy.filter import PerModelFilter
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result
 from adapmixed.privacy.guarantee import RULES, Guarantee
 from adapmixed.privacy.renyi_total import RenyiTotal
-from adapmixed.privacy.running import Running, agree, one_mechanism
+from adapmixed.privacy.running import Running, add_event, kind_of
 from adapmixed.privacy.state import read_accountant, write_accountant
 
 
@@ -73,9 +61,7 @@ class Accountant:
         adjacency: str | None = None,
         filter_budget: FilterBudget | None = None,
     ) -> None:
-        self.delta = check_real("delta", delta)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {delta!r}")
+        self.delta = check_delta(delta)
         if rule not in RULES:
             raise ValueError(f"rule must be one of {RULES}, got {rule!r}")
         self.rule = rule
@@ -167,12 +153,12 @@ class Accountant:
     def _extend(self, events: Event | Iterable[Event], *, attached: bool) -> Accountant:
         single = isinstance(events, Event) or not isinstance(events, Iterable)
         with self._lock:  # threads may share an accountant
-            before = self._state
+            before, settings = self._state, self._settings()
             staged = replace(before)
             for event in [events] if single else events:  # type: ignore[union-attr]
                 if attached and isinstance(event, IndividualCharge):
                     self._check_attached(before)
-                self._add(staged, event)
+                add_event(staged, event, **settings)
             if isinstance(staged.total, ClippedTotal):
                 answered = before.total.answered if isinstance(before.total, ClippedTotal) else 0
                 staged.total.check_screening(
@@ -289,20 +275,7 @@ class Accountant:
 
     def _kind(self) -> str:
         self._check_leads()
-        state, total = self._state, self._state.total
-        if state.unprotected:
-            return "none"
-        if isinstance(total, RenyiTotal):
-            if total.published:
-                return "published"
-            if total.realised:
-                return "data-dependent, ex-post"
-            fixed = total.bounded or total.plan is not None
-        elif isinstance(total, ClippedTotal | FilterTotal):
-            fixed = True
-        else:
-            fixed = total is not None and (total.unplanned or total.plan is not None)
-        return "fixed" if fixed or state.screening.screened else "public"
+        return kind_of(self._state)
 
     def _asked(self, adjacency: str | None) -> str:
         asked = self.adjacency if adjacency is None else check_question(adjacency)
@@ -312,58 +285,6 @@ class Accountant:
                 f"adjacency must be {known!r}, what the events hold for, got {asked!r}"
             )
         return known or asked or "zero_out"
-
-    def _add(self, state: Running, event: object) -> None:
-        if isinstance(event, Caveat):
-            state.caveats |= {event.name}
-            return
-        if isinstance(event, PublicAnswer | UnprotectedAnswer):
-            state.queries += event.queries
-            if isinstance(event, PublicAnswer):
-                state.public_queries += event.queries
-            if isinstance(event, UnprotectedAnswer) and event.queries:
-                state.unprotected = True
-            return
-        if not isinstance(
-            event,
-            GaussianScreening
-            | LeaveOneOutLoss
-            | RenyiBound
-            | ClippedAnswer
-            | BoundedRangeAnswer
-            | IndividualCharge,
-        ):
-            raise ValueError(f"events must be privacy events, got {type(event).__name__}")
-        agree(state, "num_models", event.num_models)
-        if isinstance(event, GaussianScreening):
-            state.screening = state.screening.add(event)
-        elif isinstance(event, ClippedAnswer):
-            state.total = one_mechanism(state, ClippedTotal()).add(event)
-        elif isinstance(event, BoundedRangeAnswer):
-            state.total = one_mechanism(state, PoolTotal()).add(event)
-        elif isinstance(event, IndividualCharge):
-            if self.filter_budget is None:
-                raise ValueError(
-                    "filter_budget must be given to an accountant of IndividualCharges: without a "
-                    "filter and its budget they give no guarantee"
-                )
-            state.total = one_mechanism(state, FilterTotal(self.filter_budget)).add(event)
-        else:
-            if self.adjacency not in (None, event.adjacency):
-                raise ValueError(
-                    f"adjacency must be {self.adjacency!r}, what this accountant is asked about, "
-                    f"got {event.adjacency!r}"
-                )
-            agree(state, "adjacency", event.adjacency)
-            empty = RenyiTotal(self.delta, self.rule, self.order_weights)
-            state.total = one_mechanism(state, empty).add(event)
-        if not isinstance(event, GaussianScreening):
-            state.queries += event.queries
-        if isinstance(state.total, FilterTotal) and state.screening.screened:
-            raise ValueError(
-                "screening must be off or public under a filter, got a GaussianScreening: its cost "
-                "is no part of the individual charges"
-            )
 
     def _evaluate(self, adjacency: str) -> Result:
         state = self._state

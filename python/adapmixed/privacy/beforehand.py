@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapmixed.privacy.checks import check_count, check_order, check_question, check_real
-from adapmixed.privacy.conversions import (
-    rdp_to_dp,
-    screening_rdp,
-    sound_bound,
+from adapmixed.privacy.ball_bounds import sound_bound
+from adapmixed.privacy.checks import (
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_order,
+    check_question,
+    check_real,
 )
-from adapmixed.privacy.inverse import target_delta, target_epsilon
+from adapmixed.privacy.conversions import rdp_to_dp, screening_rdp
 from adapmixed.privacy.replace_one import replace_one_epsilon
 
 ORDER, LEAKAGE = 18.0, 0.2
@@ -61,7 +64,7 @@ def adapmixed_beforehand(
         adjacency: "zero_out", "add_remove" or "replace_one".
         order: α > 1.  target_leakage: β.  screen_weight: λ_s.  sigma: σ; λ_s = 0: no screening.
     """
-    target, delta, order = target_epsilon(epsilon), target_delta(delta), check_order(order)
+    target, delta, order = check_epsilon(epsilon), check_delta(delta), check_order(order)
     models, queries = check_count("num_models", num_models, 1), check_count("queries", queries, 1)
     beta = check_real("target_leakage", target_leakage)
     screening = screening_rdp(order, screen_weight, sigma, models)

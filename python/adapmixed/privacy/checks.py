@@ -60,6 +60,30 @@ def check_order(value: Any, name: str = "order") -> float:
     return order
 
 
+def check_epsilon(value: Any) -> float:
+    """`value` as a finite ε > 0 to be kept to, else ValueError."""
+    epsilon = check_real("epsilon", value)
+    if epsilon == 0:
+        raise ValueError(f"epsilon must be > 0, got {value!r}")
+    return epsilon
+
+
+def check_delta(value: Any) -> float:
+    """`value` as a δ in (0, 1), else ValueError."""
+    delta = check_real("delta", value)
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {value!r}")
+    return delta
+
+
+def check_rate(name: str, rate: Any) -> float:
+    """`rate` as a float in [0, 1], else ValueError."""
+    number = check_real(name, rate)
+    if number > 1:
+        raise ValueError(f"{name} must be in [0, 1], got {rate!r}")
+    return number
+
+
 def check_adjacency(value: Any) -> str:
     """`value` if it is one of `ADJACENCIES`, else ValueError."""
     if value not in ADJACENCIES:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.privacy.checks import check_count, check_real
+from adapmixed.privacy.checks import check_count, check_delta, check_real
 from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.dominating import (
     DominatingPair,
@@ -87,9 +87,7 @@ def composed_epsilon(
         points: >= 16, of the grid.
     """
     queries, points = check_count("queries", queries, 0), check_count("points", points, 16)
-    screening, delta = check_real("screening", screening), check_real("delta", delta)
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta!r}")
+    screening, delta = check_real("screening", screening), check_delta(delta)
     # T Gaussians of mean shift m = √(2ρ) are one of shift √T m.
     shift = math.sqrt(2 * screening * queries) * (1 + 2.0**-50)
     loss = pair.largest_loss()

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from adapmixed.privacy.checks import check_measure, check_question, check_real
+from adapmixed.privacy.checks import check_delta, check_measure, check_question, check_real
 from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.events import MAX_VOCABULARY
 from adapmixed.privacy.fields import REAL, WORD, optional, record
@@ -40,9 +40,7 @@ class FilterBudget:
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", check_measure(self.measure, self.order))
         object.__setattr__(self, "amount", check_real("amount", self.amount))
-        object.__setattr__(self, "delta", check_real("delta", self.delta))
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta!r}")
+        object.__setattr__(self, "delta", check_delta(self.delta))
 
     @classmethod
     def for_epsilon(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
-from adapmixed.privacy.checks import QUESTIONS, check_real
+from adapmixed.privacy.checks import QUESTIONS, check_count, check_real
 from adapmixed.privacy.events import CAVEATS
 
 RULES = ("per_model", "paper")
@@ -102,8 +102,7 @@ class Guarantee:
         Args:
             vocab_size: V ≥ 1.
         """
-        if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 1:
-            raise ValueError(f"vocab_size must be an integer >= 1, got {vocab_size!r}")
+        vocab_size = check_count("vocab_size", vocab_size, 1)
         if self.epsilon is None or self.method == "filter":
             return 0.0
         answers = self.queries - self.public_queries if self.budget is None else self.budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from adapmixed.privacy.bounded_range import bounded_range_rho
-from adapmixed.privacy.checks import check_real
+from adapmixed.privacy.checks import check_delta, check_epsilon
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import zcdp_to_dp
 
@@ -53,7 +53,7 @@ def queries_for(
     Found by bisection: the answer keeps epsilon by `epsilon_of`, one query more does not. Settings
     as for `epsilon_of`, whose theorems (docs/privacy.md, sections 11 and 12) it inverts.
     """
-    target, delta = target_epsilon(epsilon), target_delta(delta)
+    target, delta = check_epsilon(epsilon), check_delta(delta)
 
     def fits(queries: int) -> bool:
         found = epsilon_of(
@@ -89,7 +89,7 @@ def models_for(
     as for `epsilon_of`, whose theorems it inverts; the cost falls with N (docs/privacy.md,
     section 11, "Wider boxes and smaller ensembles", and section 12).
     """
-    target, delta = target_epsilon(epsilon), target_delta(delta)
+    target, delta = check_epsilon(epsilon), check_delta(delta)
 
     def fits(models: int) -> bool:
         found = epsilon_of(delta, models, queries, adjacency, lower=lower, upper=upper, scale=scale)
@@ -109,19 +109,3 @@ def models_for(
 def _between(low: int, high: int) -> int:
     """An integer strictly between, near the geometric mean."""
     return min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)
-
-
-def target_epsilon(epsilon: float) -> float:
-    """`epsilon` as a finite float > 0, else ValueError."""
-    target = check_real("epsilon", epsilon)
-    if target == 0:
-        raise ValueError(f"epsilon must be > 0, got {epsilon!r}")
-    return target
-
-
-def target_delta(delta: float) -> float:
-    """`delta` as a float in (0, 1), else ValueError."""
-    number = check_real("delta", delta)
-    if not 0 < number < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta!r}")
-    return number

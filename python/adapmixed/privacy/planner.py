@@ -11,24 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR
 
+from adapmixed.privacy.ball_bounds import radius_for_epsilon, sound_bound
 from adapmixed.privacy.beforehand import adapmixed_beforehand
-from adapmixed.privacy.checks import check_count, check_question
+from adapmixed.privacy.checks import check_count, check_delta, check_epsilon, check_question
 from adapmixed.privacy.composition import renyi_epsilon
-from adapmixed.privacy.conversions import (
-    c_alpha,
-    radius_for_epsilon,
-    rdp_to_dp,
-    sound_bound,
-)
+from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
 from adapmixed.privacy.dominating import clipped_mixing_pair
-from adapmixed.privacy.inverse import (
-    FINE,
-    epsilon_of,
-    models_for,
-    queries_for,
-    target_delta,
-    target_epsilon,
-)
+from adapmixed.privacy.inverse import FINE, epsilon_of, models_for, queries_for
 from adapmixed.privacy.replace_one import emptied_share, replace_one_epsilon
 from adapmixed.privacy.rounding import four_digits
 
@@ -97,8 +86,8 @@ def plan(
         scales: κ of ClippedLogPool, each > 0.
     """
     target, delta, adjacency = (
-        target_epsilon(epsilon),
-        target_delta(delta),
+        check_epsilon(epsilon),
+        check_delta(delta),
         check_question(adjacency),
     )
     models, queries = check_count("num_models", num_models, 1), check_count("queries", queries, 1)

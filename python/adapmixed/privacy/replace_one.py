@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from adapmixed.privacy.checks import check_order, check_real
+from adapmixed.privacy.checks import check_delta, check_order, check_real
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
 
 _LARGEST = 700.0  # e^ε stays finite in float64 up to here; beyond it nothing is stated
@@ -44,8 +44,7 @@ def replace_one_epsilon(order: float, spent: float, delta: float) -> float:
         float, +inf where no ε₁ <= 700 is confirmed (for α < 2 there may be none at all).
     """
     order, spent = check_order(order), check_real("spent", spent, infinite=True)
-    if not 0 < check_real("delta", delta) < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta!r}")
+    delta = check_delta(delta)
     once = 0.0
     for _ in range(200):
         share = emptied_share(once, delta)

@@ -1,12 +1,60 @@
-"""Sums and multiples of costs, rounded up; settings as they are shown."""
+"""Costs rounded up and what is admissible rounded down; settings as they are shown.
+
+After each step that may round, a result moves outward by 4 ulp (`up`), or a sum moves by 2^-50
+times the sum of the magnitudes of its terms (`sum_up`). Both exceed the error of IEEE arithmetic
+together with a C library whose exp, expm1, log and log1p are within 2 ulp. Sums and multiples of
+costs that are rounded up already need one step to the next float (`add_up`, `times_up`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import Context, Decimal
 
 import numpy as np
 from numpy.typing import NDArray
+
+_SUM_SLACK = 2.0**-50
+
+
+def up(value: float) -> float:
+    """`value` moved up by 4 ulp."""
+    return value + 4 * math.ulp(value)
+
+
+def up_magnitude(value: float) -> float:
+    """`value` moved away from 0 by 4 ulp."""
+    return value - 4 * math.ulp(value) if value < 0 else up(value)
+
+
+def sum_up(*terms: float) -> float:
+    """The sum of terms, each with an error of a few ulp, moved up by 2^-50 of their magnitudes."""
+    return math.fsum(terms) + _SUM_SLACK * math.fsum(map(abs, terms))
+
+
+def softplus_up(value: float) -> float:
+    """log(1 + e^value), rounded up."""
+    if value <= 0:
+        return up(math.log1p(up(math.exp(value))))
+    return up(value + up(math.log1p(up(math.exp(-value)))))
+
+
+def log_expm1_up(value: float) -> float:
+    """log(e^value - 1) for value > 0, rounded up."""
+    if value < 1:
+        return sum_up(math.log(up(math.expm1(value))), _SUM_SLACK)
+    return value if math.isinf(value) else up(value + math.log1p(-math.exp(-value)))
+
+
+def lowered(guess: float, floor: float, admissible: Callable[[float], bool]) -> float:
+    """The first of guess (1 - 2^-52), guess (1 - 2^-51), ... that is admissible, at least floor."""
+    step = 2.0**-53
+    value = guess
+    while value > floor and not admissible(value):
+        step *= 2
+        value = guess * (1 - min(1.0, step))
+    return max(value, floor)
 
 
 def add_up(a: float, b: float) -> float:

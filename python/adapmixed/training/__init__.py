@@ -1,14 +1,7 @@
 """From documents to shards, from shards to adapters."""
 
-from adapmixed.training.finetune import (
-    FinetuneConfig,
-    fit,
-    save_adapter,
-    shard_seed,
-    token_blocks,
-    token_stream,
-    train_adapter,
-)
+from adapmixed.training.blocks import token_blocks, token_stream
+from adapmixed.training.finetune import FinetuneConfig, fit, save_adapter, shard_seed, train_adapter
 from adapmixed.training.partition import assign_shards, partition_documents, shard_record
 from adapmixed.training.ranks import Place
 from adapmixed.training.run import TrainingRun, train_ensemble

@@ -32,17 +32,15 @@ from adapmixed.data.builtin import Document
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.models.loading import load_base
 from adapmixed.rng import SecureRandom
+from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
 from adapmixed.training.dp_guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
 from adapmixed.training.finetune import (
-    IGNORED,
     FinetuneConfig,
     Progress,
     adapted_copy,
     check_block_size,
     linear_schedule,
     save_adapter,
-    token_blocks,
-    token_stream,
 )
 
 FORMAT_VERSION = 1

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IGNORED = -100  # the label that torch's cross entropy skips
+from adapmixed.training.blocks import IGNORED, token_blocks
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps of all)."""
@@ -69,44 +69,6 @@ class FinetuneConfig:
             raise ValueError(f"weight_decay must be >= 0 and finite, got {self.weight_decay}")
         if not self.target_modules:
             raise ValueError("target_modules must name at least one layer, got ()")
-
-
-def token_stream(tokenizer: Any, texts: Sequence[str]) -> list[int]:
-    """Token ids of all texts in order, each followed by the end-of-text token.
-
-    Raises:
-        ValueError: if the tokenizer has no end-of-text token.
-    """
-    end = tokenizer.eos_token_id
-    if end is None:
-        raise ValueError("tokenizer must have an end-of-text token (eos_token), got None")
-    stream: list[int] = []
-    for text in texts:
-        stream += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        stream.append(int(end))
-    return stream
-
-
-def token_blocks(tokens: Sequence[int], block_size: int) -> tuple[Tensor, Tensor]:
-    """Cuts one shard's stream into blocks; the last one is filled up and its filling not scored.
-
-    Args:
-        tokens: the stream; a stream of fewer than two tokens has nothing to predict.
-        block_size: t >= 2.
-
-    Returns:
-        (input_ids, labels), each (blocks, t) int64; labels are -100 where there is no token.
-    """
-    if block_size < 2:
-        raise ValueError(f"block_size must be >= 2, got {block_size}")
-    starts = [i for i in range(0, len(tokens), block_size) if len(tokens) - i >= 2]
-    inputs = torch.zeros((len(starts), block_size), dtype=torch.int64)
-    labels = torch.full((len(starts), block_size), IGNORED, dtype=torch.int64)
-    for row, start in enumerate(starts):
-        block = torch.tensor(tokens[start : start + block_size], dtype=torch.int64)
-        inputs[row, : block.numel()] = block
-        labels[row, : block.numel()] = block
-    return inputs, labels
 
 
 def shard_seed(seed: int, shard: int) -> int:
@@ -199,7 +161,7 @@ def fit(
 
     Args:
         model: a causal language model; its parameters with requires_grad are trained in place.
-        inputs, labels: (blocks, t) int64 from `token_blocks`, blocks >= 1.
+        inputs, labels: (blocks, t) int64 from `blocks.token_blocks`, blocks >= 1.
         config: learning_rate, weight_decay, epochs and batch_size are used.
         generator: draws the order of blocks.
         progress: told of every step.
@@ -257,7 +219,7 @@ def mean_loss(model: Any, inputs: Tensor, labels: Tensor, batch_size: int) -> fl
 
     Args:
         model: a causal language model in eval mode.
-        inputs, labels: (blocks, t) int64 from `token_blocks`, blocks >= 1.
+        inputs, labels: (blocks, t) int64 from `blocks.token_blocks`, blocks >= 1.
         batch_size: blocks per forward pass.
     """
     total, count = 0.0, 0

@@ -13,14 +13,8 @@ import torch
 from adapmixed.data.builtin import Document
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.models.loading import load_base
-from adapmixed.training.finetune import (
-    FinetuneConfig,
-    mean_loss,
-    save_adapter,
-    token_blocks,
-    token_stream,
-    train_adapter,
-)
+from adapmixed.training.blocks import token_blocks, token_stream
+from adapmixed.training.finetune import FinetuneConfig, mean_loss, save_adapter, train_adapter
 from adapmixed.training.folder import FORMAT_VERSION, MEMBER_FILE
 from adapmixed.training.partition import shard_record
 from adapmixed.training.shards import Spool, hold_out

@@ -9,7 +9,7 @@ from typing import Any
 
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.inputs import Inputs
-from adapmixed.experiments.measure import Run, measure
+from adapmixed.experiments.measure import UNPROTECTED, Run, measure
 from adapmixed.experiments.paper import ADAPMIXED, DELTA, DP_SGD, PMIXED, PUBLIC
 from adapmixed.experiments.result import row
 from adapmixed.mechanisms import (
@@ -36,7 +36,6 @@ NOTE = (
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LEAKAGES = (0.01, 0.02, 0.05, 0.1, 0.2)
 SHAPES, SCALES = (1.0, 4.0), (1.0, 2.0, 4.0)
-UNPROTECTED = "unprotected ensemble"
 
 
 def methods(dataset: str, num_models: int, queries: int) -> dict[tuple[str, str, str], Mechanism]:

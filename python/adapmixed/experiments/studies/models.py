@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapmixed.experiments.inputs import Inputs
-from adapmixed.experiments.measure import Run, measure
+from adapmixed.experiments.measure import UNPROTECTED, Run, measure
 from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.paper import ADAPMIXED, DELTA, PMIXED, PUBLIC
 from adapmixed.experiments.result import row
@@ -23,7 +23,6 @@ NOTE = (
     "Against N: the first N members of the ensemble, shards keeping their size. The settings stay "
     "the same, so ε falls as N grows; PMixED's ε is given and its perplexity follows."
 )
-UNPROTECTED = "unprotected ensemble"
 
 
 def methods(dataset: str, queries: int) -> dict[str, Mechanism]:

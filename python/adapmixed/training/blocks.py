@@ -1,0 +1,50 @@
+"""Text as blocks of tokens to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+"""The label that torch's cross entropy skips."""
+
+
+def token_stream(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Token ids of all texts in order, each followed by the end-of-text token.
+
+    Raises:
+        ValueError: if the tokenizer has no end-of-text token.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise ValueError("tokenizer must have an end-of-text token (eos_token), got None")
+    stream: list[int] = []
+    for text in texts:
+        stream += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        stream.append(int(end))
+    return stream
+
+
+def token_blocks(tokens: Sequence[int], block_size: int) -> tuple[Tensor, Tensor]:
+    """Cuts one shard's stream into blocks; the last one is filled up and its filling not scored.
+
+    Args:
+        tokens: the stream; a stream of fewer than two tokens has nothing to predict.
+        block_size: t >= 2.
+
+    Returns:
+        (input_ids, labels), each (blocks, t) int64; labels are -100 where there is no token.
+    """
+    if block_size < 2:
+        raise ValueError(f"block_size must be >= 2, got {block_size}")
+    starts = [i for i in range(0, len(tokens), block_size) if len(tokens) - i >= 2]
+    inputs = torch.zeros((len(starts), block_size), dtype=torch.int64)
+    labels = torch.full((len(starts), block_size), IGNORED, dtype=torch.int64)
+    for row, start in enumerate(starts):
+        block = torch.tensor(tokens[start : start + block_size], dtype=torch.int64)
+        inputs[row, : block.numel()] = block
+        labels[row, : block.numel()] = block
+    return inputs, labels

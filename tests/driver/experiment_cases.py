@@ -1,0 +1,22 @@
+"""Inputs of experiments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fake_ensemble import FakeEnsemble
+
+from adapmixed.experiments.inputs import Inputs, Sources
+
+
+def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
+    """A small ensemble in the place of the built-in one."""
+    generator = torch.Generator().manual_seed(3)
+    stream = torch.randint(0, 7, (tokens,), generator=generator).tolist()
+    ensemble: Any = FakeEnsemble(models, spread=0.3, max_positions=32)
+    return Inputs(Sources(**sources), ensemble, tuple(stream), "random")
+
+
+def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
+    return [one for one in result["rows"] if one["method"] == method]

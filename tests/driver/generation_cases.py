@@ -1,0 +1,16 @@
+"""What tests of generated text share."""
+
+from __future__ import annotations
+
+import torch
+
+from adapmixed.mechanisms import PublicOnly, Shaped
+from adapmixed.models import Ensemble
+
+PROMPT = "The statement executes the first clause"
+# The likeliest public token: no draw, so that what comes is known.
+FIRST = Shaped(PublicOnly(), top_k=1)
+
+
+def tokens_of(ensemble: Ensemble, text: str) -> torch.Tensor:
+    return torch.tensor([ensemble.tokenizer(text)["input_ids"]])

@@ -1,0 +1,112 @@
+"""Evaluations of every kind, reports of them, and a page taken apart."""
+
+from __future__ import annotations
+
+import math
+from html.parser import HTMLParser
+from typing import Any
+
+from adapmixed.evaluation import Evaluation
+from adapmixed.privacy import Guarantee
+from adapmixed.report import build_report
+
+HOSTILE = '<script>alert("1")</script> $\\frac$ --> & id="x"'
+
+
+def evaluation(
+    name: str,
+    kind: str,
+    *,
+    epsilon: float | None = None,
+    perplexity: float = 50.0,
+    points: int = 12,
+    **changes: Any,
+) -> Evaluation:
+    """A method that spends `epsilon` evenly on 10 queries a point."""
+    bound = kind not in ("public", "none")
+    guarantee = Guarantee(
+        epsilon=epsilon,
+        delta={"public": 0.0, "none": 1.0}.get(kind, 1e-5),
+        kind=kind,
+        unit="shard",
+        adjacency="zero_out" if bound else None,
+        rule="per_model" if bound else None,
+        order=18.0 if bound else None,
+        orders=(18.0,) if bound else (),
+        queries=10 * points,
+    )
+    curve = tuple(
+        (10 * i, None if epsilon is None else epsilon * i / points) for i in range(1, points + 1)
+    )
+    total = math.inf if epsilon is None else epsilon
+    values: dict[str, Any] = {
+        "screened": 0.0,
+        "seconds": 1.0,
+        "tokens_per_second": 1234.5,
+        "curve": curve,
+        "perplexities": tuple((queries, perplexity) for queries, _ in curve),
+        "breakdown": {"mixing": total, "screening": 0.0, "conversion": 0.0, "total": total},
+    }
+    return Evaluation(name, perplexity, 10 * points, guarantee, **(values | changes))
+
+
+def every_kind() -> list[Evaluation]:
+    parts = {"mixing": 0.9, "screening": 0.002, "conversion": 0.45, "total": 1.35203}
+    return [
+        evaluation("unprotected", "none", perplexity=45.0),
+        evaluation("public", "public", epsilon=0.0, perplexity=60.0),
+        evaluation("PMixED", "fixed", epsilon=8.0, perplexity=57.0),
+        evaluation("claim", "published", epsilon=8.0, perplexity=56.5),
+        evaluation(
+            "AdaPMixED",
+            "data-dependent, ex-post",
+            epsilon=1.35203,
+            perplexity=51.0,
+            screened=0.0042,
+            breakdown=parts,
+        ),
+        evaluation("lost", "fixed", epsilon=math.inf, perplexity=math.inf),
+    ]
+
+
+SAMPLE = {
+    "prompt": "The with statement",
+    "text": " wraps <i>&amp;</i>",
+    "guarantee": "ε = 1 & no more",
+    "method": "AdaPMixED",
+    "kind": "data-dependent, ex-post",
+}
+
+
+def build(evaluations: list[Evaluation] | None = None, **changes: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "config": {"order": math.inf, "seed": 0},
+        "environment": {"torch": "2"},
+    }
+    return build_report(evaluations or every_kind(), **(arguments | changes))
+
+
+def by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {method["name"]: method for method in report["methods"]}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and all text outside the style sheet."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._styled = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._styled = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._styled = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._styled:
+            self.text += data

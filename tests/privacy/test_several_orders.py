@@ -1,0 +1,87 @@
+"""δ split over several orders, and the ex-post statement, by enumeration."""
+
+import math
+
+import numpy as np
+import pytest
+from accountant_cases import DELTA, losses, random_losses
+
+from adapmixed.audit.trees import accounted, excess, two_stage_paths
+from adapmixed.privacy import Accountant, c_alpha
+
+
+def test_several_orders_split_delta():
+    orders = (2.0, 6.0, 18.0, 60.0)
+    for seed in range(20):
+        event = random_losses(seed, orders=orders, queries=200)
+        guarantee = Accountant(DELTA).add(event).epsilon()
+        # Picking the best order of each model afterwards, for free, is not what is reported.
+        totals = event.loss.sum(axis=1)
+        naive = (totals + [c_alpha(order, DELTA) for order in orders]).min(axis=1).max()
+        assert guarantee.epsilon > naive + 1e-6
+        split = (totals + [c_alpha(order, DELTA / 4) for order in orders]).min(axis=1).max()
+        assert guarantee.epsilon == pytest.approx(split, rel=1e-6)
+        assert guarantee.order in orders and guarantee.orders == orders
+
+
+def test_order_weights():
+    orders = (2.0, 18.0)
+    event = losses(np.zeros((3, 0, 2)), orders)
+    heavy = Accountant(DELTA, order_weights=[0.1, 0.9]).add(event).epsilon()
+    assert heavy.epsilon == pytest.approx(c_alpha(18, 0.9 * DELTA), rel=1e-12)
+    assert heavy.epsilon >= c_alpha(18, 0.9 * DELTA)
+    single = Accountant(DELTA, order_weights=[1.0]).add(losses(np.zeros((3, 0, 1)))).epsilon()
+    assert single.epsilon == c_alpha(18, DELTA)
+    with pytest.raises(ValueError, match="one weight per order, got 2 weights"):
+        Accountant(DELTA, order_weights=[0.5, 0.5]).add(losses(np.zeros((3, 1, 1))))
+    for weights in ([0.6, 0.5], [0.0, 1.0], []):
+        with pytest.raises(ValueError, match="order_weights must be > 0 and sum to at most 1"):
+            Accountant(DELTA, order_weights=weights)
+    Accountant(DELTA, order_weights=[0.1] * 10)  # sums to 1 although naive addition does not
+
+
+def test_picking_the_best_order_afterwards_breaks_delta_and_splitting_does_not():
+    orders = (8.0, 2.0)
+    paths = two_stage_paths(*orders, DELTA)
+
+    def single(column):
+        def charge(history):
+            return accounted([[stage[column]] for stage in history], (orders[column],), DELTA)
+
+        return charge
+
+    def naive(history):
+        return min(single(0)(history), single(1)(history))
+
+    assert excess(paths, naive) > 1.9 * DELTA
+    for column in range(2):  # each order alone is valid, and its δ is nearly used up
+        assert 0.9 * DELTA < excess(paths, single(column)) <= DELTA
+    split = excess(paths, lambda history: accounted(history, orders, DELTA))
+    assert 0.1 * DELTA < split <= DELTA
+
+
+def test_ex_post_statement_on_random_adaptive_trees():
+    """P(S) <= ∫_S e^{E + c} dQ + δ, both ways, for two adaptive stages of random laws."""
+    generator, order, delta, largest = np.random.default_rng(5), 3.0, 0.05, 0.0
+    for _ in range(300):
+        paths = []
+        p, q = generator.dirichlet(np.full(3, 0.4), 2) * 0.999 + 0.001 / 3
+        for a in range(3):
+            p2, q2 = generator.dirichlet(np.full(3, 0.4), 2) * 0.999 + 0.001 / 3
+            stages = [
+                max(
+                    math.log(float(np.sum(x**order * y ** (1 - order)))) / (order - 1)
+                    for x, y in ((u, v), (v, u))
+                )
+                for u, v in ((p, q), (p2, q2))
+            ]
+            paths += [(p[a] * p2[b], q[a] * q2[b], stages) for b in range(3)]
+
+        def charge(history):
+            event = losses([[[stage] for stage in history]], (order,))
+            return Accountant(delta).add(event).epsilon().epsilon
+
+        worst = excess(paths, charge)
+        assert worst <= delta
+        largest = max(largest, worst / delta)
+    assert largest > 0.1
