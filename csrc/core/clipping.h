@@ -35,10 +35,11 @@ ADAPMIXED_HD double clip_residual(double lower, double upper, double covered, do
 }
 
 // log s with S = 1: Newton's steps, exact once no token changes sides, in a bracket. `sums(log s)`.
-// False where no s below e^limit gives 1. *log_scale: where to start, then the result.
+// False where no s below e^limit gives 1. *log_scale: where to start, then the result. Also ends
+// where S is within `enough` of 1.
 template <class Sums>
-ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit,
-                                   double* log_scale) {
+ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit, double* log_scale,
+                                   double enough = kClipRounding) {
   double low = std::log1p(-lower) - 1e-9, high = HUGE_VAL;  // S <= c + s
   double t = *log_scale;
   for (int k = 0; k < 400; ++k) {
@@ -47,7 +48,7 @@ ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit,
     if (std::isnan(gap)) return false;
     *log_scale = t;
     const double wanted = std::fmin(kClipError, 1e-10 * at.moving);
-    if (std::fabs(gap) <= std::fmax(wanted, kClipRounding)) return true;
+    if (std::fabs(gap) <= std::fmax(wanted, enough)) return true;
     (gap > 0.0 ? low : high) = t;
     // Steps that overshoot by turns shrink the bracket slowly: every fourth halves it.
     double next = k % 4 == 3 && high < HUGE_VAL ? NAN : t + std::log1p(gap / at.moving);

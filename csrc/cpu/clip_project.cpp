@@ -56,14 +56,15 @@ class Charges {
     }
   }
 
-  // From p_bar / q over the vocabulary.
-  void add_up(const double* q, const double* ratios, std::int64_t padded, double* charge) const {
-    if (degree_ == 0) return by_powers(q, ratios, padded, charge);
+  // From p_bar / q of the tokens from v on, `ratios(v)`.
+  template <class Ratios>
+  void add_up(const ClipPublic& q, const Ratios& ratios, double* charge) const {
+    if (degree_ == 0) return by_powers(q, ratios, charge);
     double moments[kMaxMoments];
-    degree_ == 4    ? sum_moments<4>(q, ratios, padded, moments)
-    : degree_ == 6  ? sum_moments<6>(q, ratios, padded, moments)
-    : degree_ == 10 ? sum_moments<10>(q, ratios, padded, moments)
-                    : sum_moments<kMaxMoments>(q, ratios, padded, moments);
+    degree_ == 4    ? sum_moments<4>(q, ratios, moments)
+    : degree_ == 6  ? sum_moments<6>(q, ratios, moments)
+    : degree_ == 10 ? sum_moments<10>(q, ratios, moments)
+                    : sum_moments<kMaxMoments>(q, ratios, moments);
     for (std::int64_t k = 0; k < options_.num_orders; ++k) {
       double slope;
       charge[k] = scale_.of(fits_[k].forward.sum(moments, degree_, slope),
@@ -76,15 +77,14 @@ class Charges {
     SquareTimes forward, reverse;
   };
 
-  template <int kDegree>
-  void sum_moments(const double* q, const double* ratios, std::int64_t padded,
-                   double* moments) const {
+  template <int kDegree, class Ratios>
+  void sum_moments(const ClipPublic& q, const Ratios& ratios, double* moments) const {
     Vec total[kDegree];
     for (int k = 0; k < kDegree; ++k) total[k] = Vec(0.0);
     const Vec unit(1.0 / (scale_.slots * reach_));
-    for (std::int64_t v = 0; v < padded; v += Vec::kLanes) {
-      const Vec t = (Vec::load(ratios + v) - Vec(1.0)) * unit;
-      Vec term = Vec::load(q + v) * t * t;
+    for (std::int64_t v = 0; v < q.padded; v += Vec::kLanes) {
+      const Vec t = (ratios(v) - Vec(1.0)) * unit;
+      Vec term = Vec::load(q.q + v) * t * t;
       ADAPMIXED_UNROLL
       for (int k = 0; k < kDegree; ++k) {
         total[k] = total[k] + term;
@@ -94,14 +94,14 @@ class Charges {
     for (int k = 0; k < kDegree; ++k) moments[k] = sum(total[k]);
   }
 
-  void by_powers(const double* q, const double* ratios, std::int64_t padded, double* charge) const {
+  template <class Ratios>
+  void by_powers(const ClipPublic& q, const Ratios& ratios, double* charge) const {
     const Vec unit(1.0 / scale_.slots), others(scale_.others), one(1.0), zero(0.0);
     for (std::int64_t k = 0; k < options_.num_orders; ++k) {
       const double order = options_.orders[k];
       Vec forward(0.0), reverse(0.0);
-      for (std::int64_t v = 0; v < padded; v += Vec::kLanes) {
-        const Vec weight = Vec::load(q + v);
-        const Vec ratio = Vec::load(ratios + v), y = (ratio - one) * unit;
+      for (std::int64_t v = 0; v < q.padded; v += Vec::kLanes) {
+        const Vec weight = Vec::load(q.q + v), ratio = ratios(v), y = (ratio - one) * unit;
         const LogParts<Vec> log = log_parts(y, (ratio + others) * unit);
         const Vec up = weight * power(y, log, Vec(order)).excess;
         const Vec down = weight * power(y, log, Vec(1.0 - order)).excess;
@@ -187,8 +187,7 @@ class Rows {
     if (charges_.in_logarithms()) {
       charge_by_logarithms(row, at);
     } else if (options_.num_orders > 0) {
-      clipped.set_ratios(out_.log_scale[at]);
-      charges_.add_up(public_.q, clipped.ratios(), public_.padded, charge(at));
+      charges_.add_up(public_, clipped.ratios(out_.log_scale[at]), charge(at));
     }
     return true;
   }
@@ -210,8 +209,7 @@ class Rows {
     if (charges_.in_logarithms()) {
       charge_by_logarithms(row, at);
     } else if (options_.num_orders > 0) {
-      clipped.set_ratios_of_logarithms(log_s, residual);
-      charges_.add_up(public_.q, clipped.ratios(), public_.padded, charge(at));
+      charges_.add_up(public_, clipped.ratios_of_logarithms(log_s, residual), charge(at));
     }
   }
 

@@ -29,6 +29,10 @@ struct ClipPublic {
   std::int64_t likely_count;
   double unlikely;
 
+  static std::int64_t block_end(std::int64_t v, std::int64_t end) {
+    return v + kSumBlock < end ? v + kSumBlock : end;
+  }
+
   static constexpr std::int64_t kPadding = 32;
   static std::int64_t padding(std::int64_t vocab) { return round_up(vocab, kPadding); }
   static std::int64_t scratch_size(std::int64_t vocab) {
@@ -59,24 +63,20 @@ struct ClipPublic {
   }
 
  private:
-  // Added up as S is.
   double total_of_q() const {
-    Vec total[4] = {Vec(0.0), Vec(0.0), Vec(0.0), Vec(0.0)};
-    for (std::int64_t v = 0; v < padded; v += kGroup) {
-      for (int k = 0; k < 4; ++k) total[k] = total[k] + Vec::load(q + v + k * Vec::kLanes);
+    double total = 0.0;
+    for (std::int64_t v = 0; v < padded;) {
+      Vec part[4] = {Vec(0.0), Vec(0.0), Vec(0.0), Vec(0.0)};
+      for (const std::int64_t end = block_end(v, padded); v < end; v += kGroup) {
+        for (int k = 0; k < 4; ++k) part[k] = part[k] + Vec::load(q + v + k * Vec::kLanes);
+      }
+      total += sum(part[0] + part[1] + (part[2] + part[3]));
     }
-    return sum(total[0] + total[1] + (total[2] + total[3]));
+    return total;
   }
 };
 
 class ClippedRow {
-  // s p of what is kept by load_exponentials.
-  struct Times {
-    Vec scale;
-    Vec operator()(Vec e, Vec) const { return scale * e; }
-  };
-  Times times(double log_s) const { return {Vec(std::exp(log_s + offset_))}; }
-
  public:
   static std::int64_t scratch_size(std::int64_t vocab) {
     return ClipPublic::padding(vocab) + 2 * ClipPublic::kMostLikely;
@@ -85,16 +85,19 @@ class ClippedRow {
   ClippedRow(const ClipPublic& q, double lower, double upper, double* memory)
       : q_(q), lower_(lower), upper_(upper), values_(memory) {}
 
-  // Keeps e^{z - m} with m the public row's most likely token's logit; the log-sum-exp, or NaN
-  // where that does not do.
+  // Keeps e^{z - m} / q with m the logit of the public row's most likely token; the log-sum-exp, or
+  // NaN where that does not do.
   template <Dtype D>
   double load_exponentials(const Row& row) {
     const double reference = row.at(q_.top);
     for (std::int64_t v = q_.padded - ClipPublic::kPadding; v < q_.padded; ++v) values_[v] = 0.0;
     const double lse = log_sum_exp_near<D>(row.data, q_.vocab, reference,
                                            [&](std::int64_t v, Vec low, Vec high) ADAPMIXED_INLINE {
-                                             low.store(values_ + v);
-                                             high.store(values_ + v + Vec::kLanes);
+                                             const double* inverse = q_.inverse + v;
+                                             const Vec a = low * Vec::load(inverse);
+                                             const Vec b = high * Vec::load(inverse + Vec::kLanes);
+                                             a.store(values_ + v);
+                                             b.store(values_ + v + Vec::kLanes);
                                            });
     offset_ = (reference - lse) - ExpFrom(reference).lost();
     return lse;
@@ -102,36 +105,34 @@ class ClippedRow {
 
   // S and what q misses, where no e^{z - m} that was cut off can matter.
   ClipSums of_exponentials(double log_s) const {
-    return with_missing(sums(values_, q_.q, q_.padded, times(log_s)));
+    return with_missing(sums(Kept{values_}, q_.q, q_.padded, std::exp(log_s + offset_)));
   }
   // Up to here s p stays in range, and s e^{z - m} of what was cut off is nothing.
   static constexpr double kMostScale = 300.0;
 
   // Where log s is likely to be: the solution with all unlikely tokens taken for one.
   double guess() const {
-    double *e = values_ + q_.padded, *q = e + ClipPublic::kMostLikely, rest = 1.0;
+    double *r = values_ + q_.padded, *q = r + ClipPublic::kMostLikely, rest = 1.0;
     std::int64_t count = q_.likely_count;
     const double unit = std::exp(offset_);
     for (std::int64_t k = 0; k < count; ++k) {
-      e[k] = values_[q_.likely[k]];
+      r[k] = values_[q_.likely[k]];
       q[k] = q_.likely_q[k];
-      rest -= unit * e[k];
+      rest -= unit * r[k] * q[k];
     }
-    e[count] = std::fmax(rest, 0.0) / unit;
+    r[count] = q_.unlikely > 0.0 ? std::fmax(rest, 0.0) / unit / q_.unlikely : 0.0;
     q[count++] = q_.unlikely;
-    for (; count % ClipPublic::kGroup != 0; ++count) e[count] = q[count] = 0.0;
+    for (; count % ClipPublic::kGroup != 0; ++count) r[count] = q[count] = 0.0;
     double log_s = 0.0;
-    const auto rough = [&](double at) { return sums(e, q, count, times(at)); };
-    return solve_clip_scale(rough, lower_, 50.0, &log_s) ? log_s : 0.0;
+    const auto rough = [&](double at) { return sums(Kept{r}, q, count, std::exp(at + offset_)); };
+    return solve_clip_scale(rough, lower_, 50.0, &log_s, 1e-4) ? log_s : 0.0;
   }
 
-  // Keeps p_bar / q.
-  void set_ratios(double log_s) {
+  // p_bar / q from what load_exponentials keeps.
+  auto ratios(double log_s) const {
     const Vec scale(std::exp(log_s + offset_)), low(lower_), high(upper_);
-    for (std::int64_t v = 0; v < q_.padded; v += Vec::kLanes) {
-      const Vec r = scale * Vec::load(values_ + v) * Vec::load(q_.inverse + v);
-      vmin(high, vmax(low, r)).store(values_ + v);
-    }
+    return [=, values = values_](std::int64_t v)
+               ADAPMIXED_INLINE { return vmin(high, vmax(low, scale * Vec::load(values + v))); };
   }
 
   // Keeps t = log p/q, -inf where p = 0; q of the tokens that p has, and of the others.
@@ -139,7 +140,12 @@ class ClippedRow {
   void load_logarithms(const Row& row, double lse, double& covered, double& uncovered) {
     const Vec p_lse(lse), q_lse(q_.lse), none(-HUGE_VAL);
     Vec with(0.0), without(0.0);
+    covered = uncovered = 0.0;
     for (std::int64_t v = 0; v < q_.padded; v += Vec::kLanes) {
+      if (v % kSumBlock == 0) {
+        covered += sum(with), uncovered += sum(without);
+        with = without = Vec(0.0);
+      }
       const Vec q = Vec::load(q_.q + v);
       Vec t = none;
       if (v < q_.vocab) {
@@ -153,53 +159,57 @@ class ClippedRow {
       without = without + vselect(has, Vec(0.0), q);
       t.store(values_ + v);
     }
-    covered = sum(with), uncovered = sum(without);
+    covered += sum(with), uncovered += sum(without);
   }
 
   ClipSums of_logarithms(double log_s) const {
-    return with_missing(sums(values_, q_.q, q_.padded, [shift = Vec(log_s)](Vec t, Vec q) {
-      const auto there = (q > Vec(0.0)) & (t > Vec(-HUGE_VAL));
-      return vselect(there, q * exp_(t + shift), Vec(0.0));
-    }));
+    const auto ratio = [values = values_, shift = Vec(log_s)](std::int64_t v)
+                           ADAPMIXED_INLINE { return exp_(Vec::load(values + v) + shift); };
+    return with_missing(sums(ratio, q_.q, q_.padded, 1.0));
   }
 
-  void set_ratios_of_logarithms(double log_s, double residual) {
+  auto ratios_of_logarithms(double log_s, double residual) const {
     const Vec none(-HUGE_VAL), low(lower_), high(upper_), shift(log_s), rest(residual);
-    for (std::int64_t v = 0; v < q_.padded; v += Vec::kLanes) {
-      const Vec t = Vec::load(values_ + v);
-      const Vec r = vmin(high, vmax(low, exp_(t + shift)));
-      vselect(t > none, r, rest).store(values_ + v);
-    }
+    return [=, values = values_](std::int64_t v) ADAPMIXED_INLINE {
+      const Vec t = Vec::load(values + v);
+      return vselect(t > none, vmin(high, vmax(low, exp_(t + shift))), rest);
+    };
   }
-
-  const double* ratios() const { return values_; }
 
  private:
   ClipSums with_missing(const ClipSums& of_rows) const {
     return {of_rows.total + q_.missing, of_rows.moving};
   }
 
-  // `scaled`: s p from what is kept, and q.
-  template <class Scaled>
-  ClipSums sums(const double* values, const double* weights, std::int64_t count,
-                const Scaled& scaled) const {
+  struct Kept {
+    const double* values;
+    Vec operator()(std::int64_t v) const { return Vec::load(values + v); }
+  };
+
+  // S over tokens of these q, `ratio(v)` times `factor` their s p/q.
+  template <class Ratio>
+  ClipSums sums(const Ratio& ratio, const double* q, std::int64_t count, double factor) const {
     constexpr int kWays = 4;
-    const Vec lower(lower_), upper(upper_), zero(0.0);
-    Vec total[kWays], moving[kWays];
-    for (int k = 0; k < kWays; ++k) total[k] = moving[k] = zero;
-    for (std::int64_t v = 0; v < count; v += ClipPublic::kGroup) {
-      ADAPMIXED_UNROLL
-      for (int k = 0; k < kWays; ++k) {
-        const std::int64_t at = v + k * Vec::kLanes;
-        const Vec q = Vec::load(weights + at);
-        const Vec x = scaled(Vec::load(values + at), q);
-        const Vec low = lower * q, high = upper * q;
-        total[k] = total[k] + vmin(high, vmax(low, x));
-        moving[k] = moving[k] + vselect((x > low) & (x < high), x, zero);
+    const Vec lower(lower_ / factor), upper(upper_ / factor), zero(0.0);
+    ClipSums result{0.0, 0.0};
+    for (std::int64_t v = 0; v < count;) {
+      Vec total[kWays], moving[kWays];
+      for (int k = 0; k < kWays; ++k) total[k] = moving[k] = zero;
+      const std::int64_t end = ClipPublic::block_end(v, count);
+      for (; v < end; v += ClipPublic::kGroup) {
+        ADAPMIXED_UNROLL
+        for (int k = 0; k < kWays; ++k) {
+          const std::int64_t at = v + k * Vec::kLanes;
+          const Vec r = ratio(at), clipped = vmin(upper, vmax(lower, r));
+          const Vec x = Vec::load(q + at) * clipped;
+          total[k] = total[k] + x;
+          moving[k] = moving[k] + vselect(clipped == r, x, zero);
+        }
       }
+      result.total += sum(total[0] + total[1] + (total[2] + total[3]));
+      result.moving += sum(moving[0] + moving[1] + (moving[2] + moving[3]));
     }
-    return {sum(total[0] + total[1] + (total[2] + total[3])),
-            sum(moving[0] + moving[1] + (moving[2] + moving[3]))};
+    return {factor * result.total, factor * result.moving};
   }
 
   const ClipPublic& q_;

@@ -5,46 +5,10 @@
 #include "core/float_search.h"
 #include "cpu/exact_row.h"
 #include "cpu/float_public.h"
+#include "cpu/several.h"
 
 ADAPMIXED_CORE_BEGIN
 
-// Four vectors in flight: the loops of chain() run once for them all.
-struct Quad {
-  Flt v[4];
-  Quad() = default;
-  explicit Quad(double x) {
-    for (Flt& f : v) f = Flt(static_cast<float>(x));
-  }
-  static Quad load(const float* p) {
-    Quad q;
-    ADAPMIXED_UNROLL
-    for (int k = 0; k < 4; ++k) q.v[k] = Flt::load(p + k * Flt::kLanes);
-    return q;
-  }
-#define ADAPMIXED_QUAD(op)                               \
-  Quad operator op(const Quad& o) const {                \
-    Quad q;                                              \
-    ADAPMIXED_UNROLL                                     \
-    for (int k = 0; k < 4; ++k) q.v[k] = v[k] op o.v[k]; \
-    return q;                                            \
-  }
-  ADAPMIXED_QUAD(+)
-  ADAPMIXED_QUAD(-)
-  ADAPMIXED_QUAD(*)
-#undef ADAPMIXED_QUAD
-};
-inline Quad vfma(const Quad& a, const Quad& b, const Quad& c) {
-  Quad q;
-  ADAPMIXED_UNROLL
-  for (int k = 0; k < 4; ++k) q.v[k] = vfma(a.v[k], b.v[k], c.v[k]);
-  return q;
-}
-inline Quad reciprocal(const Quad& a) {
-  Quad q;
-  ADAPMIXED_UNROLL
-  for (int k = 0; k < 4; ++k) q.v[k] = reciprocal(a.v[k]);
-  return q;
-}
 inline Flt folded(const Quad& a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
 
 // A sum in floats over a few terms at a time, beyond that in double.

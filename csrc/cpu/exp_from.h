@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/sixteenths.h"
-#include "cpu/simd.h"
+#include "cpu/several.h"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -38,14 +38,18 @@ class ExpFrom {
   double lost() const { return std::fma(m_, kScale, -scaled_) / kScale; }
 
   // |z - m| <= 600; NaN for NaN.
-  Vec exp(Vec z) const {
-    const Vec t = _mm512_fmsub_pd(z.v, _mm512_set1_pd(kScale), offset_.v);
-    const Vec shifted = t + Vec(6755399441055744.0);  // 1.5 * 2^52: the integer is in the low bits
-    const Vec f = _mm512_reduce_pd(t.v, _MM_FROUND_TO_NEAREST_INT);
-    const __m512i n = _mm512_castpd_si512(shifted.v);
-    const __m512i root =
-        _mm512_add_epi64(_mm512_permutex2var_epi64(low_, n, high_), _mm512_slli_epi64(n, 48));
-    const Vec scale = _mm512_castsi512_pd(root);
+  template <int kWays>
+  ADAPMIXED_INLINE Several<Vec, kWays> exp(const Several<Vec, kWays>& z) const {
+    Several<Vec, kWays> f, scale;
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < kWays; ++k) {
+      const Vec t = _mm512_fmsub_pd(z.v[k].v, _mm512_set1_pd(kScale), offset_.v);
+      const Vec shifted = t + Vec(6755399441055744.0);  // 1.5 * 2^52: the integer is in low bits
+      const __m512i n = _mm512_castpd_si512(shifted.v);
+      f.v[k] = _mm512_reduce_pd(t.v, _MM_FROUND_TO_NEAREST_INT);
+      scale.v[k] = _mm512_castsi512_pd(
+          _mm512_add_epi64(_mm512_permutex2var_epi64(low_, n, high_), _mm512_slli_epi64(n, 48)));
+    }
     return vfma(scale * f, sixteenth_slope(f), scale);
   }
 
@@ -68,21 +72,23 @@ class ExpFrom {
   double lost() const { return std::fma(m_, kLog2e, -scaled_) / kLog2e; }
 
   // |z - m| <= 600; NaN for NaN.
-  Vec exp(Vec z) const {
-    const Vec t = vfma(z, Vec(kLog2e), Vec(-scaled_));
-    const Vec shifted = t + Vec(kShifter);
-    const Vec f = t - (shifted - Vec(kShifter));
-    Vec p(7.072585949269223e-9);
-    p = vfma(p, f, Vec(1.0208690299958306e-7));
-    p = vfma(p, f, Vec(1.321544258792169e-6));
-    p = vfma(p, f, Vec(1.5252657260200837e-5));
-    p = vfma(p, f, Vec(1.540353044173605e-4));
-    p = vfma(p, f, Vec(1.3333558230164974e-3));
-    p = vfma(p, f, Vec(9.618129107606888e-3));
-    p = vfma(p, f, Vec(5.550410866444772e-2));
-    p = vfma(p, f, Vec(0.24022650695910097));
-    p = vfma(p, f, Vec(0.69314718055995));
-    return add_exponent(vfma(p, f, Vec(1.0)), shifted);
+  template <int kWays>
+  ADAPMIXED_INLINE Several<Vec, kWays> exp(const Several<Vec, kWays>& z) const {
+    using Many = Several<Vec, kWays>;
+    const Many t = vfma(z, Many(kLog2e), Many(-scaled_));
+    const Many shifted = t + Many(kShifter);
+    const Many f = t - (shifted - Many(kShifter));
+    Many p(7.072585949269223e-9);
+    p = vfma(p, f, Many(1.0208690299958306e-7));
+    p = vfma(p, f, Many(1.321544258792169e-6));
+    p = vfma(p, f, Many(1.5252657260200837e-5));
+    p = vfma(p, f, Many(1.540353044173605e-4));
+    p = vfma(p, f, Many(1.3333558230164974e-3));
+    p = vfma(p, f, Many(9.618129107606888e-3));
+    p = vfma(p, f, Many(5.550410866444772e-2));
+    p = vfma(p, f, Many(0.24022650695910097));
+    p = vfma(p, f, Many(0.69314718055995));
+    return add_exponent(vfma(p, f, Many(1.0)), shifted);
   }
 
  private:

@@ -102,14 +102,30 @@ class Tile {
     const ExpFrom from(m);
     const Vec origin(m), reach(600.0);
     const Vec far_unit(std::exp(-lost)), unit(std::exp(-lost - from.lost()));
-    for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
-      const Vec z = load_logits<D>(row.data, v, end_);
-      const Vec distance = vabs(z - origin);
-      // Far terms and masked ones take the longer way.
-      const Vec term = (distance > reach).any() ? far_unit * exp_(z - origin) : unit * from.exp(z);
-      double* sum = sum_ + v - begin_;
-      (Vec::load(sum) + clip(term, z, Vec::load(q_ + v - begin_))).store(sum);
-    }
+    const auto step = [&](std::int64_t v, auto z) ADAPMIXED_INLINE {
+      constexpr int kWays = decltype(z)::kSize;
+      bool far = false;
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < kWays; ++k) {
+        z.v[k] = load_logits<D>(row.data, v + k * Vec::kLanes, end_);
+        far = far || (vabs(z.v[k] - origin) > reach).any();
+      }
+      const auto near = from.exp(z);
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < kWays; ++k) {
+        double* sum = sum_ + v + k * Vec::kLanes - begin_;
+        // Far terms and masked ones take the longer way.
+        const Vec term = far && (vabs(z.v[k] - origin) > reach).any()
+                             ? far_unit * exp_(z.v[k] - origin)
+                             : unit * near.v[k];
+        const Vec q = Vec::load(q_ + v + k * Vec::kLanes - begin_);
+        (Vec::load(sum) + clip(term, z.v[k], q)).store(sum);
+      }
+    };
+    using Many = Several<Vec, 4>;
+    std::int64_t v = begin_;
+    for (; v + Many::kLanes <= end_; v += Many::kLanes) step(v, Many());
+    for (; v < end_; v += Vec::kLanes) step(v, Several<Vec, 1>());
   }
 
   const Ensemble& in_;

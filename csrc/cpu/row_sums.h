@@ -9,6 +9,10 @@
 
 ADAPMIXED_CORE_BEGIN
 
+// Sums are widened by this many tokens at a time: one chain of additions over a long row would be
+// off by more the longer it is.
+constexpr std::int64_t kSumBlock = 2048;
+
 // Takes the terms e^{z - m} of a row's tokens from v on, two vectors at a time: nothing is kept.
 struct Forget {
   void operator()(std::int64_t, Vec, Vec) const {}
@@ -21,24 +25,34 @@ double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& 
   const Flt lowest(static_cast<float>(m - 600.0)), highest(static_cast<float>(m + 600.0));
   const ExpFrom from(m);
   constexpr std::int64_t kGroup = 4 * Flt::kLanes;
-  Vec low(0.0), high(0.0);
-  const auto add = [&](std::int64_t v, Flt z) ADAPMIXED_INLINE {
-    z = vmin(highest, vmax(lowest, z));  // NaN, the second operand, passes
-    const Vec e_low = from.exp(low_half(z)), e_high = from.exp(high_half(z));
-    keep(v, e_low, e_high);
-    low = low + e_low;
-    high = high + e_high;
+  Vec total(0.0), low(0.0), high(0.0);
+  const auto add = [&](std::int64_t v, auto... z) ADAPMIXED_INLINE {
+    Several<Vec, 2 * sizeof...(z)> e;
+    int at = 0;  // NaN, the second operand of both, passes
+    ((z = vmin(highest, vmax(lowest, z)), e.v[at++] = low_half(z), e.v[at++] = high_half(z)), ...);
+    e = from.exp(e);
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < at; k += 2) {
+      keep(v + k / 2 * Flt::kLanes, e.v[k], e.v[k + 1]);
+      low = low + e.v[k];
+      high = high + e.v[k + 1];
+    }
   };
   std::int64_t v = 0;
   for (; v + kGroup <= vocab; v += kGroup) {
+    if (v % kSumBlock == 0) {
+      total = total + (low + high);
+      low = high = Vec(0.0);
+    }
     for (std::int64_t line = 0; line < kGroup * kElementSize<D>; line += 64) {
       __builtin_prefetch(data + (v + 32 * kGroup) * kElementSize<D> + line);
     }
-    ADAPMIXED_UNROLL
-    for (int k = 0; k < 4; ++k) add(v + k * Flt::kLanes, load_whole<D>(data, v + k * Flt::kLanes));
+    add(v, load_whole<D>(data, v), load_whole<D>(data, v + Flt::kLanes));
+    add(v + 2 * Flt::kLanes, load_whole<D>(data, v + 2 * Flt::kLanes),
+        load_whole<D>(data, v + 3 * Flt::kLanes));
   }
   for (; v < vocab; v += Flt::kLanes) add(v, load_floats<D>(data, v, vocab));
-  return from.origin() + std::log(sum(low + high));
+  return from.origin() + std::log(sum(total + (low + high)));
 }
 
 template <Dtype D>

@@ -26,6 +26,7 @@ struct Mask {
 };
 
 struct Vec {
+  using Scalar = double;
   static constexpr int kLanes = 8;
   __m512d v;
   Vec() = default;
@@ -89,6 +90,7 @@ struct Mask {
 };
 
 struct Vec {
+  using Scalar = double;
   static constexpr int kLanes = 4;
   __m256d v;
   Vec() = default;
@@ -177,6 +179,7 @@ struct Mask {
 };
 
 struct Vec {
+  using Scalar = double;
   static constexpr int kLanes = 1;
   double v;
   Vec() = default;

@@ -32,6 +32,7 @@ struct FltMask {
 };
 
 struct Flt {
+  using Scalar = float;
   static constexpr int kLanes = 16;
   __m512 v;
   Flt() = default;
@@ -89,6 +90,7 @@ struct FltMask {
 };
 
 struct Flt {
+  using Scalar = float;
   static constexpr int kLanes = 8;
   __m256 v;
   Flt() = default;
@@ -139,6 +141,7 @@ struct FltMask {
 
 // Two lanes, so that its halves are a Vec each, as on the other instruction sets.
 struct Flt {
+  using Scalar = float;
   static constexpr int kLanes = 2;
   float a, b;
   Flt() = default;

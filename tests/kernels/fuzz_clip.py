@@ -78,7 +78,8 @@ def _check_row(call: Call, got: Clipping, bar: Tensor, at: tuple[int, int], repo
     where = f"clip_project: box {got.lower}, {got.upper}, row {at}"
     log_scale = got.log_scale[i, b].item()
     rounded = abs(got.public_lse[b].item()) + (abs(log_scale) if log_scale < math.inf else 0.0)
-    if not abs(bar.sum().item() - 1) <= 1e-12 + 2.0**-52 * rounded:
+    rounding = 1e-12 + 2.0**-52 * rounded
+    if not abs(bar.sum().item() - 1) <= rounding:
         report.failures.append(f"{where}: sums to {bar.sum().item()!r}")
     wrong = ~((bar - truth).abs() <= relative * truth + 1e-300)
     if bool(wrong.any()):
@@ -89,7 +90,7 @@ def _check_row(call: Call, got: Clipping, bar: Tensor, at: tuple[int, int], repo
                     f"{where}: token {v}: {bar[v].item()!r}, exact {mp.nstr(box.bar[v], 17)}"
                 )
                 break
-    outside = (bar > got.upper * q * (1 + error)) | (bar < got.lower * q * (1 - error))
+    outside = (bar > got.upper * q * (1 + rounding)) | (bar < got.lower * q * (1 - rounding))
     if bool((outside & (q > 1e-290)).any()):
         report.failures.append(f"{where}: a ratio outside the box")
     _check_charges(call, got, bar, at, box, where, report)

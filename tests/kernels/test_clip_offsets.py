@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import cases
 import pytest
@@ -24,6 +25,19 @@ def shifted(private: Tensor, public: Tensor, offsets: tuple[float, float]) -> tu
     return private + offsets[0], public + offsets[1]
 
 
+def answers(private: Tensor, public: Tensor, whole: adapmixed_ext.Clipping) -> list[Tensor]:
+    """Every row's own distributions: [batch, vocab]."""
+    found = []
+    for i in range(len(private)):
+        part = slice(i, i + 1)
+        own = dataclasses.replace(
+            whole, log_scale=whole.log_scale[part], residual=whole.residual[part],
+            private_lse=whole.private_lse[part], status=whole.status[part],
+        )  # fmt: skip
+        found.append(adapmixed_ext.mixture(private[part], public, own))
+    return found
+
+
 @pytest.mark.parametrize("offsets", OFFSETS)
 @pytest.mark.parametrize("box", BOXES + WIDE)
 def test_all_rows_of_a_position_sum_alike(
@@ -33,15 +47,7 @@ def test_all_rows_of_a_position_sum_alike(
     private, public = shifted(*cases.logits(31, 8, 2, 500, 3.0, 1.5), offsets)
     private[3:5, 0, 5:] -= 9000.0  # log s is as large where five tokens cannot hold it all
     whole = adapmixed_ext.clip_project(private, public, lower=box[0], upper=box[1])
-    sums = []
-    for i in range(len(private)):
-        part = slice(i, i + 1)
-        own = dataclasses.replace(
-            whole, log_scale=whole.log_scale[part], residual=whole.residual[part],
-            private_lse=whole.private_lse[part], status=whole.status[part],
-        )  # fmt: skip
-        sums.append(adapmixed_ext.mixture(private[part], public, own).sum(-1))
-    total = torch.stack(sums)
+    total = torch.stack([answer.sum(-1) for answer in answers(private, public, whole)])
     apart = total.amax(0) - total.amin(0)
     assert (apart <= torch.tensor([4e-12, 1e-12], dtype=torch.float64)).all(), apart
     rounded = whole.public_lse.abs() + whole.log_scale.abs()
@@ -67,3 +73,18 @@ def test_tokens_at_70_digits(offsets: tuple[float, float], isa: str) -> None:
         allowed = 1e-9 + 1e-14 / max(float(exact.inside()), 1e-300)
         for value, truth in zip(bar, exact.bar, strict=True):
             assert abs(mpf(value) - truth) <= allowed * truth + mpf(1e-300), (box, value, truth)
+
+
+@pytest.mark.parametrize("box", [(0.1, 250.0), (0.1, 3.0)])
+def test_long_rows_sum_alike(box: tuple[float, float], isa: str) -> None:
+    """One chain of additions over a row would be off by 1e-12 and more, all terms to one side."""
+    vocab = 2**20
+    public = torch.zeros(1, vocab)
+    private = torch.zeros(5, 1, vocab)
+    levels = ((0.1, 0.3), (0.1, 5.0), (0.3, 5.0), (0.001, 0.3), (0.37, 0.3))
+    for row, (share, height) in zip(private, levels, strict=True):
+        row[0, : int(share * vocab)] += height
+    whole = adapmixed_ext.clip_project(private, public, lower=box[0], upper=box[1])
+    sums = [math.fsum(answer[0].tolist()) for answer in answers(private, public, whole)]
+    assert max(sums) - min(sums) <= 5e-13
+    assert max(abs(total - 1) for total in sums) <= 5e-13

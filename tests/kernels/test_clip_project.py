@@ -45,14 +45,16 @@ def single(case: Case, clipping: Clipping, i: int, b: int) -> Tensor:
 def check_row(case: Case, clipping: Clipping, box: Box, i: int, b: int) -> None:
     bar, log_scale = single(case, clipping, i, b), clipping.log_scale[i, b].item()
     rounded = abs(clipping.public_lse[b].item()) + (abs(log_scale) if log_scale < math.inf else 0)
-    assert abs(bar.sum().item() - 1) <= 1e-12 + 2**-52 * rounded
-    error = 1e-9
-    # What moves with s is known as well as the sum is that defines s.
-    moving = error + 1e-14 / max(float(box.inside()), 1e-300)
+    rounding = 1e-12 + 2**-52 * rounded
+    assert abs(bar.sum().item() - 1) <= rounding
+    # What moves with s is known as well as the sum is that defines s; what is clipped, as q is.
+    moving = 1e-9 + 1e-14 / max(float(box.inside()), 1e-300)
     for v, (got, exact, q) in enumerate(zip(bar.tolist(), box.bar, box.q, strict=True)):
-        assert abs(mpf(got) - exact) <= moving * exact + mpf(1e-300), (i, b, v, got)
-        assert got >= box.lower * q * (1 - mpf(error)) - mpf(1e-300), (i, b, v, got)
-        assert got <= box.upper * q * (1 + mpf(error)) + mpf(1e-300), (i, b, v, got)
+        least, most = box.lower * q, box.upper * q
+        error = moving if least < exact < most else rounding
+        assert abs(mpf(got) - exact) <= error * exact + mpf(1e-300), (i, b, v, got)
+        assert got >= least * (1 - mpf(rounding)) - mpf(1e-300), (i, b, v, got)
+        assert got <= most * (1 + mpf(rounding)) + mpf(1e-300), (i, b, v, got)
 
 
 def check_charges(clipping: Clipping, box: Box, i: int, b: int, slots: int) -> None:
