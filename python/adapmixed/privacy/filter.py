@@ -64,7 +64,8 @@ class PerModelFilter:
         releases: how many noisy counts may be released, all of them paid by every model when the
             filter is made. No ledger holds that: a filter that goes on from `spent` has none.
         sigma: standard deviation > 0 of their noise; needed iff releases > 0.
-        spent: (N,) float64, what earlier answers under this budget have spent; None: nothing.
+        spent: (N,) float64, what earlier answers under this budget have spent; None: nothing. How
+            many they were `Accountant.attach` tells, and the accountant counts on besides.
     """
 
     def __init__(
@@ -179,7 +180,8 @@ class PerModelFilter:
         Args:
             charged: (N,) float64, what each model has been charged by it or before it, without
                 releases; `spent` is raised to that where it is less.
-            answers: how many charges that is the sum of.
+            answers: how many charges that is the sum of; `MAX_ANSWERS` bounds them and those to
+                come together.
 
         Raises:
             ValueError: it lacks charges of before, or is of another number of models; counts with
@@ -207,6 +209,7 @@ class PerModelFilter:
             held = array_add_up(np.full(self.num_models, self._reserved), charged)
             held = np.minimum(held, self.budget.amount)  # where nothing more is admitted
             self._spent, self._serves = np.maximum(self._spent, held), True
+            self._answers = max(self._answers, answers)
 
     def admit(self, charges: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Charges a batch, its positions in order; the slots that contribute.
@@ -234,7 +237,7 @@ class PerModelFilter:
         active = np.zeros(shape, dtype=np.bool_)
         with self._lock:
             if self._answers + shape[1] > MAX_ANSWERS:
-                raise ValueError(f"answers under one filter must be at most {MAX_ANSWERS}")
+                raise ValueError(f"answers under one budget must be at most {MAX_ANSWERS}")
             spent = self._spent
             for position in range(shape[1]):
                 total = array_add_up(spent, charges[:, position])

@@ -14,7 +14,7 @@ from adapmixed.privacy.replace_one import replace_one_epsilon
 from adapmixed.privacy.rounding import times_up
 
 MAX_ANSWERS = 2**40
-"""Answers under one filter: what bounds the part of δ that sampling by integer weights takes."""
+"""Answers under one budget: what bounds the part of δ that sampling by integer weights takes."""
 
 # T τ: of MAX_ANSWERS tokens, each drawn within V 2^-99 of the accounted law.
 _DRAWN = MAX_ANSWERS * MAX_VOCABULARY * 2.0**-99
