@@ -197,7 +197,23 @@ def test_show_and_verify(charged: Path, capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert "intact: yes" in shown and reading.hash.hex() in shown and "guarantee" not in shown
     assert main(["ledger", "verify", str(charged), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["charges"] == 4
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["charges"], facts["warning"]) == (4, None) and "warning" not in shown
+
+
+def test_verify_and_show_tell_of_a_slot_that_is_not_whole(
+    charged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = charged.with_name("ledger.db-head")
+    content = bytearray(head.read_bytes())
+    content[30] ^= 1  # charge 4 is in the first slot
+    head.write_bytes(content)
+    for action in ("verify", "show"):
+        assert main(["ledger", action, str(charged)]) == 0
+        shown = capsys.readouterr().out
+        assert f"warning: {Ledger.verify(charged).warning}\n" in shown
+        assert main(["ledger", action, str(charged), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["warning"] == Ledger.verify(charged).warning
 
 
 def test_export(charged: Path, capsys: pytest.CaptureFixture[str]) -> None:

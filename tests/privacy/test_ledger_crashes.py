@@ -112,6 +112,7 @@ def test_a_process_that_ends_amid_a_charge(tmp_path: Path, name: str, charges: i
     assert not path.with_name("released").exists()
     reading = Ledger.verify(path)
     assert (reading.charges, reading.behind) == (charges + counted, counted - told)
+    assert (reading.warning is not None) == ("torn" in name or "cut" in name)
     with Ledger.open(path, **SETTINGS) as ledger:
         assert ledger.charges == ledger.totals.queries == charges + counted
         ledger.charge(answer(charges + counted))

@@ -72,21 +72,62 @@ def test_a_flipped_bit_is_refused_or_has_no_meaning(
     assert refused > 10 and refused + survived > 100
 
 
-def test_a_flipped_bit_of_the_head_costs_one_slot_at_most(closed: Path, tmp_path: Path) -> None:
+def spoil(path: Path, at: int) -> Path:
+    """Flips a bit of the head."""
+    head = Path(f"{path}-head")
+    content = bytearray(head.read_bytes())
+    content[at] ^= 1
+    head.write_bytes(content)
+    return path
+
+
+def test_a_flipped_bit_of_the_newest_slot_is_reported(
+    closed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert CHARGES % 2 == 0  # the first slot is the newer one
-    for at in (*range(0, 200, 3), SLOT - 1, *range(SLOT, SLOT + 200, 3), 2 * SLOT - 1):
-        path = copy(closed, tmp_path / "ledger.db")
-        head = Path(f"{path}-head")
-        content = bytearray(head.read_bytes())
-        content[at] ^= 1
-        head.write_bytes(content)
+    assert read(closed).warning is None
+    for at in (*range(0, 200, 9), SLOT - 1):
+        path = spoil(copy(closed, tmp_path / "ledger.db"), at)
         reading = read(path)
-        assert (reading.charges, reading.behind) == (CHARGES, int(at < SLOT))
-        if at % 50:
+        assert (reading.charges, reading.behind, reading.torn) == (CHARGES, 1, True)
+        assert "slot of charge 4 is not whole: either it was being written" in str(reading.warning)
+        assert "or it was damaged later" in str(reading.warning)
+        if at % 5:
             continue
+        caplog.clear()
         with Ledger.open(path, **SETTINGS) as ledger:
+            assert [record.levelname for record in caplog.records] == ["WARNING"]
+            assert caplog.records[0].getMessage() == f"ledger {path}: {reading.warning}"
             ledger.charge(answer(9, models=3))
-        assert read(path).behind == 0
+        assert (read(path).behind, read(path).warning) == (0, None)
+
+
+def test_a_flipped_bit_of_the_older_slot_is_refused(closed: Path, tmp_path: Path) -> None:
+    """It could be the newer one of a ledger that has lost its last charge."""
+    for at in (*range(SLOT, SLOT + 200, 9), 2 * SLOT - 1):
+        path = spoil(copy(closed, tmp_path / "ledger.db"), at)
+        for reader in (lambda p: Ledger.open(p, **SETTINGS), read):
+            with pytest.raises(LedgerCorruptError, match="must hold 5 charges, found 4: a slot of"):
+                reader(path)
+
+
+def test_the_first_slot_is_not_written_before_the_second(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    make(path, 0).close()
+    with pytest.raises(LedgerCorruptError, match="whose slots say: spoilt, 0"):
+        read(spoil(path, 30))
+
+
+@pytest.mark.parametrize("charges", [0, 1, 2, 3])
+def test_a_spoilt_slot_hides_no_lost_charge(tmp_path: Path, charges: int) -> None:
+    path = tmp_path / "ledger.db"
+    make(path, charges, models=3).close()
+    before = older(path, 1)
+    move(before, path, "")
+    spoil(path, SLOT * ((charges + 1) % 2) + 30)
+    for reader in (lambda p: Ledger.open(p, **SETTINGS), read):
+        with pytest.raises(LedgerCorruptError, match=f"must hold {charges + 1} charges, found"):
+            reader(path)
 
 
 @pytest.mark.parametrize("files", ["closed", "killed"])
@@ -152,6 +193,22 @@ def _unreadable_head(path: Path) -> None:
     Path(f"{path}-head").write_bytes(bytes(2 * SLOT))
 
 
+def _stale_slot(path: Path) -> None:
+    """The newest slot as it was when the ledger was made, beside a database one charge older."""
+    head = Path(f"{path}-head")
+    move(older(path, 1), path, "")
+    content = head.read_bytes()
+    fresh = path.with_name("fresh.db")
+    make(fresh, 0).close()
+    head.write_bytes(content[:SLOT] + Path(f"{fresh}-head").read_bytes()[SLOT:])
+
+
+def _exchanged_slots(path: Path) -> None:
+    head = Path(f"{path}-head")
+    content = head.read_bytes()
+    head.write_bytes(content[SLOT:] + content[:SLOT])
+
+
 def _database_of_another(path: Path) -> None:
     other = path.with_name("other.db")
     make(other, CHARGES, models=3).close()
@@ -194,6 +251,8 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "unreadable head": (_unreadable_head, "holds no whole head in its 8192 bytes"),
     "cut head": (_cut_head, "holds no whole head in its 4096 bytes"),
     "long head": (_long_head, "holds no whole head in its 8193 bytes"),
+    "stale slot": (_stale_slot, "no whole head in its 8192 bytes, whose slots say: 4, 0"),
+    "exchanged slots": (_exchanged_slots, "whose slots say: 3, 4"),
     "another's database": (_database_of_another, "do not belong together"),
     "no ledger": (_no_ledger, "is not the database of a ledger"),
     "text": (lambda p: p.write_text("spent: nothing\n" * 500), "is not an intact ledger"),

@@ -17,6 +17,7 @@ from adapmixed.privacy.ledger import (
     LedgerBusyError,
     LedgerClosedError,
 )
+from adapmixed.privacy.ledger import head as heads
 
 HOLD = "import sys\nfrom adapmixed.privacy import Ledger\n"
 HOLD += "ledger = Ledger.open(sys.argv[1], delta=1e-5, configuration='a mechanism')\n"
@@ -122,6 +123,23 @@ def test_threads_share_a_ledger(path: Path) -> None:
         for thread in threads:
             thread.join()
         assert ledger.charges == Ledger.verify(path).charges == 30
+
+
+def test_a_reader_waits_for_a_slot_that_is_being_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(path, 2).close()
+    head = Path(f"{path}-head")
+    whole = head.read_bytes()
+    for half in (whole[:60] + bytes(36) + whole[96:], whole[:4096] * 2):  # amid one, between two
+        head.write_bytes(half)
+        waits: list[float] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                heads.time, "sleep", lambda s, w=waits: (w.append(s), head.write_bytes(whole))
+            )
+            assert Ledger.verify(path).warning is None
+        assert len(waits) == 1
 
 
 def test_reading_while_a_writer_is_at_work(path: Path) -> None:

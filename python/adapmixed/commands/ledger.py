@@ -41,10 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
     reading = read(arguments.path)
     facts = _facts(reading)
     if arguments.action == "verify":
-        facts = {name: facts[name] for name in ("path", "intact", "charges", "hash", "head_behind")}
+        names = ("path", "intact", "charges", "hash", "head_behind", "warning")
+        facts = {name: facts[name] for name in names}
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
+    if facts["warning"] is None:
+        del facts["warning"]
     for name, value in facts.items():
         print(f"{name.replace('_', ' ')}: {_words(value)}")
     return 0
@@ -70,6 +73,7 @@ def _facts(reading: "Reading") -> dict[str, Any]:
         "charges": reading.charges,
         "hash": reading.hash.hex(),
         "head_behind": reading.behind,
+        "warning": reading.warning,
         **totals_of(reading.accountant),
         "guarantee": str(reading.totals),
     }

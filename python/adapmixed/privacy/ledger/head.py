@@ -1,7 +1,9 @@
 """The head file: how many charges there are and the hash of the last, apart from the database.
 
 Two slots of 4096 bytes, written in turn, each with its own checksum: a write that is cut short
-spoils one slot, and the other holds the state before it. The file is also what writers lock.
+spoils one slot, and the other holds the state before it. Since a record is committed before its
+slot is written, the database then holds one charge more than the slot that is whole: the same
+spoilt slot beside a database without that charge is no crash. The file is also what writers lock.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import fcntl
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from adapmixed.privacy.ledger.errors import (
     LedgerBusyError,
@@ -21,15 +24,25 @@ from adapmixed.privacy.ledger.errors import (
 )
 
 SLOT = 4096
+_READINGS = 3
 _LINE = re.compile(rb"adapmixed-ledger-head 1 (0|[1-9][0-9]{0,18}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
 
 
 @dataclass(frozen=True)
 class Head:
-    """`count` charges, of which the last has the `hash` (32 bytes; the first link's if none)."""
+    """`count` charges, of which the last has the `hash` (32 bytes; the first link's if none).
+
+    `torn`: the other slot is not whole, so that there may have been a charge more.
+    """
 
     count: int
     hash: bytes
+    torn: bool = False
+
+    @property
+    def least(self) -> int:
+        """Charges that the database holds, however a writer has ended."""
+        return self.count + self.torn
 
 
 def _slot(head: Head) -> bytes:
@@ -47,31 +60,48 @@ def _parse(slot: bytes) -> Head | None:
     return head if _slot(head) == slot else None
 
 
+def _slots(data: bytes) -> list[Head | None]:
+    return [_parse(data[start : start + SLOT]) for start in (0, SLOT)]
+
+
 def newest(data: bytes) -> Head | None:
-    """The head that a file's bytes hold; None where neither slot is whole or the length is wrong.
+    """The head that a file's bytes hold; None where no writer leaves them, however it ends.
 
     Both slots are there from the start: what a file of another length has lost may be the newer.
+    The older slot holds the charge before, as both did when they were made.
     """
     if len(data) != 2 * SLOT:
         return None
-    slots = [_parse(data[start : start + SLOT]) for start in (0, SLOT)]
-    return max((one for one in slots if one is not None), key=lambda one: one.count, default=None)
+    slots = _slots(data)
+    last = max((one for one in slots if one is not None), key=lambda one: one.count, default=None)
+    if last is None or slots[last.count % 2] != last:
+        return None
+    other = slots[(last.count + 1) % 2]
+    if other is None:
+        return replace(last, torn=True)
+    follows = other.count == last.count - 1 if last.count else other == last
+    return last if follows else None
 
 
 def read_head(path: str) -> Head:
     """The head, without locking it.
 
     Raises:
-        LedgerCorruptError: missing or without a whole slot.
+        LedgerCorruptError: missing, or as no writer leaves it.
         LedgerWriteError: it cannot be read.
     """
-    try:
-        with open(path, "rb") as file:
-            data = file.read(2 * SLOT + 1)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except OSError as error:
-        raise LedgerWriteError(f"{path} could not be read: {error}") from error
+    for _ in range(_READINGS):
+        try:
+            with open(path, "rb") as file:
+                data = file.read(2 * SLOT + 1)
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except OSError as error:
+            raise LedgerWriteError(f"{path} could not be read: {error}") from error
+        head = newest(data)
+        if head is not None and not head.torn:
+            return head
+        time.sleep(0.005)  # a writer may have been amid it: what is so again is in the file
     return _whole(path, data)
 
 
@@ -85,7 +115,11 @@ def _missing(path: str) -> LedgerCorruptError:
 def _whole(path: str, data: bytes) -> Head:
     head = newest(data)
     if head is None:
-        raise LedgerCorruptError(f"{path} holds no whole head in its {len(data)} bytes")
+        counts = ["spoilt" if one is None else str(one.count) for one in _slots(data)]
+        raise LedgerCorruptError(
+            f"{path} holds no whole head in its {len(data)} bytes, whose slots say: "
+            f"{', '.join(counts)}"
+        )
     return head
 
 

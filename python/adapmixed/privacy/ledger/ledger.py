@@ -35,7 +35,7 @@ from adapmixed.privacy.ledger.errors import (
     LedgerWriteError,
 )
 from adapmixed.privacy.ledger.head import Head, HeadFile, flush_folder
-from adapmixed.privacy.ledger.reading import Reading, check_head, head_path, read
+from adapmixed.privacy.ledger.reading import Reading, check_head, head_path, read, torn_words
 from adapmixed.privacy.ledger.records import Description, Record, Tail, replay
 from adapmixed.privacy.ledger.store import Store, create_database
 
@@ -128,6 +128,8 @@ class Ledger:
         rows, watch = self._store.rows(), head.count
         tail = replay(rows, self._description, self._accountant, watch=watch)
         check_head(self.path, tail, head)
+        if head.torn:
+            _LOG.warning("ledger %s: %s", self.path, torn_words(tail.count))
         if tail.count > head.count:
             self._store.settle()
             self._head.write(Head(tail.count, tail.hash))

@@ -31,6 +31,7 @@ class Reading:
         hash: of the last record, 32 bytes; whoever notes it with `charges` can later see whether
             the ledger was rolled back.
         behind: records that the head lacks, 0 or 1; the next writer brings it forward.
+        torn: one of the head's slots is not whole (`warning`).
         accountant: the totals.
     """
 
@@ -39,12 +40,18 @@ class Reading:
     charges: int
     hash: bytes
     behind: int
+    torn: bool
     accountant: Accountant
 
     @property
     def totals(self) -> Guarantee:
         """The guarantee of everything charged."""
         return self.accountant.epsilon()
+
+    @property
+    def warning(self) -> str | None:
+        """What the operator should know of an intact ledger, in words."""
+        return torn_words(self.charges) if self.torn else None
 
 
 def read(
@@ -78,8 +85,18 @@ def read(
     # A writer may have gone on meanwhile: behind by more than one is judged by the head of now.
     after = read_head(head_path(place))
     check_head(place, tail, before, after)
-    behind = max(0, tail.count - after.count)
-    return Reading(place, description, tail.count, tail.hash, behind, accountant)
+    behind, torn = max(0, tail.count - after.count), before.torn and after.torn
+    return Reading(place, description, tail.count, tail.hash, behind, torn, accountant)
+
+
+def torn_words(charges: int) -> str:
+    """Both readings of a slot that is not whole beside a database that has its charge."""
+    return (
+        f"the head's slot of charge {charges} is not whole: either it was being written when a "
+        "process or the machine ended, and what was charged was not released; or it was damaged "
+        "later, and it may have been. The charge is in the database and counted; the next writer "
+        "writes the slot anew"
+    )
 
 
 def check_head(path: str, tail: Tail, head: Head, later: Head | None = None) -> None:
@@ -95,6 +112,12 @@ def check_head(path: str, tail: Tail, head: Head, later: Head | None = None) -> 
         raise LedgerCorruptError(
             f"{path} must hold {head.count} charges, as its head says, found {tail.count}: charges "
             f"were lost (an older copy, a truncated file, or a deleted {path}-wal)"
+        )
+    if tail.count < head.least:
+        raise LedgerCorruptError(
+            f"{path} must hold {head.least} charges, found {tail.count}: a slot of its head is not "
+            "whole, and a crash spoils that of a charge whose record was committed before. The "
+            "file was damaged, and a charge may be lost"
         )
     if tail.watched != head.hash:
         raise LedgerCorruptError(f"{path} and its head do not belong together: hashes differ")
