@@ -220,7 +220,11 @@ class Store:
             self._connection.execute("COMMIT")
 
     def settle(self) -> None:
-        """Makes durable what a killed writer may have left in the system's cache."""
+        """Makes durable what a killed writer may have left in the system's cache.
+
+        Before the head names it: a power failure between the two would leave a head that says more
+        than the database, which is refused.
+        """
         with _refusing(self.path):
             busy = self._value("PRAGMA wal_checkpoint(FULL)")
         if busy:
