@@ -41,20 +41,20 @@ class Finding:
     power: float | None = None
 
     @property
-    def ok(self) -> bool:
-        """The claim is not broken, or the control is caught. NaN is neither."""
-        return self.measured > self.claimed if self.control else self.measured <= self.claimed
-
-    @property
     def verdict(self) -> str:
-        """In a word."""
+        """In a word. NaN is on the side of nobody: it breaks a claim, and catches no control."""
         if self.control:
-            return "caught" if self.ok else "NOT CAUGHT"
-        if not self.ok:
+            return "caught" if self.measured > self.claimed else "NOT CAUGHT"
+        if not self.measured <= self.claimed:
             return "BROKEN"
         if self.power is not None and not self.power > self.claimed:
             return "no power"
         return "holds"
+
+    @property
+    def ok(self) -> bool:
+        """A claim that holds against an attack with power, or a control that is caught."""
+        return self.verdict in ("holds", "caught")
 
     @property
     def ratio(self) -> float | None:

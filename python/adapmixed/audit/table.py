@@ -42,6 +42,18 @@ def summary(findings: Sequence[Finding]) -> str:
     )
 
 
+def outcome(findings: Sequence[Finding]) -> str:
+    """All findings in a word.
+
+    "broken": a claim is, or a control was not caught; else "no power": a claim was attacked
+    without; else "holds".
+    """
+    verdicts = {finding.verdict for finding in findings}
+    if verdicts & {"BROKEN", "NOT CAUGHT"}:
+        return "broken"
+    return "no power" if "no power" in verdicts else "holds"
+
+
 def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
     """All that was found; a number that is not finite is a string."""
     entries = []
@@ -57,5 +69,6 @@ def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
         "seconds": effort.seconds,
         "seed": effort.seed,
         "ok": all(finding.ok for finding in findings),
+        "outcome": outcome(findings),
         "findings": entries,
     }

@@ -7,8 +7,11 @@ from typing import Any
 
 from adapmixed.audit import AUDITS, Effort
 from adapmixed.audit import run as run_audits
-from adapmixed.audit.table import as_json, lines, summary
+from adapmixed.audit.table import as_json, lines, outcome, summary
 from adapmixed.commands.options import check_output, quiet_libraries
+
+STATUS = {"holds": 0, "broken": 1, "no power": 3}
+"""Exit status; 2 is a refused call."""
 
 
 def add_parser(commands: Any) -> None:
@@ -19,7 +22,8 @@ def add_parser(commands: Any) -> None:
         help="attacks on every claim",
         description="Attacks what is claimed and prints what was claimed beside what the attack "
         "showed. Exit status 1 if a claim is broken or a deliberately broken variant (a control) "
-        "is not caught. docs/audits.md says what a pass means.",
+        "is not caught, 3 if none is and a claim was attacked without power. docs/audits.md says "
+        "what a pass means.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {listed}; without: all")
     parser.add_argument(
@@ -48,4 +52,4 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         text = json.dumps(as_json(findings, effort), indent=2, ensure_ascii=False, allow_nan=False)
         arguments.json.write_text(text + "\n", encoding="utf-8")
-    return 0 if all(finding.ok for finding in findings) else 1
+    return STATUS[outcome(findings)]
