@@ -10,9 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from adapmixed.audit.trees import Adversary, largest_divergence, leaves
 from adapmixed.privacy import Accountant, FilterBudget, PerModelFilter, c_alpha, zcdp_to_dp
+from adapmixed.privacy.filter import Gaussian
+from adapmixed.rng import SecureRandom
+from adapmixed_ext import gaussian
 
 ORDER = 4.0
 
@@ -25,6 +29,11 @@ class Source:
 
 
 SEEDED, UNSEEDED = Source(True), Source(False)
+
+
+def fixed(noise: float) -> Gaussian:
+    """Draws that number."""
+    return lambda shape, *, sigma, rng: noise
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
@@ -90,6 +99,23 @@ def test_sums_are_rounded_up() -> None:
     assert filter_.spent[0] > 0.9 and not filter_.admit(np.array([[0.1]])).any()
 
 
+def test_the_noise_of_a_count_is_that_which_was_paid_for() -> None:
+    asked = []
+
+    def watched(shape: tuple[()], *, sigma: float, rng: SecureRandom) -> Tensor:
+        drawn = gaussian(shape, sigma=sigma, rng=rng)
+        asked.append((sigma, rng, float(drawn)))
+        return drawn
+
+    source, sigma = SecureRandom(), 20.0
+    filter_ = PerModelFilter(3, FilterBudget("zcdp", 1.0, 1e-5), releases=200, sigma=sigma)
+    counts = [filter_.noisy_count(0.0, watched, rng=source) for _ in range(200)]
+    assert {one[:2] for one in asked} == {(sigma, source)}
+    assert counts == [round(noise) for *_, noise in asked]
+    # Six standard errors of the deviation of 200 variates.
+    assert 0.7 * sigma < np.std(counts) < 1.3 * sigma
+
+
 def test_counts_are_paid_for_beforehand() -> None:
     budget = FilterBudget("renyi", 1.0, 1e-5, ORDER)
     filter_ = PerModelFilter(3, budget, releases=2, sigma=3.0)
@@ -97,12 +123,13 @@ def test_counts_are_paid_for_beforehand() -> None:
     assert filter_.admit(np.array([[left + 1e-12], [left - 1e-9], [0.0]])).tolist() == [
         [False], [True], [True],
     ]  # fmt: skip
-    assert filter_.noisy_count(0.0, 0.75, rng=UNSEEDED) == 2.0
-    filter_.noisy_count(0.0, -1.0, rng=UNSEEDED)
+    for noise in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"gaussian must draw from N\(0, sigma²\), got"):
+            filter_.noisy_count(0.0, fixed(noise), rng=UNSEEDED)
+    assert filter_.noisy_count(0.0, fixed(0.75), rng=UNSEEDED) == 2.0
+    filter_.noisy_count(0.0, fixed(-1.0), rng=UNSEEDED)
     with pytest.raises(ValueError, match="none left"):
-        filter_.noisy_count(0.0, 1.0, rng=UNSEEDED)
-    with pytest.raises(ValueError, match=r"a draw of N\(0, sigma²\), got 0.0"):
-        filter_.noisy_count(0.0, 0.0, rng=UNSEEDED)
+        filter_.noisy_count(0.0, fixed(1.0), rng=UNSEEDED)
     with pytest.raises(ValueError, match="releases must leave"):
         PerModelFilter(3, budget, releases=5, sigma=3.0)
     with pytest.raises(ValueError, match="sigma must be given"):
@@ -145,7 +172,7 @@ def test_a_child_of_a_fork_spends_nothing() -> None:
     shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5), releases=1, sigma=9.0)
     asked: list[Callable[[], object]] = [
         lambda: shared.admit(np.zeros((1, 1))),
-        lambda: shared.noisy_count(0.0, 0.5, rng=UNSEEDED),
+        lambda: shared.noisy_count(0.0, fixed(0.5), rng=UNSEEDED),
     ]
     for ask in asked:
         child = os.fork()
@@ -180,11 +207,11 @@ def test_seeded_noise_is_for_filters_that_nothing_rests_on() -> None:
     for one in (served, restored, PerModelFilter.from_state(counting().state())):
         for source in (SEEDED, object()):
             with pytest.raises(ValueError, match=r"must be SecureRandom\(\) where an"):
-                one.noisy_count(0.0, 0.5, rng=source)
+                one.noisy_count(0.0, fixed(0.5), rng=source)
         for _ in range(2):  # a refused count is not spent
-            one.noisy_count(0.0, 0.5, rng=UNSEEDED)
+            one.noisy_count(0.0, fixed(0.5), rng=UNSEEDED)
     alone = counting()
-    alone.noisy_count(0.0, 0.5, rng=SEEDED)
+    alone.noisy_count(0.0, fixed(0.5), rng=SEEDED)
     with pytest.raises(ValueError, match="must not have released counts with seeded noise"):
         Accountant(1e-5, filter_budget=budget).attach(alone)
     with pytest.raises(ValueError, match="has no state"):

@@ -24,7 +24,13 @@ from adapmixed.privacy import FilterBudget, PerModelFilter
 from adapmixed.rng import SeededRandom
 
 History = tuple[int, ...]
-NEGLIGIBLE = 1e-9  # noise that leaves a count recognisable
+
+
+def _negligible(shape: tuple[()], *, sigma: float, rng: object) -> float:
+    """Not N(0, sigma²): noise that leaves a count recognisable."""
+    return 1e-9
+
+
 FAR = 30.0  # a logit beyond every clip: the corners of what a slot may do
 
 
@@ -93,7 +99,7 @@ class Tree:
         """What is released after them, without noise."""
         filter_, _ = self._filter(charges)
         rng = SeededRandom(0)
-        return tuple(round(filter_.noisy_count(x, NEGLIGIBLE, rng=rng)) for x in self.thresholds)
+        return tuple(round(filter_.noisy_count(x, _negligible, rng=rng)) for x in self.thresholds)
 
     def _answer(
         self,

@@ -119,16 +119,12 @@ def release_counts(model_filter: "PerModelFilter") -> list[dict[str, float]]:
     from adapmixed.rng import SecureRandom
     from adapmixed_ext import gaussian
 
-    releases, sigma = model_filter.releases, model_filter.sigma
-    if sigma is None:
-        return []
-    rng = SecureRandom()
-    noise = gaussian(releases, sigma=sigma, rng=rng).tolist()
+    releases, rng = model_filter.releases, SecureRandom()
     found = []
     for number in range(1, releases + 1):
         share = number / (releases + 1)
         threshold = share * model_filter.available
-        count = model_filter.noisy_count(threshold, noise[number - 1], rng=rng)
+        count = model_filter.noisy_count(threshold, gaussian, rng=rng)
         found.append({"spent_above": share, "noisy_count": count})
     return found
 

@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,12 @@ _FIELDS = {
     "left": COUNT,
     "answers": COUNT,
 }
+
+
+class Gaussian(Protocol):
+    """`adapmixed_ext.gaussian`, as a filter calls it: one N(0, sigma²) variate."""
+
+    def __call__(self, shape: tuple[()], *, sigma: float, rng: Any) -> SupportsFloat: ...
 
 
 class PerModelFilter:
@@ -246,8 +252,8 @@ class PerModelFilter:
             self._spent, self._answers = spent, self._answers + shape[1]
         return active
 
-    def noisy_count(self, threshold: float, noise: float, *, rng: object) -> float:
-        """#{i : spent_i > threshold} + noise, one of the reserved releases, which are not counted.
+    def noisy_count(self, threshold: float, gaussian: Gaussian, *, rng: object) -> float:
+        """#{i : spent_i > threshold} + N(0, sigma²), one of the releases, which are not counted.
 
         The Gaussian mechanism on a count of sensitivity 1 (docs/privacy.md, section 13, "Who has
         spent what"). Rounded to an integer, which costs nothing: the last digits of a sum of
@@ -255,20 +261,19 @@ class PerModelFilter:
 
         Args:
             threshold: a public number ≥ 0.
-            noise: a fresh N(0, sigma²) variate (`adapmixed_ext.gaussian`).
-            rng: what it was drawn from: `SecureRandom`, or, where no accountant rests on this
-                filter, a source that is seeded.
+            gaussian: `adapmixed_ext.gaussian`, which is asked here for one variate of the sigma
+                that every model has paid for.
+            rng: what it draws from: `SecureRandom`, or, where no accountant rests on this filter,
+                a source that is seeded.
 
         Raises:
-            ValueError: no release is left, noise that is not finite or exactly 0, a child of a
+            ValueError: no release is left, a variate that is not finite or exactly 0, a child of a
                 fork; a source that is seeded, or does not say, beside an accountant.
         """
         threshold = check_real("threshold", threshold, infinite=True)
-        if not math.isfinite(noise) or noise == 0:
-            raise ValueError(f"noise must be a draw of N(0, sigma²), got {noise!r}")
         self._check_process()
         with self._lock:
-            if self._left == 0:
+            if self._left == 0 or self.sigma is None:
                 raise ValueError("releases must be reserved when the filter is made, got none left")
             seeded = bool(getattr(rng, "seeded", True))
             if seeded and self._serves:
@@ -277,6 +282,9 @@ class PerModelFilter:
                     f"{type(rng).__name__}: the count is public, and whoever knows a seed can undo "
                     "its noise"
                 )
+            noise = float(gaussian((), sigma=self.sigma, rng=rng))
+            if not math.isfinite(noise) or noise == 0:
+                raise ValueError(f"gaussian must draw from N(0, sigma²), got {noise!r}")
             self._left -= 1
             self._seeded |= seeded
             above = np.count_nonzero(self._spent - self._reserved > threshold)
