@@ -24,7 +24,7 @@ from adapmixed.privacy.ledger.errors import (
 )
 
 SLOT = 4096
-_READINGS = 3
+_READINGS = 3  # of a head that is not whole, without its lock
 _LINE = re.compile(rb"adapmixed-ledger-head 1 (0|[1-9][0-9]{0,18}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
 
 
