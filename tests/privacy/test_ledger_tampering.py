@@ -209,6 +209,13 @@ def _exchanged_slots(path: Path) -> None:
     head.write_bytes(content[SLOT:] + content[:SLOT])
 
 
+def _lost_page(path: Path) -> None:
+    """The file's header says that a page is unused which there is not: no record is of that."""
+    content = bytearray(path.read_bytes())
+    content[36:40] = (1).to_bytes(4, "big")
+    path.write_bytes(content)
+
+
 def _database_of_another(path: Path) -> None:
     other = path.with_name("other.db")
     make(other, CHARGES, models=3).close()
@@ -253,6 +260,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "long head": (_long_head, "holds no whole head in its 8193 bytes"),
     "stale slot": (_stale_slot, "no whole head in its 8192 bytes, whose slots say: 4, 0"),
     "exchanged slots": (_exchanged_slots, "whose slots say: 3, 4"),
+    "lost page": (_lost_page, r"is damaged: [\s\S]*[Ff]reelist"),
     "another's database": (_database_of_another, "do not belong together"),
     "no ledger": (_no_ledger, "is not the database of a ledger"),
     "text": (lambda p: p.write_text("spent: nothing\n" * 500), "is not an intact ledger"),
