@@ -246,7 +246,7 @@ def test_a_budget_is_charged_at_once_and_not_exceeded() -> None:
     assert first.epsilon == whole.epsilon
     assert first.budget == 10 and whole.budget is None
     assert "Up to 10 answered queries are" in str(first)
-    assert "if the number of queries was fixed" in str(whole)
+    assert "if the number of queries and the settings of each were fixed" in str(whole)
     mixed = accountant.copy().add(PublicAnswer(3)).epsilon()
     assert "Up to 10 answered queries, not counting 3 from public values only, are" in str(mixed)
     assert (mixed.epsilon, mixed.queries, mixed.public_queries) == (first.epsilon, 4, 3)

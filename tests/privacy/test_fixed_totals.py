@@ -25,6 +25,7 @@ from adapmixed.privacy import (
 )
 
 DELTA = 1e-5
+CONDITION = "may be published if the number of queries and the settings of each were fixed, too"
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +200,22 @@ def test_a_public_schedule_and_screening_add_up():
     assert guarantee.budget is None and accountant.breakdown()["screening"] > 0
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        [pooled(), pooled(scale=5.0, lower=-3.0, upper=4.0)],
+        [pooled(1, budget=50), pooled(scale=5.0)],
+        [RenyiBound(3.0, 0.1, 20, 1, "zero_out"), RenyiBound(3.0, 0.4, 20, 1, "zero_out")],
+        [GaussianScreening(20, 1, 0.1, 1.0), GaussianScreening(20, 1, 0.1, 2.0), pooled(0)],
+        [GaussianScreening(20, 1, 0.1, 1.0), pooled(1, budget=50)],
+    ],
+)
+def test_what_may_follow_a_schedule_says_that_it_must_be_fixed(events):
+    """No event tells whether the second setting was chosen by what the first one answered."""
+    guarantee = Accountant(DELTA).add(events).epsilon()
+    assert guarantee.kind == "fixed" and CONDITION in str(guarantee)
+
+
 def test_a_planned_pool():
     accountant = Accountant(DELTA).add(pooled(1, budget=50))
     whole = Accountant(DELTA).add(pooled(50)).epsilon()
@@ -227,7 +244,7 @@ def test_sentences():
     assert "lacks one shard's model (add/remove)" in add_remove and "2ε" not in add_remove
     pool = str(Accountant(DELTA).add(pooled(5)).epsilon("replace_one"))
     assert "zero-concentrated DP at its best Rényi order" in pool
-    assert "if the number of queries was fixed, too" in pool
+    assert CONDITION in pool
     for words in (zero_out, replace_one, add_remove, pool):
         assert "rule" not in words and "None" not in words and "may be published" in words
 

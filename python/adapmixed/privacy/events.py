@@ -182,8 +182,9 @@ class BoundedRangeAnswer:
 
     With one slot emptied the log-ratio changes within a range η = scale (b - a)/N: (η²/8)-zCDP
     each; replace-one and add/remove, which changes N, have 2η (docs/privacy.md, section 12).
-    Costs add up. scale, a and b may differ between events if their schedule is public; where they
-    depend on earlier answers only a filter gives a guarantee.
+    Costs add up. scale, a and b may differ between events without a budget if their schedule is
+    fixed beforehand, which the guarantee names as its condition; where they depend on earlier
+    answers only a filter gives a guarantee.
 
     Args:
         scale: κ >= 0, finite.  lower, upper: a <= 0 <= b, finite, in log units.

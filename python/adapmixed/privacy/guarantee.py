@@ -50,8 +50,9 @@ class Guarantee:
         orders: all orders fixed beforehand, over which δ was split.
         queries: answered queries.
         budget: for "fixed": how many queries the guarantee was planned for and covers, whenever the
-            answers stop; None where it covers exactly `queries`, fixed beforehand. Answers that
-            used public values only are not counted against it.
+            answers stop; None where it covers exactly `queries` at the settings that they had, a
+            number and a schedule that must have been fixed beforehand: the sentence says so.
+            Answers that used public values only are not counted against it.
         method: one of `METHODS` where `rule` is None, else None: Rényi costs by that rule.
         public_queries: those of `queries` that used public values only.
         caveats: of `events.CAVEATS`: what the statement takes for granted and was not so, or not
@@ -138,7 +139,8 @@ class Guarantee:
             if self.method == "filter":
                 whose, condition = f"All answers ({self.queries} so far)", ""
             elif self.budget is None:
-                whose, condition = f"The {answers}", " if the number of queries was fixed, too"
+                whose = f"The {answers}"
+                condition = " if the number of queries and the settings of each were fixed, too"
             else:
                 whose = f"Up to {self.budget} answered queries"
                 if self.public_queries:
