@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +17,9 @@ from report_cases import SAMPLE, build, by_name, evaluation, every_kind
 
 from adapmixed.privacy import KINDS
 from adapmixed.report import build_report, environment, table, write_report
+from adapmixed.report.figures import draw
 from adapmixed.report.html import render
+from adapmixed.report.view import NEIGHBOUR_LABELS
 
 
 def not_strict(constant: str) -> NoReturn:
@@ -130,13 +133,13 @@ def test_table_is_aligned() -> None:
     lines = table(build(evaluations)).splitlines()
     rule = lines[1]
     ends = [m.end() for m in re.finditer("─+", rule)]
-    assert len(ends) == 9
+    assert len(ends) == 10
     # Wide characters take two columns.
     rows = [line.replace("日本 名", "日本 名...") for line in lines[: 2 + len(evaluations)]]
     for row in [rows[0], *rows[2:]]:
         for end in ends[:-1]:
             assert row[end : end + 2] == "  "
-        for number in (1, 2, 3, 4, 7, 8):
+        for number in (1, 2, 3, 4, 8, 9):
             assert row[ends[number] - 1] != " "
     assert len({len(row) for row in [rows[0], *rows[2:]]}) == 1
 
@@ -149,22 +152,37 @@ def cells(text: str, name: str) -> list[str]:
 def test_table_says_what_is_known_and_what_is_not() -> None:
     text = table(build())
     assert cells(text, "public") == [
-        "public", "60.00", "0.0%", "0", "0", "public", "shard", "-", "1,234",
+        "public", "60.00", "0.0%", "0", "0", "public", "-", "shard", "-", "1,234",
     ]  # fmt: skip
-    assert cells(text, "unprotected")[1:8] == ["45.00", "-25.0%", "-", "-", "none", "-", "-"]
-    assert cells(text, "PMixED")[3:8] == ["8", "1e-05", "fixed", "shard", "-"]
+    assert cells(text, "unprotected")[1:9] == ["45.00", "-25.0%", "-", "-", "none", "-", "-", "-"]
+    assert cells(text, "PMixED")[3:9] == ["8", "1e-05", "fixed", "zero-out", "shard", "-"]
     assert cells(text, "claim")[5] == "published, invalid"
-    assert cells(text, "AdaPMixED")[5:8] == ["data-dependent, ex-post", "shard", "0.4%"]
+    assert cells(text, "AdaPMixED")[5:9] == ["data-dependent, ex-post", "zero-out", "shard", "0.4%"]
     assert cells(text, "lost")[1:4] == ["inf", "inf", "inf"]
     words = " ".join(text.split())
     for source in every_kind():
         assert f"{source.name}: {' '.join(str(source.guarantee).split())}" in words
 
 
+def test_every_epsilon_is_shown_with_its_neighbours() -> None:
+    """Table, page and figures: an ε for other neighbours is no ε to compare with."""
+    seen = []
+    for way, words in NEIGHBOUR_LABELS.items():
+        source = evaluation("m", "fixed", epsilon=1.0)
+        other = replace(source, guarantee=replace(source.guarantee, adjacency=way))
+        report = build([other])
+        assert cells(table(report), "m")[6] == words
+        assert f"<td>{words}</td>" in render(report)
+        seen.append([drawing.svg for drawing in draw(report)])
+    assert list(NEIGHBOUR_LABELS) == ["zero_out", "add_remove", "replace_one"]
+    # The legends of both figures and the marks of the second.
+    assert all(len(set(drawn)) == 3 for drawn in zip(*seen, strict=True)) and len(seen[0]) == 2
+
+
 def test_a_method_that_screens_shows_a_share_of_zero() -> None:
     parts = {"mixing": 0.5, "screening": 0.001, "conversion": 0.4, "total": 0.901}
     source = evaluation("m", "data-dependent, ex-post", epsilon=0.901, breakdown=parts)
-    assert cells(table(build([source])), "m")[7] == "0.0%"
+    assert cells(table(build([source])), "m")[8] == "0.0%"
 
 
 def test_table_passes_no_control_characters_on() -> None:

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.lines import Line2D
 
 from adapmixed.report.diagnostic_figures import (
     draw_charges,
@@ -13,6 +16,8 @@ from adapmixed.report.diagnostic_figures import (
 from adapmixed.report.labels import draw_references, label_points, short
 from adapmixed.report.style import (
     COLOURS,
+    FILLS,
+    GREY,
     LINE_STYLES,
     MARKERS,
     Drawing,
@@ -22,7 +27,7 @@ from adapmixed.report.style import (
     stack_parts,
     svg_text,
 )
-from adapmixed.report.view import KIND_LABELS, Method, read_methods, show_epsilon
+from adapmixed.report.view import KIND_LABELS, Method, format_neighbours, read_methods, show_epsilon
 
 __all__ = ["Drawing", "draw"]
 
@@ -85,7 +90,7 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
         axes.set(title=title, xlabel="queries answered", ylabel="ε (nats)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         number_axis(axes.yaxis)
-        labels = [f"{short(m.name)}: {KIND_LABELS.get(m.kind, m.kind)}" for m, _ in shown]
+        labels = [f"{short(m.name)}: {_promise(m)}" for m, _ in shown]
         columns = 2 if len(shown) > 1 and max(map(len, labels)) <= _TWO_COLUMNS else 1
         figure.set_figheight(3.6 + 0.2 * math.ceil(len(shown) / columns))
         figure.legend(axes.get_lines(), labels, loc="outside lower left", ncols=columns)
@@ -115,14 +120,18 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
         number_axis(axes.xaxis)
         for method, colour in finite:
             marker = MARKERS.get(method.kind, "o")
-            axes.plot(method.epsilon, method.perplexity, marker, color=colour, markersize=8)
+            fill = FILLS.get(method.adjacency or "", "full")
+            at = (method.epsilon, method.perplexity)
+            axes.plot(*at, marker, color=colour, markersize=8, fillstyle=fill)
+        _promises_legend(figure, [m for m, _ in finite])
         taken = draw_references(axes, lines)
         label_points(axes, [m for m, _ in finite], taken)
         svg = svg_text(figure, "tradeoff", title)
     caption = (
-        "Down and to the left is better. Circles are fixed guarantees, diamonds data-dependent "
-        "values: the same ε does not mean the same promise. Lines are methods without an ε to pay: "
-        "the public model, and answers without any protection."
+        "Down and to the left is better, among marks of one kind and filling. Circles are fixed "
+        "guarantees, diamonds data-dependent values; full marks are for zero-out, empty ones for "
+        "add/remove, half ones for replace-one: the same ε does not mean the same promise. Lines "
+        "are methods without an ε to pay: the public model, and answers without any protection."
     )
     if any(method.kind == "published" for method, _ in finite):
         caption += " Crosses are claims of the published bound, which is invalid."
@@ -130,6 +139,27 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
     if missing:
         caption += f" Not shown, because a value is infinite: {', '.join(missing)}."
     return Drawing("tradeoff", title, caption, svg)
+
+
+def _promise(method: Method) -> str:
+    """Kind and neighbours of a method's ε."""
+    kind = KIND_LABELS.get(method.kind, method.kind)
+    return kind if method.adjacency is None else f"{kind}, {format_neighbours(method.adjacency)}"
+
+
+def _promises_legend(figure: Any, methods: Sequence[Method]) -> None:
+    """What the marks of a figure mean: a row for each kind and neighbours that is in it."""
+    found = {_promise(method): method for method in methods}
+    handles = [
+        Line2D(
+            [], [], color=GREY, marker=MARKERS.get(method.kind, "o"), linestyle="none",
+            markersize=7, fillstyle=FILLS.get(method.adjacency or "", "full"),
+        )
+        for method in found.values()
+    ]  # fmt: skip
+    figure.legend(
+        handles, list(found), loc="outside lower left", ncols=len(found), handlelength=1.2
+    )
 
 
 def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:

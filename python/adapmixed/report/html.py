@@ -21,6 +21,7 @@ from adapmixed.report.view import (
     Method,
     format_change,
     format_delta,
+    format_neighbours,
     format_perplexity,
     format_rate,
     format_screened,
@@ -105,10 +106,10 @@ def _section(title: str, body: str) -> str:
 
 def _summary(methods: Sequence[Method]) -> str:
     titles = (
-        "method", "perplexity", "against public", "queries", "ε", "δ", "guarantee", "unit",
-        "screened", "tokens/s",
+        "method", "perplexity", "against public", "queries", "ε", "δ", "guarantee",
+        "neighbours", "unit", "screened", "tokens/s",
     )  # fmt: skip
-    numbers = {1, 2, 3, 4, 5, 8, 9}
+    numbers = {1, 2, 3, 4, 5, 9, 10}
     rows: list[tuple[str, ...]] = []
     for method in methods:
         cells = (
@@ -119,6 +120,7 @@ def _summary(methods: Sequence[Method]) -> str:
             show_epsilon(method.epsilon),
             format_delta(method),
             _badge(method.kind),
+            escape(format_neighbours(method.adjacency)),
             escape(format_unit(method)),
             format_screened(method),
             format_rate(method.tokens_per_second),
@@ -127,8 +129,8 @@ def _summary(methods: Sequence[Method]) -> str:
     return _table(
         [titles, *rows],
         numbers,
-        "ε in nats, rounded up. Perplexity and a data-dependent ε come from private data: for the "
-        "operator only.",
+        "ε in nats, rounded up, for the neighbours beside it: compare those of the same ones. "
+        "Perplexity and a data-dependent ε come from private data: for the operator only.",
     )
 
 

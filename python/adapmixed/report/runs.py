@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.report.table import aligned, printable
-from adapmixed.report.view import KIND_LABELS, MISSING, format_perplexity, show_epsilon
+from adapmixed.report.view import (
+    KIND_LABELS,
+    MISSING,
+    format_neighbours,
+    format_perplexity,
+    show_epsilon,
+)
 
 if TYPE_CHECKING:
     from adapmixed.evaluation import Runs
@@ -19,6 +25,7 @@ def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
             "name": one.name,
             "queries": one.queries,
             "kind": one.guarantees[0].kind,
+            "adjacency": one.guarantees[0].adjacency,
             "perplexity": [_number(e.perplexity) for e in one.evaluations],
             "perplexity_mean": _number(one.perplexity_mean),
             "perplexity_deviation": _number(one.perplexity_deviation),
@@ -33,7 +40,7 @@ def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
 
 def runs_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Cells of the methods, below the titles."""
-    rows = [["method", "perplexity", "ε of a run", "kind"]]
+    rows = [["method", "perplexity", "ε of a run", "kind", "neighbours"]]
     for one in entries:
         perplexity, epsilon = _read(one["perplexity_mean"]), _read(one["epsilon_mean"])
         assert perplexity is not None
@@ -43,6 +50,7 @@ def runs_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
                 _with(format_perplexity(perplexity), one["perplexity_deviation"], ".2f"),
                 _with(show_epsilon(epsilon), one["epsilon_deviation"], ".2g"),
                 KIND_LABELS.get(one["kind"], one["kind"]),
+                format_neighbours(one.get("adjacency")),
             ]
         )
     return rows
@@ -63,7 +71,7 @@ def runs_table(entries: Sequence[Mapping[str, Any]]) -> str:
     Args:
         entries: of `runs_entry`.
     """
-    lines = aligned(runs_rows(entries), [False] * 4)
+    lines = aligned(runs_rows(entries), [False] * 5)
     lines += ["", *textwrap.wrap(runs_words(entries), 88)]
     for one in entries:
         lines += ["", printable(f"{one['name']}, run 1: {one['guarantees'][0]}")]

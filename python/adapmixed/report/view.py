@@ -19,6 +19,13 @@ KIND_LABELS = {
 }
 """Short names of the kinds of guarantee."""
 
+NEIGHBOUR_LABELS = {
+    "zero_out": "zero-out",
+    "add_remove": "add/remove",
+    "replace_one": "replace-one",
+}
+"""Short names of the neighbours: an ε for one kind is no ε for another."""
+
 MISSING = "-"
 """Stands where a value does not exist."""
 
@@ -96,6 +103,11 @@ def show_epsilon(epsilon: float | None) -> str:
 def format_delta(method: Method) -> str:
     """δ; missing where there is no guarantee for it to belong to."""
     return MISSING if method.epsilon is None else f"{method.delta:g}"
+
+
+def format_neighbours(adjacency: str | None) -> str:
+    """Which neighbours ε is for; missing where nothing private was used or protected."""
+    return MISSING if adjacency is None else NEIGHBOUR_LABELS.get(adjacency, adjacency)
 
 
 def format_unit(method: Method) -> str:
