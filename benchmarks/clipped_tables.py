@@ -26,6 +26,7 @@ from adapmixed.mechanisms import (
 from adapmixed.models import Ensemble
 from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.planner import epsilon_of, plan
+from adapmixed.report.view import NEIGHBOUR_LABELS
 from adapmixed.rng import SeededRandom
 
 DELTA = 1e-5
@@ -38,8 +39,11 @@ POOLS = [
 ]
 BOXES = [(-0.25, 0.25), (-0.5, 0.5), (-0.25, 1.0), (-1.0, 1.0), (-0.5, 2.0)]
 """Logarithms of lower and upper."""
-EPSILONS = (1.07, 1.3, 2.17)
-"""AdaPMixED's ε over 1 024 queries, by the per-model and by the paper's rule, and one between."""
+EPSILONS = {"add_remove": (1.07, 1.7, 2.17, 2.8), "zero_out": (1.147, 1.3, 2.267)}
+"""For each kind of neighbours AdaPMixED's ε over 1 024 queries, by the per-model and by the paper's
+rule, and where ClippedMixing and ClippedLogPool reach its perplexity."""
+SHAPE, SCALE = 4.0, 2.0
+"""log C / |log c| of the planned boxes and κ of the planned pools: the demo's."""
 
 
 def settings(queries: int) -> dict[str, Mechanism]:
@@ -80,6 +84,7 @@ def evaluated(
     compared: Mapping[str, Mechanism],
     queries: int,
     rule: str | Mapping[str, str] = "per_model",
+    adjacency: str | None = None,
 ) -> list[Evaluation]:
     """Each on the demonstration's held-out text, from one pass."""
     return evaluate(
@@ -90,6 +95,7 @@ def evaluated(
         rng=SeededRandom(0),
         queries=queries,
         rule=rule,
+        adjacency=adjacency,
     )
 
 
@@ -110,48 +116,50 @@ def table(queries: int) -> list[str]:
     return lines
 
 
-def against_adapmixed(queries: int) -> list[str]:
-    """The lines that compare AdaPMixED, as `adapmixed demo` runs it, with planned log pools.
+def against_adapmixed(queries: int, adjacency: str) -> list[str]:
+    """The lines that compare AdaPMixED, as `adapmixed demo` runs it, with planned mechanisms.
 
-    AdaPMixED's ε depends on the private data, is known afterwards and may not be published; the
-    pools' are fixed beforehand, planned for `EPSILONS` under zero-out.
+    Every ε is for the same neighbours. AdaPMixED's depends on the private data, is known afterwards
+    and may not be published; the others are fixed beforehand, planned for `EPSILONS`.
     """
     ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
-    adaptive = AdaPMixED(order=18.0, target_leakage=0.1)
+    adaptive = AdaPMixED(order=18.0, target_leakage=0.1, adjacency=adjacency)
     per_model, paper = "adapmixed, per-model rule", "adapmixed, paper's rule"
     compared: dict[str, Mechanism] = {"public": PublicOnly(), per_model: adaptive, paper: adaptive}
-    for epsilon in EPSILONS:
-        pool = next(
-            one.settings
-            for one in plan(epsilon, DELTA, ensemble.num_models, queries, shapes=(), scales=(2.0,))
-            if one.mechanism == ClippedLogPool.name
-        )
-        name = f"clipped-log-pool  κ=2, ε ≤ {epsilon:g}"
-        compared[name] = ClippedLogPool(pool["lower"], pool["upper"], 2.0, queries=queries)
-    found = evaluated(ensemble, compared, queries, rule={paper: "paper"})
-    public = found[0].perplexity
+    for epsilon in EPSILONS[adjacency]:
+        question = (epsilon, DELTA, ensemble.num_models, queries, adjacency)
+        for one in plan(*question, shapes=(SHAPE,), scales=(SCALE,)):
+            name = f"{one.mechanism}, ε ≤ {epsilon:g}"
+            low, high = (one.settings.get(bound, math.nan) for bound in ("lower", "upper"))
+            if one.mechanism == ClippedMixing.name:
+                compared[name] = ClippedMixing(low, high, queries=queries)
+            elif one.mechanism == ClippedLogPool.name:
+                compared[name] = ClippedLogPool(low, high, SCALE, queries=queries)
+    found = evaluated(ensemble, compared, queries, rule={paper: "paper"}, adjacency=adjacency)
+    public, way = found[0].perplexity, NEIGHBOUR_LABELS[adjacency]
     lines = [
         f"{ensemble.num_models} models, {queries} queries: fixed ε against AdaPMixED's ε (ex-post)",
-        f"{'':<38}{'perplexity':>11}{'vs public':>11}{'ε zero-out':>12}",
+        f"{'':<38}{'perplexity':>11}{'vs public':>11}{'ε ' + way:>14}",
     ]
     for one in found:
         cost = one.guarantee.epsilon
         shown = "-" if cost is None else format_epsilon(cost)
         shown += "*" if one.guarantee.kind == "data-dependent, ex-post" else ""
         change = one.perplexity / public - 1
-        lines.append(f"{one.name:<38}{one.perplexity:>11.2f}{change:>11.1%}{shown:>12}")
+        lines.append(f"{one.name:<38}{one.perplexity:>11.2f}{change:>11.1%}{shown:>14}")
     return [*lines, "* data-dependent, for the removal of one member; may not be published"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--queries", type=int, default=508)
-    parser.add_argument("--compared-queries", type=int, default=1024, help="of the second table")
+    parser.add_argument("--compared-queries", type=int, default=1024, help="of the comparisons")
     parser.add_argument("--out", type=Path, help="write the table there, too")
     arguments = parser.parse_args()
-    text = "\n".join(
-        [*table(arguments.queries), "", *against_adapmixed(arguments.compared_queries)]
-    )
+    lines = table(arguments.queries)
+    for adjacency in EPSILONS:
+        lines += ["", *against_adapmixed(arguments.compared_queries, adjacency)]
+    text = "\n".join(lines)
     print(text)
     if arguments.out is not None:
         arguments.out.write_text(text + "\n", encoding="utf-8")

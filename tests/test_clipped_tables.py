@@ -39,16 +39,20 @@ def test_epsilon_of_the_settings_at_full_size() -> None:
         assert [float(value) for value in found] == pytest.approx(pair, abs=0.006)
 
 
-def test_adapmixed_beside_planned_pools() -> None:
-    title, header, *rows, note = clipped_tables.against_adapmixed(16)
-    assert "16 queries" in title and "ε zero-out" in header and "may not be published" in note
+@pytest.mark.parametrize("adjacency", clipped_tables.EPSILONS)
+def test_adapmixed_beside_what_is_planned_for_the_same_neighbours(
+    monkeypatch: pytest.MonkeyPatch, adjacency: str
+) -> None:
+    budgets = clipped_tables.EPSILONS[adjacency][:2]
+    monkeypatch.setitem(clipped_tables.EPSILONS, adjacency, budgets)
+    title, header, *rows, note = clipped_tables.against_adapmixed(16, adjacency)
+    assert "16 queries" in title and "may not be published" in note
+    assert header.endswith({"zero_out": "ε zero-out", "add_remove": "ε add/remove"}[adjacency])
     columns = [row.split()[-3:] for row in rows]
-    assert [column[2].endswith("*") for column in columns] == [False, True, True] + [False] * 3
-    budgets = [float(column[2]) for column in columns[3:]]
-    assert all(
-        0.99 * budget < found <= budget
-        for found, budget in zip(budgets, clipped_tables.EPSILONS, strict=True)
-    )
+    assert [column[2].endswith("*") for column in columns] == [False, True, True] + [False] * 4
+    found = [float(column[2]) for column in columns[3:]]
+    twice = [budget for budget in budgets for _ in range(2)]  # ClippedMixing and ClippedLogPool
+    assert all(0.98 * b < one <= b for one, b in zip(found, twice, strict=True))
     perplexities = [float(column[0]) for column in columns]
     assert perplexities[1] == perplexities[2] < perplexities[0]  # two rules, one mechanism
-    assert perplexities[3] > perplexities[4] > perplexities[5]
+    assert perplexities[3] > perplexities[5] and perplexities[4] > perplexities[6]
