@@ -114,15 +114,16 @@ def clipped_mixing_pair(
     models, adjacency = check_count("num_models", num_models, 1), check_question(adjacency)
     if low == 1 or high == 1:  # the mean ratio is 1, so every p̄_i is q
         return DominatingPair((1.0,), (1.0,))
-    width = high - low
-    raised, lowered = (1 - low) / width, (high - 1) / width
+    # Both are exact in [1/2, 4]: high + low - 2 would lose the digits of a narrow box.
+    below, above, width = 1 - low, high - 1, high - low
+    raised, lowered = below / width, above / width
     if adjacency == "zero_out" or (adjacency == "add_remove" and models == 1):
         corners = [(high, 1.0, raised), (low, 1.0, lowered)]
-    elif high + low >= 2:
-        rest = (high + low - 2) / width
+    elif above >= below:
+        rest = (above - below) / width
         corners = [(high, low, raised), (low, high, raised), (low, low, rest)]
     else:
-        rest = (2 - high - low) / width
+        rest = (below - above) / width
         corners = [(high, low, lowered), (low, high, lowered), (high, high, rest)]
     if adjacency == "add_remove" and models > 1:
         atoms = [(((models - 1) * v + u) / models * m, v * m) for u, v, m in corners]

@@ -73,8 +73,8 @@ def array_add_up(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.f
     """a + b rounded up; exact where one term is 0."""
     with np.errstate(over="ignore"):
         total = a + b
-    exact = (a == 0) | (b == 0)
-    return np.asarray(np.where(exact, total, np.nextafter(total, np.inf)), dtype=np.float64)
+        above = np.nextafter(total, np.inf)
+    return np.asarray(np.where((a == 0) | (b == 0), total, above), dtype=np.float64)
 
 
 def four_digits(value: float, rounding: str) -> str:

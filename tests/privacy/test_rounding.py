@@ -1,0 +1,149 @@
+"""Sums and multiples are rounded up; the masses' own rounding is in ε: exact rationals decide."""
+
+import math
+import sys
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+
+from adapmixed.privacy import (
+    QUESTIONS,
+    Accountant,
+    BoundedRangeAnswer,
+    GaussianScreening,
+    accounted_box,
+    bounded_range_rho,
+    clipped_mixing_pair,
+    composed_epsilon,
+    screening_rho,
+)
+from adapmixed.privacy.fixed_totals import PoolTotal, ScreeningTotal
+from adapmixed.privacy.rounding import add_up, array_add_up, times_up
+
+TINY, LARGE = math.ulp(0.0), sys.float_info.max
+ENDS = [0.0, TINY, sys.float_info.min, 2.0**-53, 1.0, 1 + 2.0**-52, 3.0, 2.0**53 + 2, LARGE]
+
+
+def numbers(count):
+    generator = np.random.default_rng(2)
+    free = generator.random(count) * 2.0 ** generator.integers(-60, 60, count)
+    return [*ENDS, *free.tolist()]
+
+
+def exact_pair(lower, upper, num_models, adjacency):
+    """The atoms (P, Q) of docs/privacy.md, section 11, in rationals."""
+    low, high, models = Fraction(lower), Fraction(upper), Fraction(num_models)
+    raised, lowered = (1 - low) / (high - low), (high - 1) / (high - low)
+    less, corner = min(raised, lowered), low if high + low >= 2 else high
+    corners = [(high, low, less), (low, high, less), (corner, corner, 1 - 2 * less)]
+    if adjacency == "zero_out":
+        corners = [(high, Fraction(1), raised), (low, Fraction(1), lowered)]
+    if adjacency == "add_remove":
+        return [(((models - 1) * v + u) / models * m, v * m) for u, v, m in corners]
+    base, common = (models - 1) * low, (models - 1) * (1 - low) / models
+    atoms = [((base + u) / models * m, (base + w) / models * m) for u, w, m in corners]
+    return [*atoms, (common, common)]
+
+
+def two_above(exact):
+    """The second float above an exact value: how far up a result may lie."""
+    if exact > Fraction(LARGE):
+        return math.inf
+    return math.nextafter(math.nextafter(float(exact), math.inf), math.inf)
+
+
+def test_a_sum_is_never_below_the_exact_one():
+    values = numbers(60)
+    for a in values:
+        for b in values:
+            exact, found = Fraction(a) + Fraction(b), add_up(a, b)
+            assert found == math.inf or Fraction(found) >= exact
+            assert found <= two_above(exact)
+            if 0 in (a, b):
+                assert found == a + b
+    left, right = np.meshgrid(values, values)
+    mine = [
+        add_up(a, b) for a, b in zip(left.ravel().tolist(), right.ravel().tolist(), strict=True)
+    ]
+    assert array_add_up(left, right).ravel().tolist() == mine
+
+
+def test_a_multiple_is_never_below_the_exact_one():
+    values = numbers(60)
+    for count in [0, 1, 2, 3, 7, 508, 99_840, 2**40 + 1, 1.1, 18.0, 1e-3]:
+        for cost in values:
+            exact, found = Fraction(count) * Fraction(cost), times_up(count, cost)
+            assert found == math.inf or Fraction(found) >= exact
+            assert found <= two_above(exact)
+            if count in (0, 1):
+                assert found == count * cost
+        assert times_up(count, math.inf) == (math.inf if count else 0.0)
+
+
+@pytest.mark.parametrize("screened", [True, False])
+def test_totals_of_many_single_charges_are_above_their_exact_sum(screened):
+    """Rounding to nearest would leave a part of these sums below."""
+    for scale in (0.1, 0.3, 0.7, 1.1):
+        if screened:
+            total, one = ScreeningTotal(), GaussianScreening(7, 1, scale / 2, 0.3)
+            single = screening_rho(scale / 2, 0.3, 7)
+        else:
+            total, one = PoolTotal(), BoundedRangeAnswer(scale, -0.25, 1 / 3, 7, 1)
+            single = bounded_range_rho(scale, -0.25, 1 / 3, 7, "zero_out")
+        for count in range(1, 400):
+            total = total.add(one)
+            assert Fraction(total.rho) >= count * Fraction(single)
+        assert total.rho <= count * single * (1 + count * 2.0**-51)
+
+
+def test_every_part_of_a_total_is_rounded_up():
+    events = [GaussianScreening(7, 3, 0.1, 0.3), BoundedRangeAnswer(0.7, -0.25, 1 / 3, 7, 3)]
+    found = Accountant(1e-5).add(events)
+    rho = 3 * Fraction(bounded_range_rho(0.7, -0.25, 1 / 3, 7, "zero_out"))
+    parts, order = found.breakdown(), Fraction(found.epsilon().order)
+    assert Fraction(parts["mixing"]) >= order * rho
+    assert Fraction(parts["screening"]) >= order * 3 * Fraction(screening_rho(0.1, 0.3, 7))
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+def test_masses_are_within_what_is_allowed_for_them(adjacency):
+    """2^-49 of every mass, as docs/privacy.md, section 11, "Numbers", says; narrow boxes, too."""
+    generator = np.random.default_rng(6)
+    for step in range(600):
+        size, models = 10.0 ** generator.uniform(-9, 0), int(generator.integers(2, 1000))
+        skew = 10.0 ** generator.uniform(-2, 2) if step % 3 else 1 + 1e-3 * generator.uniform(-1, 1)
+        lower, upper = max(0.0, 1 - size), 1 + size * skew
+        pair = clipped_mixing_pair(lower, upper, models, adjacency)
+        exact = [atom for atom in exact_pair(lower, upper, models, adjacency) if any(atom)]
+        for atom, found in zip(exact, zip(pair.p, pair.q, strict=True), strict=True):
+            for mass, approximate in zip(atom, found, strict=True):
+                assert abs(Fraction(approximate) - mass) <= mass * Fraction(2.0**-49)
+
+
+def exact_largest_loss(*setting):
+    """max |log(p/q)| of the exact pair."""
+    with mpmath.workdps(60):
+        ratios = [a / b for a, b in exact_pair(*setting)]
+        return max(
+            abs(mpmath.log(mpmath.mpf(r.numerator) / mpmath.mpf(r.denominator))) for r in ratios
+        )
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+def test_what_the_masses_lost_is_in_the_epsilon(adjacency):
+    """At a δ below every mass ε is T times the exact pair's largest loss; its floats lose some."""
+    short = 0
+    for step in range(1, 60):
+        size, models, queries = 1e-9 * 1.7**step, 2 + step % 7, 1 + step % 3
+        if size > 0.5:
+            break
+        box = accounted_box(1 - size, 1 + 1.5 * size)
+        pair = clipped_mixing_pair(*box, models, adjacency)
+        exact = queries * exact_largest_loss(*box, models, adjacency)
+        found = composed_epsilon(pair, queries, 1e-300, points=64)
+        assert found >= exact * (1 - mpmath.mpf(10) ** -200)
+        assert found <= exact * (1 + 2.0**-39) + queries * 2.0**-46
+        short += queries * pair.largest_loss() < exact
+    assert short > 3  # pairs whose floats alone would state too little
