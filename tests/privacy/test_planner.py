@@ -278,7 +278,14 @@ def test_the_command(capsys, tmp_path):
     assert (content["format_version"], content["kind"]) == (1, "plan")
     assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 8
     assert content["adapmixed"]["worst_case_epsilon"] == "inf"
-    assert "must not be published" in output
+    assert "must not be published" in output and "are not ranked" in output
+    # What is said of ε(n): an accountant opened for all 1000 has charged them with the first 10.
+    assert "ε(10)" in output and "(queries=1000) states ε(1000) from the first answer" in output
+    pool = next(one for one in content["plans"] if one["mechanism"] == "clipped-log-pool")
+    event = BoundedRangeAnswer(**pool["settings"], num_models=100, queries=10, budget=1000)
+    stated = Accountant(DELTA, adjacency="replace_one").add(event).epsilon().epsilon
+    over_time = {one["queries"]: one["epsilon"] for one in pool["over_time"]}
+    assert over_time[10] < stated == pytest.approx(over_time[1000], rel=1e-12)
     assert main(["plan", "--epsilon", "-1", "--models", "3", "--queries", "9"]) == 2
     assert "epsilon must be finite and >= 0, got -1.0" in capsys.readouterr().err
 

@@ -150,7 +150,13 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     print(_table([header, *rows]))
     print(
         "\nclipped-mixing: lower and upper bound p_i/q; clipped-log-pool: log p_i/q, times scale."
-        "\nWider is closer to the private models; perplexity on public text tells which is best."
+        "\nWider is closer to the private models. All fit the budget and are not ranked: "
+        "perplexity on public\ntext tells which is best."
+    )
+    print(
+        "ε(n) is what n queries cost where n is fixed beforehand. An accountant that is opened for "
+        f"all\n{arguments.queries} (queries={arguments.queries}) states ε({arguments.queries}) "
+        "from the first answer on, however few are asked for."
     )
     for one in plans:
         if one.note:
