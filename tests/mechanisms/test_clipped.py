@@ -8,6 +8,7 @@ from exact import costs
 from test_enumerated import GRIDS, both_ways, everything, law
 from torch import Tensor
 
+import adapmixed_ext as ops
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import bounded_range_rho, clipped_mixing_pair
 from adapmixed.rng import SeededRandom
@@ -101,7 +102,38 @@ def test_an_emptied_slot_costs_at_most_its_own_charge(
     for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
         true = both_ways(here, law(mechanism, neighbour, public), order)
         assert bool((true <= charges[i] + 1e-13).all())
-    assert bool((charges[:, (private == public).all(2).all(0)] == 1e-12).all())
+    # Of an emptied slot: section 13 of docs/privacy.md, e₀ = 4e-12.
+    least = 1e-12 + (2 * order - 1) / (order - 1) * (4 * 4e-12 + len(private) * 2.0**-52)
+    emptied = charges[:, (private == public).all(2).all(0)]
+    assert bool(((emptied >= least) & (emptied <= least * (1 + 1e-12))).all())
+    assert emptied.numel() > 0
+
+
+@pytest.mark.parametrize(
+    "mechanism", [ClippedMixing(0.6, 1.6, charge_order=5.0), ClippedLogPool(-0.25, 0.5, 2.0)]
+)
+@pytest.mark.parametrize("num_models", [1, 2, 5])
+def test_a_retired_slot_answers_as_an_emptied_one_to_the_last_bit(
+    mechanism: Mechanism, num_models: int
+) -> None:
+    """What it pays nothing for must change nothing, in more answers than any rounding allows."""
+    generator = torch.Generator().manual_seed(num_models)
+    public = 3 * torch.randn(40, 700, generator=generator)
+    private = public + torch.randn(num_models, 40, 700, generator=generator)
+    emptied = private.clone()
+    emptied[0] = public
+    every = torch.ones(num_models, 40, dtype=torch.bool)
+    others = every.clone()
+    others[0] = False
+    laws, logs = [], []
+    for rows, active in ((private, others), (emptied, every), (emptied, others)):
+        retirement = mechanism.propose(rows, public, rng=SeededRandom(0))._retirement
+        assert retirement is not None
+        answer = retirement.law(active)
+        laws.append(ops.mixture(answer.private_logits, answer.public_logits, answer.projection))
+        logs.append(torch.stack([answer.log_prob(torch.full((40,), v)) for v in range(0, 700, 50)]))
+    for found in (laws, logs):
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("grid", GRIDS)

@@ -1,6 +1,7 @@
 """Dominating pairs: their masses, random attacks on them, how they grow with box and ensemble."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from adapmixed.privacy import (
     clipped_mixing_pair,
     composed_epsilon,
 )
-from adapmixed.privacy.dominating import law_error
+from adapmixed.privacy.dominating import charge_rounding, law_error
 
 RATIOS = np.concatenate([[0.0], np.exp(np.linspace(-4, 4, 161)), 1 + np.linspace(-0.05, 0.05, 41)])
 
@@ -132,6 +133,44 @@ def test_rows_of_unequal_sums_are_near_a_mean_of_laws(num_models):
         computed = (laws * sums).sum(0)
         errors = np.log(computed / computed.sum() / laws.mean(0))
         assert np.abs(errors).max() <= 1.02 * apart
+
+
+@pytest.mark.parametrize("order", [1.001, 2.0, 8.0, 1000.0])
+def test_what_rounding_adds_to_a_charge(order):
+    """(2α-1)/(α-1) (4 e₀ + N 2^-52) and 2 (α+1) e₀, e₀ = 4e-12, rounded up by little."""
+    for models in (1, 64, 10**6):
+        relative, absolute = charge_rounding(order, models)
+        growth, law = (2 * Fraction(order) - 1) / (Fraction(order) - 1), Fraction(2.0**-52)
+        exact = growth * (Fraction(4, 10**12) * 4 + models * law)
+        assert exact <= Fraction(absolute) <= exact * (1 + Fraction(1e-12))
+        assert relative == pytest.approx(2 * (order + 1) * 4e-12, rel=1e-12)
+    with pytest.raises(ValueError, match="order must be"):
+        charge_rounding(1.0, 3)
+
+
+def test_a_charge_hardly_depends_on_what_others_hold():
+    """The relative part, at e₀ a million times as large: others hold c (1 - 1.01 e₀) q each."""
+    generator, apart, largest = np.random.default_rng(9), 4e-6, 0.0
+
+    def charge(q, ratio, lower, models, order):
+        low, high = ((models - 1) * lower + 1) / models, ((models - 1) * lower + ratio) / models
+
+        def excess(x, power):
+            return np.expm1(power * np.log(x)) - power * (x - 1)
+
+        both = (q * low * excess(high / low, order), q * high * excess(low / high, order))
+        return max(np.log1p(terms.sum()) for terms in both)
+
+    for _ in range(4000):
+        models, order = int(generator.integers(1, 40)), 1 + generator.exponential(6)
+        q, lower = generator.dirichlet(np.ones(5)), generator.uniform(0, 1)
+        ratio = lower + (1 - lower) * generator.exponential(size=5) ** generator.uniform(0.1, 3)
+        ratio = lower + (ratio - lower) * (1 - lower) / (q @ (ratio - lower))  # of mean 1
+        here = charge(q, ratio, lower, models, order)
+        there = charge(q, ratio, lower * (1 - 1.01 * apart), models, order)
+        growth = (there / here - 1) / (2 * (order + 1) * apart)
+        largest = max(largest, growth)
+    assert 0.05 < largest <= 1
 
 
 def test_masses():

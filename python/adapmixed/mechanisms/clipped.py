@@ -12,6 +12,7 @@ from adapmixed.mechanisms.base import Mechanism, Proposal, Retirement, proposal
 from adapmixed.mechanisms.checks import check_count, check_number
 from adapmixed.mechanisms.law import Law
 from adapmixed.mechanisms.public_rules import check_rules, restrict, unsure
+from adapmixed.privacy.dominating import charge_rounding
 from adapmixed.privacy.events import (
     LOSS_ABSOLUTE_ERROR,
     ClippedAnswer,
@@ -81,15 +82,19 @@ class ClippedMixing(Mechanism):
             num_models=models,
         ).check()  # fmt: skip
         asked = ranks.same(unsure(public, clipping.public_lse, self.sure_above))
-        charges = None
-        if clipping.charge is not None:
+        charges, takes_part = None, asked
+        if clipping.charge is not None and self.charge_order is not None:
             # Also where a row is q itself: the pool of the others is rounded, too.
             charge = ranks.gather(clipping.charge)
-            inflated = charge * (1.0 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
+            relative, absolute = charge_rounding(float(self.charge_order), models)
+            inflated = charge * ((1.0 + ops.loss_error) * (1.0 + relative))
+            inflated += LOSS_ABSOLUTE_ERROR + absolute
             charges = torch.where(asked.unsqueeze(1), inflated, 0.0)
+            # A row of charge 0, an emptied shard's, answers q by the same bits as a retired slot.
+            takes_part = asked & (charge[..., 0] > 0)
 
         def law(active: Tensor) -> Law:
-            chosen = replace(clipping, active=ranks.rows(active & asked))
+            chosen = replace(clipping, active=ranks.rows(active & takes_part))
             slots = None if ranks.alone else models
             return Law(private, public, chosen, kept=kept, ranks=ranks, slots=slots)
 

@@ -160,4 +160,23 @@ def law_error(lower: float, upper: float, num_models: int) -> float:
         return 0.0
     if models > 1 and high <= 2500 * low and models * models * high <= 1.5e8 * low:
         return 0.0
+    return _law_error(models)
+
+
+def charge_rounding(order: float, num_models: int) -> tuple[float, float]:
+    """(relative, absolute): what rounding of the laws adds to a model's Rényi charge, rounded up.
+
+    The lemma's charge is for the exact mean of rows of mean 1. Rows that differ in sum leave the
+    others a little less than lower q each, which is relative, and the computed answers lie within
+    e^±η of that mean, which adds (2α-1)/(α-1) η. docs/privacy.md, section 13, "Rounding".
+
+    Args:
+        order: α > 1.  num_models: N >= 1.
+    """
+    order, models = check_order(order), check_count("num_models", num_models, 1)
+    growth = (2 * order - 1) / (order - 1) * (1 + 2.0**-50)
+    return 2 * (order + 1) * _ROW_SUMS, growth * _law_error(models)
+
+
+def _law_error(models: int) -> float:
     return 4 * _ROW_SUMS + models * 2.0**-52
