@@ -135,28 +135,38 @@ def test_adaptive_answers_stay_below_the_composed_pair():
                 assert (hockey_stick(q, p, ratios) <= backward + 1e-12).all()
 
 
-@pytest.mark.parametrize("adjacency", QUESTIONS)
-@pytest.mark.parametrize("lower, upper", [(0.7788, 1.284), (0.6, 7.0), (0.05, 1.1)])
-def test_between_the_two_roundings_of_dp_accounting(lower, upper, adjacency):
-    """Rounding every loss up and down at a fine interval encloses the true value."""
-    pair, queries = clipped_mixing_pair(lower, upper, 100, adjacency), 100
+def rounded(pair, queries, interval, pessimistic):
+    """dp-accounting's composition, every loss rounded up, or down, to a multiple of interval."""
     logs = [
         {atom: math.log(mass) for atom, mass in enumerate(law) if mass > 0}
         for law in (pair.p, pair.q)
     ]
-    bounds = []
-    for pessimistic in (False, True):
-        single = privacy_loss_distribution.from_two_probability_mass_functions(
-            logs[1],
-            logs[0],
-            pessimistic_estimate=pessimistic,
-            value_discretization_interval=2e-5,
-            symmetric=False,
-        )
-        bounds.append(single.self_compose(queries).get_epsilon_for_delta(DELTA))
-    found = composed_epsilon(pair, queries, DELTA, points=2**16)
-    assert bounds[0] <= found <= bounds[1]
-    assert bounds[1] - bounds[0] < 5e-3
+    single = privacy_loss_distribution.from_two_probability_mass_functions(
+        logs[1],
+        logs[0],
+        pessimistic_estimate=pessimistic,
+        value_discretization_interval=interval,
+        symmetric=False,
+    )
+    return single.self_compose(queries)
+
+
+@pytest.mark.parametrize("adjacency", QUESTIONS)
+@pytest.mark.parametrize("lower, upper", [(0.7788, 1.284), (0.6, 7.0), (0.05, 1.1)])
+@pytest.mark.parametrize("num_models", [1, 2, 20, 500])
+@pytest.mark.parametrize("queries", [1, 7, 100])
+def test_between_the_two_roundings_of_dp_accounting(queries, num_models, lower, upper, adjacency):
+    """Rounding every loss up and down at a fine interval encloses the true value."""
+    pair = clipped_mixing_pair(lower, upper, num_models, adjacency)
+    # So that one rounding of all losses moves the composed one by a 25th of its deviation.
+    interval = _interval(pair, queries, 0.0, 500 * queries)
+    below, above = (rounded(pair, queries, interval, way) for way in (False, True))
+    for delta in (1e-2, 1e-5, 1e-8):
+        found = composed_epsilon(pair, queries, delta, points=2**15)
+        least, most = (one.get_epsilon_for_delta(delta) for one in (below, above))
+        allowed = queries * 2.0**-47 + most * 2.0**-39  # for what float64 does to the masses
+        assert least <= found * (1 + 1e-12) and found <= most + allowed
+        assert most - least <= 3 * queries * interval
 
 
 def test_splitting_keeps_both_laws():

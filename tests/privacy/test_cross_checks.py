@@ -1,4 +1,7 @@
-"""Conversions and compositions against dp-accounting over a grid: never below it, hardly above."""
+"""Conversions and compositions against dp-accounting over a grid: never below it, hardly above.
+
+Privacy loss distributions: `test_between_the_two_roundings_of_dp_accounting`, test_composition.py.
+"""
 
 import math
 
