@@ -12,6 +12,7 @@ from adapmixed.audit import (
     AUDITS,
     Effort,
     Finding,
+    balls,
     bounds,
     run,
     sampler,
@@ -21,6 +22,7 @@ from adapmixed.audit import (
     tokens,
 )
 from adapmixed.audit.statistics import CONFIDENCE
+from adapmixed.audit.target import Target
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import screening_rho
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -106,7 +108,7 @@ def test_tokens_of_another_mechanism_than_the_stated_break_it(
 
 def test_a_pair_of_a_narrower_box_is_broken() -> None:
     target = bounds._pair_target((0.5, 2.0), 2, "zero_out", "δ(ε)")
-    wider = bounds.Target(
+    wider = Target(
         target.name, target.claim, ClippedMixing(0.5, 2.02), target.shape, "zero_out", target.ratio
     )
     generators = [np.random.default_rng(4) for _ in range(2)]
@@ -114,8 +116,25 @@ def test_a_pair_of_a_narrower_box_is_broken() -> None:
     assert 0.98 < bounds.attack(target, 20, generators[1]) <= 1 + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("adapmixed α = 18, member 0 of 3, add_remove", 0.9999),
+        ("adapmixed α = 18, member 0 of 3, zero_out", 0.9999),
+        ("adapmixed α = 3, member 0 of 3, add_remove, loss at order 8", 0.9999),
+        ("adapmixed, loss='fixed', α = 3, N = 3, zero_out", 0.9),
+        ("α = 2, subsets at rate 0.5, divided by subset, N = 3, zero_out", 0.6),
+        ("through the emptied shard, α = 6, N = 1, replace_one", 0.6),
+    ],
+)
+def test_attacks_on_the_ball_come_near_their_claims(name: str, least: float) -> None:
+    """So that a claim smaller by that much would be broken."""
+    (target,) = (one for one in balls.ball_targets() if one.name == name)
+    assert least < bounds.attack(target, 20, np.random.default_rng(7)) <= 1 + 1e-9
+
+
 def test_the_published_bound_is_broken_by_far() -> None:
-    assert bounds.attack(bounds._published_target(4), 20, np.random.default_rng(5)) > 5
+    assert bounds.attack(balls.published_target(4), 20, np.random.default_rng(5)) > 5
 
 
 def test_screening_with_a_weight_twice_as_stated_is_broken() -> None:
