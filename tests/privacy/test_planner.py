@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from decimal import ROUND_FLOOR
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +29,7 @@ from adapmixed.privacy import (
     zcdp_to_dp,
 )
 from adapmixed.privacy.dominating import law_error
+from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.planner import (
     adapmixed_beforehand,
     epsilon_of,
@@ -36,6 +38,7 @@ from adapmixed.privacy.planner import (
     queries_for,
 )
 from adapmixed.privacy.replace_one import replace_one_epsilon
+from adapmixed.privacy.rounding import four_digits
 
 DELTA = 1e-5
 
@@ -312,6 +315,13 @@ def test_adapmixed_beforehand_is_its_fixed_loss(adjacency, beta):
         spent = 1000 * (bound + 18 * 1e-8)
         assert spent + c_alpha(18.0, share) == pytest.approx(found.epsilon / 2, rel=1e-9)
         assert found.largest_leakage < adapmixed_beforehand(8.0, DELTA, 100, 1000).largest_leakage
+
+
+def test_adapmixed_beforehand_as_the_documentation_says():
+    """docs/privacy.md, section 12, "Planning"."""
+    found = adapmixed_beforehand(1.0, DELTA, 64, 508)
+    assert format_epsilon(found.epsilon) == "1705"
+    assert four_digits(found.largest_leakage, ROUND_FLOOR) == "0.002559"
 
 
 def test_adapmixed_beforehand_where_nothing_bounds_it():

@@ -78,16 +78,28 @@ def test_counterexample_to_the_published_bound():
         claimed = published_bound(3, 0.01, 80)
         assert claimed == pytest.approx(0.0016924, abs=5e-8)
         assert float(forward) == pytest.approx(0.27903, abs=5e-6)
+        _, raised, lowered = extreme_ensemble("1e-8", 3, "0.01")
+        assert float(raised) == pytest.approx(1.8355e-6, abs=5e-11)
+        assert float(lowered) == pytest.approx(4.0214e-12, abs=5e-17)
+        assert float(divergence(pair(raised), pair(lowered), 3)) == pytest.approx(6.4271, abs=5e-5)
         # The other direction is safe, by a bound that does not depend on the ball.
         assert backward <= mpmath.log(mpmath.mpf(80) / 79)
         # The sound bound speaks of zero-out, and holds on the same ensemble.
-        assert 0 < zero_out_loss("1e-8", 3, "0.01", 80) <= sound_bound(3, 0.03, 80)
+        lost = float(zero_out_loss("1e-8", 3, "0.01", 80))
+        assert 0 < lost <= sound_bound(3, 0.03, 80)
+        assert lost == pytest.approx(0.00036310, abs=5e-9)
+        assert sound_bound(3, 0.03, 80) == pytest.approx(0.00038633, abs=5e-9)
 
 
 def test_violation_grows_without_limit():
     with mpmath.workdps(80):
         losses = [add_remove_losses(f"1e-{k}", 3, "0.01", 80)[0] for k in (4, 8, 12, 16, 20, 24)]
         backward = add_remove_losses("1e-24", 3, "0.01", 80)[1]
+    # The table of docs/privacy.md, section 3.
+    stated = ("8.15e-05", "0.27903", "4.459", "9.064", "18.27")
+    for loss, number in zip([*losses[:4], losses[5]], stated, strict=True):
+        digits = len(number.split("e")[0].lstrip("0.").replace(".", ""))
+        assert f"{float(loss):.{digits}g}" == number
     steps = np.diff([float(loss) for loss in losses])
     assert (steps > 0).all()
     # Asymptotically log(1/mass)/(order - 1): each step of four decades adds log(10^4)/2.
@@ -98,10 +110,16 @@ def test_violation_grows_without_limit():
 def test_supremum_of_the_sound_bound_is_approached():
     bound = sound_bound(3, 0.03, 80)
     with mpmath.workdps(120):
-        ratios = [float(zero_out_loss(f"1e-{k}", 3, "0.01", 80) / bound) for k in (2, 6, 12, 30)]
+        exact = [zero_out_loss(f"1e-{k}", 3, "0.01", 80) / bound for k in (2, 6, 12, 30)]
+        short = float(1 - exact[3])
+    ratios = [float(ratio) for ratio in exact]
     assert ratios == sorted(ratios)
     assert all(ratio <= 1 for ratio in ratios)
     assert ratios[-1] > 1 - 1e-6
+    assert [f"{ratios[0]:.3g}", f"{ratios[1]:.3g}", f"{ratios[2]:.5g}"] == [
+        "0.0256", "0.589", "0.99937",
+    ]  # fmt: skip
+    assert f"{short:.0g}" == "6e-13"
     assert ratios[0] < 0.95
 
 
@@ -194,6 +212,10 @@ def test_amplifying_at_the_rate_while_dividing_by_the_subset_is_unsound():
     assert loss > 8 * sound_bound(order, 0.15, num_models, rate)
     sound = sound_bound(order, 0.15, num_models, amplification_rate(rate, num_models, "subset"))
     assert loss <= sound
+    # docs/privacy.md, section 2.
+    formula = sound_bound(order, 0.15, num_models, rate)
+    found = [float(loss), formula, sound]
+    assert found == pytest.approx([0.0011990, 0.00010495, 0.0017427], rel=5e-5)
 
 
 def test_a_ball_at_one_order_does_not_bound_lower_orders_proportionally():

@@ -190,7 +190,7 @@ def _account(
         return
     yield str(guarantee)
     if drawn := guarantee.drawn_delta(vocab_size):
-        yield f"Drawing tokens by integer weights adds at most {format_epsilon(drawn)} to δ."
+        yield f"With V = {vocab_size} that is at most {format_epsilon(drawn)}."
     if ledger is not None:
         yield f"Ledger {ledger.path}, all {ledger.charges} charges: {ledger.totals}"
     if model_filter is not None:

@@ -92,7 +92,7 @@ class Guarantee:
             raise ValueError(f"caveats must be of {CAVEATS}, got {self.caveats!r}")
 
     def __str__(self) -> str:
-        return " ".join([self._statement(), *self.warnings])
+        return " ".join([self._statement(), *self._drawn_words(), *self.warnings])
 
     def drawn_delta(self, vocab_size: int) -> float:
         """What drawing tokens by integer weights adds to δ: (1 + e^ε) T V 2^-99, rounded up.
@@ -109,6 +109,17 @@ class Guarantee:
         answers = self.queries - self.public_queries if self.budget is None else self.budget
         added = (1 + math.exp(min(self.epsilon, 709.0))) * answers * vocab_size * 2.0**-99
         return min(1.0, added * (1 + 2.0**-48))
+
+    def _drawn_words(self) -> list[str]:
+        if self.kind not in ("fixed", "data-dependent, ex-post") or self.epsilon == math.inf:
+            return []
+        added = self.drawn_delta(1)
+        if added == 0:
+            return []
+        return [
+            f"Drawing tokens by integer weights adds at most {format_epsilon(added)} V to δ, V the "
+            f"size of the vocabulary."
+        ]
 
     @property
     def warnings(self) -> list[str]:
