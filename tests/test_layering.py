@@ -49,7 +49,14 @@ DOORS: dict[str, set[str]] = {
 }
 PRIVACY_FOR_MECHANISMS = {
     f"adapmixed.privacy.{name}"
-    for name in ("ball_bounds", "bounded_range", "conversions", "events", "published_bound")
+    for name in (
+        "ball_bounds",
+        "bounded_range",
+        "conversions",
+        "events",
+        "law_rounding",
+        "published_bound",
+    )  # fmt: skip
 }
 
 # Rooms whose foreign imports are part of the contract.

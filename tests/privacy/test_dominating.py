@@ -16,7 +16,8 @@ from adapmixed.privacy import (
     clipped_mixing_pair,
     composed_epsilon,
 )
-from adapmixed.privacy.dominating import charge_rounding, law_error
+from adapmixed.privacy.dominating import law_error
+from adapmixed.privacy.law_rounding import charge_rounding
 
 RATIOS = np.concatenate([[0.0], np.exp(np.linspace(-4, 4, 161)), 1 + np.linspace(-0.05, 0.05, 41)])
 

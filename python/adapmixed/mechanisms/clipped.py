@@ -12,7 +12,6 @@ from adapmixed.mechanisms.base import Mechanism, Proposal, Retirement, proposal
 from adapmixed.mechanisms.checks import check_count, check_number
 from adapmixed.mechanisms.law import Law
 from adapmixed.mechanisms.public_rules import check_rules, restrict, unsure
-from adapmixed.privacy.dominating import charge_rounding
 from adapmixed.privacy.events import (
     LOSS_ABSOLUTE_ERROR,
     ClippedAnswer,
@@ -20,6 +19,7 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     PublicAnswer,
 )
+from adapmixed.privacy.law_rounding import charge_rounding
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from adapmixed.privacy.checks import check_box, check_count, check_order, check_question
+from adapmixed.privacy.law_rounding import rounding_of_laws
 
 BOX_ERROR = 1e-7
 """Relative widening of the accounted box beyond the nominal one.
@@ -18,8 +19,6 @@ A pair for a wider box dominates. With N >= 2 and lower > 0 it covers every answ
 within a relative error of BOX_ERROR lower / (2 N upper) per token of the exact mixture. Where the
 operators do not keep to that, `law_error` is accounted besides.
 """
-
-_ROW_SUMS = 4e-12  # by which the operator's rows of a position may differ in sum
 
 _SUM_ERROR = 1e-9  # of the masses that a caller may hand in
 
@@ -160,23 +159,4 @@ def law_error(lower: float, upper: float, num_models: int) -> float:
         return 0.0
     if models > 1 and high <= 2500 * low and models * models * high <= 1.5e8 * low:
         return 0.0
-    return _law_error(models)
-
-
-def charge_rounding(order: float, num_models: int) -> tuple[float, float]:
-    """(relative, absolute): what rounding of the laws adds to a model's Rényi charge, rounded up.
-
-    The lemma's charge is for the exact mean of rows of mean 1. Rows that differ in sum leave the
-    others a little less than lower q each, which is relative, and the computed answers lie within
-    e^±η of that mean, which adds (2α-1)/(α-1) η. docs/privacy.md, section 13, "Rounding".
-
-    Args:
-        order: α > 1.  num_models: N >= 1.
-    """
-    order, models = check_order(order), check_count("num_models", num_models, 1)
-    growth = (2 * order - 1) / (order - 1) * (1 + 2.0**-50)
-    return 2 * (order + 1) * _ROW_SUMS, growth * _law_error(models)
-
-
-def _law_error(models: int) -> float:
-    return 4 * _ROW_SUMS + models * 2.0**-52
+    return rounding_of_laws(models)
