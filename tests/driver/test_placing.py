@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,12 +30,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("command", ["evaluate", "generate", "chat"])
+@pytest.mark.parametrize("command", ["evaluate", "generate", "chat", "reproduce"])
 def test_a_gpu_that_is_not_there_is_refused(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = {"evaluate": ["--text", __file__], "generate": ["--prompt", "a"], "chat": ["--plain"]}
-    given = [command, *DEMO, *SHORT, *text[command], "--device", "cuda"]
+    given = [command, "table2"]
+    if command != "reproduce":
+        given = [command, *DEMO, *SHORT, *text[command]]
+    given += ["--device", "cuda"]
     if not build_info()["cuda"]:
         assert main(given) == 2
         assert "--device cuda needs adapmixed_ext built with CUDA" in capsys.readouterr().err
@@ -49,7 +53,7 @@ def test_a_rank_takes_the_gpu_of_its_place(
     asked: dict[str, Any], local: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
-    monkeypatch.setattr(placing, "_check_cuda", lambda: None)
+    monkeypatch.setattr(placing, "check_device", lambda arguments: None)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -65,3 +69,12 @@ def test_half_precision_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*given, "--dtype", "bfloat16", "--verbose"]) == 0
     printed = capsys.readouterr()
     assert printed.out.strip() and "torch.bfloat16 on cpu" in printed.err
+
+
+def test_reproduce_loads_where_it_is_told(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("adapmixed.commands.reproduce.check_device", lambda arguments: None)
+    given = ["reproduce", "table2", "--out", str(tmp_path / "out"), "--dtype", "bfloat16"]
+    assert main([*given, "--device", "cuda"]) == 2
+    assert asked == {"dtype": torch.bfloat16, "device": "cuda"}

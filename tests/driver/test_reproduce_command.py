@@ -151,7 +151,7 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path) -> None:
     weights = (folder / "adapter_model.safetensors").read_bytes()
     assert builtin_dp_adapter(folder, base, **given) == adapter
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
-    assert adapter.load(base).num_models == 1
+    assert adapter.load(Sources()).num_models == 1
 
 
 def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_path: Path) -> None:

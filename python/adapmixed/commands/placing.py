@@ -1,4 +1,4 @@
-"""Where `evaluate`, `generate` and `chat` compute: device, precision, ranks."""
+"""Where `evaluate`, `generate`, `chat` and `reproduce` compute: device, precision, ranks."""
 
 import argparse
 from contextlib import AbstractContextManager
@@ -13,6 +13,18 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def add_placing_options(parser: argparse.ArgumentParser) -> None:
     """--device and --dtype; --rank-timeout for several ranks."""
+    add_device_options(parser)
+    parser.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="under torchrun: how long a rank waits for the others before the run ends (300)",
+    )
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """--device and --dtype."""
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
@@ -21,13 +33,6 @@ def add_placing_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of the public model; adapters: float32"
-    )
-    parser.add_argument(
-        "--rank-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="under torchrun: how long a rank waits for the others before the run ends (300)",
     )
 
 
@@ -39,10 +44,8 @@ def joined_ranks(arguments: argparse.Namespace) -> "AbstractContextManager[Ranks
     """
     from adapmixed.ranks import joined
 
-    cuda = arguments.device == "cuda"
-    if cuda:
-        _check_cuda()
-    return joined(timeout_seconds=arguments.rank_timeout, cuda=cuda)
+    check_device(arguments)
+    return joined(timeout_seconds=arguments.rank_timeout, cuda=arguments.device == "cuda")
 
 
 def load_ensemble(arguments: argparse.Namespace, ranks: "Ranks") -> "Ensemble":
@@ -65,7 +68,10 @@ def load_ensemble(arguments: argparse.Namespace, ranks: "Ranks") -> "Ensemble":
     )
 
 
-def _check_cuda() -> None:
+def check_device(arguments: argparse.Namespace) -> None:
+    """Raises ValueError where a GPU is asked for and there is none, or no kernels for one."""
+    if arguments.device != "cuda":
+        return
     import torch
 
     from adapmixed.ranks import Place

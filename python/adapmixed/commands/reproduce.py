@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from adapmixed.commands.options import (
     progress_bar,
     quiet_libraries,
 )
+from adapmixed.commands.placing import add_device_options, check_device
 
 if TYPE_CHECKING:
     from adapmixed.experiments.dp_adapter import DPAdapter
@@ -43,6 +45,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("reproduction"), help="folder")
     parser.add_argument("--seed", type=int, default=0, help="of the evaluation's randomness")
+    add_device_options(parser)
     group = parser.add_argument_group("how much (defaults: the paper's)")
     group.add_argument("--queries", type=int, help="of one run")
     group.add_argument("--runs", type=int, help="table1: runs of its first part (8)")
@@ -74,12 +77,13 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
     _refuse(arguments)
     quiet_libraries()
+    check_device(arguments)
     from adapmixed.experiments.inputs import Sources, load_inputs
     from adapmixed.experiments.measure import Run
     from adapmixed.experiments.outputs import write_outputs
     from adapmixed.experiments.tables import text
 
-    names = ("dataset", "scale", "base", "ensemble", "text", "text_column", "split", "config")
+    names = [field.name for field in fields(Sources)]
     sources = Sources(**{name: getattr(arguments, name) for name in names})
     check_output(arguments.out, folder=True)
     inputs = load_inputs(sources, most=_most_tokens(arguments))

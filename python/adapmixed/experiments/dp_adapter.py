@@ -20,6 +20,7 @@ from adapmixed.training.dpsgd import FORMAT_VERSION, GUARANTEE_FILE, train_dp
 from adapmixed.training.finetune import FinetuneConfig
 
 if TYPE_CHECKING:
+    from adapmixed.experiments.inputs import Sources
     from adapmixed.models import Ensemble
 
 BUILTIN_CONFIG = FinetuneConfig(
@@ -73,11 +74,9 @@ class DPAdapter:
             "mechanism": "one adapter trained by DP-SGD",
         }
 
-    def load(self, base: str) -> Ensemble:
+    def load(self, sources: Sources) -> Ensemble:
         """The adapter as an ensemble of one; `Unprotected()` then answers as it does itself."""
-        from adapmixed.models import Ensemble
-
-        return Ensemble.load(base, [self.folder])
+        return sources.load([self.folder])
 
 
 def read_dp_adapter(folder: Path) -> DPAdapter:

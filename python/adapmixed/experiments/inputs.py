@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ class Sources:
         text: evaluation text at full scale: file, folder or "hub:NAME", as `Corpus` reads it.
         text_column: of rows.
         split, config: of a hub data set (split: "test").
+        device, dtype: of the models, as `Ensemble.load` takes them.
     """
 
     dataset: str = "wikitext-103"
@@ -53,6 +54,8 @@ class Sources:
     text_column: str | None = None
     split: str | None = None
     config: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for name, allowed in (("dataset", DATASETS), ("scale", SCALES)):
@@ -83,6 +86,15 @@ class Sources:
     def public_model(self) -> str:
         """Folder or hub name of the public model."""
         return str(demo_base()) if self.scale == "builtin" else self.base or BASE
+
+    def load(self, adapters: Path | Sequence[Path]) -> Ensemble:
+        """The public model with an ensemble folder, or with single adapters; see `Ensemble.load`."""
+        import torch
+
+        from adapmixed.models import Ensemble
+
+        dtype = getattr(torch, self.dtype)
+        return Ensemble.load(self.public_model, adapters, dtype=dtype, device=self.device)
 
     def corpus(self) -> Corpus:
         """The evaluation text of the full scale."""
@@ -130,6 +142,8 @@ class Inputs:
             "text": self.text,
             "tokens": len(self.tokens),
             "unverified": list(self.ensemble.unverified),
+            "device": sources.device,
+            "dtype": sources.dtype,
         }
 
     def notes(self) -> list[str]:
@@ -155,8 +169,6 @@ def load_inputs(sources: Sources, *, most: int | None = None) -> Inputs:
     Raises:
         ValueError, OSError: as `Ensemble.load` and `Corpus`; the base has no tokenizer.
     """
-    from adapmixed.models import Ensemble
-
     documents: Iterable[Document]
     if sources.scale == "builtin":
         folder, documents, name = demo_ensemble_path(), held_out_documents(), "held-out topics"
@@ -164,7 +176,7 @@ def load_inputs(sources: Sources, *, most: int | None = None) -> Inputs:
         assert sources.ensemble is not None  # checked by Sources
         corpus = sources.corpus()
         folder, documents, name = sources.ensemble, corpus.documents(), corpus.name
-    ensemble = Ensemble.load(sources.public_model, folder)
+    ensemble = sources.load(folder)
     if ensemble.tokenizer is None:
         raise ValueError(f"base must have a tokenizer, {sources.public_model} has none")
     tokens: list[int] = []

@@ -100,7 +100,7 @@ def table1(
     dataset, tokens = inputs.sources.dataset, inputs.tokens
     long = queries_of(inputs, LONG_QUERIES[dataset], long)
     parts = [Part(runs, queries)] + ([Part(1, long)] if long else [])
-    one = None if dp is None else dp.load(inputs.sources.public_model)
+    one = None if dp is None else dp.load(inputs.sources)
     rows = []
     for number, part in enumerate(parts, start=1):
         compared = methods(dataset, inputs.sources.scale, part.queries)

@@ -83,7 +83,7 @@ def rows(
     ]
     for number, adapter in enumerate(adapters):
         alone = measure(
-            adapter.load(inputs.sources.public_model), inputs.tokens, {DP_SGD: Unprotected()},
+            adapter.load(inputs.sources), inputs.tokens, {DP_SGD: Unprotected()},
             queries, run, state=f"frontiers-dp-{number}",
         )  # fmt: skip
         ours = alone[DP_SGD] | adapter.promise()

@@ -28,12 +28,16 @@ TITLE = "What the screening bit depends on"
 NOTE = (
     "Screening: 'same bit' is the share of queries whose bit stays the same, under the same noise, "
     "when the public model stands in for every private one. ε is what the screenings alone cost. "
-    "One setting of the preset is changed at a time; the noise is the same but for σ."
+    "One setting of the preset is changed at a time, the noise being the same but for σ; in the "
+    "last lines three, to where the private models do decide: all weight on them, little noise, and "
+    "a threshold within their spread."
 )
 WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """λ_s that are tried."""
 FACTORS = (0.1, 0.5, 2.0, 10.0)
 """By which the preset's σ is multiplied; T and k by the two in the middle."""
+TOGETHER = ((1.0, 0.1, 0.5), (1.0, 0.01, 0.25), (1.0, 0.01, 0.125))
+"""λ_s, and the factors of σ and T, that are changed together."""
 BANDS = 5
 """Bands of the public model's largest probability, from 0 to 1."""
 _POSITIONS = 64  # of one call
@@ -88,7 +92,7 @@ def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
 
 
 def settings(preset: AdaPMixED, vocab_size: int) -> dict[str, AdaPMixED]:
-    """Label → the preset with one setting changed; itself among those of λ."""
+    """Label → the preset with one setting changed, or three; itself among those of λ."""
     preset = replace(preset, top_k=min(preset.top_k, vocab_size))
     found = {
         f"λ = {weight:g}": replace(preset, screen_weight=weight)
@@ -104,6 +108,11 @@ def settings(preset: AdaPMixED, vocab_size: int) -> dict[str, AdaPMixED]:
     for factor in FACTORS[1:-1]:
         top_k = min(vocab_size, max(1, round(factor * preset.top_k)))
         found[f"k = {top_k}"] = replace(preset, top_k=top_k)
+    for weight, noise, lower in TOGETHER:
+        sigma, threshold = noise * preset.sigma, lower * preset.threshold
+        found[f"λ = {weight:g}, σ = {sigma:g}, T = {threshold:g}"] = replace(
+            preset, screen_weight=weight, sigma=sigma, threshold=threshold
+        )
     return found
 
 

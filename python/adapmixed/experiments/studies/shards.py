@@ -11,7 +11,7 @@ from adapmixed.experiments.paper import PUBLIC
 from adapmixed.experiments.result import row
 from adapmixed.experiments.studies import models
 from adapmixed.mechanisms import PublicOnly
-from adapmixed.models import Ensemble, read_manifest
+from adapmixed.models import read_manifest
 from adapmixed.training.folder import TrainingFolder
 
 GROUP = "shards"
@@ -30,7 +30,7 @@ def rows(
     lines: list[tuple[str, int, dict[str, object]]] = []
     compared = {PUBLIC: PublicOnly()} | models.methods(inputs.sources.dataset, queries)
     for folder in folders:
-        ensemble = Ensemble.load(inputs.sources.public_model, folder)
+        ensemble = inputs.sources.load(folder)
         count = ensemble.num_models
         found = measure(
             ensemble, inputs.tokens, compared, queries, run, state=f"shards-{folder.name}"
