@@ -88,7 +88,7 @@ class Sources:
         return str(demo_base()) if self.scale == "builtin" else self.base or BASE
 
     def load(self, adapters: Path | Sequence[Path]) -> Ensemble:
-        """The public model with an ensemble folder, or with single adapters; see `Ensemble.load`."""
+        """The public model with an ensemble folder or with single adapters."""
         import torch
 
         from adapmixed.models import Ensemble

@@ -29,8 +29,8 @@ NOTE = (
     "Screening: 'same bit' is the share of queries whose bit stays the same, under the same noise, "
     "when the public model stands in for every private one. ε is what the screenings alone cost. "
     "One setting of the preset is changed at a time, the noise being the same but for σ; in the "
-    "last lines three, to where the private models do decide: all weight on them, little noise, and "
-    "a threshold within their spread."
+    "last lines three, to where the private models do decide: all weight on them, little noise, a "
+    "threshold within their spread."
 )
 WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """λ_s that are tried."""
