@@ -81,6 +81,11 @@ def _sample(probabilities: Tensor, public_logits: Tensor, key: Tensor, counter: 
         at = int(bad[0])
         if int(status[at]) == 2:
             raise ValueError(f"public_logits[{at}] has no finite value: no token has q > 0")
+        if int(status[at]) == 3:
+            total = float(probabilities[at][~public_logits[at].isneginf()].sum())
+            raise ValueError(
+                f"probabilities[{at}] must sum to V 2^-99 or more where q > 0, got {total}"
+            )
         raise ValueError(
             f"probabilities[{at}] must be >= 0 and sum to 1 within 1e-6, got a row with minimum "
             f"{float(probabilities[at].min())} and sum {float(probabilities[at].sum())}"

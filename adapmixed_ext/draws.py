@@ -49,12 +49,10 @@ def gaussian(
 
 
 def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -> Tensor:
-    """One token per row, exactly proportional to integer weights of the probabilities.
+    """One token per row, exactly in proportion to its float64 probability.
 
-    Weights are ⌊p·2^100⌋, at least 1 wherever q > 0 (no token with q > 0 is ever lost) and 0 where
-    q = 0, whatever the probability there; the draw is uniform below their total, by rejection. For
-    probabilities within q's support the sampled law differs from the normalised ones by less than
-    V·2^-99 in total variation.
+    The law is p/Σp over the tokens with q > 0, without a bound for rounding: no token with q > 0 is
+    lost (one whose p is 0 counts as 2^-1074), and none with q = 0 is drawn, whatever p is there.
 
     Args:
         probabilities: (B, V) float64, rows that sum to 1 within 1e-6.
@@ -66,8 +64,9 @@ def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -
         token is -1.
 
     Raises:
-        ValueError: shapes, dtypes, devices, rows of probabilities that are no distribution,
-            a row of public logits with NaN, +inf or no finite value.
+        ValueError: shapes, dtypes, devices, rows of probabilities that are no distribution or have
+            less than V·2^-99 in all where q > 0, a row of public logits with NaN, +inf or no finite
+            value.
     """
     public = check.logits("public_logits", public_logits, 2)
     _ops.log_sum_exp(public, "public_logits")

@@ -1,4 +1,4 @@
-"""The distribution that a token is drawn from: the mixture, the log pool, the law of integers."""
+"""The distribution that a token is drawn from: the mixture, the log pool, the sampler's law."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from .projections import log_projected
 from .renyi import log_softmax
 
-_UNIT_WEIGHT = 2**100
+_UNITS = 2**1074  # in 1: every double is a multiple of 2^-1074
 
 
 def mixture(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
@@ -60,13 +60,16 @@ def log_pool(
 
 
 def sampling_weights(probabilities: Tensor, public_logits: Tensor) -> list[list[int]]:
-    """The sampler's integer law: floor(2^100 p), but at least 1 where q > 0, and 0 where q = 0.
+    """The sampler's law: p in units of 2^-1074, but at least 1 where q > 0, and 0 where q = 0.
 
-    Token v is drawn with probability w_v / sum(w): within V 2^-100 of p (summing to 1, supported
-    by q) in total variation. Python integers: the weights exceed int64.
+    Token v is drawn with probability w_v / sum(w). Python integers, exact.
     """
     rows = zip(probabilities.tolist(), (public_logits > -math.inf).tolist(), strict=True)
     return [
-        [max(int(p * _UNIT_WEIGHT), 1) if held else 0 for p, held in zip(*row, strict=True)]
-        for row in rows
+        [max(_units(p), 1) if held else 0 for p, held in zip(*row, strict=True)] for row in rows
     ]
+
+
+def _units(p: float) -> int:
+    numerator, denominator = p.as_integer_ratio()
+    return numerator * (_UNITS // denominator)

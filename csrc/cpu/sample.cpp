@@ -1,4 +1,4 @@
-// Tokens from integer weights: one vectorised pass over a row, then a walk through one segment.
+// One vectorised pass over a row for its integer weights, then a walk through one segment.
 #include "core/sampling.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct Limbs {
   // The same weight as integer_weight, every step exact. The clamp gives what is no probability,
   // and will be refused, some weight that is a number.
   void add(Vec p, Mask supported) {
-    const Vec clamped = vmin(vmax(p, Vec(kUnitProbability)), Vec(1.0 + 1e-6));
+    const Vec clamped = vmin(vmax(p, Vec(0.0)), Vec(1.0 + 1e-6));
     const Vec x = vselect(supported, clamped, Vec(0.0)) * Vec(0x1p34);
     const Vec h = vtrunc(x);
     const Vec y = (x - h) * Vec(0x1p33);
@@ -52,35 +52,46 @@ std::int32_t sample_row(const double* p, const Row& row, std::int64_t vocab, con
   uint128 weight[kSegments];
   uint128 total = 0;
   Vec p_sum(0.0);
+  bool supported_anywhere = false;
   *token = -1;
   for (std::int64_t s = 0; s * length < vocab; ++s) {
     const std::int64_t end = std::min(vocab, (s + 1) * length);
     Limbs limbs;
-    Mask valid = Vec(0.0) == Vec(0.0);
+    Mask valid = Vec(0.0) == Vec(0.0), present = Vec(0.0) < Vec(0.0);
     for (std::int64_t v = s * length; v < end; v += Vec::kLanes) {
       const Vec x = load_probabilities(p, v, end);
+      const Mask supported = load_logits<D>(row.data, v, end) > Vec(-HUGE_VAL);
       valid = valid & is_probability(x);
+      present = present | supported;
       p_sum = p_sum + x;
-      limbs.add(x, load_logits<D>(row.data, v, end) > Vec(-HUGE_VAL));
+      limbs.add(x, supported);
     }
-    if (valid.bits() != (1u << Vec::kLanes) - 1) return 1;
+    if (valid.bits() != (1u << Vec::kLanes) - 1) return kNoDistribution;
+    supported_anywhere = supported_anywhere || present.any();
     weight[s] = limbs.total();
     total += weight[s];
   }
-  if (!is_total(sum(p_sum))) return 1;
-  if (total == 0) return 2;
-  // The first token whose cumulative weight exceeds the draw; weight 0 is never it.
-  uint128 draw = uniform_below(stream, total);
-  std::int64_t s = 0;
-  for (; draw >= weight[s]; ++s) draw -= weight[s];
-  for (std::int64_t v = s * length;; ++v) {
-    const uint128 w = integer_weight(p[v], row.at(v) > -HUGE_VAL);
-    if (draw < w) {
-      *token = v;
-      return 0;
+  if (!is_total(sum(p_sum))) return kNoDistribution;
+  if (!supported_anywhere) return kNoSupport;
+  if (total < least_total(vocab)) return kNoMass;
+  const auto probability = [&](std::int64_t v) {
+    return drawn_probability(p[v], row.at(v) > -HUGE_VAL);
+  };
+  const Draws draws(total);
+  for (std::uint32_t number = 0; *token < 0; ++number) {
+    const uint128 draw = draws(stream, number);
+    if (draw < total) {
+      uint128 left = draw;
+      std::int64_t s = 0;
+      for (; left >= weight[s]; ++s) left -= weight[s];
+      *token = token_by_weights(left, s * length, probability);
     }
-    draw -= w;
+    if (*token < 0 && draw < total + static_cast<uint128>(vocab)) {
+      std::uint64_t limbs[ExactDraw::kLimbs];
+      *token = exact_token(ExactDraw(draw, stream, number, limbs), vocab, probability);
+    }
   }
+  return kSampled;
 }
 
 void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,

@@ -11,6 +11,7 @@ import pytest
 import simulated
 import torch
 from checks import Report
+from draws import open_rows
 from torch import Tensor
 
 import adapmixed_ext
@@ -91,11 +92,11 @@ def test_random_numbers_are_those_of_the_cpu() -> None:
     generator = torch.Generator().manual_seed(3)
     public = 3 * torch.randn(4, 777, generator=generator)
     public[1, :300] = -math.inf
-    probabilities = public.double().softmax(-1)
+    rows = [(public.double().softmax(-1), public), open_rows(4, 777, generator)]
 
     def draw() -> tuple[Tensor, Tensor]:
         tokens = [
-            adapmixed_ext.sample(probabilities, public, rng=fuzz.Source(seed)) for seed in range(20)
+            adapmixed_ext.sample(*row, rng=fuzz.Source(seed)) for row in rows for seed in range(20)
         ]
         return adapmixed_ext.gaussian(1003, sigma=0.7, rng=fuzz.Source(5)), torch.stack(tokens)
 

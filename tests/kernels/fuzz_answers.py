@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 
 import checks
 import extended
@@ -12,9 +11,9 @@ import numpy as np
 import oracle
 import torch
 from checks import Report
+from draws import drawn_by_hand
 from fuzz_cases import Call
 from mpmath import mpf
-from test_random import uniform_below
 from torch import Tensor
 
 import adapmixed_ext
@@ -25,13 +24,9 @@ PROBABILITY_ERROR = 1e-6
 
 
 def drawn(mixture: Tensor, public: Tensor, source: adapmixed_ext.RandomSource) -> list[int]:
-    """The tokens of the integer law, by the stream itself."""
+    """The tokens of the sampler's law, by the stream itself."""
     key, counter = source.reserve()
-    tokens = []
-    for b, weights in enumerate(reference.sampling_weights(mixture, public)):
-        draw = uniform_below(bytes(key.tolist()), counter, b, sum(weights))
-        tokens.append(next(v for v, end in enumerate(accumulate(weights)) if draw < end))
-    return tokens
+    return drawn_by_hand(mixture, public, bytes(key.tolist()), counter)
 
 
 def check_mixture(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import cases
 import mpmath as mp
@@ -177,10 +178,10 @@ def test_sampling_weights() -> None:
     probabilities = torch.tensor([[0.5, 0.5 - 1e-9, 1e-9, 0.0, 1e-30, 0.0]], dtype=torch.float64)
     public = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, -math.inf]])
     weights = reference.sampling_weights(probabilities, public)
-    exact = [int(mpf(p) * 2**100) for p in probabilities[0].tolist()[:3]]
-    assert weights == [[*exact, 1, int(mpf(1e-30) * 2**100), 0]]
+    exact = [int(Fraction(p) * 2**1074) for p in probabilities[0].tolist()]
+    assert weights == [[*exact[:3], 1, exact[4], 0]]
     one = reference.sampling_weights(torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1))
-    assert one == [[2**100]]
+    assert one == [[2**1074]]
 
 
 def _close(got: float, truth: mpf, relative: float, absolute: float) -> bool:
