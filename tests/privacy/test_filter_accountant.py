@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,9 @@ from adapmixed.privacy import (
     FilterBudget,
     GaussianScreening,
     IndividualCharge,
-    Ledger,
     PerModelFilter,
     PublicAnswer,
+    zcdp_to_dp,
 )
 
 
@@ -199,59 +198,15 @@ def test_values_that_differ_are_told_apart() -> None:
     assert f"at δ = {other!r}" in str(stated)
 
 
-@pytest.fixture
-def three_answers(monkeypatch: pytest.MonkeyPatch) -> FilterBudget:
-    """A budget; an ε is for three answers under it, which cost next to nothing."""
-    for module in ("filter", "running"):
-        monkeypatch.setattr(f"adapmixed.privacy.{module}.MAX_ANSWERS", 3)
-    return FilterBudget("zcdp", 1.0, 1e-5)
-
-
-TOKENS = np.full((2, 1), 1e-9)
-
-
-def test_a_filter_that_goes_on_from_a_ledger_knows_how_many_answers_there_were(
-    tmp_path: Path, three_answers: FilterBudget
-) -> None:
-    settings = dict(delta=1e-5, configuration="x", filter_budget=three_answers)
-    for number in range(4):
-        with Ledger.open(tmp_path / "ledger.db", **settings) as ledger:  # type: ignore[arg-type]
-            spent = ledger.accountant.individual_spent
-            model_filter = PerModelFilter(2, three_answers, spent=spent)
-            ledger.attach(model_filter)
-            if number == 3:
-                with pytest.raises(ValueError, match="answers under one budget must be at most 3"):
-                    model_filter.admit(TOKENS)
-                break
-            assert model_filter.admit(TOKENS).all()
-            ledger.charge([IndividualCharge("zcdp", None, TOKENS), PublicAnswer(5)])
-
-
-def test_an_accountant_counts_the_answers_whatever_its_filters_know(
-    three_answers: FilterBudget,
-) -> None:
-    event = IndividualCharge("zcdp", None, np.hstack([TOKENS, TOKENS]))
-    accountant = Accountant(1e-5, filter_budget=three_answers)
-    accountant.attach(PerModelFilter(2, three_answers))
-    accountant.add([event, PublicAnswer(9)])
-    again = Accountant.from_state(accountant.state())
-    beside = Accountant(1e-5, filter_budget=three_answers).replay(event)
-    for one in (accountant, accountant.copy(), again, beside):
-        with pytest.raises(ValueError, match="must be at most 3, got 4"):
-            one.replay(event)
-        assert one.queries - one.epsilon().public_queries == 2
-    with pytest.raises(ValueError, match="must be at most 3, got 4"):
-        accountant.add(event)
-    accountant.add(IndividualCharge("zcdp", None, TOKENS))
-    written = accountant.state()
-    written["running"]["queries"] += 1
-    with pytest.raises(ValueError, match="must be at most 3, got 4"):
-        Accountant.from_state(written)
-
-
-def test_a_filter_that_is_attached_again_keeps_its_own_number(three_answers: FilterBudget) -> None:
-    model_filter = PerModelFilter(2, three_answers)
-    model_filter.admit(np.zeros((2, 2)))
-    Accountant(1e-5, filter_budget=three_answers).attach(model_filter)
-    with pytest.raises(ValueError, match="must be at most 3"):
-        model_filter.admit(np.zeros((2, 2)))
+def test_a_filter_goes_on_after_any_number_of_answers() -> None:
+    """Its ε is of the budget alone: tokens are drawn exactly from the law that was charged."""
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    begun = PerModelFilter(2, budget)
+    begun.admit(np.zeros((2, 1)))
+    model_filter = PerModelFilter.from_state({**begun.state(), "answers": 2**60})
+    accountant = Accountant(1e-5, filter_budget=budget)
+    accountant.attach(model_filter)
+    assert model_filter.admit(np.full((2, 1), 1e-9)).all()
+    accountant.add(IndividualCharge("zcdp", None, np.full((2, 1), 1e-9)))
+    assert model_filter.state()["answers"] == 2**60 + 1
+    assert accountant.epsilon().epsilon == budget.epsilon() == zcdp_to_dp(1.0, 1e-5)[0]

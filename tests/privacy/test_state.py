@@ -334,7 +334,7 @@ def test_a_filter_refuses_another_state() -> None:
         PerModelFilter(5, FilterBudget("renyi", 0.4, DELTA, 4.0)).restore(written)
     for key, value, words in (
         ("format_version", 2, r"filter\.format_version must be 1"),
-        ("answers", -1, r"filter\.answers must be in"),
+        ("answers", -1, r"filter\.answers must be"),
         ("left", 1, r"filter\.left must be in \[0, 0\]"),
         ("spent", [4], "spent must be float64 of shape|arrays must hold 32 bytes"),
         ("num_models", 0, "num_models must be an integer >= 1"),

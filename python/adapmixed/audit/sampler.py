@@ -27,13 +27,14 @@ from adapmixed_ext.reference import sampling_weights
 DRAWS_PER_SECOND = 100_000.0
 CHUNK = 1 << 16
 RARE, RARE_TOKENS = 2.0**-20, 256
-UNITS = [0.0, 5e-324, 1e-40, 2.0**-101, 2.0**-100, 1.75 * 2.0**-100, 2.0**-99, 3.5 * 2.0**-100]
-"""Probabilities whose weights are 1, 1, 1, 1, 1, 1, 2, 3 where q > 0."""
+UNIT = 2.0**-100  # of the integers by which nearly every token is found
+UNITS = [0.25, 0.5, 1.0, 1.75, 2.0, 3.5, 4.25, 9.75]
+"""Shares of `UNIT` that whole units do not tell apart."""
 RESERVED = 100  # pairs of a key and a counter that are compared after a fork
 
 
 def exact_law(p: Tensor, public: Tensor) -> list[float]:
-    """The integer law of one row, w_v / Σ w."""
+    """What the sampler is to draw from, p/Σp where q > 0."""
     weights = sampling_weights(p[None], public[None])[0]
     total = sum(weights)
     return [float(Fraction(weight, total)) for weight in weights]
@@ -55,7 +56,7 @@ def _chi_square(name: str, counts: list[int], law: list[float], control: bool = 
     lost = sum(counts) - sum(count for count, _ in held)
     statistic, freedom = chi_square([c for c, _ in held], [s for _, s in held])
     return Finding(
-        "sampler", name, f"χ² against the integer law, {freedom} degrees",
+        "sampler", name, f"χ² against the stated law, {freedom} degrees",
         chi_square_limit(freedom), math.inf if lost else statistic, CONFIDENCE, control,
     )  # fmt: skip
 
@@ -70,11 +71,15 @@ def _laws(effort: Effort) -> Iterator[Finding]:
     p = p / p.sum()
     counts = drawn(p, public, draws, effort.source("sampler/chi"))
     yield _chi_square("40 tokens, 6 of them outside q", counts, exact_law(p, public))
-    # All probability where q = 0 counts nothing: what is left are weights of a few units.
-    p = torch.tensor([1.0, *UNITS], dtype=torch.float64)
-    public = torch.tensor([-math.inf] + [-80.0] * len(UNITS))
-    counts = drawn(p, public, draws, effort.source("sampler/units"))
-    yield _chi_square("tokens with q > 0 and p = 0 have weight 1", counts, exact_law(p, public))
+    # All probability where q = 0 counts nothing: what is left are a few of the sampler's units.
+    units = torch.tensor(UNITS, dtype=torch.float64)
+    public = torch.tensor([-math.inf] + [-80.0] * len(units))
+    small = exact_law(torch.cat([torch.ones(1), UNIT * units]), public)
+    for floored in (False, True):
+        p = torch.cat([torch.ones(1), UNIT * (units.floor() if floored else units)]).double()
+        counts = drawn(p, public, draws, effort.source(f"sampler/units{floored:d}"))
+        name = "fractions of 2^-100 cut off" if floored else "fractions of 2^-100"
+        yield _chi_square(name, counts, small, control=floored)
     # Drawn from one law, tested against another.
     biased = torch.tensor([0.26, 0.25, 0.25, 0.24], dtype=torch.float64)
     counts = drawn(biased, torch.zeros(4), draws, effort.source("sampler/control"))

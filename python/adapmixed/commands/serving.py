@@ -123,7 +123,7 @@ def _generator(
         )
     finally:
         if accountant.queries:  # also of a conversation that was broken off; on one rank alone
-            for line in _account(arguments, accountant, ledger, model_filter, ensemble.vocab_size):
+            for line in _account(arguments, accountant, ledger, model_filter):
                 print(line, file=sys.stderr)
         if model_filter is not None and arguments.operator and ranks.leads:
             show_spent(model_filter)
@@ -173,11 +173,8 @@ def _account(
     accountant: "Accountant",
     ledger: "Ledger | None",
     model_filter: "PerModelFilter | None",
-    vocab_size: int,
 ) -> Iterator[str]:
     """What was charged; what depends on private data, for the operator alone."""
-    from adapmixed.privacy.guarantee import format_epsilon
-
     guarantee = accountant.epsilon()
     if guarantee.kind.startswith("data-dependent") and not arguments.operator:
         yield (
@@ -189,8 +186,6 @@ def _account(
             yield f"Ledger {ledger.path}: {ledger.charges} charges."
         return
     yield str(guarantee)
-    if drawn := guarantee.drawn_delta(vocab_size):
-        yield f"With V = {vocab_size} that is at most {format_epsilon(drawn)}."
     if ledger is not None:
         yield f"Ledger {ledger.path}, all {ledger.charges} charges: {ledger.totals}"
     if model_filter is not None:

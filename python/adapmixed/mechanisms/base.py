@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.mechanisms.law import Law, SplitLaw
-from adapmixed.privacy.events import MAX_VOCABULARY, Caveat, Event
+from adapmixed.privacy.events import Caveat, Event
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 
@@ -74,17 +74,9 @@ class Proposal:
     def individual_charges(self) -> Tensor | None:
         """(N, B) float64, what a filter charges each slot: `charges` where each is bounded by row i
         and public values alone, so that slots can be retired one by one; else None.
-
-        Raises:
-            ValueError: more than `MAX_VOCABULARY` tokens, which no filter's budget is for.
         """
         if self._retirement is None or self.charges is None:
             return None
-        if self.vocab_size > MAX_VOCABULARY:
-            raise ValueError(
-                f"vocabulary size must be at most {MAX_VOCABULARY} under a filter, what its delta "
-                f"for drawn tokens is for, got {self.vocab_size}"
-            )
         return self.charges[..., 0]
 
     def events(self, active: Tensor | None = None) -> list[Event]:

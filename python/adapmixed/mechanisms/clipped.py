@@ -1,5 +1,6 @@
 """ClippedMixing: the mean of distributions clipped to a density-ratio box around q."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -10,7 +11,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Mechanism, Proposal, Retirement, proposal
 from adapmixed.mechanisms.checks import check_count, check_number
-from adapmixed.mechanisms.law import Law
+from adapmixed.mechanisms.law import Law, public_below
 from adapmixed.mechanisms.public_rules import check_rules, restrict, unsure
 from adapmixed.privacy.events import (
     LOSS_ABSOLUTE_ERROR,
@@ -19,7 +20,7 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     PublicAnswer,
 )
-from adapmixed.privacy.law_rounding import charge_rounding
+from adapmixed.privacy.law_rounding import LEAST_LOWER, MAX_VOCABULARY, charge_rounding
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 
@@ -33,7 +34,7 @@ class ClippedMixing(Mechanism):
     even depend on earlier answers (docs/privacy.md).
 
     Attributes:
-        lower: c in [0, 1], the least ratio p̄_i/q.
+        lower: c in [0, 1], the least ratio p̄_i/q; with charge_order at least 1e-30.
         upper: C in [1, 1e100], the largest.
         queries: T ≥ 1, how many queries the fixed guarantee is for; None with a filter.
         charge_order: Rényi order α > 1 of the filter's charges; None without a filter.
@@ -52,7 +53,9 @@ class ClippedMixing(Mechanism):
     sure_above: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("lower", self.lower, least=0.0, most=1.0)
+        check_number(
+            "lower", self.lower, least=0.0 if self.charge_order is None else LEAST_LOWER, most=1.0
+        )
         check_number("upper", self.upper, least=1.0, most=1e100)
         check_count("queries", self.queries, optional=True)
         if self.charge_order is not None:
@@ -73,9 +76,19 @@ class ClippedMixing(Mechanism):
         rng: RandomSource,
         ranks: Ranks = ALONE,
     ) -> Proposal:
-        """See :meth:`Mechanism.propose`; charges are (N, B, 1), inflated by their error."""
+        """See :meth:`Mechanism.propose`; charges are (N, B, 1), inflated by their error.
+
+        Raises:
+            ValueError: as there; more than 2^20 tokens: no rounding is proved for them.
+        """
         kept = restrict(private_logits, public_logits, self.top_k, ranks)
         private, public = kept.private_logits, kept.public_logits
+        if public.shape[-1] > MAX_VOCABULARY:
+            raise ValueError(
+                f"public_logits must have at most {MAX_VOCABULARY} tokens, for which the rounding "
+                f"of the rows' sums is accounted, got {public.shape[-1]}"
+            )
+        rare = public_below(math.log(self.lower)) if self.lower >= LEAST_LOWER else -math.inf
         models, positions = ranks.slots(len(private)), len(public)
         clipping = ops.clip_project(
             private, public, lower=self.lower, upper=self.upper, orders=self.charge_order,
@@ -96,7 +109,9 @@ class ClippedMixing(Mechanism):
         def law(active: Tensor) -> Law:
             chosen = replace(clipping, active=ranks.rows(active & takes_part))
             slots = None if ranks.alone else models
-            return Law(private, public, chosen, kept=kept, ranks=ranks, slots=slots)
+            return Law(
+                private, public, chosen, kept=kept, ranks=ranks, slots=slots, public_below=rare
+            )
 
         def charged(active: Tensor) -> Sequence[Event]:
             if charges is None or self.charge_order is None:

@@ -12,6 +12,18 @@ from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
 from adapmixed_ext.ops import prepare
 
+# Doubles keep their relative precision down to e^-708.
+_LEAST_LOG_PROBABILITY = -700.0
+
+
+def public_below(least_log_ratio: float) -> float:
+    """log q below which a law with p/q >= e^least_log_ratio is q itself: a public rule.
+
+    Elsewhere p >= e^-700, so that what is drawn is p but for a few units in the last place
+    (docs/privacy.md, section 8).
+    """
+    return _LEAST_LOG_PROBABILITY - least_log_ratio
+
 
 @dataclass(frozen=True)
 class Law:
@@ -28,6 +40,7 @@ class Law:
     ranks: Ranks = ALONE
     slots: int | None = None  # N, where other rows are on other ranks; None: all are here
     ratio: Tensor | None = None  # (B, V) float64, p/q, where it is known already
+    public_below: float = -torch.inf  # tokens with a lower log q are answered from q
 
     def __post_init__(self) -> None:
         # Where operators only queue work, nothing has said yet that a row was bad.
@@ -69,12 +82,18 @@ class Law:
     def _probabilities(self) -> Tensor:
         if self.ratio is not None:
             return self._log_q().exp() * self.ratio
-        return spread.mixture(
+        mixture = spread.mixture(
             self.private_logits, self.public_logits, self.projection, self.ranks, self.slots
         )
+        if self.public_below > -torch.inf:
+            log_q = self._log_q()
+            rare = log_q < self.public_below
+            mixture[rare] = log_q[rare].exp()
+        return mixture
 
     def _log_q(self) -> Tensor:
-        return self.public_logits.double() - self.projection.public_lse.unsqueeze(-1)
+        log_q = self.public_logits.to(torch.float64, copy=True)
+        return log_q.sub_(self.projection.public_lse.unsqueeze(-1))
 
     def likeliest(self) -> Tensor:
         """The token of largest probability, (B,) int64: for evaluation, never to be released."""
@@ -100,6 +119,9 @@ class Law:
                 self.ranks,
                 self.slots,
             )
+            at_target = self.public_logits.gather(1, targets.unsqueeze(1)).squeeze(1).double()
+            log_q = at_target - self.projection.public_lse
+            values = torch.where(log_q < self.public_below, log_q, values)
         return values if found is None else torch.where(found, values, -torch.inf)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.mechanisms.base import Mechanism, Proposal, Retirement, proposal
 from adapmixed.mechanisms.checks import check_count, check_number
-from adapmixed.mechanisms.law import Law
+from adapmixed.mechanisms.law import Law, public_below
 from adapmixed.mechanisms.public_rules import check_rules, restrict, unsure
 from adapmixed.privacy.bounded_range import individual_rho
 from adapmixed.privacy.events import (
@@ -21,6 +21,8 @@ from adapmixed.privacy.events import (
 )
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext import RandomSource
+
+_MOST_DEPTH = 600.0  # of log p/q: tokens from q = e^-100 on are still the pool's
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class ClippedLogPool(Mechanism):
         check_number("upper", self.upper, least=0.0, most=1e6)
         check_number("scale", self.scale, least=0.0)
         check_count("queries", self.queries, optional=True)
+        if self.scale * (self.upper - self.lower) > _MOST_DEPTH:
+            raise ValueError(
+                f"scale * (upper - lower) must be <= {_MOST_DEPTH:g}, got {self.scale!r} * "
+                f"{self.upper - self.lower!r}: tokens may be lost where doubles end"
+            )
         check_rules(self.top_k, self.sure_above)
 
     @property
@@ -74,6 +81,7 @@ class ClippedLogPool(Mechanism):
         kept = restrict(private_logits, public_logits, self.top_k, ranks)
         private, public = kept.private_logits, kept.public_logits
         models, positions = ranks.slots(len(private)), len(public)
+        rare = public_below(-self.scale * (self.upper - self.lower))
         pool = ops.log_pool(
             private, public, lower=self.lower, upper=self.upper, scale=self.scale,
             num_models=models,
@@ -87,14 +95,16 @@ class ClippedLogPool(Mechanism):
             chosen = ranks.rows(active & asked)
             if not ranks.alone:  # the other ranks' part comes with the answer
                 mine = replace(pool, active=chosen)
-                return Law(private, public, mine, kept=kept, ranks=ranks, slots=models)
+                return Law(
+                    private, public, mine, kept=kept, ranks=ranks, slots=models, public_below=rare
+                )
             if bool(chosen.all()):
-                return Law(private, public, pool, kept=kept)
+                return Law(private, public, pool, kept=kept, public_below=rare)
             restricted = ops.log_pool(
                 private, public, lower=self.lower, upper=self.upper, scale=self.scale,
                 active=chosen,
             )  # fmt: skip
-            return Law(private, public, restricted, kept=kept)
+            return Law(private, public, restricted, kept=kept, public_below=rare)
 
         def charged(active: Tensor) -> Sequence[Event]:
             amount = torch.where(active.cpu(), charges[..., 0], 0.0).numpy()

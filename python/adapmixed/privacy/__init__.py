@@ -38,7 +38,7 @@ from adapmixed.privacy.events import (
     UnprotectedAnswer,
 )
 from adapmixed.privacy.filter import PerModelFilter
-from adapmixed.privacy.filter_budget import MAX_ANSWERS, FilterBudget
+from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
 from adapmixed.privacy.ledger import Ledger, LedgerError
 from adapmixed.privacy.published_bound import published_bound, published_target_leakage
@@ -49,7 +49,6 @@ __all__ = [
     "CAVEATS",
     "KINDS",
     "LOSS_ABSOLUTE_ERROR",
-    "MAX_ANSWERS",
     "MEASURES",
     "QUESTIONS",
     "RANGE_ERROR",

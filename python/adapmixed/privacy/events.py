@@ -31,9 +31,6 @@ LOSS_ABSOLUTE_ERROR = 1e-12
 """Absolute error that the accountant adds to every realised loss, zeros among them: below it an
 operator may answer 0 for a loss that is not."""
 
-MAX_VOCABULARY = 2**20
-"""V under a filter: what the part of δ is for that drawing by integer weights takes."""
-
 
 @dataclass(frozen=True)
 class GaussianScreening:

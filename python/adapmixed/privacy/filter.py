@@ -30,7 +30,7 @@ from adapmixed.privacy.fields import (
     read_state,
     write_state,
 )
-from adapmixed.privacy.filter_budget import BUDGET, MAX_ANSWERS, FilterBudget
+from adapmixed.privacy.filter_budget import BUDGET, FilterBudget
 from adapmixed.privacy.rounding import array_add_up, times_up
 
 FORMAT_VERSION = 1
@@ -157,9 +157,9 @@ class PerModelFilter:
                 f"releases take and what may be spent, got {float(spent.min())!r} to "
                 f"{float(spent.max())!r}"
             )
-        for name, most in (("left", made.releases), ("answers", MAX_ANSWERS)):
-            if not 0 <= found[name] <= most:
-                raise ValueError(f"filter.{name} must be in [0, {most}], got {found[name]}")
+        if not 0 <= found["left"] <= made.releases:
+            raise ValueError(f"filter.left must be in [0, {made.releases}], got {found['left']}")
+        check_count("filter.answers", found["answers"], 0)
         made._spent, made._left, made._answers = spent, found["left"], found["answers"]
         made.identity, made._serves = found["identity"], True
         return made
@@ -186,8 +186,7 @@ class PerModelFilter:
         Args:
             charged: (N,) float64, what each model has been charged by it or before it, without
                 releases; `spent` is raised to that where it is less.
-            answers: how many charges that is the sum of; `MAX_ANSWERS` bounds them and those to
-                come together.
+            answers: how many charges that is the sum of.
 
         Raises:
             ValueError: it lacks charges of before, or is of another number of models; counts with
@@ -198,8 +197,7 @@ class PerModelFilter:
         # least float below that) a step; the reserve is known to some ulps of the budget. What is
         # smaller than all that could be missing unseen, so the filter is raised to `charged`: the
         # guarantee does not depend on the comparison, which is for mistakes.
-        steps = min(answers, MAX_ANSWERS)
-        rounding = steps * (charged * 2.0**-50 + 5e-324) + 4 * math.ulp(self.budget.amount)
+        rounding = answers * (charged * 2.0**-50 + 5e-324) + 4 * math.ulp(self.budget.amount)
         with self._lock:
             own = self._spent - self._reserved
             if own.shape != charged.shape or (own < charged - rounding).any():
@@ -231,8 +229,7 @@ class PerModelFilter:
             (N, B) bool: private. A slot that may not contribute is not charged.
 
         Raises:
-            ValueError: shape, dtype, NaN or negative charges, more than `MAX_ANSWERS` answers, a
-                child of a fork.
+            ValueError: shape, dtype, NaN or negative charges, a child of a fork.
         """
         charges = np.asarray(charges)
         if charges.ndim != 2:
@@ -242,8 +239,6 @@ class PerModelFilter:
         self._check_process()
         active = np.zeros(shape, dtype=np.bool_)
         with self._lock:
-            if self._answers + shape[1] > MAX_ANSWERS:
-                raise ValueError(f"answers under one budget must be at most {MAX_ANSWERS}")
             spent = self._spent
             for position in range(shape[1]):
                 total = array_add_up(spent, charges[:, position])

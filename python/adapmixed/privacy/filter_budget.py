@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 from adapmixed.privacy.checks import check_delta, check_measure, check_question, check_real
 from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
-from adapmixed.privacy.events import MAX_VOCABULARY
 from adapmixed.privacy.fields import REAL, WORD, optional, record
 from adapmixed.privacy.replace_one import replace_one_epsilon
 from adapmixed.privacy.rounding import times_up
-
-MAX_ANSWERS = 2**40
-"""Answers under one budget: what bounds the part of δ that sampling by integer weights takes."""
-
-# T τ: of MAX_ANSWERS tokens, each drawn within V 2^-99 of the accounted law.
-_DRAWN = MAX_ANSWERS * MAX_VOCABULARY * 2.0**-99
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ class FilterBudget:
         return cls(measure, low, delta, order)
 
     def epsilon(self, adjacency: str = "zero_out") -> float:
-        """ε at δ, rounded up; what drawing `MAX_ANSWERS` tokens by integer weights adds is in it.
+        """ε at δ, rounded up, of any number of tokens as they are drawn.
 
         The theorem of the per-model filter, and its rounding: docs/privacy.md, section 13.
         Replace-one passes through the emptied shard: twice the Rényi budget is no bound there, so
@@ -99,27 +91,12 @@ class FilterBudget:
 
 @lru_cache(maxsize=256)  # a ledger states it with every charge
 def _epsilon(budget: FilterBudget, adjacency: str) -> float:
-    """The least ε for which the exact law has (ε, δ − (1 + e^ε) T τ), or +inf."""
-    epsilon, sampled = -1.0, 0.0
-    for _ in range(100):
-        delta = math.nextafter(budget.delta - sampled, 0.0)
-        if not delta > 0:
-            break
-        found = _of_the_exact_law(budget.order, budget.amount, delta, adjacency)
-        if found <= epsilon:
-            return epsilon
-        epsilon = found
-        # exp is within 2 ulp; beyond e^700 far more than 1 is taken either way.
-        sampled = (1 + math.exp(min(epsilon, 700.0))) * (1 + 2.0**-50) * _DRAWN
-    return math.inf
-
-
-def _of_the_exact_law(order: float | None, amount: float, delta: float, adjacency: str) -> float:
     if adjacency == "add_remove":
         raise ValueError(
             "adjacency must be 'zero_out' or 'replace_one' under a filter, got 'add_remove': its "
             "charges compare with an emptied slot"
         )
+    order, amount, delta = budget.order, budget.amount, budget.delta
     if order is None:
         return zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]
     if adjacency == "zero_out":

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
-from adapmixed.privacy.checks import QUESTIONS, check_count, check_real
+from adapmixed.privacy.checks import QUESTIONS, check_real
 from adapmixed.privacy.events import CAVEATS
 
 RULES = ("per_model", "paper")
@@ -92,34 +92,7 @@ class Guarantee:
             raise ValueError(f"caveats must be of {CAVEATS}, got {self.caveats!r}")
 
     def __str__(self) -> str:
-        return " ".join([self._statement(), *self._drawn_words(), *self.warnings])
-
-    def drawn_delta(self, vocab_size: int) -> float:
-        """What drawing tokens by integer weights adds to δ: (1 + e^ε) T V 2^-99, rounded up.
-
-        `epsilon` and `delta` are stated for the exact law (docs/privacy.md, section 8), but those
-        of a filter, which hold for tokens as drawn: 0 there, and where nothing is protected.
-
-        Args:
-            vocab_size: V ≥ 1.
-        """
-        vocab_size = check_count("vocab_size", vocab_size, 1)
-        if self.epsilon is None or self.method == "filter":
-            return 0.0
-        answers = self.queries - self.public_queries if self.budget is None else self.budget
-        added = (1 + math.exp(min(self.epsilon, 709.0))) * answers * vocab_size * 2.0**-99
-        return min(1.0, added * (1 + 2.0**-48))
-
-    def _drawn_words(self) -> list[str]:
-        if self.kind not in ("fixed", "data-dependent, ex-post") or self.epsilon == math.inf:
-            return []
-        added = self.drawn_delta(1)
-        if added == 0:
-            return []
-        return [
-            f"Drawing tokens by integer weights adds at most {format_epsilon(added)} V to δ, V the "
-            f"size of the vocabulary."
-        ]
+        return " ".join([self._statement(), *self.warnings])
 
     @property
     def warnings(self) -> list[str]:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from adapmixed.privacy.checks import check_count, check_order
 
+MAX_VOCABULARY = 2**20
+"""V up to which `ROW_SUMS` holds."""
+
 ROW_SUMS = 4e-12
 """e₀: by which the operator's rows of a position may differ in sum."""
+
+LEAST_LOWER = 1e-30
+"""The lowest c > 0: with c below it a ratio may be lost where doubles end."""
 
 
 def rounding_of_laws(num_models: int) -> float:

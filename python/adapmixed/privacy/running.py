@@ -16,7 +16,7 @@ from adapmixed.privacy.events import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.filter_budget import MAX_ANSWERS, FilterBudget
+from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
 from adapmixed.privacy.renyi_total import RenyiTotal
@@ -129,17 +129,6 @@ def add_event(
             "screening must be off or public under a filter, got a GaussianScreening: its cost "
             "is no part of the individual charges"
         )
-    check_answers(state)
-
-
-def check_answers(state: Running) -> None:
-    """Raises ValueError for more answers than the ε of a filter's budget is for.
-
-    Counted are the events, so that neither a new filter nor replaying begins anew.
-    """
-    private = state.queries - state.public_queries
-    if isinstance(state.total, FilterTotal) and private > MAX_ANSWERS:
-        raise ValueError(f"answers under one budget must be at most {MAX_ANSWERS}, got {private}")
 
 
 _Total = TypeVar("_Total", RenyiTotal, ClippedTotal, PoolTotal, FilterTotal)
