@@ -86,10 +86,14 @@ class Law:
             self.private_logits, self.public_logits, self.projection, self.ranks, self.slots
         )
         if self.public_below > -torch.inf:
-            log_q = self._log_q()
-            rare = log_q < self.public_below
-            mixture[rare] = log_q[rare].exp()
+            rare = self._answered_from_q(self.public_logits)
+            if bool(rare.any()):
+                mixture[rare] = self._log_q()[rare].exp()
         return mixture
+
+    def _answered_from_q(self, public_logits: Tensor) -> Tensor:
+        """Which of (B, k) logits are of tokens that are so rare in q."""
+        return public_logits < (self.public_below + self.projection.public_lse).unsqueeze(-1)
 
     def _log_q(self) -> Tensor:
         log_q = self.public_logits.to(torch.float64, copy=True)
@@ -119,9 +123,9 @@ class Law:
                 self.ranks,
                 self.slots,
             )
-            at_target = self.public_logits.gather(1, targets.unsqueeze(1)).squeeze(1).double()
-            log_q = at_target - self.projection.public_lse
-            values = torch.where(log_q < self.public_below, log_q, values)
+            at_target = self.public_logits.gather(1, targets.unsqueeze(1))
+            log_q = at_target.squeeze(1).double() - self.projection.public_lse
+            values = torch.where(self._answered_from_q(at_target).squeeze(1), log_q, values)
         return values if found is None else torch.where(found, values, -torch.inf)
 
 
