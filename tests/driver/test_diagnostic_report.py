@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from adapmixed.data.builtin import held_out_documents
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 from adapmixed.evaluation import Diagnosis, Evaluation, Utility, Weights, read_result
 from adapmixed.evaluation.diagnosis import QUANTILES
+from adapmixed.models import read_manifest, write_manifest
 from adapmixed.report import report_text, write_report
 from adapmixed.report.diagnostic_figures import draw_charges
 from adapmixed.report.figures import draw
@@ -184,7 +186,8 @@ def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert report["methods"] == fresh["methods"]
     assert {"weights.svg", "charges.svg", "screened.svg"} <= {file.name for file in out.iterdir()}
     assert "probe" not in report["config"] and "fingerprint" not in report["config"]["ensemble"]
-    assert report["config"]["complete"]
+    assert "answered" not in report["config"]
+    assert "environment" in report and not report["environment"]  # nothing was given to keep
     assert "Under way" not in printed and "PRIVATE" in printed
     entry = report["runs"][2]
     assert entry["perplexity"] == [e.perplexity for e in found[2].evaluations]
@@ -295,6 +298,37 @@ def test_redrawing_needs_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "weights.svg").exists()
+
+
+@pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])
+def test_a_result_file_is_the_whole_report(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `evaluate`: training curves, settings and environment, too, of the folders no more."""
+    ensemble, text, result = (tmp_path / name for name in ("ensemble", "text.txt", "result.json"))
+    ensemble.mkdir()
+    whole = read_manifest(demo_ensemble_path())
+    write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
+    for index, member in enumerate(whole.members[:2]):
+        shutil.copytree(demo_ensemble_path() / member, ensemble / member)
+        record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": [5.0, 4.5 - index]}
+        record["validation"] = {"documents": 3, "loss": 4.25 + index, "public_loss": 4.5}
+        (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
+    text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
+    command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
+    command += [str(text), "--queries", "20", "--block", "21", "--seed", "3"]
+    run, again = tmp_path / "run", tmp_path / "again"
+    assert main([*command, "--result", str(result), "--out", str(run), *options]) == 0
+    first = capsys.readouterr().out
+    shutil.rmtree(ensemble)
+    assert redrawn(result, capsys, again).split("\nwrote")[0] == first.split("\nwrote")[0]
+    for name in ("report.json", "report.html"):
+        assert (again / name).read_bytes() == (run / name).read_bytes()
+    report = json.loads((again / "report.json").read_text(encoding="utf-8"))
+    assert [one["losses"] for one in report["training"]] == [[5.0, 4.5], [5.0, 3.5]]
+    assert {"training.svg", "validation.svg"} <= {path.name for path in again.iterdir()}
+    assert report["environment"]["adapmixed"] and report["environment"]["processors"]
+    assert ("runs" in report) == ("--runs" in options)
 
 
 def test_evaluate_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,8 +104,14 @@ def test_a_result_is_read_back_without_the_models(tmp_path: Path, reference: lis
     assert stored.configuration["runs"] == RUNS
     assert stored.configuration["methods"]["noisy, the paper's rule"]["rule"] == "paper"
     assert path.stat().st_mode & 0o077 == 0
+    assert stored.about == {}
     content = json.loads(path.read_text(encoding="ascii"))
     assert content["format_version"] == 1 and "PRIVATE, for the operator" in content["notice"]
+    # What it is given to keep is no part of what has to be the same to go on: the last one's stays.
+    other = tmp_path / "other.json"
+    interrupted(other, 2, about={"config": {"out": "first"}})
+    assert numbers(answer(other, resume=True, about={"config": {"out": "second"}})) == reference
+    assert read_result(other).about == {"config": {"out": "second"}}
     # Complete: nothing is answered again, and nothing is written.
     before, ensemble = path.read_bytes(), FakeEnsemble()
     assert numbers(answer(path, resume=True, ensemble=ensemble)) == reference

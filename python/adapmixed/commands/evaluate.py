@@ -97,7 +97,7 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import plan_runs
-    from adapmixed.report import build_report, environment, report_text, write_report
+    from adapmixed.report import build_report, environment, plain, report_text, write_report
     from adapmixed.report.runs import runs_entry
     from adapmixed.report.training import training_losses
     from adapmixed.training.blocks import token_stream
@@ -116,18 +116,19 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
         stride=arguments.stride,
     )[1]
     asked = Asked.of(choices, total, ensemble.num_models)
+    about: Any = {
+        "config": _config(arguments, asked, total, ensemble),
+        "environment": environment(),
+        "training": training_losses(Path(arguments.ensemble)),
+    }
+    about = plain(about, "about")  # what no file could hold is refused before the models run
     update, close = progress_bar(total * arguments.runs, "token", shown=ranks.leads)
-    runs = _evaluated(arguments, ensemble, tokens, asked, update)
+    runs = _evaluated(arguments, ensemble, tokens, asked, about, update)
     close()
     if not ranks.leads:
         return 0
     evaluations = [one.evaluations[0] for one in runs]
-    report = build_report(
-        evaluations,
-        config=_config(arguments, asked, total, ensemble),
-        environment=environment(),
-        training=training_losses(Path(arguments.ensemble)),
-    )
+    report = build_report(evaluations, **about)
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
     print(report_text(report))
@@ -192,7 +193,12 @@ class Asked:
 
 
 def _evaluated(
-    arguments: argparse.Namespace, ensemble: Any, tokens: list[int], asked: Asked, progress: Any
+    arguments: argparse.Namespace,
+    ensemble: Any,
+    tokens: list[int],
+    asked: Asked,
+    about: dict[str, object],
+    progress: Any,
 ) -> "list[Runs]":
     from adapmixed.evaluation import Runs, evaluate, evaluate_runs
 
@@ -209,6 +215,7 @@ def _evaluated(
         progress=progress,
         result=arguments.result,
         resume=arguments.resume,
+        about=about,
         diagnostics=arguments.diagnostics,
     )
     if arguments.runs > 1:

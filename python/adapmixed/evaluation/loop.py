@@ -42,6 +42,7 @@ def evaluate(
     result: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_seconds: float = SAVE_SECONDS,
+    about: Mapping[str, object] | None = None,
     diagnostics: bool = False,
 ) -> list[Evaluation]:
     """Answers every position of a token stream with every mechanism.
@@ -78,6 +79,8 @@ def evaluate(
             without a seed the rest is answered with new randomness.
         save_seconds: ≥ 0, how often the file is written, at the end of a window: what is answered
             since is lost with the process.
+        about: kept in that file beside the results, JSON values; what a report of them shows:
+            "config", "environment" and "training" of :func:`adapmixed.report.build_report`.
         diagnostics: find a :class:`Diagnosis` of every mechanism, too: the utility theorem,
             weights, charges of single models, screened queries. Private, for the operator; nothing
             else changes.
@@ -102,7 +105,7 @@ def evaluate(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, rule=rule, adjacency=adjacency, filters=lambda run: filters,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds, diagnostics=diagnostics,
+        save_seconds=save_seconds, about=about, diagnostics=diagnostics,
     )  # fmt: skip
     return [one.evaluations[0] for one in runs]
 
@@ -126,6 +129,7 @@ def evaluate_runs(
     result: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_seconds: float = SAVE_SECONDS,
+    about: Mapping[str, object] | None = None,
     diagnostics: bool = False,
 ) -> list[Runs]:
     """Several runs over disjoint stretches of a token stream, as in the paper's Table 1.
@@ -163,7 +167,7 @@ def evaluate_runs(
         ensemble, tokens, mechanisms, runs=runs, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, rule=rule, adjacency=adjacency, filters=filters,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds, diagnostics=diagnostics,
+        save_seconds=save_seconds, about=about, diagnostics=diagnostics,
     )  # fmt: skip
 
 
@@ -186,6 +190,7 @@ def _evaluate(
     result: str | os.PathLike[str] | None,
     resume: bool,
     save_seconds: float,
+    about: Mapping[str, object] | None,
     diagnostics: bool,
 ) -> list[Runs]:
     if not mechanisms:
@@ -241,7 +246,8 @@ def _evaluate(
         ensemble, tokens, windows, settings, filters(0), rng, memory_bytes,
         block=block, stride=stride,
     )  # fmt: skip
-    _answer_and_keep(session, ResultFile(result, description), resume, save_seconds)
+    file = ResultFile(result, description, about or {})
+    _answer_and_keep(session, file, resume, save_seconds)
     return session.results()
 
 

@@ -8,7 +8,7 @@ then how many random numbers were drawn.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from adapmixed.files import remove_leftovers, write_file
 from adapmixed.privacy.fields import canonical, parse
 
 FORMAT_VERSION = 1
-"""Rises when the file's entries or their meaning change."""
+"""Rises when the meaning of an entry changes, or one is needed that older files lack."""
 
 NOTICE = (
     "PRIVATE, for the operator: losses, perplexities and what each model was charged depend on the "
@@ -32,11 +32,19 @@ class ResultFile:
         path: of the file.
         configuration: of the evaluation, strict JSON values; under "probe" numbers that may differ
             by rounding, and None as the ensemble's "fingerprint" where it is not known.
+        about: what else a reader is to find, strict JSON values: no part of the configuration, and
+            that of the process that wrote last.
     """
 
-    def __init__(self, path: str | os.PathLike[str], configuration: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        configuration: dict[str, Any],
+        about: Mapping[str, object],
+    ) -> None:
         self.path = Path(path)
         self.configuration = configuration
+        self.about = dict(about)
 
     def begin(self, *, resume: bool) -> dict[str, Any] | None:
         """The state to go on from; None to begin.
@@ -67,6 +75,7 @@ class ResultFile:
             "format_version": FORMAT_VERSION,
             "notice": NOTICE,
             "configuration": self.configuration,
+            "about": self.about,
             "complete": complete,
             "state": state,
         }

@@ -16,12 +16,14 @@ class StoredResult:
 
     Attributes:
         configuration: of the evaluation: methods, δ, digest of the text, ensemble, windows, seed.
+        about: what else it was given to keep; {} where that was nothing.
         complete: whether the evaluation had ended.
         runs: every mechanism in the runs that had begun; fewer queries where it had not ended, and
             none at all where nothing was answered.
     """
 
     configuration: dict[str, Any]
+    about: dict[str, Any]
     complete: bool
     runs: tuple[Runs, ...]
 
@@ -41,7 +43,8 @@ def read_result(path: str | os.PathLike[str]) -> StoredResult:
             for methods, seconds in zip(state["runs"], state["forward_seconds"], strict=True)
         ]
         runs = tuple(Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True))
-        return StoredResult(content["configuration"], content["complete"], runs)
+        about = dict(content.get("about", {}))  # files of before it was kept have none
+        return StoredResult(content["configuration"], about, content["complete"], runs)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a result file of an evaluation: {error!r}") from error
 

@@ -3,9 +3,11 @@
 import math
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from numbers import Integral, Real
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from adapmixed.privacy.guarantee import KINDS
@@ -89,6 +91,7 @@ def environment() -> dict[str, object]:
         "numpy": _version("numpy"),
         "system": platform.system(),
         "machine": platform.machine(),
+        "processor": _processor(),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "build": adapmixed_ext.build_info(),
@@ -170,6 +173,16 @@ def plain(value: object, where: str) -> object:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     raise ValueError(f"{where} must be a JSON value, got {type(value).__name__}")
+
+
+def _processor() -> str | None:
+    """Its name, where the system tells."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or None
+    found = re.search(r"^model name\s*:\s*(.*)$", facts, re.MULTILINE)
+    return found[1] if found else None
 
 
 def _version(distribution: str) -> str | None:

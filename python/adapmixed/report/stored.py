@@ -1,6 +1,7 @@
 """A report from an evaluation's result file, complete or under way, without the models."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from adapmixed.report.build import build_report, plain
 from adapmixed.report.runs import runs_entry
@@ -13,7 +14,9 @@ def stored_report(stored: "StoredResult") -> dict[str, object]:
     """What `build_report` makes of the evaluation, as far as it has come.
 
     The methods are those of the first run; under "runs" are the runs that are whole, if the
-    evaluation is of several. The environment it ran in and validation losses are not in the file.
+    evaluation is of several. What the file was given to keep, as `adapmixed evaluate` does, is
+    what the report of the evaluation had: of a complete one the reports are the same. Without it
+    the settings are those of the file, and there is neither an environment nor training losses.
 
     Raises:
         ValueError: nothing is answered yet.
@@ -22,22 +25,18 @@ def stored_report(stored: "StoredResult") -> dict[str, object]:
 
     if not stored.runs:
         raise ValueError("nothing is answered yet")
-    settings = {key: value for key, value in stored.configuration.items() if key != "probe"}
-    # A function of the members' weights; reports go to others.
-    settings["ensemble"] = {
-        key: value for key, value in settings["ensemble"].items() if key != "fingerprint"
-    }
-    queries, runs = settings["queries"], settings["runs"]
-    begun = len(stored.runs[0].evaluations)
-    last = stored.runs[0].evaluations[-1].queries
-    settings |= {
-        "command": "evaluate",
-        "filters": [name for name, one in settings["methods"].items() if one["filter"]],
-        "complete": stored.complete,
-        "answered": f"{last} of {queries} queries in run {begun} of {runs}",
-    }
+    about = stored.about
+    queries, runs = stored.configuration["queries"], stored.configuration["runs"]
+    config = dict(about["config"]) if "config" in about else _settings(stored.configuration)
+    if not stored.complete:
+        begun = len(stored.runs[0].evaluations)
+        last = stored.runs[0].evaluations[-1].queries
+        config["answered"] = f"{last} of {queries} queries in run {begun} of {runs}"
     report = build_report(
-        [one.evaluations[0] for one in stored.runs], config=settings, environment={}
+        [one.evaluations[0] for one in stored.runs],
+        config=config,
+        environment=about.get("environment", {}),
+        training=about.get("training", ()),
     )
     whole = [
         Runs(one.name, tuple(e for e in one.evaluations if e.queries == queries))
@@ -46,3 +45,13 @@ def stored_report(stored: "StoredResult") -> dict[str, object]:
     if runs > 1 and whole[0].evaluations:
         report["runs"] = plain(runs_entry(whole), "runs")
     return report
+
+
+def _settings(configuration: Mapping[str, Any]) -> dict[str, object]:
+    """What a report may say of a configuration, without functions of the members' weights."""
+    settings = {key: value for key, value in configuration.items() if key != "probe"}
+    settings["ensemble"] = {
+        key: value for key, value in settings["ensemble"].items() if key != "fingerprint"
+    }
+    settings["filters"] = [name for name, one in settings["methods"].items() if one["filter"]]
+    return settings | {"command": "evaluate"}
