@@ -137,7 +137,7 @@ $(INSTALLED): $(VENV)/.created $(COMPILED)
 	@touch $@
 
 $(VENV)/.test: $(INSTALLED)
-	$(PIP) install -c constraints.txt $(call extra,test) $(call extra,train)
+	$(PIP) install -c constraints.txt $(call extra,test) $(call extra,train) $(call extra,lm-eval)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

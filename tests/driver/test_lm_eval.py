@@ -1,4 +1,4 @@
-"""The scores of the harness are those of an evaluation; needs lm_eval, which few have."""
+"""The scores of the harness are those of an evaluation, within a mechanism's budget."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from adapmixed.charging import BudgetSpentError
 from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PublicOnly
@@ -14,7 +15,7 @@ from adapmixed.models import Ensemble
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
-pytest.importorskip("lm_eval")
+pytest.importorskip("lm_eval", reason="lm_eval is not installed (the lm-eval extra)")
 
 from lm_eval.api.instance import Instance
 
@@ -60,6 +61,38 @@ def test_a_continuation_and_the_likeliest_token(ensemble: Ensemble) -> None:
     for token, greedy in ((likeliest, True), ((likeliest + 1) % ensemble.vocab_size, False)):
         ((value, said),) = lm._loglikelihood_tokens([(("", ""), context, [token])])
         assert said == greedy and (value == pytest.approx(expected, rel=1e-6)) == greedy
+
+
+def test_more_than_was_planned_for_is_refused_before_the_models_run(
+    ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are counted together, and with what was answered before."""
+    lm = harness(ensemble, ClippedLogPool(-0.5, 0.5, queries=10))
+    context = lm.tok_encode("The try statement")
+    text = ensemble.tokenizer.decode(held_out_tokens(ensemble.tokenizer)[:12])
+    passes: list[object] = []
+    forward = ensemble.iter_logits
+    monkeypatch.setattr(
+        ensemble, "iter_logits", lambda *a, **k: passes.append(a) or forward(*a, **k)
+    )
+
+    def ask(*lengths: int) -> list[tuple[float, bool]]:
+        return lm._loglikelihood_tokens([(("", ""), context, [5] * n) for n in lengths])
+
+    whole = [request("loglikelihood_rolling", text)]
+    for refused in (lambda: ask(6, 5), lambda: lm.loglikelihood_rolling(whole)):
+        with pytest.raises(BudgetSpentError, match="within the budget of 10 .*, 0 of which are"):
+            refused()
+    with pytest.raises(ValueError, match=f"got 0 after {len(context)}"):
+        ask(4, 0)
+    assert not passes and lm.guarantee.queries == 0
+    ask(4, 2)
+    for refused in (lambda: ask(5), lambda: lm.loglikelihood_rolling(whole)):
+        with pytest.raises(BudgetSpentError, match="6 of which are spent, got up to"):
+            refused()
+    assert len(passes) == 2 and lm.guarantee.queries == 6
+    ask(4)
+    assert lm.guarantee.queries == 10
 
 
 def test_generation_is_refused(ensemble: Ensemble) -> None:

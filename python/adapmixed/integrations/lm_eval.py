@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
-from adapmixed.charging import Charge
+from adapmixed.charging import Charge, answered_before, check_budget
 from adapmixed.decoding import DEFAULT_MEMORY_BYTES
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant, Guarantee
@@ -27,18 +27,23 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:  # pragma: no cover - said in words, whatever is missing
     raise ImportError(
-        "adapmixed.integrations.lm_eval needs the lm-evaluation-harness: pip install lm_eval "
-        f"({error})"
+        "adapmixed.integrations.lm_eval needs the lm-evaluation-harness: pip install "
+        f"'adapmixed[lm-eval]' ({error})"
     ) from error
 
 if TYPE_CHECKING:
     from adapmixed.models import Ensemble
 
 _POSITIONS_PER_CALL = 64
+_Scored = tuple[list[int], list[int]]  # context, continuation
 
 
 class MixtureLM(TemplateLM):  # type: ignore[misc]
     """A model of the harness: every scored token is one query of the mechanism.
+
+    The harness asks for all continuations of its tasks at once, and so for all whole texts. If that
+    is more than what is left of the queries that the mechanism was planned for, it is refused as a
+    whole (:class:`BudgetSpentError`): nothing is answered and nothing charged.
 
     Args:
         ensemble: the models; it must have a tokenizer, and one process must have all members.
@@ -100,7 +105,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
         """Log-likelihoods of whole texts in windows that do not overlap, in nats."""
-        found = []
+        texts: list[list[_Scored]] = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
                 token_list=self.tok_encode(text),
@@ -108,9 +113,9 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
                 max_seq_len=self.max_length - 1,
                 context_len=1,
             )
-            parts = [((text, ""), *make_disjoint_window(window)) for window in windows]
-            found.append(sum(value for value, _ in self._loglikelihood_tokens(parts)))
-        return found
+            texts.append([make_disjoint_window(window) for window in windows])
+        self._check([part for parts in texts for part in parts])
+        return [sum(self._score(*part)[0] for part in parts) for parts in texts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Never:
         """Refused: the harness generates greedily and repeats; that is no private answer."""
@@ -123,16 +128,24 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **settings: Any
     ) -> list[tuple[float, bool]]:
         """(log-likelihood in nats, whether every token is the likeliest) of each continuation."""
-        return [self._score(context, continuation) for _, context, continuation in requests]
+        asked = [(context, continuation) for _, context, continuation in requests]
+        self._check(asked)
+        return [self._score(*one) for one in asked]
+
+    def _check(self, asked: Sequence[_Scored]) -> None:
+        """Refuses requests before the models run for the first of them."""
+        for context, continuation in asked:
+            if not context or not continuation or len(continuation) >= self.max_length:
+                raise ValueError(
+                    f"a continuation must have 1 to {self.max_length - 1} tokens after a context "
+                    f"of at least one, got {len(continuation)} after {len(context)}"
+                )
+        queries = sum(len(continuation) for _, continuation in asked)
+        answered = answered_before(self._ensemble.ranks, self._charge.accountant, None)
+        check_budget(self._mechanism, queries, answered)
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        tokens = [*context, *continuation]
-        if not context or not continuation or len(continuation) >= self.max_length:
-            raise ValueError(
-                f"a continuation must have 1 to {self.max_length - 1} tokens after a context of at "
-                f"least one, got {len(continuation)} after {len(context)}"
-            )
-        tokens = tokens[-self.max_length :]
+        tokens = [*context, *continuation][-self.max_length :]
         inputs = torch.tensor([tokens[:-1]], device=self._ensemble.device)
         labels = torch.tensor(tokens[1:], device=self._ensemble.device)
         first = len(tokens) - 1 - len(continuation)
