@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from adapmixed.experiments import paper
 from adapmixed.experiments import table1 as table1_module
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.figure2 import figure2, mechanism_of, settings
+from adapmixed.experiments.marks import look, promise, side_by_side
 from adapmixed.experiments.measure import PER_MODEL, PUBLISHED, Run
 from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.outputs import write_outputs
-from adapmixed.experiments.panels import _joined, relative
+from adapmixed.experiments.panels import _edge, _joined, relative
 from adapmixed.experiments.result import read_experiment
 from adapmixed.experiments.table1 import DP_SGD, METHODS, table1
 from adapmixed.experiments.table2 import table2
@@ -314,3 +317,47 @@ def test_labels_of_points_on_one_another_are_joined() -> None:
         joined = _joined(axes, words, ["blue", "blue", "red", "blue"])
     assert [word for word, _, _ in joined] == ["4 · 4.5", "", "x", "∞"]
     assert [place for _, *place in joined] == [place for _, *place in words]
+
+
+def test_marks_that_would_cover_one_another_stand_side_by_side() -> None:
+    """By less than it takes to meet the next; the others stay, whatever their bars."""
+    bars = [(8.0, 90.0, 110.0), (2.0, 70.0, 120.0), (7.9, 95.0, 99.0), (8.0, 60.0, 61.0)]
+    for scale in ("linear", "log"):
+        with canvas(3.0) as (figure, axes):
+            axes.set(xlim=(0.5, 20.0), ylim=(50.0, 130.0), xscale=scale)
+            settle(figure)
+            size = 7.0 * figure.dpi / 72
+
+            def pixel(x: float, axes: Any = axes) -> float:
+                return float(axes.transData.transform((x, 90.0))[0])
+
+            found = side_by_side(axes, bars, 7.0)
+            assert found[1] == pytest.approx(2.0) and found[3] == pytest.approx(8.0)
+            assert found[2] < 7.9 < 8.0 < found[0]  # in the order of their ε
+            assert size < pixel(found[0]) - pixel(found[2]) < 1.5 * size
+            # All at one place, and a neighbour that they would be moved onto.
+            crowd = [(8.0, 90.0, 90.0)] * 5 + [(8.0 * 1.1, 90.0, 91.0)]
+            places = [pixel(x) for x in side_by_side(axes, crowd, 7.0)]
+            assert places == sorted(places)
+            assert min(b - a for a, b in pairwise(places)) > size
+
+
+def test_what_a_legend_says_of_a_method(results: dict[str, dict[str, Any]]) -> None:
+    rows = {one["method"]: one for one in results["table2"]["rows"]}
+    assert promise(rows[paper.PMIXED]) == "fixed, zero-out"
+    assert promise(rows[paper.ADAPMIXED]) == "data-dependent, ex-post, add/remove"
+    alone = rows[f"{paper.PMIXED_SCREENED}, as published"]
+    assert alone["ours"] is None and promise(alone) == "published, invalid, add/remove"
+    block = rows[paper.PMIXED] | {
+        "ours": rows[paper.PMIXED]["ours"] | {"unit": "block of 9 tokens"}
+    }
+    assert promise(block) == "fixed, zero-out of one block of 9 tokens"
+    filled = {name: look(one) for name, one in rows.items()}
+    assert filled[paper.PMIXED] == {"marker": "o", "fillstyle": "full"}
+    assert filled[paper.ADAPMIXED] == {"marker": "D", "markerfacecolor": "white"}
+    assert re.search(rf"^{paper.ADAPMIXED} .* add/remove  shard", text(results["table2"]), re.M)
+
+
+def test_points_that_would_squeeze_a_panel_stand_at_its_edge() -> None:
+    assert _edge([1.0, 0.3, 0.02]) == 0.0
+    assert _edge([1.0, 0.3, 1e-5, 0.0]) == pytest.approx(0.18)

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
 
+from matplotlib.lines import Line2D
+
+from adapmixed.experiments.marks import LEGEND, look, promise, side_by_side
 from adapmixed.experiments.panels import draw_panels
-from adapmixed.experiments.paper import DP_SGD
 from adapmixed.experiments.result import show_cost
 from adapmixed.experiments.studies.drawing import draw_studies
 from adapmixed.report.figures import Drawing
-from adapmixed.report.labels import boxes_of, place_labels, settle
+from adapmixed.report.labels import settle
 from adapmixed.report.style import (
     COLOURS,
     GREY,
-    MARKERS,
     canvas,
     is_wide,
-    kind_legend,
     number_axis,
     stack_parts,
     svg_text,
 )
-from adapmixed.report.view import KIND_LABELS
+from adapmixed.report.view import KIND_LABELS, format_perplexity
 
 _FONT_SIZE = 8.0
-_WRAP = 26  # characters of a label's line
+_COLUMNS = 2  # of a legend
+_MARK = 6.5  # size, in points
 _PARTS = ("mixing", "screening", "conversion")
 _SIDES = (("ours", "Ours"), ("paper", "The paper"))
-_KIND_WORDS = (
-    "Circles are fixed guarantees, diamonds data-dependent values, crosses claims of the published "
-    "bound, which is invalid: the same ε is not the same promise."
-)
 
 Row = Mapping[str, Any]
 
@@ -64,78 +62,111 @@ def _table1(result: Mapping[str, Any]) -> list[Drawing]:
 
 def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
     """Perplexity against ε, ours and the paper's side by side on axes of their own."""
-    colours = {one["method"]: COLOURS[i % len(COLOURS)] for i, one in enumerate(rows)}
-    sides = [side for side in _SIDES if any(_point(one, side[0]) for one in rows)]
-    with canvas(3.9, 1, len(sides)) as (figure, grid):
-        labels = []
-        for axes, (side, words) in zip(getattr(grid, "flat", [grid]), sides, strict=True):
-            labels.append((axes, *_plot_side(axes, rows, side, colours)))
-            axes.set_title(words)
+    sides = [
+        (words, {one["method"]: point for one in rows if (point := _point(one[side]))})
+        for side, words in _SIDES
+    ]
+    sides = [(words, points) for words, points in sides if points]
+    levels = {name for _, points in sides for name, point in points.items() if point.level}
+    shown = [one for one in rows if any(one["method"] in points for _, points in sides)]
+    looks = _looks(shown, levels)
+    with canvas(3.5 + 0.31 * math.ceil(len(shown) / _COLUMNS), 1, len(sides)) as (figure, grid):
+        panels = list(zip(getattr(grid, "flat", [grid]), sides, strict=True))
+        for axes, (words, points) in panels:
+            _limit(axes, list(points.values()))
+            axes.set(title=words, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-        kinds = {one[side]["kind"] for one in rows for side, _ in sides if one[side] is not None}
-        kind_legend(figure, kinds, loc="outside lower center")
+        figure.legend(
+            [Line2D([], [], **looks[one["method"]]) for one in shown],
+            [_entry(one, level=one["method"] in levels) for one in shown],
+            loc="outside lower center", ncols=_COLUMNS, fontsize=_FONT_SIZE, handlelength=1.6,
+        )  # fmt: skip
         settle(figure)
-        for axes, points, lines in labels:
-            wrapped = [(textwrap.fill(name, _WRAP), x, y) for name, x, y in points]
-            inks = [colours[name] for name, _, _ in points]
-            place_labels(axes, wrapped, boxes_of(lines), font_size=_FONT_SIZE, colours=inks)
+        for axes, (_, points) in panels:
+            _draw_points(axes, points, looks)
         svg = svg_text(figure, name, title)
     caption = (
-        "Perplexity (lower is better), bars one standard deviation over runs. Hollow: a block of "
-        f"text is protected, not a shard. {_KIND_WORDS}"
+        "Bars are one standard deviation over runs. Marks that would cover one another stand side "
+        f"by side, a little off their ε. {LEGEND}"
     )
     return Drawing(name, title, caption, svg)
 
 
-def _plot_side(
-    axes: Any, rows: Sequence[Row], side: str, colours: Mapping[str, str]
-) -> tuple[list[tuple[str, float, float]], list[Any]]:
-    """Draws one side; returns the points that are to be labelled and the names of its lines."""
-    points, names = [], []
-    for one in rows:
-        found = _point(one, side)
-        if found is None:
-            continue
-        epsilon, perplexity, deviation, kind = found
-        colour = colours[one["method"]]
-        if epsilon is None or kind == "public":
-            words = f"{one['method']} ({perplexity:.1f})"
-            axes.axhline(perplexity, color=GREY, linewidth=1.1, linestyle=(0, (2, 2)), zorder=0)
-            name = axes.annotate(
-                words, (0.99, perplexity), (0, 3), xycoords=("axes fraction", "data"),
-                textcoords="offset points", ha="right", fontsize=_FONT_SIZE, color=GREY,
-            )  # fmt: skip
-            names.append(name)
-            continue
-        axes.errorbar(
-            epsilon, perplexity, yerr=deviation or None, color=colour, elinewidth=1.0, capsize=2.5,
-            marker=MARKERS.get(kind, "o"), markersize=7,
-            fillstyle="none" if one["method"] == DP_SGD else "full",
-        )  # fmt: skip
-        points.append((one["method"], epsilon, perplexity))
-    values = [x for _, x, _ in points]
-    if values and is_wide(values):
+def _looks(rows: Sequence[Row], levels: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Of each method: a mark of its own colour, or a level's grey line."""
+    colours, dashes = cycle(COLOURS), cycle(((0, (2, 2)), (0, (6, 2)), "-"))
+    return {
+        one["method"]: {"color": GREY, "linewidth": 1.1, "linestyle": next(dashes)}
+        if one["method"] in levels
+        else {"color": next(colours), "linestyle": "none", "markersize": _MARK, **look(one)}
+        for one in rows
+    }
+
+
+def _entry(one: Row, *, level: bool) -> str:
+    """Two lines of the legend: name and value, as marks may stand beside it, and the promise."""
+    values = []
+    for side, _ in _SIDES:
+        if _point(one[side]):
+            cost = "" if level else show_cost(one[side])
+            value = cost or format_perplexity(float(one[side]["perplexity"]))
+            values.append(f"paper {value}" if side == "paper" else value)
+    return f"{one['method']} ({'perplexity' if level else 'ε'} {', '.join(values)})\n{promise(one)}"
+
+
+class _Point(NamedTuple):
+    epsilon: float
+    perplexity: float
+    deviation: float
+    level: bool
+    """Whether nothing is paid for it: a line."""
+
+
+def _point(side: Mapping[str, Any] | None) -> _Point | None:
+    """What is drawn of one side; None where it cannot be."""
+    if side is None or side.get("perplexity") is None:
+        return None
+    level = side.get("epsilon") is None or side["kind"] == "public"
+    found = (
+        0.0 if level else side["epsilon"],
+        side["perplexity"],
+        side.get("perplexity_deviation"),
+    )
+    epsilon, perplexity, deviation = (float(value or 0.0) for value in found)
+    if math.isinf(perplexity) or math.isinf(epsilon):
+        return None
+    return _Point(epsilon, perplexity, deviation, level)
+
+
+def _limit(axes: Any, points: Sequence[_Point]) -> None:
+    """Room for all of them: where marks stand depends on it."""
+    paid = [point.epsilon for point in points if not point.level]
+    if paid and is_wide(paid):
         axes.set_xscale("log")
-        axes.set_xlim(min(values) / 3, max(values) * 3)
-    elif values:
-        axes.set_xlim(0, 1.35 * max(values))
-    axes.margins(y=0.15)
+        axes.set_xlim(min(paid) / 3, max(paid) * 3)
+    elif paid:
+        axes.set_xlim(0, 1.2 * max(paid))
+    low = min(point.perplexity - point.deviation for point in points)
+    high = max(point.perplexity + point.deviation for point in points)
+    margin = 0.08 * (high - low) or 0.05 * high
+    axes.set_ylim(low - margin, high + margin)
     number_axis(axes.xaxis)
-    axes.set(xlabel="ε (nats)", ylabel="perplexity")
-    return points, names
 
 
-def _point(one: Row, side: str) -> tuple[float | None, float, float | None, str] | None:
-    """(ε or None, perplexity, deviation or None, kind), None where one cannot be drawn."""
-    found = one[side]
-    if found is None or found.get("perplexity") is None:
-        return None
-    perplexity = float(found["perplexity"])
-    epsilon = None if found.get("epsilon") is None else float(found["epsilon"])
-    deviation = found.get("perplexity_deviation")
-    if math.isinf(perplexity) or (epsilon is not None and math.isinf(epsilon)):
-        return None
-    return epsilon, perplexity, None if deviation is None else float(deviation), found["kind"]
+def _draw_points(
+    axes: Any, points: Mapping[str, _Point], looks: Mapping[str, Mapping[str, Any]]
+) -> None:
+    marks = {name: point for name, point in points.items() if not point.level}
+    bars = [(x, y - spread, y + spread) for x, y, spread, _ in marks.values()]
+    places = side_by_side(axes, bars, _MARK)
+    for (name, point), x in zip(marks.items(), places, strict=True):
+        axes.errorbar(
+            x, point.perplexity, yerr=point.deviation or None, elinewidth=1.0, capsize=2.5,
+            **looks[name],
+        )  # fmt: skip
+    for name, point in points.items():
+        if point.level:
+            axes.axhline(point.perplexity, zorder=0, **looks[name])
 
 
 def _breakdown(result: Mapping[str, Any]) -> Drawing:

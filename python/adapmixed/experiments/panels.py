@@ -17,6 +17,7 @@ from adapmixed.report.view import format_perplexity
 _FONT_SIZE = 7.5
 _SAME = 9.0  # pixels: points that are nearer than this have one label
 _WIDE = 4.0  # between multiples, from which on their axis is logarithmic
+_FAR = 0.005  # multiples below this stand at the panel's edge: they would squeeze all others
 _TITLE = "Figure 2: one setting of AdaPMixED at a time"
 _OURS, _PAPER = COLOURS[0], COLOURS[1]
 
@@ -27,7 +28,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
     """Six panels: ε spent to the right, perplexity upwards, both relative; all points labelled."""
     panels = result["settings"]["panels"]
     handles: dict[str, Any] = {}
-    labels: list[tuple[Any, list[_Point], list[str]]] = []
+    labels: list[tuple[Any, list[_Point], list[str], float]] = []
     with canvas(5.6, 2, 3) as (figure, grid):
         for axes, (letter, panel) in zip(grid.flat, panels.items(), strict=True):
             rows = [one for one in result["rows"] if one["group"] == letter]
@@ -35,12 +36,14 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
                 ("ours", panel["anchor"], _OURS, "full"),
                 ("paper", panel["paper_anchor"], _PAPER, "none"),
             )
+            edge = _edge([x for side, at, *_ in sides for _, x, _ in relative(rows, side, at)])
             words: list[_Point] = []
             colours: list[str] = []
             for side, anchor, colour, fill in sides:
                 points = relative(rows, side, anchor)
                 if not points:
                     continue
+                points = [(word, max(x, edge), y) for word, x, y in points]
                 handles[side] = _draw(axes, points, anchor, colour, fill)
                 # Both references lie at one place, whose label stands once.
                 shared = side == "paper" and words and panel["anchor"] == anchor
@@ -50,7 +53,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
             axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
             axes.axvline(1, color=GREY, linewidth=0.8, zorder=0)
             _scale(axes, [x for _, x, _ in words])
-            labels.append((axes, words, colours))
+            labels.append((axes, words, colours, edge))
         figure.supxlabel(
             "ε without its conversion (f: with it), as a multiple of the reference's", fontsize=9
         )
@@ -61,8 +64,11 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
             loc="outside upper center", ncols=2, handlelength=2.5,
         )  # fmt: skip
         settle(figure)
-        for axes, words, colours in labels:
-            joined = _joined(axes, words, colours)
+        for axes, words, colours, edge in labels:
+            joined = [
+                (f"← {word}" if word and x == edge else word, x, y)
+                for word, x, y in _joined(axes, words, colours)
+            ]
             place_labels(axes, joined, font_size=_FONT_SIZE, colours=colours)
         svg = svg_text(figure, "figure2", _TITLE)
     return Drawing("figure2", _TITLE, _caption(result), svg)
@@ -97,6 +103,12 @@ def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[
         for label, value in found.items()
     ]
     return [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
+
+
+def _edge(multiples: Sequence[float]) -> float:
+    """Where the points are drawn that spend far less than the reference; 0 without such."""
+    near = [x for x in multiples if x >= _FAR]
+    return 0.0 if len(near) == len(multiples) else 0.6 * min(near)
 
 
 def _scale(axes: Any, multiples: Sequence[float]) -> None:
@@ -170,5 +182,6 @@ def _caption(result: Mapping[str, Any]) -> str:
         ]
     return (
         f"At the preset: {'; '.join(words)}. Diamonds: every ε here is data-dependent and ex-post, "
-        "by the paper's rule. The ringed point is the reference; of (d) an N that both have."
+        "by the paper's rule. The ringed point is the reference; of (d) an N that both have. An "
+        f"arrow stands for less than {_FAR:g} of the reference's ε, far to the left."
     )

@@ -163,7 +163,7 @@ def _notes(
     elif dp.unit.startswith("block"):
         notes.append(
             f"DP-SGD protects one {dp.unit}, the ensembles' mechanisms a whole shard: the same ε "
-            "is a weaker promise there (hollow in the figure)."
+            "is a weaker promise there."
         )
     if dp is not None:
         notes.append(UNSEEDED)

@@ -8,7 +8,7 @@ from typing import Any
 
 from adapmixed.experiments.result import show_cost
 from adapmixed.report import aligned
-from adapmixed.report.view import KIND_LABELS, MISSING, format_perplexity
+from adapmixed.report.view import KIND_LABELS, MISSING, format_neighbours, format_perplexity
 
 _WIDTH = 100
 _PARTS = ("mixing", "screening", "conversion", "total")
@@ -71,6 +71,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
         columns.append(("same bit", True, lambda one: f"{100 * one['ours']['equal_bits']:.2f}%"))
     columns += [
         ("guarantee", False, lambda one: _kind(one["ours"])),
+        ("neighbours", False, lambda one: format_neighbours((one["ours"] or {}).get("adjacency"))),
         ("of one", False, lambda one: _unit(one["ours"])),
     ]
     if compared:

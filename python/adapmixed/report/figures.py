@@ -2,9 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from matplotlib.lines import Line2D
 
 from adapmixed.report.diagnostic_figures import (
     draw_charges,
@@ -17,17 +14,17 @@ from adapmixed.report.labels import draw_references, label_points, short
 from adapmixed.report.style import (
     COLOURS,
     FILLS,
-    GREY,
     LINE_STYLES,
     MARKERS,
     Drawing,
     canvas,
     is_wide,
     number_axis,
+    promises_legend,
     stack_parts,
     svg_text,
 )
-from adapmixed.report.view import KIND_LABELS, Method, format_neighbours, read_methods, show_epsilon
+from adapmixed.report.view import Method, format_promise, read_methods, show_epsilon
 
 __all__ = ["Drawing", "draw"]
 
@@ -90,7 +87,7 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
         axes.set(title=title, xlabel="queries answered", ylabel="ε (nats)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         number_axis(axes.yaxis)
-        labels = [f"{short(m.name)}: {_promise(m)}" for m, _ in shown]
+        labels = [f"{short(m.name)}: {format_promise(m.kind, m.adjacency)}" for m, _ in shown]
         columns = 2 if len(shown) > 1 and max(map(len, labels)) <= _TWO_COLUMNS else 1
         figure.set_figheight(3.6 + 0.2 * math.ceil(len(shown) / columns))
         figure.legend(axes.get_lines(), labels, loc="outside lower left", ncols=columns)
@@ -123,7 +120,8 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
             fill = FILLS.get(method.adjacency or "", "full")
             at = (method.epsilon, method.perplexity)
             axes.plot(*at, marker, color=colour, markersize=8, fillstyle=fill)
-        _promises_legend(figure, [m for m, _ in finite])
+        shown = [(m.kind, m.adjacency) for m, _ in finite]
+        promises_legend(figure, shown, loc="outside lower left")
         taken = draw_references(axes, lines)
         label_points(axes, [m for m, _ in finite], taken)
         svg = svg_text(figure, "tradeoff", title)
@@ -139,27 +137,6 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
     if missing:
         caption += f" Not shown, because a value is infinite: {', '.join(missing)}."
     return Drawing("tradeoff", title, caption, svg)
-
-
-def _promise(method: Method) -> str:
-    """Kind and neighbours of a method's ε."""
-    kind = KIND_LABELS.get(method.kind, method.kind)
-    return kind if method.adjacency is None else f"{kind}, {format_neighbours(method.adjacency)}"
-
-
-def _promises_legend(figure: Any, methods: Sequence[Method]) -> None:
-    """What the marks of a figure mean: a row for each kind and neighbours that is in it."""
-    found = {_promise(method): method for method in methods}
-    handles = [
-        Line2D(
-            [], [], color=GREY, marker=MARKERS.get(method.kind, "o"), linestyle="none",
-            markersize=7, fillstyle=FILLS.get(method.adjacency or "", "full"),
-        )
-        for method in found.values()
-    ]  # fmt: skip
-    figure.legend(
-        handles, list(found), loc="outside lower left", ncols=len(found), handlelength=1.2
-    )
 
 
 def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:

@@ -6,7 +6,7 @@ for the same input, legible in print: kinds differ in shape and dash as well as 
 
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from adapmixed.report.view import KIND_LABELS
+from adapmixed.report.view import format_promise
 
 # Okabe and Ito's palette without its yellow, which is lost on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -90,15 +90,20 @@ def canvas(height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Fig
         yield figure, figure.subplots(rows, columns)
 
 
-def kind_legend(figure: Figure, kinds: Collection[str], **settings: Any) -> None:
-    """What the marks of the kinds of guarantee in a figure mean."""
-    shown = [kind for kind in MARKERS if kind in kinds]
+def promises_legend(
+    figure: Figure, promises: Iterable[tuple[str, str | None]], **settings: Any
+) -> None:
+    """What the marks of a figure mean: an entry for each (kind, neighbours) that is in it."""
+    found = list(dict.fromkeys(promises))
     handles = [
-        Line2D([], [], color=GREY, marker=MARKERS[kind], linestyle="none", markersize=6)
-        for kind in shown
-    ]
-    words = [f"ε {KIND_LABELS[kind]}" for kind in shown]
-    figure.legend(handles, words, ncols=len(shown), handlelength=1.2, **settings)
+        Line2D(
+            [], [], color=GREY, marker=MARKERS.get(kind, "o"), linestyle="none", markersize=7,
+            fillstyle=FILLS.get(adjacency or "", "full"),
+        )
+        for kind, adjacency in found
+    ]  # fmt: skip
+    words = [format_promise(*promise) for promise in found]
+    figure.legend(handles, words, ncols=len(found), handlelength=1.2, **settings)
 
 
 def stack_parts(axes: Any, breakdowns: Sequence[Mapping[str, float]]) -> tuple[float, list[float]]:

@@ -110,6 +110,12 @@ def format_neighbours(adjacency: str | None) -> str:
     return MISSING if adjacency is None else NEIGHBOUR_LABELS.get(adjacency, adjacency)
 
 
+def format_promise(kind: str, adjacency: str | None) -> str:
+    """Kind and neighbours of an ε."""
+    words = KIND_LABELS.get(kind, kind)
+    return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
+
+
 def format_unit(method: Method) -> str:
     """What is protected; missing where nothing is."""
     return MISSING if method.epsilon is None else method.unit

@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.ticker import LogLocator
 
+from adapmixed.experiments.marks import LEGEND, look, promise
 from adapmixed.experiments.paper import PUBLIC
 from adapmixed.report.figures import Drawing
 from adapmixed.report.labels import boxes_of, place_labels, settle
@@ -17,19 +18,14 @@ from adapmixed.report.style import (
     COLOURS,
     GREY,
     LINE_STYLES,
-    MARKERS,
     canvas,
-    kind_legend,
     number_axis,
+    promises_legend,
     svg_text,
 )
-from adapmixed.report.view import KIND_LABELS
 
 _FONT_SIZE = 8.0
-_KINDS = (
-    "Circles and solid lines are fixed guarantees, diamonds and dashed lines data-dependent, "
-    "ex-post values: the same ε is not the same promise."
-)
+_KINDS = f"Solid lines are fixed guarantees, dashed ones data-dependent values. {LEGEND}"
 
 Row = Mapping[str, Any]
 
@@ -60,21 +56,21 @@ def _sizes(study: str, words: str, rows: Sequence[Row]) -> Drawing:
             mine = [one for one in rows if one["method"] == name]
             counts = [one["ours"]["num_models"] for one in mine]
             kind = mine[0]["ours"]["kind"]
-            look = {
+            style = {
                 "color": colour,
                 "linestyle": LINE_STYLES.get(kind, "-"),
-                "marker": MARKERS.get(kind, "s"),
                 "markersize": 5,
                 "linewidth": 1.4,
+                **look(mine[0]),
             }
             epsilons = [one["ours"]["epsilon"] for one in mine]
             if None not in epsilons:
-                left.plot(counts, [float(value) for value in epsilons], **look)
+                left.plot(counts, [float(value) for value in epsilons], **style)
             right.plot(
                 counts,
                 [float(one["ours"]["perplexity"]) for one in mine],
-                **look,
-                label=name if kind == "none" else f"{name} (ε {KIND_LABELS[kind]})",
+                **style,
+                label=f"{name}: {promise(mine[0])}",
             )
         public = next(one["ours"]["perplexity"] for one in rows if one["method"] == PUBLIC)
         right.axhline(float(public), color=GREY, linestyle=(0, (2, 2)), linewidth=1.1, label=PUBLIC)
@@ -95,7 +91,7 @@ def _sizes(study: str, words: str, rows: Sequence[Row]) -> Drawing:
 
 def _screening(rows: Sequence[Row]) -> Drawing:
     title = "What the screening bit depends on"
-    with canvas(3.5, 1, 2) as (figure, (left, right)):
+    with canvas(3.9, 1, 2) as (figure, (left, right)):
         places = range(len(rows))
         for name, colour, marker in (
             ("equal_bits", COLOURS[0], "o"),
@@ -129,7 +125,8 @@ def _screening(rows: Sequence[Row]) -> Drawing:
             title="screened queries", xlabel="largest public probability", ylabel="screened (%)"
         )
         right.set_xlim(0, 1)
-        right.legend(handlelength=2.5)
+        handles, labels = right.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower right", ncols=4, handlelength=2.5)
         svg = svg_text(figure, "studies-screening", title)
     caption = (
         "Left: share of queries whose bit stays the same, under the same noise, when the public "
@@ -140,7 +137,7 @@ def _screening(rows: Sequence[Row]) -> Drawing:
 
 
 def _frontiers(rows: Sequence[Row]) -> Drawing:
-    title = "Perplexity against ε, one whole shard protected"
+    title = "Perplexity against ε, of one whole shard unless said"
     names = list(dict.fromkeys(one["method"] for one in rows))
     with canvas(4.3) as (figure, axes):
         words: list[tuple[str, float, float]] = []
@@ -165,29 +162,29 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
                 if math.isfinite(float(one["epsilon"]))
             )
             colour = next(colours)
-            kind, weaker = mine[0]["kind"], "block" in str(mine[0]["unit"])
+            kind = mine[0]["kind"]
             axes.plot(
                 [x for x, _ in points], [y for _, y in points], color=colour,
-                linestyle=LINE_STYLES.get(kind, "-"), marker=MARKERS.get(kind, "o"), markersize=6,
-                fillstyle="none" if weaker else "full", linewidth=1.5,
+                linestyle=LINE_STYLES.get(kind, "-"), markersize=6, linewidth=1.5,
+                **look(next(one for one in rows if one["method"] == name)),
             )  # fmt: skip
-            label = f"{name} (hollow: weaker)" if weaker else name
             free = _along(points)  # no word on a curve
-            words += [("", x, y) for x, y in free] + [(label, *points[-1])]
+            words += [("", x, y) for x, y in free] + [(name, *points[-1])]
             inks += [colour] * (len(free) + 1)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.margins(x=0.2)
         axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
-        kinds = {one["ours"]["kind"] for one in rows}
-        kind_legend(figure, kinds, loc="outside lower center")
+        ours = [one["ours"] for one in rows if one["ours"]["kind"] not in ("public", "none")]
+        promises = [(one["kind"], one["adjacency"]) for one in ours]
+        promises_legend(figure, promises, loc="outside lower center")
         settle(figure)
         place_labels(axes, words, boxes_of(levels), font_size=_FONT_SIZE, colours=inks)
         svg = svg_text(figure, "studies-frontiers", title)
     caption = (
-        f"{_KINDS} A hollow mark protects a single block of text only, which is far less than the "
-        "shard or the whole topic of the others."
+        f"{_KINDS} DP-SGD's ε is for adding or removing what its name says: a block of text is far "
+        "less than the shard or the whole topic of the others."
     )
     return Drawing("studies-frontiers", title, caption, svg)
 

@@ -24,14 +24,14 @@ from adapmixed.mechanisms import (
 from adapmixed.privacy.planner import plan
 
 GROUP = "frontiers"
-TITLE = "Frontiers: perplexity against ε, one whole shard protected"
+TITLE = "Frontiers: perplexity against ε, of one whole shard unless said"
 NOTE = (
     "Frontiers: settings are planned from public numbers for the given ε. Of shapes log C/−log c "
     "of 1 and 4, and of κ of 1, 2 and 4, the one stands here that had the lowest perplexity, in "
     "hindsight: on a frontier, not on private text. AdaPMixED's β is given and its ε found "
     "afterwards, by the per-model rule. All ensembles protect one whole shard "
-    "(zero-out; AdaPMixED: the removal of a shard's model). DP-SGD of one topic protects a whole "
-    "name, as a shard does; of one block it protects far less, at the same ε."
+    "(zero-out; AdaPMixED: the removal of a shard's model). DP-SGD (add/remove) of one topic "
+    "protects a whole name, as a shard does; of one block it protects far less, at the same ε."
 )
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LEAKAGES = (0.01, 0.02, 0.05, 0.1, 0.2)
