@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from fake_ensemble import FakeEnsemble
 
+from adapmixed.cli import main
 from adapmixed.experiments.inputs import Inputs, Sources
 
 
@@ -20,3 +22,12 @@ def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
 
 def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
     return [one for one in result["rows"] if one["method"] == method]
+
+
+def check_redrawn(written: list[Path], folder: Path) -> None:
+    """`adapmixed report` of what an experiment wrote first writes the same files, byte by byte."""
+    again = folder / "again"
+    assert main(["report", str(written[0]), "--out", str(again)]) == 0
+    assert sorted(path.name for path in written) == sorted(path.name for path in again.iterdir())
+    for path in written:
+        assert (again / path.name).read_bytes() == path.read_bytes(), path.name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_cases import inputs, rows_of
+from experiment_cases import check_redrawn, inputs, rows_of
 from fake_ensemble import FakeEnsemble
 
 from adapmixed.evaluation import evaluate
@@ -275,12 +275,7 @@ def test_a_result_is_enough_to_redraw(
     results: dict[str, dict[str, Any]], experiment: str, tmp_path: Path
 ) -> None:
     first = write_outputs(results[experiment], tmp_path)
-    if experiment == "table2":  # one suffices: drawing takes a second a figure
-        again = tmp_path / "again"
-        again.mkdir()
-        second = write_outputs(read_experiment(first[0]), again)
-        assert [path.name for path in first] == [path.name for path in second]
-        assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    check_redrawn(first, tmp_path)
     assert text(read_experiment(first[0])) == text(results[experiment])
     assert first[0].name == f"{experiment}-wikitext-103.json"
     assert [p.suffix for p in first[2:]] == [".svg"] * (1 if experiment == "figure2" else 2)

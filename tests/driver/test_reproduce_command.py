@@ -19,6 +19,7 @@ from adapmixed.experiments.dp_adapter import (
     read_dp_adapter,
 )
 from adapmixed.experiments.inputs import Sources
+from adapmixed.experiments.studies import frontiers
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
@@ -103,6 +104,40 @@ def test_full_scale_with_stand_ins(
     # Without numbers of queries they are the paper's, and a text too short for them is refused.
     assert main([*options[:-6], "--out", str(tmp_path / "paper")]) == 2
     assert "1024 queries" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("experiment", "options"),
+    [
+        ("table2", ["--queries", "20"]),
+        ("figure2", ["--queries", "8"]),
+        ("studies", ["--queries", "8", "--dp-adapter", "dp", "--divided", "ensemble"]),
+    ],
+)
+def test_full_scale_of_the_others(
+    experiment: str,
+    options: list[str],
+    stand_ins: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the same stand-ins."""
+    monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))  # planning is most of the time
+    asked = ["reproduce", experiment, "--scale", "full", "--out", str(tmp_path)]
+    asked += ["--base", stand_ins["base"], "--ensemble", stand_ins["ensemble"]]
+    asked += ["--text", stand_ins["text"]]
+    capsys.readouterr()
+    assert main([*asked, *(stand_ins.get(one, one) for one in options)]) == 0
+    assert "scale full, 10 models" in capsys.readouterr().out
+    result = result_of(tmp_path, f"{experiment}-wikitext-103.json")
+    assert result["inputs"]["base"] == "gpt2" and result["inputs"]["text"].endswith("wikitext")
+    found = {one["method"] for one in result["rows"]}
+    assert "AdaPMixED" in found
+    assert ("DP-SGD, one block of 16 tokens" in found) == (experiment == "studies")
+    if experiment == "table2":  # the paper's number of queries, for which this text is too short
+        assert main(asked) == 2
+        assert "queries must be in [1, " in capsys.readouterr().err
 
 
 def test_refusals(
