@@ -15,7 +15,7 @@ from adapmixed.data import demo_base, private_documents
 from adapmixed.experiments.divided import builtin_divided
 from adapmixed.experiments.measure import Run
 from adapmixed.experiments.outputs import write_outputs
-from adapmixed.experiments.studies import frontiers, screening, shards, studies
+from adapmixed.experiments.studies import frontiers, models, screening, studies
 from adapmixed.experiments.tables import text
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.training.finetune import FinetuneConfig
@@ -80,7 +80,7 @@ def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert [path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")] == made
     with pytest.raises(ValueError, match="was begun with"):
         builtin_divided(tmp_path, base, (2,), **given | {"config": replace(few, rank=3)})
-    tokens = [shards.shard_tokens(folder) for folder in folders]
+    tokens = [models.shard_tokens(folder) for folder in folders]
     assert 2 * tokens[0] == 5 * tokens[1] > 1000
     monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))
     result = studies(inputs(8), Run(), divided=folders, queries=4)
@@ -89,6 +89,11 @@ def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert [one["ours"]["num_models"] for one in boxes] == [2, 5]
     assert boxes[0]["label"] == f"N = 2, {tokens[0]:,.0f} tokens"
     assert boxes[0]["ours"]["epsilon"] > boxes[1]["ours"]["epsilon"]
+    # The number of models is studied on the largest ensemble, here on that of the inputs.
+    of_models = [one for one in result["rows"] if one["group"] == "models" and one["label"]]
+    assert {one["label"] for one in of_models} == {"N = 8"}
+    more = models.rows(inputs(3), Run(), 4, folders)
+    assert {one["label"] for one in more[1:]} == {f"N = 5, {tokens[1]:,.0f} tokens"}
     (tmp_path / "out").mkdir()
     written = write_outputs(result, tmp_path / "out")
     assert [path.name.split("-")[-1] for path in written[2:]] == [

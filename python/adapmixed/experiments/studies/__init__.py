@@ -32,14 +32,14 @@ def studies(
         run: seed, state, progress.
         adapters: DP-SGD adapters that join the frontiers.
         divided: ensemble folders over the same text in shards of other sizes; none: that study is
-            left out.
+            left out. The largest serves the study of the number of models, if it has more.
         queries: answered with every setting.
 
     Raises:
         ValueError: the text is too short.
     """
     started = time.perf_counter()
-    rows = models.rows(inputs, run, queries)
+    rows = models.rows(inputs, run, queries, divided)
     rows += shards.rows(inputs, run, queries, divided)
     rows += screening.rows(inputs, run, queries)
     rows += frontiers.rows(inputs, run, queries, adapters)

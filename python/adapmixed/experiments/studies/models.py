@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from adapmixed.experiments.inputs import Inputs
 from adapmixed.experiments.measure import UNPROTECTED, Run, measure
 from adapmixed.experiments.members import FirstMembers, sizes
@@ -16,12 +19,15 @@ from adapmixed.mechanisms import (
     PublicOnly,
     Unprotected,
 )
+from adapmixed.models import read_manifest
+from adapmixed.training.folder import TrainingFolder
 
 GROUP = "models"
-TITLE = "ε and perplexity against the number of models"
+TITLE = "ε and perplexity against the number of models, shards of one size"
 NOTE = (
-    "Against N: the first N members of the ensemble, shards keeping their size. The settings stay "
-    "the same, so ε falls as N grows; PMixED's ε is given and its perplexity follows."
+    "Against N: the first N members of the largest ensemble there is, shards keeping their size. "
+    "The settings stay the same, so ε falls as N grows; PMixED's ε is given and its perplexity "
+    "follows."
 )
 
 
@@ -36,20 +42,40 @@ def methods(dataset: str, queries: int) -> dict[str, Mechanism]:
     }
 
 
-def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
-    """A line for each mechanism and number of models, labelled by the number."""
+def rows(
+    inputs: Inputs, run: Run, queries: int, folders: Sequence[Path] = ()
+) -> list[dict[str, object]]:
+    """A line for each mechanism and number of models, labelled by the number.
+
+    Args:
+        inputs, run, queries: of the study.
+        folders: ensembles, of which one is taken that has more members than that of the inputs.
+    """
+    ensemble, words = inputs.ensemble, ""
+    members = {folder: len(read_manifest(folder).members) for folder in folders}
+    largest = max(members, key=members.__getitem__, default=None)
+    if largest is not None and members[largest] > ensemble.num_models:
+        ensemble = inputs.sources.load(largest)
+        words = f", {shard_tokens(largest):,.0f} tokens"
     compared: dict[str, Mechanism] = {PUBLIC: PublicOnly()}
     lines: list[tuple[str, str, int]] = []
     for name, mechanism in methods(inputs.sources.dataset, queries).items():
-        for count in sizes(inputs.ensemble.num_models):
+        for count in sizes(ensemble.num_models):
             key = f"{name}, N = {count}"
             compared[key] = FirstMembers(mechanism, count)
             lines.append((key, name, count))
-    found = measure(inputs.ensemble, inputs.tokens, compared, queries, run, state="models")
+    found = measure(ensemble, inputs.tokens, compared, queries, run, state="models")
     return [
         row(PUBLIC, found[PUBLIC], group=GROUP),
         *(
-            row(name, found[key] | {"num_models": count}, group=GROUP, label=f"N = {count}")
+            row(name, found[key] | {"num_models": count}, group=GROUP, label=f"N = {count}{words}")
             for key, name, count in lines
         ),
     ]
+
+
+def shard_tokens(folder: Path) -> float:
+    """Tokens of a shard in the mean, as training recorded them."""
+    count = len(read_manifest(folder).members)
+    training = TrainingFolder(folder, count)
+    return sum(int(training.record(member)["tokens"]) for member in range(count)) / count

@@ -11,8 +11,6 @@ from adapmixed.experiments.paper import PUBLIC
 from adapmixed.experiments.result import row
 from adapmixed.experiments.studies import models
 from adapmixed.mechanisms import PublicOnly
-from adapmixed.models import read_manifest
-from adapmixed.training.folder import TrainingFolder
 
 GROUP = "shards"
 TITLE = "ε and perplexity against the size of a shard, all text divided among the models"
@@ -36,7 +34,7 @@ def rows(
             ensemble, inputs.tokens, compared, queries, run, state=f"shards-{folder.name}"
         )
         public = found.pop(PUBLIC)
-        facts = {"num_models": count, "shard_tokens": shard_tokens(folder)}
+        facts = {"num_models": count, "shard_tokens": models.shard_tokens(folder)}
         lines += [(name, count, ours | facts) for name, ours in found.items()]
     if public is None:
         return []
@@ -49,10 +47,3 @@ def rows(
             for name, count, ours in lines
         ),
     ]
-
-
-def shard_tokens(folder: Path) -> float:
-    """Tokens of a shard in the mean, as training recorded them."""
-    count = len(read_manifest(folder).members)
-    training = TrainingFolder(folder, count)
-    return sum(int(training.record(member)["tokens"]) for member in range(count)) / count
