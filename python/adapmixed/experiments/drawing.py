@@ -107,9 +107,8 @@ def _entry(one: Row, *, level: bool) -> str:
     """Two lines of the legend: name and value, as marks may stand beside it, and the promise."""
     values = []
     for side, _ in _SIDES:
-        if _point(one[side]):
-            cost = "" if level else show_cost(one[side])
-            value = cost or format_perplexity(float(one[side]["perplexity"]))
+        if point := _point(one[side]):
+            value = format_perplexity(point.perplexity) if level else show_cost(one[side])
             values.append(f"paper {value}" if side == "paper" else value)
     return f"{one['method']} ({'perplexity' if level else 'ε'} {', '.join(values)})\n{promise(one)}"
 
@@ -127,12 +126,9 @@ def _point(side: Mapping[str, Any] | None) -> _Point | None:
     if side is None or side.get("perplexity") is None:
         return None
     level = side.get("epsilon") is None or side["kind"] == "public"
-    found = (
-        0.0 if level else side["epsilon"],
-        side["perplexity"],
-        side.get("perplexity_deviation"),
-    )
-    epsilon, perplexity, deviation = (float(value or 0.0) for value in found)
+    epsilon = 0.0 if level else float(side["epsilon"])
+    perplexity = float(side["perplexity"])
+    deviation = 0.0 if level else float(side.get("perplexity_deviation") or 0.0)
     if math.isinf(perplexity) or math.isinf(epsilon):
         return None
     return _Point(epsilon, perplexity, deviation, level)

@@ -60,7 +60,7 @@ def rows(
     compared: dict[str, Mechanism] = {PUBLIC: PublicOnly()}
     lines: list[tuple[str, str, int]] = []
     for name, mechanism in methods(inputs.sources.dataset, queries).items():
-        for count in sizes(ensemble.num_models):
+        for count in sizes(ensemble.num_models, (8, 16, 32, 64, 128)):
             key = f"{name}, N = {count}"
             compared[key] = FirstMembers(mechanism, count)
             lines.append((key, name, count))
