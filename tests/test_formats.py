@@ -88,7 +88,7 @@ def test_reports(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(FORMATS.glob("evaluation-*.json")), ids=lambda p: p.stem)
 def test_evaluations(path: Path) -> None:
-    """What it was written with; states of accountants and a filter are in it."""
+    """What it was written with, but that the filter's budget states its own ε now."""
     stored = read_result(path)
     assert stored.complete and stored.configuration["runs"] == 1
     found = {one.name: one.evaluations[0] for one in stored.runs}
