@@ -63,6 +63,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], list[Event]]]] = {
     "clipped": ({"adjacency": "replace_one"}, lambda n: [ClippedAnswer(0.8, 1.5, 5, n, 100)]),
     "clipped, screened": ({}, lambda n: [SCREENED, ClippedAnswer(0.8, 1.5, 5, 2, 100)]),
     "pool": ({}, lambda n: [BoundedRangeAnswer(0.1 * n, -0.25, 1 / 3, 5, n), SCREENED]),
+    "a pool of a constant N": (
+        {"adjacency": "add_remove"},
+        lambda n: [BoundedRangeAnswer(0.1 * n, -0.25, 0.5, 5, n, None, n % 2 == 0)],
+    ),
     "a planned pool": ({}, lambda n: [BoundedRangeAnswer(2.0, -0.25, 0.5, 5, n, 100)]),
     "filter": ({"filter_budget": BUDGET}, lambda n: [charge(n), PublicAnswer(n)]),
 }
@@ -128,8 +132,9 @@ SCREENED_MIXED = {"rho": 0.5, "screened": 2, "single": None}
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (("losses", "format_version", 2), "accountant.format_version must be 1, got 2"),
+        (("losses", "format_version", 3), "accountant.format_version must be 2, got 3"),
         (("losses", "format_version", True), "accountant.format_version must be 1, got True"),
+        (("pool", "format_version", 1), "PoolTotal must have the fields"),
         (("losses", "more", 1), "accountant must have the fields"),
         (("losses", "running", "more", 1), "accountant.running Running must have the fields"),
         (("losses", "running", "queries", 2.0), r"queries must be int, got 2\.0"),
@@ -211,6 +216,8 @@ SCREENED_MIXED = {"rho": 0.5, "screened": 2, "single": None}
         (("a planned pool", *TOTAL, "plan", "num_models", 6), "num_models must be the same"),
         (("pool", *TOTAL, "replaced", 0.0), "replaced must be 4 times rho"),
         (("pool", *TOTAL, "rho", 0.0), "replaced must be 4 times rho"),
+        (("pool", *TOTAL, "removed", 0.0), "removed must be between rho and replaced"),
+        (("pool", *TOTAL, "removed", 1e9), "removed must be between rho and replaced"),
         (("filter", "running", "queries", 2), "spent must be 0 without private answers"),
         (("filter", "running", "screening", SCREENED_ONCE), "screened must be 0 under a filter"),
         (("filter", *TOTAL, "budget", "order", 5.0), "budget must be the accountant's"),

@@ -46,6 +46,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--upper", type=float, help="as --lower")
     parser.add_argument("--scale", type=float, help="of clipped-log-pool; without: clipped-mixing")
+    parser.add_argument(
+        "--constant-models",
+        action="store_true",
+        help="with --scale: --models is a public constant (--num-models of clipped-log-pool), not "
+        "the number of models that are there",
+    )
     parser.add_argument("--json", type=Path, help="write the plans, or the answer, there as JSON")
     parser.set_defaults(run=run)
 
@@ -63,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--upper are given, got {3 - len(missing)} of them"
             )
         content = _answer(arguments, missing[0])
-    elif missing or arguments.scale is not None:
+    elif missing or arguments.scale is not None or arguments.constant_models:
         raise ValueError(
             "--epsilon, --models and --queries must be given, or --lower, --upper and two of them, "
             f"got no {', '.join('--' + name for name in missing or ['lower'])}"
@@ -83,7 +89,8 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
     from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
     delta, way = arguments.delta, arguments.adjacency
-    settings = {name: getattr(arguments, name) for name in ("lower", "upper", "scale")}
+    names = ("lower", "upper", "scale", "constant_models")
+    settings = {name: getattr(arguments, name) for name in names}
     found: float | None
     if asked == "epsilon":
         found = epsilon_of(delta, arguments.models, arguments.queries, way, **settings)
@@ -103,7 +110,7 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
         least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
         said = f"{least} for {_plural(arguments.queries, 'query')} within ε = {arguments.epsilon:g}"
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
-    given = {key: value for key, value in settings.items() if value is not None}
+    given = {key: value for key, value in settings.items() if value not in (None, False)}
     listed = " ".join(f"{key}={value!r}" for key, value in given.items())
     print(f"{name} {listed}: {said} at δ = {delta:g};\nneighbouring ({way}): {_NEIGHBOURS[way]}.")
     known = {key: getattr(arguments, key) for key in _ASKED if key != asked}
@@ -135,7 +142,7 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
         arguments.queries,
         arguments.adjacency,
     )
-    plans, adaptive = plan(*question), adapmixed_beforehand(*question)
+    plans, adaptive = plan(*question, constant_models=True), adapmixed_beforehand(*question)
     print(
         f"Within ε = {arguments.epsilon:g} at δ = {arguments.delta:g} for {arguments.queries} "
         f"queries to {arguments.models} models;\n"
@@ -158,6 +165,11 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
         f"all\n{arguments.queries} (queries={arguments.queries}) states ε({arguments.queries}) "
         "from the first answer on, however few are asked for."
     )
+    if any("num_models" in one.settings for one in plans):
+        print(
+            f"num_models={arguments.models}: a public constant, however many models are there; "
+            "without it their number, whose\nchange costs twice the range."
+        )
     for one in plans:
         if one.note:
             print(f"{one.mechanism}: {one.note}.")
@@ -210,14 +222,14 @@ def _settings(one: "Plan") -> str:
 def _values(settings: "Mapping[str, float]") -> str:
     """Four significant digits, rounded inward: settings that are copied from here keep the ε.
 
-    An order has no more digits, and no inward.
+    An order has no more digits, and no inward; a number of models is whole.
     """
     from adapmixed.privacy.rounding import four_digits
 
     names, shown = {"target_leakage": "beta"}, []
     for name, value in settings.items():
-        if name == "order":
-            shown.append(f"order={value:g}")
+        if name in ("order", "num_models"):
+            shown.append(f"{name}={value:d}" if name == "num_models" else f"{name}={value:g}")
             continue
         rounding = ROUND_CEILING if name == "lower" else ROUND_FLOOR
         shown.append(f"{names.get(name, name)}={four_digits(value, rounding)}")

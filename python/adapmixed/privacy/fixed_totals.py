@@ -134,12 +134,17 @@ class ClippedTotal:
         return self.setting.budget if self.setting is not None else None
 
 
+POOL_WAYS = {"rho": "zero_out", "removed": "add_remove", "replaced": "replace_one"}
+"""The sums of a `PoolTotal`, and the neighbours that each is for."""
+
+
 @dataclass(frozen=True)
 class PoolTotal:
     """Answers of ClippedLogPool: Σ η²/8 as zCDP, charged as they come or for a budget at once."""
 
     rho: float = 0.0  # zero-out
-    replaced: float = 0.0  # replace-one, add/remove
+    removed: float = 0.0  # add/remove
+    replaced: float = 0.0  # replace-one
     plan: BoundedRangeAnswer | None = None
     answered: int = 0  # of the plan
     unplanned: bool = False
@@ -158,10 +163,15 @@ class PoolTotal:
             _check_budget(answered, event.budget, "queries")
             charged, plan = (event.budget if plan is None else 0), found
         setting = (event.scale, event.lower, event.upper, event.num_models)
-        rho, replaced = (bounded_range_rho(*setting, way) for way in ("zero_out", "replace_one"))
+        constant = event.constant_models
+        rho, removed, replaced = (
+            times_up(charged, bounded_range_rho(*setting, way, constant_models=constant))
+            for way in POOL_WAYS.values()
+        )
         return PoolTotal(
-            add_up(self.rho, times_up(charged, rho)),
-            add_up(self.replaced, times_up(charged, replaced)),
+            add_up(self.rho, rho),
+            add_up(self.removed, removed),
+            add_up(self.replaced, replaced),
             plan,
             answered,
             self.unplanned or (event.budget is None and event.queries > 0),
@@ -169,7 +179,13 @@ class PoolTotal:
 
     def evaluate(self, delta: float, adjacency: str, screening: ScreeningTotal) -> Result:
         """ε at the best order, known beforehand since ρ is (docs/privacy.md, section 12)."""
-        return screening.evaluate(delta, self.rho if adjacency == "zero_out" else self.replaced)
+        (rho,) = (getattr(self, name) for name, way in POOL_WAYS.items() if way == adjacency)
+        return screening.evaluate(delta, rho)
+
+    @property
+    def constant_models(self) -> bool:
+        """Whether add/remove is stated for a public constant N (docs/privacy.md, section 12)."""
+        return self.removed < self.replaced
 
     @property
     def planned_queries(self) -> int:

@@ -10,10 +10,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR
+from functools import partial
 
 from adapmixed.privacy.ball_bounds import radius_for_epsilon, sound_bound
 from adapmixed.privacy.beforehand import adapmixed_beforehand
-from adapmixed.privacy.checks import check_count, check_delta, check_epsilon, check_question
+from adapmixed.privacy.checks import (
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_flag,
+    check_question,
+)
 from adapmixed.privacy.composition import renyi_epsilon
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
 from adapmixed.privacy.dominating import clipped_mixing_pair
@@ -46,7 +53,8 @@ class Plan:
 
     Attributes:
         mechanism: "clipped-mixing", "clipped-log-pool" or "pmixed".
-        settings: name → value: lower, upper; scale, lower, upper; or order, radius, target_leakage.
+        settings: name → value: lower, upper; scale, lower, upper, num_models where N is a public
+            constant; or order, radius, target_leakage.
         epsilon: of all `queries` at `delta`, rounded up, at most the target.
         over_time: (queries, ε) for the shares of `SHARES`: what so many queries cost.
         note: what the guarantee needs that the numbers do not say.
@@ -72,6 +80,7 @@ def plan(
     *,
     shapes: Sequence[float] = SHAPES,
     scales: Sequence[float] = SCALES,
+    constant_models: bool = False,
 ) -> list[Plan]:
     """Every mechanism's best settings within (epsilon, delta); a few seconds.
 
@@ -84,6 +93,8 @@ def plan(
         adjacency: "zero_out", "add_remove" or "replace_one".
         shapes: log C / |log c| of ClippedMixing's boxes, each > 0.
         scales: κ of ClippedLogPool, each > 0.
+        constant_models: plan ClippedLogPool also with N as a public constant (`num_models` among
+            its settings) where that buys more: for "add_remove".
     """
     target, delta, adjacency = (
         check_epsilon(epsilon),
@@ -96,7 +107,9 @@ def plan(
             raise ValueError(f"{name} must be > 0 and finite, got {values!r}")
     common = (target, delta, models, queries, adjacency)
     plans = [_clipped_mixing(*common, shape) for shape in shapes]
-    plans += [_log_pool(*common, scale) for scale in scales]
+    plans += [_log_pool(*common, scale, False) for scale in scales]
+    if check_flag("constant_models", constant_models) and adjacency == "add_remove":
+        plans += [_log_pool(*common, scale, True) for scale in scales]
     pmixed = _pmixed(*common)
     return plans + ([pmixed] if pmixed is not None else [])
 
@@ -132,10 +145,18 @@ def _clipped_mixing(
 
 
 def _log_pool(
-    target: float, delta: float, models: int, queries: int, adjacency: str, scale: float
+    target: float,
+    delta: float,
+    models: int,
+    queries: int,
+    adjacency: str,
+    scale: float,
+    constant: bool,
 ) -> Plan:
+    stated = partial(epsilon_of, scale=scale, constant_models=constant)
+
     def cost(width: float) -> float:
-        return epsilon_of(delta, models, queries, adjacency, lower=-width, upper=0.0, scale=scale)
+        return stated(delta, models, queries, adjacency, lower=-width, upper=0.0)
 
     width = _largest(cost, target, 2 * _LARGEST)
     lower = -min(_CLIP, width / 2)
@@ -143,11 +164,9 @@ def _log_pool(
     settings = {"scale": scale, "lower": lower, "upper": upper}
     return _planned(
         "clipped-log-pool",
-        settings,
+        settings | ({"num_models": models} if constant else {}),
         (delta, models, queries, adjacency),
-        lambda count: epsilon_of(
-            delta, models, count, adjacency, lower=lower, upper=upper, scale=scale
-        ),
+        lambda count: stated(delta, models, count, adjacency, lower=lower, upper=upper),
     )
 
 

@@ -1,0 +1,82 @@
+"""What `adapmixed plan` advises: a constant N where it buys more."""
+
+import json
+
+import pytest
+
+from adapmixed.cli import main
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.privacy import Accountant, BoundedRangeAnswer
+from adapmixed.privacy.planner import epsilon_of, models_for, plan, queries_for
+
+DELTA = 1e-5
+QUESTION = (1.0, DELTA, 64, 508)
+FEW = {"shapes": (4.0,), "scales": (1.0, 2.0)}
+
+
+def pools(adjacency, **options):
+    found = plan(*QUESTION, adjacency, **FEW, **options)
+    return [one for one in found if one.mechanism == "clipped-log-pool"]
+
+
+def test_a_constant_n_buys_under_add_remove_what_zero_out_does():
+    listed = pools("add_remove", constant_models=True)
+    assert ["num_models" in one.settings for one in listed] == [False, False, True, True]
+    assert listed[:2] == pools("add_remove")
+    for counted, known, emptied in zip(listed[:2], listed[2:], pools("zero_out"), strict=True):
+        assert known.settings == {**emptied.settings, "num_models": 64}
+        assert known.over_time == emptied.over_time
+        assert known.settings["upper"] > counted.settings["upper"]
+    for adjacency in ("zero_out", "replace_one"):  # the same either way: listed once
+        assert pools(adjacency, constant_models=True) == pools(adjacency)
+    with pytest.raises(ValueError, match="constant_models must be True or False, got 1"):
+        plan(*QUESTION, "add_remove", constant_models=1)
+
+
+def test_an_accountant_states_the_constant_n_that_was_planned():
+    one = pools("add_remove", constant_models=True)[-1]
+    settings = dict(one.settings)
+    ClippedLogPool(**settings, queries=508)
+    event = BoundedRangeAnswer(**settings, queries=1, budget=508, constant_models=True)
+    stated = Accountant(DELTA, adjacency="add_remove").add(event).epsilon()
+    assert stated.epsilon == one.epsilon <= 1.0
+    assert "at most num_models, a public constant" in str(stated)
+
+
+def test_inverse_questions_of_a_constant_n():
+    pool = {"lower": -0.25, "upper": 0.5, "scale": 2.0}
+    known = {**pool, "constant_models": True}
+    assert queries_for(1.0, DELTA, 64, "add_remove", **known) == queries_for(
+        1.0, DELTA, 64, "zero_out", **pool
+    )
+    models = models_for(1.0, DELTA, 508, "add_remove", **known)
+    assert models == models_for(1.0, DELTA, 508, "zero_out", **pool)
+    assert models < models_for(1.0, DELTA, 508, "add_remove", **pool)
+    for way in ("zero_out", "replace_one"):
+        assert epsilon_of(DELTA, 64, 508, way, **known) == epsilon_of(DELTA, 64, 508, way, **pool)
+    with pytest.raises(ValueError, match="constant_models must be False without scale, got True"):
+        epsilon_of(DELTA, 64, 508, "add_remove", lower=0.5, upper=2.0, constant_models=True)
+
+
+def test_the_command_lists_both(capsys, tmp_path):
+    path = tmp_path / "plans.json"
+    asked = ["--epsilon=1", "--models=64", "--queries=508", "--adjacency=add_remove"]
+    assert main(["plan", *asked, "--json", str(path)]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if line.startswith("clipped-log-pool")]
+    known = [row for row in rows if "num_models=64" in row]
+    assert len(known) == 3 and len(rows) >= 6
+    assert "num_models=64: a public constant, however many models are there" in said
+    written = json.loads(path.read_text(encoding="utf-8"))["plans"]
+    assert sum(one["settings"].get("num_models") == 64 for one in written) == 3
+
+
+def test_the_command_answers_for_a_constant_n(capsys):
+    given = ["plan", "--models=64", "--queries=508", "--lower=-0.25", "--upper=1", "--scale=2"]
+    assert main([*given, "--adjacency=add_remove", "--constant-models"]) == 0
+    assert "constant_models=True: ε = 1.882 for" in capsys.readouterr().out
+    assert main([*given, "--adjacency=add_remove"]) == 0
+    assert ": ε = 4.088 for" in capsys.readouterr().out
+    assert main([*given[:-1], "--constant-models"]) == 2
+    assert main(["plan", "--epsilon=1", *given[1:3], "--constant-models"]) == 2
+    assert "--lower" in capsys.readouterr().err
