@@ -281,7 +281,7 @@ def test_the_command(capsys, tmp_path):
     assert (content["format_version"], content["kind"]) == (1, "plan")
     assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 8
     assert content["adapmixed"]["worst_case_epsilon"] == "inf"
-    assert "must not be published" in output and "are not ranked" in output
+    assert "must not be published" in output and "the rest are alternatives" in output
     # What is said of ε(n): an accountant opened for all 1000 has charged them with the first 10.
     assert "ε(10)" in output and "(queries=1000) states ε(1000) from the first answer" in output
     pool = next(one for one in content["plans"] if one["mechanism"] == "clipped-log-pool")

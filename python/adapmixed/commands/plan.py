@@ -32,7 +32,8 @@ def add_parser(commands: Any) -> None:
         "plan",
         help="the settings that a privacy budget buys",
         description="Lists, for every mechanism with a guarantee fixed beforehand, the widest "
-        "settings within (epsilon, delta), and what fewer queries would cost. With --lower and "
+        "settings within (epsilon, delta), chooses one of each clipped mechanism by a rule, and "
+        "says what fewer queries would cost. With --lower and "
         "--upper the settings are given, and what is left out of --epsilon, --models and --queries "
         "is the answer. Public numbers only.",
     )
@@ -157,9 +158,9 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     print(_table([header, *rows]))
     print(
         "\nclipped-mixing: lower and upper bound p_i/q; clipped-log-pool: log p_i/q, times scale."
-        "\nWider is closer to the private models. All fit the budget and are not ranked: "
-        "perplexity on public\ntext tells which is best."
+        "\nWider is closer to the private models. All fit the budget."
     )
+    print(_chosen_words(plans))
     print(
         "ε(n) is what n queries cost where n is fixed beforehand. An accountant that is opened for "
         f"all\n{arguments.queries} (queries={arguments.queries}) states ε({arguments.queries}) "
@@ -180,6 +181,27 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
         "plans": [_entry(one) for one in plans],
         "adapmixed": _adaptive_entry(adaptive),
     }
+
+
+def _chosen_words(plans: "list[Plan]") -> str:
+    """What was chosen, by which rule, and what is known of it."""
+    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE
+
+    rules = {
+        "clipped-mixing": f"the widest box of shape log upper = {CHOSEN_SHAPE:g} |log lower|",
+        "clipped-log-pool": f"the widest clip at scale = {CHOSEN_SCALE:g}",
+    }
+    lines = ["\nChosen by a rule of these public numbers, one of each; the rest are alternatives:"]
+    for name, rule in rules.items():
+        found = [_settings(one) for one in plans if one.mechanism == name and one.chosen]
+        lines.append(f"  {name} {found[0]}: {rule}" if found else f"  {name}: nothing fits")
+    lines.append(
+        "What is known of utility is from the built-in demo: there this shape had a lower "
+        "perplexity than 1\nat equal ε, and scale = 4, not listed, a lower one than 2 at ε = 8 "
+        "(docs/privacy.md, section 12).\nFor other models perplexity on public text tells which "
+        "is best, and whether a box or a log pool is.\n"
+    )
+    return "\n".join(lines)
 
 
 def _adaptive_words(one: "Beforehand | None", epsilon: float) -> str:
@@ -247,6 +269,7 @@ def _entry(one: "Plan") -> dict[str, object]:
         "adjacency": one.adjacency,
         "over_time": [{"queries": count, "epsilon": cost} for count, cost in one.over_time],
         "note": one.note,
+        "chosen": one.chosen,
     }
 
 

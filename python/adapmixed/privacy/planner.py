@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_FLOOR
 from functools import partial
 
@@ -37,7 +37,12 @@ SHARES = (0.01, 0.1, 0.5, 1.0)
 """The parts of the queries whose ε is listed."""
 
 SCALES = (1.0, 1.5, 2.0)
-"""κ of the log pools that are listed; 2 gave the lowest perplexity at equal ε where measured."""
+"""κ of the log pools that are listed."""
+
+CHOSEN_SHAPE, CHOSEN_SCALE = 4.0, 2.0
+"""Of the box and the log pool that are chosen: the widest of this shape, and of this κ. What is
+known of their perplexity is from the demonstration alone (docs/privacy.md, section 12,
+"Planning")."""
 
 _CLIP = 0.25  # |a| of the log pool once the width allows it
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05 to 8 100
@@ -58,6 +63,8 @@ class Plan:
         epsilon: of all `queries` at `delta`, rounded up, at most the target.
         over_time: (queries, ε) for the shares of `SHARES`: what so many queries cost.
         note: what the guarantee needs that the numbers do not say.
+        chosen: one of ClippedMixing's plans and one of ClippedLogPool's, by the rule of
+            `CHOSEN_SHAPE`, `CHOSEN_SCALE`; the others are alternatives.
     """
 
     mechanism: str
@@ -69,6 +76,7 @@ class Plan:
     adjacency: str
     over_time: tuple[tuple[int, float], ...]
     note: str = field(default="")
+    chosen: bool = False
 
 
 def plan(
@@ -82,7 +90,11 @@ def plan(
     scales: Sequence[float] = SCALES,
     constant_models: bool = False,
 ) -> list[Plan]:
-    """Every mechanism's best settings within (epsilon, delta); a few seconds.
+    """Every mechanism's widest settings within (epsilon, delta); a few seconds.
+
+    One box and one log pool are marked as chosen: those whose shape and κ are nearest to
+    `CHOSEN_SHAPE` and `CHOSEN_SCALE`, with N as a constant where that is planned. A rule of public
+    numbers: which of all answers best is not known from them.
 
     Each ε is that of the mechanism's theorem (docs/privacy.md, section 2 for PMixED, 11 for
     ClippedMixing, 12 for ClippedLogPool). What AdaPMixED would need: `adapmixed_beforehand`.
@@ -106,12 +118,27 @@ def plan(
         if not all(0 < value < math.inf for value in values):
             raise ValueError(f"{name} must be > 0 and finite, got {values!r}")
     common = (target, delta, models, queries, adjacency)
-    plans = [_clipped_mixing(*common, shape) for shape in shapes]
-    plans += [_log_pool(*common, scale, False) for scale in scales]
+    boxes = [_clipped_mixing(*common, shape) for shape in shapes]
+    pools = [_log_pool(*common, scale, False) for scale in scales]
     if check_flag("constant_models", constant_models) and adjacency == "add_remove":
-        plans += [_log_pool(*common, scale, True) for scale in scales]
+        pools += [_log_pool(*common, scale, True) for scale in scales]
     pmixed = _pmixed(*common)
-    return plans + ([pmixed] if pmixed is not None else [])
+    return [
+        *_choose(boxes, shapes, CHOSEN_SHAPE),
+        *_choose(pools, scales, CHOSEN_SCALE),
+        *([pmixed] if pmixed is not None else []),
+    ]
+
+
+def _choose(plans: list[Plan], values: Sequence[float], wanted: float) -> list[Plan]:
+    """The plans, the last of which are one for each value; that of the nearest to `wanted` is
+    marked, unless no box or clip but that of the public answer fits."""
+    if not values:
+        return plans
+    nearest = min(range(len(values)), key=lambda at: abs(math.log(values[at] / wanted)))
+    at = len(plans) - len(values) + nearest
+    fits = plans[at].settings["lower"] < plans[at].settings["upper"]
+    return [replace(one, chosen=fits and index == at) for index, one in enumerate(plans)]
 
 
 def _clipped_mixing(
