@@ -76,7 +76,8 @@ def _charge_target(mechanism: Mechanism, models: int) -> Target:
 
     name = f"{mechanism.name}, member 0 of {models}, zero_out"
     shape = Shape(models, 3)
-    return Target(name, "true loss / its own charge", mechanism, shape, "zero_out", ratio)
+    claim = "true loss / its own charge"
+    return Target(name, claim, mechanism, shape, "zero_out", ratio, charged=True)
 
 
 def _halved_target() -> Target:
