@@ -29,6 +29,16 @@ def range_rounding(scale: float, lower: float, upper: float) -> float:
     return 2.0**-48 * (1 + scale * max(-lower, upper) + 750)
 
 
+def _other_grid(scale: float, lower: float, upper: float, num_models: int) -> float:
+    """What rounding can add to the range where N changes by one, in nats, doubled.
+
+    The u_i are multiples of 2^-k, k from N, a and b: at most κ 2^-k either way, and 2^-k is at most
+    N max(-a, b) 2^-50. Below 2^11 k is 40 whatever N is (csrc/core/log_pool.h).
+    """
+    reach = (num_models + 1) * max(-lower, upper)
+    return 0.0 if reach < 2**11 else scale * reach * 2.0**-48
+
+
 def bounded_range_rho(
     scale: float,
     lower: float,
@@ -57,8 +67,12 @@ def bounded_range_rho(
     wide = nominal * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
     span = math.nextafter(wide, math.inf)
     constant = check_flag("constant_models", constant_models)
-    if adjacency == "replace_one" or (adjacency == "add_remove" and not constant):
+    counted = adjacency == "add_remove" and not constant
+    if adjacency == "replace_one" or counted:
         span *= 2
+    other_grid = _other_grid(scale, low, high, models) if counted else 0.0
+    if other_grid > 0:
+        span = math.nextafter(span + other_grid, math.inf)
     return math.nextafter(math.nextafter(span * span, math.inf) / 8, math.inf)
 
 

@@ -88,14 +88,18 @@ _NAMED = {kind.__name__: record(kind, fields) for kind, fields in TOTALS.items()
 
 
 def _pool_of_version_1() -> Kind:
-    """Before N could be a public constant: add/remove cost what replace-one did."""
+    """Before N could be a public constant: add/remove cost what replace-one did, of a plan at least
+    what it costs now."""
     fields = {name: kind for name, kind in TOTALS[PoolTotal].items() if name != "removed"}
     plan = record(BoundedRangeAnswer, fields_of(BoundedRangeAnswer, 1))
     older = record(PoolTotal, fields | {"plan": optional(plan)})
 
     def read(written: Any, arrays: Arrays) -> PoolTotal:
         total: PoolTotal = older.read(written, arrays)
-        return replace(total, removed=total.replaced)
+        planned = 0.0
+        if total.plan is not None:
+            planned = PoolTotal().add(total.plan).removed
+        return replace(total, removed=max(total.replaced, planned))
 
     return Kind(older.write, read)
 
