@@ -132,7 +132,7 @@ def test_events_say_whether_n_is_a_constant() -> None:
     known, counted = (Accountant(1e-5, adjacency="add_remove").add(one) for one in events[:2])
     assert known.epsilon().epsilon == Accountant(1e-5).add(events[1]).epsilon().epsilon
     assert (known.epsilon().epsilon or 0.0) < (counted.epsilon().epsilon or 0.0)
-    assert "of at most num_models, a public constant" in str(known.epsilon())
+    assert "num_models, by which the pool is divided, is a public constant" in str(known.epsilon())
     assert "public constant" not in str(counted.epsilon()) + str(known.epsilon("zero_out"))
 
 

@@ -45,7 +45,7 @@ def test_an_accountant_states_the_constant_n_that_was_planned():
     event = BoundedRangeAnswer(**settings, queries=1, budget=508, constant_models=True)
     stated = Accountant(DELTA, adjacency="add_remove").add(event).epsilon()
     assert stated.epsilon == one.epsilon <= 1.0
-    assert "at most num_models, a public constant" in str(stated)
+    assert "num_models, by which the pool is divided, is a public constant" in str(stated)
 
 
 def test_inverse_questions_of_a_constant_n():

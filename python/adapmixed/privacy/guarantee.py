@@ -21,7 +21,8 @@ _ADJACENCY_WORDS = {
 }
 
 _CONSTANT_WORDS = (
-    " of at most num_models, a public constant that does not depend on how many models are there"
+    "; num_models, by which the pool is divided, is a public constant that the models never "
+    "outnumber"
 )
 
 _CAVEAT_WORDS = {
