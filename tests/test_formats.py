@@ -201,12 +201,12 @@ def test_an_older_ledger_goes_on_in_its_own_format(
     event = BoundedRangeAnswer(2.0, -0.25, 0.5, 5, 2)
     monkeypatch.setattr(records.Description, "fresh", staticmethod(older))
     with Ledger.open(path, delta=1e-5, configuration="x", adjacency="add_remove") as ledger:
+        with pytest.raises(ValueError, match="constant_models must be False in a ledger of format"):
+            ledger.charge(replace(event, constant_models=True))
         ledger.charge(event)
     monkeypatch.undo()
     with Ledger.open(path, delta=1e-5, configuration="x", adjacency="add_remove") as ledger:
         before = ledger.totals.epsilon
-        with pytest.raises(ValueError, match="constant_models must be False in a ledger of format"):
-            ledger.charge(replace(event, constant_models=True))
         ledger.charge(event)
     reading = Ledger.verify(path)
     assert (reading.charges, reading.description.format_version) == (2, 1)

@@ -129,6 +129,9 @@ def test_events_say_whether_n_is_a_constant() -> None:
     for one, other in pairwise(events):
         with pytest.raises(ValueError, match="must be the same in every"):
             Accountant(1e-5).add([one, other])
+    unplanned = [replace(event, budget=None) for event in events[:2]]
+    with pytest.raises(ValueError, match="constant_models must be the same .* False after True"):
+        Accountant(1e-5).add(unplanned)
     known, counted = (Accountant(1e-5, adjacency="add_remove").add(one) for one in events[:2])
     assert known.epsilon().epsilon == Accountant(1e-5).add(events[1]).epsilon().epsilon
     assert (known.epsilon().epsilon or 0.0) < (counted.epsilon().epsilon or 0.0)

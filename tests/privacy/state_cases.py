@@ -54,7 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], list[Event]]]] = {
     "pool": ({}, lambda n: [BoundedRangeAnswer(0.1 * n, -0.25, 1 / 3, 5, n), SCREENED]),
     "a pool of a constant N": (
         {"adjacency": "add_remove"},
-        lambda n: [BoundedRangeAnswer(0.1 * n, -0.25, 0.5, 5, n, None, n % 2 == 0)],
+        lambda n: [BoundedRangeAnswer(0.1 * n, -0.25, 0.5, 5, n, None, True)],
     ),
     "a planned pool": ({}, lambda n: [BoundedRangeAnswer(2.0, -0.25, 0.5, 5, n, 100)]),
     "filter": ({"filter_budget": BUDGET}, lambda n: [charge(n), PublicAnswer(n)]),

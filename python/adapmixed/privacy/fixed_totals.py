@@ -148,6 +148,7 @@ class PoolTotal:
     plan: BoundedRangeAnswer | None = None
     answered: int = 0  # of the plan
     unplanned: bool = False
+    constant_models: bool | None = None  # of every event; None before the first
 
     def add(self, event: BoundedRangeAnswer) -> PoolTotal:
         """With `event.queries` answers more."""
@@ -164,6 +165,12 @@ class PoolTotal:
             charged, plan = (event.budget if plan is None else 0), found
         setting = (event.scale, event.lower, event.upper, event.num_models)
         constant = event.constant_models
+        if self.constant_models not in (None, constant):
+            raise ValueError(
+                f"constant_models must be the same in every BoundedRangeAnswer, got {constant} "
+                f"after {self.constant_models}: another accountant is for the others, whose ε and "
+                "δ add"
+            )
         rho, removed, replaced = (
             times_up(charged, bounded_range_rho(*setting, way, constant_models=constant))
             for way in POOL_WAYS.values()
@@ -175,17 +182,13 @@ class PoolTotal:
             plan,
             answered,
             self.unplanned or (event.budget is None and event.queries > 0),
+            constant,
         )
 
     def evaluate(self, delta: float, adjacency: str, screening: ScreeningTotal) -> Result:
         """ε at the best order, known beforehand since ρ is (docs/privacy.md, section 12)."""
         (rho,) = (getattr(self, name) for name, way in POOL_WAYS.items() if way == adjacency)
         return screening.evaluate(delta, rho)
-
-    @property
-    def constant_models(self) -> bool:
-        """Whether add/remove is stated for a public constant N (docs/privacy.md, section 12)."""
-        return self.removed < self.replaced
 
     @property
     def planned_queries(self) -> int:

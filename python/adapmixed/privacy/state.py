@@ -79,6 +79,7 @@ TOTALS: dict[type, dict[str, Kind]] = {
         "plan": optional(record(BoundedRangeAnswer, FIELDS[BoundedRangeAnswer])),
         "answered": COUNT,
         "unplanned": FLAG,
+        "constant_models": optional(FLAG),
     },
     FilterTotal: {"budget": BUDGET, "spent": ARRAY},
 }
@@ -90,16 +91,18 @@ _NAMED = {kind.__name__: record(kind, fields) for kind, fields in TOTALS.items()
 def _pool_of_version_1() -> Kind:
     """Before N could be a public constant: add/remove cost what replace-one did, of a plan at least
     what it costs now."""
-    fields = {name: kind for name, kind in TOTALS[PoolTotal].items() if name != "removed"}
-    plan = record(BoundedRangeAnswer, fields_of(BoundedRangeAnswer, 1))
-    older = record(PoolTotal, fields | {"plan": optional(plan)})
+    fields = dict(TOTALS[PoolTotal])
+    del fields["removed"], fields["constant_models"]
+    fields["plan"] = optional(record(BoundedRangeAnswer, fields_of(BoundedRangeAnswer, 1)))
+    older = record(PoolTotal, fields)
 
     def read(written: Any, arrays: Arrays) -> PoolTotal:
         total: PoolTotal = older.read(written, arrays)
         planned = 0.0
         if total.plan is not None:
             planned = PoolTotal().add(total.plan).removed
-        return replace(total, removed=max(total.replaced, planned))
+        removed = max(total.replaced, planned)
+        return replace(total, removed=removed, constant_models=False)
 
     return Kind(older.write, read)
 

@@ -26,7 +26,8 @@ too little. `private` below is `queries - public_queries`, the answers that used
 | PoolTotal `plan` | as `setting`, or null |
 | `answered` | <= the budget and `private`; `unplanned` iff `private` is more by protected answers |
 | `rho`, `removed`, | >= the whole plan's cost, equal to it where nothing is unplanned; `replaced` |
-| `replaced` | is 4 `rho`, and `removed` at least `rho` |
+| `replaced` | is 4 `rho`; `removed` is `rho` with `constant_models`, else >= `replaced` |
+| `constant_models` | given, and that of the plan |
 | FilterTotal `budget` | the accountant's |
 | `spent` | (N,), in [0, budget]; 0 without private answers; nothing screened |
 """
@@ -203,8 +204,12 @@ def _check_pool(total: PoolTotal, running: Running) -> None:
         _require(found <= most, f"{name} must be {least!r} of the plan alone, got {found!r}")
     near = 4 * total.rho <= total.replaced * (1 + slack) <= 4 * total.rho * (1 + 3 * slack)
     _require(near, f"replaced must be 4 times rho, {4 * total.rho!r}, got {total.replaced!r}")
-    enough = total.removed * (1 + slack) >= total.rho
-    _require(enough, f"removed must be >= rho, {total.rho!r}, got {total.removed!r}")
+    constant = total.constant_models
+    _require(constant is not None, "constant_models must be given beside events")
+    _require(plan is None or plan.constant_models == constant, "constant_models must be the plan's")
+    known = total.removed == total.rho if constant else total.removed >= total.replaced
+    where = "rho, where N is constant," if constant else ">= replaced, where N is counted,"
+    _require(known, f"removed must be {where} got {total.removed!r}")
 
 
 def _check_answered(answered: int, running: Running) -> None:
