@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from adapmixed.experiments import result as reproduction
 from adapmixed.experiments.outputs import write_outputs
 from adapmixed.experiments.tables import text
 from adapmixed.models import manifest
-from adapmixed.privacy import Accountant, Ledger, PerModelFilter
+from adapmixed.privacy import Accountant, BoundedRangeAnswer, Ledger, PerModelFilter
 from adapmixed.privacy import filter as filters
 from adapmixed.privacy import state as states
 from adapmixed.privacy.ledger import records
@@ -158,7 +159,7 @@ def test_guarantees_of_dp_sgd(path: Path, tmp_path: Path) -> None:
 def test_states_of_accountants(path: Path) -> None:
     """Of every kind of total; as exact as the machine's logarithms."""
     cases = json.loads(path.read_text(encoding="utf-8"))
-    assert len(cases) == 14
+    assert len(cases) == {"accountant-1": 14, "accountant-2": 16}[path.stem]
     for case in cases.values():
         accountant = Accountant.from_state(case["state"])
         found = accountant.epsilon()
@@ -169,6 +170,55 @@ def test_states_of_accountants(path: Path) -> None:
         assert list(found.caveats) == case["caveats"]
         with pytest.raises(ValueError, match="format_version must be"):
             Accountant.from_state(case["state"] | {"format_version": states.FORMAT_VERSION + 1})
+
+
+def test_an_older_pool_has_its_older_meaning() -> None:
+    """Add/remove then cost what replace-one does, and is not made cheaper by reading it."""
+    text = (FORMATS / "accountant-1.json").read_text(encoding="utf-8")
+    states_of = {name: case["state"] for name, case in json.loads(text).items()}
+    for name in ("pool", "a planned pool"):
+        read = Accountant.from_state(states_of[name])
+        for accountant in (read, Accountant.from_state(read.state())):
+            costs = [accountant.epsilon(way) for way in ("add_remove", "replace_one", "zero_out")]
+            assert costs[0].epsilon == costs[1].epsilon > (costs[2].epsilon or 0.0)
+            assert "constant" not in str(costs[0])
+    newer = json.loads((FORMATS / "accountant-2.json").read_text(encoding="utf-8"))
+    state = newer["a planned pool of a constant N"]["state"]
+    costs = [Accountant.from_state(state).epsilon(way) for way in (None, "replace_one")]
+    assert (costs[0].epsilon or 0.0) < (costs[1].epsilon or 0.0)
+    with pytest.raises(ValueError, match="must have the fields"):  # no older reader took the flag
+        Accountant.from_state(state | {"format_version": 1})
+
+
+def test_an_older_ledger_goes_on_in_its_own_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh, path = records.Description.fresh, tmp_path / "ledger.sqlite"
+
+    def older(*arguments: Any) -> records.Description:
+        return replace(fresh(*arguments), format_version=1)
+
+    event = BoundedRangeAnswer(2.0, -0.25, 0.5, 5, 2)
+    monkeypatch.setattr(records.Description, "fresh", staticmethod(older))
+    with Ledger.open(path, delta=1e-5, configuration="x", adjacency="add_remove") as ledger:
+        with pytest.raises(ValueError, match="constant_models must be False in a ledger of format"):
+            ledger.charge(replace(event, constant_models=True))
+        ledger.charge(event)
+    monkeypatch.undo()
+    with Ledger.open(path, delta=1e-5, configuration="x", adjacency="add_remove") as ledger:
+        before = ledger.totals.epsilon
+        ledger.charge(event)
+    reading = Ledger.verify(path)
+    assert (reading.charges, reading.description.format_version) == (2, 1)
+    expected = Accountant(1e-5, adjacency="replace_one").add([event, event]).epsilon().epsilon
+    assert reading.totals.epsilon == expected and (before or 0.0) < (expected or 0.0)
+    with closing(sqlite3.connect(path)) as database:
+        written = database.execute("SELECT format_version, events FROM record").fetchall()
+        assert all(version == 1 and "constant" not in events for version, events in written)
+        database.execute("PRAGMA user_version = 2")
+        database.commit()
+    with pytest.raises(ValueError, match="format_version must be that of its description, 1"):
+        Ledger.verify(path)
 
 
 @pytest.mark.parametrize("path", sorted(FORMATS.glob("filter-*.json")), ids=lambda p: p.stem)

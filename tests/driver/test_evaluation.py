@@ -1,4 +1,4 @@
-"""Perplexity and queries against direct computations; conventions, repeatability, refusals."""
+"""Perplexity and queries against direct computations; conventions, repeatability."""
 
 from __future__ import annotations
 
@@ -8,61 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from evaluation_cases import DETERMINISTIC, SCREENED, run, stream, target_log_probs
 from fake_ensemble import FakeEnsemble
 from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
-from torch import Tensor
 
-from adapmixed.charging import Charge
-from adapmixed.evaluation import Evaluation, evaluate
+from adapmixed.evaluation import Evaluation
 from adapmixed.mechanisms import (
     AdaPMixED,
-    ClippedLogPool,
-    ClippedMixing,
-    Mechanism,
-    PMixED,
     PublicOnly,
     Unprotected,
 )
 from adapmixed.models import Ensemble
-from adapmixed.privacy import Accountant, FilterBudget, PerModelFilter, c_alpha
 from adapmixed.rng import SeededRandom
-
-SCREENED: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, top_k=4
-)
-DETERMINISTIC: dict[str, Mechanism] = {
-    "public": PublicOnly(),
-    "unprotected": Unprotected(),
-    "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
-    "adapmixed": AdaPMixED(**SCREENED | dict(screen=None)),
-}
-DELTA = 1e-5
-
-
-def stream(length: int, vocab: int = 7, seed: int = 1) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, vocab, (length,), generator=generator).tolist()
-
-
-def run(ensemble: Any, tokens: list[int], mechanisms: Any = None, **settings: Any) -> Any:
-    arguments: dict[str, Any] = dict(delta=DELTA, rng=SeededRandom(0), memory_bytes=1000)
-    if mechanisms is None:
-        mechanisms = {"public": PublicOnly()}
-    return evaluate(ensemble, tokens, mechanisms, **(arguments | settings))
-
-
-def target_log_probs(ensemble: Any, tokens: list[int], block: int) -> dict[str, Tensor]:
-    """log q(target) and log mean_i p_i(target) of every scored token, by plain softmax."""
-    public_parts, private_parts = [], []
-    for start in range(0, len(tokens), block):
-        ids = torch.tensor([tokens[start : start + block]])
-        private, public = ensemble.logits(ids)
-        targets = ids[0, 1:]
-        where = torch.arange(len(targets))
-        public_parts.append(torch.softmax(public[0, :-1].double(), -1)[where, targets])
-        mean = torch.softmax(private[:, 0, :-1].double(), -1).mean(0)
-        private_parts.append(mean[where, targets])
-    return {"public": torch.cat(public_parts).log(), "unprotected": torch.cat(private_parts).log()}
 
 
 @pytest.fixture(scope="module")
@@ -178,204 +135,8 @@ def test_seeded_evaluation_repeats_bit_by_bit(ensemble: Ensemble) -> None:
     assert runs[0][4:] != runs[2][4:]
 
 
-def test_guarantees_shares_and_curves() -> None:
-    fake, tokens = FakeEnsemble(), stream(401)
-    mechanisms: dict[str, Mechanism] = {
-        "public": PublicOnly(),
-        "unprotected": Unprotected(),
-        "pmixed": PMixED(8.0, DELTA, 400, 6.0),
-        "fixed": AdaPMixED(**SCREENED | dict(loss="fixed")),
-        "adapmixed": AdaPMixED(**SCREENED),
-    }
-    results = {r.name: r for r in run(fake, tokens, mechanisms, block=401)}
-    kinds = {name: r.guarantee.kind for name, r in results.items()}
-    assert kinds == {
-        "public": "public",
-        "unprotected": "none",
-        "pmixed": "fixed",
-        "fixed": "fixed",
-        "adapmixed": "data-dependent, ex-post",
-    }
-    assert results["public"].guarantee.epsilon == 0.0
-    assert results["unprotected"].guarantee.epsilon is None
-    assert results["pmixed"].guarantee.epsilon == pytest.approx(8.0, rel=1e-9)
-    assert [results[n].screened for n in ("public", "unprotected", "pmixed")] == [0.0, 0.0, 0.0]
-    assert 0.05 < results["adapmixed"].screened < 0.95
-    for name, result in results.items():
-        counts = [queries for queries, _ in result.curve]
-        assert counts == [64, 128, 192, 256, 320, 384, 400]
-        assert result.curve[-1][1] == result.guarantee.epsilon
-        if name not in ("public", "unprotected"):
-            epsilons = [epsilon for _, epsilon in result.curve]
-            # PMixED's whole budget is charged with the first query.
-            assert epsilons == sorted(epsilons)
-            assert (epsilons[0] < epsilons[-1]) == (name != "pmixed")
-            parts = result.breakdown
-            assert parts["total"] == result.guarantee.epsilon
-            assert parts["conversion"] == pytest.approx(c_alpha(mechanisms[name].order, DELTA))
-            assert parts["total"] == pytest.approx(
-                parts["mixing"] + parts["screening"] + parts["conversion"]
-            )
-    # Screening is paid for all queries, answered publicly or not.
-    screening = 400 * 3.0 * (0.5 / (3 * 0.05)) ** 2
-    assert results["adapmixed"].breakdown["screening"] == pytest.approx(screening)
-
-
-def test_rules() -> None:
-    tokens, mechanisms = stream(300), {"adapmixed": AdaPMixED(**SCREENED | dict(screen=None))}
-    losses = {
-        rule: run(FakeEnsemble(), tokens, mechanisms, rule=rule)[0]
-        for rule in ("per_model", "paper")
-    }
-    assert losses["per_model"].guarantee.rule == "per_model"
-    assert losses["per_model"].breakdown["mixing"] < losses["paper"].breakdown["mixing"]
-    assert losses["per_model"].perplexity == losses["paper"].perplexity
-
-
-def test_mechanisms_answer_the_same_logits_in_their_order() -> None:
-    tokens = stream(200)
-    alone = [run(FakeEnsemble(), tokens, {n: m})[0] for n, m in DETERMINISTIC.items()]
-    together = run(FakeEnsemble(), tokens, DETERMINISTIC)
-    assert [r.name for r in together] == list(DETERMINISTIC)
-    for one, other in zip(alone, together, strict=True):
-        assert (one.perplexity, one.guarantee) == (other.perplexity, other.guarantee)
-
-
-def test_a_target_that_cannot_occur_has_infinite_perplexity() -> None:
-    fake = FakeEnsemble()
-    fake._token[:, 2] = -math.inf
-    mechanisms = {"public": PublicOnly(), "unprotected": Unprotected()}
-    assert [r.perplexity for r in run(fake, [0, 1, 2, 0], mechanisms)] == [math.inf] * 2
-    assert all(math.isfinite(r.perplexity) for r in run(fake, [0, 1, 3, 0], mechanisms))
-
-
-def test_progress_reaches_the_total() -> None:
-    seen: list[tuple[int, int]] = []
-    run(
-        FakeEnsemble(),
-        stream(200),
-        block=100,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert [done for done, _ in seen] == [64, 99, 163, 198]
-    assert {total for _, total in seen} == {198}
-
-
-def test_speed_counts_every_query() -> None:
-    (result,) = run(FakeEnsemble(), stream(200))
-    assert result.seconds > 0
-    assert 0 < result.tokens_per_second <= result.queries / result.seconds
-
-
-@pytest.mark.parametrize(
-    "tokens,settings,message",
-    [
-        ([], {}, r"tokens must hold at least one query \(2 tokens\), got 0"),
-        ([3], {}, r"tokens must hold at least one query \(2 tokens\), got 1"),
-        ([1, 2, 3], dict(block=1), r"block must be in \[2, 512\], got 1"),
-        ([1, 2, 3], dict(block=513), r"block must be in \[2, 512\], got 513"),
-        ([1, 2, 3], dict(queries=0), r"queries must be in \[1, 2\].* got 0"),
-        ([1, 2, 3], dict(queries=3), r"queries must be in \[1, 2\].* got 3"),
-        ([1, 2, 3], dict(block=2, queries=2), r"queries must be in \[1, 1\].*blocks of 2.* got 2"),
-        ([1, 2, 3], dict(delta=0.0), r"delta must be in \(0, 1\)"),
-        ([1, 2, 3], dict(rule="best"), "rule must be one of"),
-        ([1, 2, 3], dict(mechanisms={}), "mechanisms must name at least one mechanism, got none"),
-    ],
-)
-def test_refusals(tokens: list[int], settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        run(FakeEnsemble(), tokens, **settings)
-
-
 def test_tokens_outside_the_vocabulary_are_refused(ensemble: Ensemble) -> None:
     with pytest.raises(ValueError, match="input_ids must lie in"):
         run(ensemble, [1, VOCAB, 2], memory_bytes=1 << 24)
     with pytest.raises(ValueError, match=r"targets\[1\] must be a token in"):
         run(ensemble, [1, 2, VOCAB], memory_bytes=1 << 24)
-
-
-def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
-    """Screening noise comes from a source of the mechanism's own."""
-    ensemble, tokens = FakeEnsemble(), [1, 2, 3, 0, 2, 1, 3, 3, 0, 1] * 6
-    noisy = AdaPMixED(order=4.0, target_leakage=0.1, sigma=0.3, threshold=0.5, top_k=3)
-    alone = evaluate(ensemble, tokens, {"ada": noisy}, delta=1e-5, rng=SeededRandom(3))
-    other = PMixED(epsilon=9.0, delta=1e-5, queries=60, order=3.0, sample_rate=0.5)
-    both = evaluate(
-        ensemble, tokens, {"other": noisy, "p": other, "ada": noisy}, delta=1e-5,
-        rng=SeededRandom(3),
-    )  # fmt: skip
-    assert alone[0].perplexity == both[2].perplexity
-    assert alone[0].screened == both[2].screened
-    assert 0 < alone[0].screened < 1
-    assert both[0].screened != both[2].screened
-
-
-def filtered(mechanism: Mechanism, budget: FilterBudget, **settings: Any) -> Any:
-    """(evaluation, filter) of 400 queries; the seed plays no part."""
-    model_filter = PerModelFilter(3, budget)
-    filters = {"pool": model_filter}
-    (result,) = run(
-        FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, model_filters=filters,
-        **settings,
-    )  # fmt: skip
-    return result, model_filter
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "budget"),
-    [
-        (ClippedLogPool(-0.5, 0.5, 2.0), FilterBudget("zcdp", 0.5, DELTA)),
-        (ClippedMixing(0.5, 2.0, charge_order=4.0), FilterBudget("renyi", 0.5, DELTA, 4.0)),
-    ],
-)
-def test_perplexity_under_a_filter(mechanism: Mechanism, budget: FilterBudget) -> None:
-    result, model_filter = filtered(mechanism, budget)
-    assert result.guarantee.method == "filter" and result.guarantee.kind == "fixed"
-    assert {epsilon for _, epsilon in result.curve} == {budget.epsilon()}
-    # Charged as generation charges: position after position, each slot until it cannot pay.
-    private, public = FakeEnsemble().logits(torch.tensor([stream(401)[:400]]))
-    alone, log_probs, active = PerModelFilter(3, budget), [], []
-    charge = Charge(Accountant(DELTA, filter_budget=budget), None, alone)
-    for t, target in enumerate(stream(401)[1:]):
-        proposal = mechanism.propose(
-            private[:, 0, t : t + 1], public[0, t : t + 1], targets=torch.tensor([target]),
-            rng=SeededRandom(0),
-        )  # fmt: skip
-        active.append(charge(proposal))
-        answer = proposal.release(active[-1])
-        assert answer.log_prob is not None
-        log_probs.append(float(answer.log_prob))
-    contributing = torch.stack([a for a in active if a is not None])
-    assert bool(contributing[0].all()) and not bool(contributing[-1].any())
-    assert model_filter.spent.tolist() == alone.spent.tolist()
-    counts = [queries for queries, _ in result.perplexities]
-    assert counts == [64, 128, 192, 256, 320, 384, 400]
-    for queries, perplexity in result.perplexities:
-        expected = math.exp(-math.fsum(log_probs[:queries]) / queries)
-        assert perplexity == pytest.approx(expected, rel=1e-9)
-    assert result.perplexities[-1][1] == result.perplexity
-
-
-def test_no_filter_where_charges_are_not_those_of_single_models() -> None:
-    budget = FilterBudget("renyi", 0.5, DELTA, 3.0)
-    for mechanism in (AdaPMixED(**SCREENED), PMixED(8.0, DELTA, 400, 6.0), PublicOnly()):
-        with pytest.raises(ValueError, match="model_filter needs one charge of each model"):
-            filtered(mechanism, budget)
-    with pytest.raises(ValueError, match=r"delta must be the filter's, 1e-05, got 1e-06"):
-        filtered(ClippedMixing(0.5, 2.0, charge_order=3.0), budget, delta=1e-6)
-    with pytest.raises(ValueError, match=r"model_filters must name mechanisms .* got \['x'\]"):
-        run(FakeEnsemble(), stream(9), model_filters={"x": PerModelFilter(3, budget)})
-
-
-def test_neighbours() -> None:
-    pool: dict[str, Mechanism] = {"pool": ClippedLogPool(-0.5, 0.5, queries=200)}
-    zero_out, removed, replaced = (
-        run(FakeEnsemble(), stream(101), pool, block=101, adjacency=question)[0].guarantee
-        for question in (None, "add_remove", "replace_one")
-    )
-    assert zero_out.epsilon < removed.epsilon == replaced.epsilon
-    questions = [g.adjacency for g in (zero_out, removed, replaced)]
-    assert questions == ["zero_out", "add_remove", "replace_one"]
-    ada = {"ada": AdaPMixED(**SCREENED)}
-    with pytest.raises(ValueError, match="adjacency must be 'zero_out'.* got 'add_remove'"):
-        run(FakeEnsemble(), stream(101), ada, adjacency="zero_out")

@@ -40,15 +40,15 @@ def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
 
 
 def test_a_character_is_shown_once_it_is_whole(demo: Ensemble) -> None:
-    from adapmixed.generation import _Text
+    from adapmixed.generation.text import Continuation
 
-    text = _Text(demo.tokenizer, tokens_of(demo, "caf")[0].tolist())
+    text = Continuation(demo.tokenizer, tokens_of(demo, "caf")[0].tolist())
     parts = tokens_of(demo, "\u00e9\u4e2d!")[0].tolist()
     assert len(parts) > 3
     pieces = [text.add(token) for token in parts]
     assert "".join(pieces) == "\u00e9\u4e2d!" and not any("\ufffd" in p for p in pieces)
     assert pieces.count("") == len(parts) - 3
-    broken = _Text(demo.tokenizer, tokens_of(demo, "caf")[0].tolist())
+    broken = Continuation(demo.tokenizer, tokens_of(demo, "caf")[0].tolist())
     assert broken.add(parts[0]) == "" and broken.rest() == "\ufffd"
 
 
@@ -140,7 +140,7 @@ def test_a_chat_adds_no_special_tokens_to_its_template(
     monkeypatch.setattr(demo, "tokenizer", tokenizer)
     read: list[list[int]] = []
     monkeypatch.setattr(
-        "adapmixed.generation.stream",
+        "adapmixed.generation.generator.stream",
         lambda *given, **_: iter(read.extend(given[2].tolist()) or ()),
     )
     here = generator(demo)

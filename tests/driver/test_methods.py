@@ -40,6 +40,7 @@ def test_methods_of_the_command_line() -> None:
         "--method", "clipped-mixing lower=0.5 upper=2 adjacency=replace_one",
         "--method", "clipped-mixing lower=0.8 upper=1.5 budget-queries=100",
         "--method=clipped-log-pool lower=-0.25 upper=1 scale=2 filter-epsilon=2",
+        "--method=clipped-log-pool lower=-0.25 upper=1 num-models=70",
         "--method", "adapmixed preset=pubmed rule=paper",
         "--method", "unprotected",
         "--delta", "1e-6",
@@ -49,7 +50,12 @@ def test_methods_of_the_command_line() -> None:
         "pmixed": PMixED(6.0, 1e-6, 50, 4.0),
         "clipped-mixing lower=0.5 upper=2 adjacency=replace_one": ClippedMixing(0.5, 2.0, 50),
         "clipped-mixing lower=0.8 upper=1.5 budget-queries=100": ClippedMixing(0.8, 1.5, 100),
-        "clipped-log-pool": ClippedLogPool(-0.25, 1.0, 2.0),
+        "clipped-log-pool lower=-0.25 upper=1 scale=2 filter-epsilon=2": ClippedLogPool(
+            -0.25, 1.0, 2.0
+        ),
+        "clipped-log-pool lower=-0.25 upper=1 num-models=70": ClippedLogPool(
+            -0.25, 1.0, 1.0, 50, num_models=70
+        ),
         "adapmixed": AdaPMixED.preset("pubmed"),
         "unprotected": Unprotected(),
     }
@@ -98,6 +104,10 @@ def test_the_mechanism_options_describe_one_more() -> None:
         (["--method", "pmixed operator=1"], "must not set operator"),
         (["--method", "pmixed greedy=1"], "unrecognized|must not be given"),
         (["--method", "pmixed lower=1"], "--lower does not apply to pmixed, got 1.0"),
+        (
+            ["--method", "clipped-mixing lower=0.5 upper=2 num-models=9"],
+            "--num-models does not apply to clipped-mixing, got 9",
+        ),
         (["--method", "clipped-mixing"], "--lower must be given for clipped-mixing"),
         (["--method", "pmixed", "--method", "pmixed"], "must not be given twice, got 'pmixed'"),
         (["--method", "adapmixed filter-epsilon=2"], "--filter-epsilon does not apply to ada"),

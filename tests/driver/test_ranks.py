@@ -59,6 +59,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "clipped-mixing, public rules": ClippedMixing(0.6, 2.0, top_k=7, sure_above=0.2),
     "clipped-log-pool": ClippedLogPool(**POOL),
     "clipped-log-pool, public rules": ClippedLogPool(**POOL, top_k=7, sure_above=0.2),
+    "clipped-log-pool, N constant": ClippedLogPool(**POOL, num_models=MODELS + 2),
     "shaped": Shaped(ClippedLogPool(**POOL), temperature=0.7, top_k=11),
     "shaped, adapmixed": Shaped(AdaPMixED(**SCREEN), temperature=1.3, top_k=20),
 }
@@ -68,6 +69,9 @@ FILTERED: dict[str, tuple[Mechanism, FilterBudget]] = {
         ClippedMixing(0.5, 2.0, charge_order=8.0), FilterBudget("renyi", 0.05, 1e-5, 8.0),
     ),
     "clipped-log-pool": (ClippedLogPool(**POOL), FilterBudget("zcdp", 0.15, 1e-5)),
+    "clipped-log-pool, N constant": (
+        ClippedLogPool(**POOL, num_models=MODELS + 2), FilterBudget("zcdp", 0.1, 1e-5),
+    ),
 }  # fmt: skip
 
 

@@ -1,18 +1,30 @@
-"""AdaPMixED against Algorithm 1 line by line, its ablations, presets and refusals."""
+"""AdaPMixED against Algorithm 1 line by line, and its ablations."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from exact import Step, algorithm_1, all_log_probs, costs
+from adapmixed_cases import (
+    MODELS,
+    POSITIONS,
+    SEED,
+    SETTINGS,
+    VOCAB,
+    by_hand,
+    draws,
+    ensemble,
+    events_of,
+    log_probs,
+    propose,
+)
+from exact import all_log_probs, costs
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms import PRESETS, AdaPMixED, Proposal, PublicOnly
+from adapmixed.mechanisms import AdaPMixED, PublicOnly
 from adapmixed.privacy import (
     Accountant,
     GaussianScreening,
@@ -23,62 +35,6 @@ from adapmixed.privacy import (
 )
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import reference
-
-POSITIONS, VOCAB, MODELS, SEED = 60, 8, 3, 11
-# Noise of the size of the scores and k well below V, so that the order of noise and re-scaling
-# decides some queries, and a threshold that splits them.
-SETTINGS: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.04, screen_weight=0.7, sigma=0.06, threshold=0.25, top_k=3
-)
-
-
-def draws(positions: int, count: int, sigma: float, seed: int) -> Tensor:
-    """(positions, count) noise as the mechanism draws it: one draw a position."""
-    rng = SeededRandom(seed)
-    return torch.stack([ops.gaussian(count, sigma=sigma, rng=rng) for _ in range(positions)])
-
-
-def ensemble(seed: int = 0, positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    public = 1.2 * torch.randn(positions, VOCAB, generator=generator)
-    private = public + 0.8 * torch.randn(MODELS, positions, VOCAB, generator=generator)
-    return private, public
-
-
-def by_hand(private: Tensor, public: Tensor, seed: int, **changes: Any) -> list[Step]:
-    """Algorithm 1 with the noise that the mechanism draws from the same seed."""
-    s = SETTINGS | changes
-    noise = draws(len(public), min(s["top_k"], public.shape[1]), s["sigma"], seed)
-    arguments = dict(
-        order=s["order"],
-        beta=s["target_leakage"],
-        screen_weight=s["screen_weight"],
-        threshold=s["threshold"],
-        noise_first=s.get("noise_first", True),
-    )
-    return [
-        algorithm_1(private[:, b], public[b], noise[b], **arguments) for b in range(len(public))
-    ]
-
-
-def propose(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Proposal:
-    return mechanism.propose(private, public, rng=SeededRandom(seed))
-
-
-def log_probs(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Tensor:
-    """(B, V): log of the law of the answer, through the public interface."""
-
-    def answer(targets: Tensor) -> Tensor:
-        rng = SeededRandom(seed)
-        released = mechanism.propose(private, public, targets=targets, rng=rng).release()
-        assert released.log_prob is not None
-        return released.log_prob
-
-    return all_log_probs(answer, public.shape[-1], len(public))
-
-
-def events_of(proposal: Proposal, kind: type) -> list[Any]:
-    return [event for event in proposal.events() if isinstance(event, kind)]
 
 
 def test_algorithm_1_line_by_line() -> None:
@@ -272,129 +228,3 @@ def test_fixed_loss_is_charged_for_every_query() -> None:
     assert nothing.events() == proposal.events()
     guarantee = Accountant(1e-5).add(proposal.events()).epsilon()
     assert (guarantee.kind, guarantee.adjacency) == ("fixed", "zero_out")
-
-
-@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
-def test_losses_at_several_orders(adjacency: str) -> None:
-    private, public = ensemble()
-    settings = SETTINGS | dict(adjacency=adjacency)
-    several = propose(AdaPMixED(**settings, loss_orders=(1.5, 3.0, 18.0)), private, public)
-    (loss,) = events_of(several, LeaveOneOutLoss)
-    assert loss.orders == (1.5, 3.0, 18.0) and loss.adjacency == adjacency
-    for k, order in enumerate(loss.orders):
-        one = propose(AdaPMixED(**settings, loss_orders=(order,)), private, public)
-        (single,) = events_of(one, LeaveOneOutLoss)
-        np.testing.assert_allclose(single.loss[:, :, 0], loss.loss[:, :, k], rtol=1e-9)
-    assert (np.diff(loss.loss, axis=2) > 0).all()  # increasing in the order
-    assert several.charges.shape == (MODELS, POSITIONS, 3)
-    assert (several.charges[:, several.public] == 0).all()
-
-
-def test_adjacencies_differ() -> None:
-    private, public = ensemble()
-    losses = []
-    for adjacency in ("add_remove", "zero_out"):
-        proposal = propose(AdaPMixED(**SETTINGS, adjacency=adjacency), private, public)
-        losses.append(events_of(proposal, LeaveOneOutLoss)[0].loss)
-    assert (np.abs(losses[0] / losses[1] - 1) > 1e-3).mean() > 0.9
-
-
-# The paper's table: order, beta, sigma, lambda, threshold, top-k (N is the ensemble's).
-TABLE = {
-    "wikitext-103": (18, 0.2, 1e-2, 1e-4, 4.5, 60),
-    "one-billion-word": (18, 0.2, 1e-2, 1e-4, 4.5, 60),
-    "pubmed": (15, 0.3, 1e-1, 1e-3, 4.5, 60),
-    "air-dialogue": (15, 0.3, 1e-2, 1e-4, 4.5, 60),
-}
-
-
-def test_presets_are_the_papers_table() -> None:
-    assert set(PRESETS) == set(TABLE)
-    for name, (order, beta, sigma, weight, threshold, top_k) in TABLE.items():
-        m = AdaPMixED.preset(name)
-        assert (m.order, m.target_leakage, m.sigma, m.screen_weight) == (order, beta, sigma, weight)
-        assert (m.threshold, m.top_k) == (threshold, top_k)
-        assert (m.screen, m.loss, m.adjacency) == ("noisy", "data-dependent", "add_remove")
-        assert m.radius == beta * order
-        private, public = ensemble()
-        (loss,) = events_of(propose(m, private, public), LeaveOneOutLoss)
-        assert loss.orders == (order,)
-
-
-def test_paper_screening_total() -> None:
-    """9 728 queries of wikitext-103 with 100 models: 0.00175."""
-    private, public = torch.zeros(100, 1, 4), torch.zeros(1, 4)
-    proposal = propose(AdaPMixED.preset("wikitext-103"), private, public)
-    (event,) = events_of(proposal, GaussianScreening)
-    accountant = Accountant(1e-5)
-    for _ in range(9728):
-        accountant.add(proposal.events())
-    assert accountant.breakdown()["screening"] == pytest.approx(0.00175, abs=2e-6)
-    assert accountant.breakdown()["conversion"] == pytest.approx(0.45005, abs=5e-6)
-    assert (event.weight, event.sigma, event.num_models) == (1e-4, 1e-2, 100)
-
-
-@pytest.mark.parametrize(
-    "changes,message",
-    [
-        (dict(order=1.0), "order must be > 1, got 1.0"),
-        (dict(order=math.inf), "order must be finite, got inf"),
-        (dict(order=math.nan), "order must be > 1, got nan"),
-        (dict(order="18"), "order must be a number, got '18'"),
-        (dict(target_leakage=-0.1), "target_leakage must be >= 0, got -0.1"),
-        (dict(target_leakage=math.nan), "target_leakage must be >= "),
-        (dict(target_leakage=math.inf), "target_leakage must be finite"),
-        (dict(screen="private"), "screen must be one of .*'noisy', 'public', None.*'private'"),
-        (dict(screen_weight=1.5), "screen_weight must be <= 1, got 1.5"),
-        (dict(screen_weight=-0.5), "screen_weight must be >= 0"),
-        (dict(sigma=0.0), "sigma must be > 0, got 0.0"),
-        (dict(sigma=math.nan), "sigma must be > 0, got nan"),
-        (dict(threshold=-1.0), "threshold must be >= 0, got -1.0"),
-        (dict(threshold=math.nan), "threshold must be >= 0, got nan"),
-        (dict(top_k=0), "top_k must be an integer >= 1, got 0"),
-        (dict(top_k=True), "top_k must be an integer >= 1, got True"),
-        (dict(top_k=2.0), "top_k must be an integer >= 1, got 2.0"),
-        (dict(loss="fix"), "loss must be one of .*'data-dependent', 'fixed'.* got 'fix'"),
-        (dict(loss_orders=(2.0, 1.0)), "loss_orders must be > 1, got 1.0"),
-        (dict(loss="fixed", loss_orders=(2.0,)), "loss_orders must be empty with loss='fixed'"),
-        (dict(adjacency="replace_one"), "adjacency must be one of .*got 'replace_one'"),
-    ],
-)
-def test_settings_are_refused_in_words(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AdaPMixED(**(SETTINGS | changes))
-
-
-def test_unknown_preset() -> None:
-    with pytest.raises(ValueError, match="preset must be one of wikitext-103, .* got 'imdb'"):
-        AdaPMixED.preset("imdb")
-
-
-@pytest.mark.parametrize("value,words", [(math.nan, "NaN"), (math.inf, "inf")])
-def test_bad_logits_are_refused_before_anything_is_released(value: float, words: str) -> None:
-    private, public = ensemble(positions=3)
-    private[1, 2, 4] = value
-    with pytest.raises(ValueError, match=rf"private_logits\[1, 2\] contains .*{words}"):
-        propose(AdaPMixED(**SETTINGS), private, public)
-
-
-def test_top_k_beyond_the_vocabulary_draws_no_more_noise_than_tokens() -> None:
-    public = torch.randn(2, 5)
-    private = public + torch.randn(3, 2, 5)
-    huge = AdaPMixED(order=4.0, target_leakage=0.1, top_k=10**12)
-    proposal = huge.propose(private, public, rng=SeededRandom(0))
-    whole = AdaPMixED(order=4.0, target_leakage=0.1, top_k=5)
-    assert (
-        proposal.public.tolist()
-        == whole.propose(private, public, rng=SeededRandom(0)).public.tolist()
-    )
-
-
-def test_no_radius_makes_a_lost_token_free() -> None:
-    """D(q || p̄) is infinite at weight 1 when p lacks a token that q has, whatever the radius."""
-    for radius in (600.0, 744.0, 800.0, 1e6):
-        projection = ops.project(
-            torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1, 2), order=3.0, radius=radius
-        )
-        assert float(projection.complement) > 0
-        assert float(projection.weight) < 1

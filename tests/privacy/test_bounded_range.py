@@ -1,6 +1,7 @@
 """ClippedLogPool's range holds what rounding adds, where nothing else would cover it."""
 
 import itertools
+import math
 
 import mpmath
 import numpy as np
@@ -30,7 +31,10 @@ def test_what_is_charged_holds_the_rounding(scale, lower, upper, num_models):
         added = mpmath.mpf(2) ** -48 * (751 + mpmath.mpf(scale) * max(lower, upper))
         for adjacency, factor in (("zero_out", 1), ("add_remove", 2), ("replace_one", 2)):
             found = bounded_range_rho(scale, -lower, upper, num_models, adjacency)
-            least = (factor * (widened + added)) ** 2 / 8
+            other = mpmath.mpf(0)  # grid, of the u_i of one model more
+            if adjacency == "add_remove" and (num_models + 1) * max(lower, upper) >= 2**11:
+                other = mpmath.mpf(scale) * (num_models + 1) * max(lower, upper) / 2**48
+            least = (factor * (widened + added) + other) ** 2 / 8
             assert least * (1 - mpmath.mpf(2) ** -50) <= found <= least * (1 + 2.0**-40)
         spans = np.array([0.0, 1e-12, lower + upper])
         charged = individual_rho(spans, scale, -lower, upper, num_models)
@@ -38,3 +42,30 @@ def test_what_is_charged_holds_the_rounding(scale, lower, upper, num_models):
             eta = mpmath.mpf(scale) * mpmath.mpf(span) / num_models
             least = (eta * (1 + mpmath.mpf(RANGE_ERROR)) + added) ** 2 / 8
             assert least * (1 - mpmath.mpf(2) ** -50) <= rho <= least * (1 + 2.0**-40)
+
+
+def unit(lower, upper, num_models):
+    """Spacing of the u_i, as csrc/core/log_pool.h chooses it."""
+    exponent = math.frexp(num_models * max(-lower, upper))[1]
+    return 2.0 ** -min(40, 51 - exponent)
+
+
+@pytest.mark.parametrize("upper", [0.25, 1.0, 3.0, 1000.0])
+def test_another_number_of_models_may_have_another_grid(upper):
+    """All others' u_i may then round otherwise: what that adds to the range is charged."""
+    changes = 0
+    for power in range(1, 25):
+        crossing = int(2**power / max(0.25, upper))
+        for num_models in range(max(2, crossing - 1), max(2, crossing) + 3):
+            for other in (num_models - 1, num_models + 1):
+                units = [unit(-0.25, upper, number) for number in (num_models, other)]
+                changes += units[0] != units[1]
+                moved = 2 * 1.5 * sum(units) / 2 if units[0] != units[1] else 0.0
+                rho = bounded_range_rho(1.5, -0.25, upper, num_models, "add_remove")
+                bare = bounded_range_rho(1.5, -0.25, upper, num_models, "replace_one")
+                gained = math.sqrt(8 * rho) - math.sqrt(8 * bare)
+                assert gained >= moved * (1 - 1e-9) - 1e-15 * math.sqrt(rho), (num_models, other)
+                known = {"constant_models": True}
+                kept = bounded_range_rho(1.5, -0.25, upper, num_models, "add_remove", **known)
+                assert kept == bounded_range_rho(1.5, -0.25, upper, num_models, "zero_out")
+    assert changes > 8

@@ -277,15 +277,16 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "totals altered": (
         _edit("UPDATE record SET totals = replace(totals, '1', '0')"), "record 1 was altered"
     ),
-    "format altered": (_edit("UPDATE record SET format_version = 2"), "record 1 was altered"),
+    "format altered": (_edit("UPDATE record SET format_version = 1"), "record 1 was altered"),
     "description altered": (
         _edit(f"UPDATE description SET text = replace(text, '{DELTA}', '0.1')"),
         "altered|delta must be",
     ),
     "newer": (
-        _edit("PRAGMA user_version = 2"), "format_version 2, written by a newer version .* reads 1"
+        _edit("PRAGMA user_version = 3"), "format_version 3, written by a newer version .* to 2"
     ),
-    "unknown": (_edit("PRAGMA user_version = 0"), "must be 1, got 0: an older"),
+    "older": (_edit("PRAGMA user_version = 1"), "must be that of its description, 2, got 1"),
+    "unknown": (_edit("PRAGMA user_version = 0"), "must be >= 1, got 0"),
     "trigger gone": (_no_trigger, "does not have the tables of a ledger"),
     "table added": (_edit("CREATE TABLE gift (x)"), "does not have the tables of a ledger"),
 }  # fmt: skip

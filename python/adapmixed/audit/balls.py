@@ -72,7 +72,8 @@ def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
     if control:
         name += f", its loss that of {mechanism.adjacency}"
     claim = "true loss / its own charge"
-    return Target(name, claim, mechanism, Shape(3, 3), adjacency, ratio, control)
+    shape = Shape(3, 3)
+    return Target(name, claim, mechanism, shape, adjacency, ratio, control, charged=True)
 
 
 def _fixed_target(order: float, models: int, adjacency: str) -> Target:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -45,17 +46,22 @@ def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure:
     return Target(name, claim, ClippedMixing(*box), Shape(models, 4), adjacency, ratio)
 
 
-def _range_target(setting: tuple[float, float, float], models: int, adjacency: str) -> Target:
+def _range_target(
+    setting: tuple[float, float, float], models: int, adjacency: str, constant: bool = False
+) -> Target:
+    """With `constant` N stays where member 0 is not there."""
     lower, upper, scale = setting
-    rho = bounded_range_rho(scale, lower, upper, models, adjacency)
+    rho = bounded_range_rho(scale, lower, upper, models, adjacency, constant_models=constant)
 
     def ratio(p: Array, q: Array, _: Array | None) -> Array:
         return largest([both_ways(p, q, a) / (a * rho) for a in ORDERS])
 
     name = f"clipped-log-pool [{lower:g}, {upper:g}] · {scale:g}, N = {models}, {adjacency}"
-    return Target(
-        name, "true D_α / (α ρ)", ClippedLogPool(*setting), Shape(models, 3), adjacency, ratio
-    )
+    mechanism = ClippedLogPool(*setting)
+    if constant:
+        name += ", N constant"
+        mechanism = replace(mechanism, num_models=models)
+    return Target(name, "true D_α / (α ρ)", mechanism, Shape(models, 3), adjacency, ratio)
 
 
 def _charge_target(mechanism: Mechanism, models: int) -> Target:
@@ -70,7 +76,8 @@ def _charge_target(mechanism: Mechanism, models: int) -> Target:
 
     name = f"{mechanism.name}, member 0 of {models}, zero_out"
     shape = Shape(models, 3)
-    return Target(name, "true loss / its own charge", mechanism, shape, "zero_out", ratio)
+    claim = "true loss / its own charge"
+    return Target(name, claim, mechanism, shape, "zero_out", ratio, charged=True)
 
 
 def _halved_target() -> Target:
@@ -82,6 +89,14 @@ def _halved_target() -> Target:
 
     name = "clipped-log-pool, scale doubled, N = 2, zero_out"
     return Target(name, base.claim, base.mechanism, base.shape, "zero_out", ratio, True)
+
+
+def present_target() -> Target:
+    """The bound of a constant N, where N is the number of models that are there: a control."""
+    setting = (-0.25, 0.5, 2.0)
+    stated, counted = _range_target(setting, 3, "add_remove", True), ClippedLogPool(*setting)
+    name = f"{stated.name}, but divided by those that are there"
+    return replace(stated, name=name, mechanism=counted, control=True)
 
 
 def targets() -> list[Target]:
@@ -99,12 +114,13 @@ def targets() -> list[Target]:
         for adjacency in ADJACENCIES
     ]
     found += [_range_target((-0.25, 0.5, 2.0), 3, adjacency) for adjacency in ADJACENCIES]
+    found += [_range_target((-0.25, 0.5, 2.0), models, "add_remove", True) for models in (1, 3)]
     found += [
         _charge_target(ClippedMixing(*box, charge_order=4.0), 3),
         _charge_target(ClippedMixing(0.5, 4.0, charge_order=1.5), 2),
         _charge_target(ClippedLogPool(-0.25, 0.5, 2.0), 3),
     ]
-    return [*found, _halved_target(), *ball_targets()]
+    return [*found, _halved_target(), present_target(), *ball_targets()]
 
 
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:

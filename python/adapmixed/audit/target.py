@@ -20,7 +20,8 @@ RESOLVED = 1e-13  # what float64 sums resolve of a divergence
 class Target:
     """`ratio` gives true loss / bound of the two laws and of member 0's charges.
 
-    `answers` gives the laws (B, V) of a mechanism and ensembles.
+    `answers` gives the laws (B, V) of a mechanism and ensembles. `charged`: the ratio is to what
+    member 0 is charged, which is computed for it; else that is None.
     """
 
     name: str
@@ -31,13 +32,14 @@ class Target:
     ratio: Callable[[Array, Array, Array | None], Array]
     control: bool = False
     answers: Callable[[Mechanism, Tensor, Tensor], Array] = law
+    charged: bool = False
 
     def objective(self, vectors: Array) -> Array:
         """The ratios of ensembles that are given by vectors."""
         private, public, other = self.shape.ensembles(vectors)
         there = neighbour(private, public, other, self.adjacency)
         charge = None
-        if self.claim.endswith("its own charge"):
+        if self.charged:
             charges = self.mechanism.propose(private, public, rng=SeededRandom(0)).charges
             assert charges is not None
             charge = np.asarray(charges[0, :, 0].numpy(), dtype=np.float64)

@@ -45,6 +45,13 @@ def add_mechanism_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--upper", type=float, help="C (clipped-mixing) or b (clipped-log-pool)")
     group.add_argument("--scale", type=float, help="kappa (clipped-log-pool: 1)")
     group.add_argument(
+        "--num-models",
+        type=int,
+        metavar="N",
+        help="divide by a public constant, at least the number of members, so that a missing one "
+        "costs what an emptied one does (clipped-log-pool: the number of members)",
+    )
+    group.add_argument(
         "--top-k", type=int, help="likeliest public tokens kept, before projection (all)"
     )
     group.add_argument(
@@ -152,6 +159,7 @@ def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
         "sample_rate": arguments.sample_rate,
     }
     clipped = {name: getattr(arguments, name) for name in ("lower", "upper", "top_k", "sure_above")}
+    pooled = {"scale": arguments.scale, "num_models": arguments.num_models}
     if name != "adapmixed":
         _refuse(name, {k: v for k, v in adaptive.items() if k != "order"} | _preset(arguments))
     if name != "pmixed":
@@ -159,7 +167,7 @@ def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
     if not name.startswith("clipped"):
         _refuse(name, clipped)
     if name != "clipped-log-pool":
-        _refuse(name, {"scale": arguments.scale})
+        _refuse(name, pooled)
     if name not in ("pmixed", "clipped-mixing", "clipped-log-pool"):
         _refuse(name, {"budget_queries": arguments.budget_queries})
     filtered = getattr(arguments, "filter_epsilon", None) is not None
@@ -179,7 +187,8 @@ def mechanism_of(arguments: argparse.Namespace, queries: int) -> "Mechanism":
         if name == "clipped-mixing":
             order = default_value(arguments.order, 8.0) if filtered else None
             return mechanisms.ClippedMixing(**clipped, charge_order=order)
-        return mechanisms.ClippedLogPool(**clipped, scale=default_value(arguments.scale, 1.0))
+        pooled["scale"] = default_value(arguments.scale, 1.0)
+        return mechanisms.ClippedLogPool(**clipped, **pooled)
     if name in ("public", "unprotected"):
         return mechanisms.PublicOnly() if name == "public" else mechanisms.Unprotected()
     if name == "pmixed":

@@ -32,7 +32,8 @@ def add_parser(commands: Any) -> None:
         "plan",
         help="the settings that a privacy budget buys",
         description="Lists, for every mechanism with a guarantee fixed beforehand, the widest "
-        "settings within (epsilon, delta), and what fewer queries would cost. With --lower and "
+        "settings within (epsilon, delta), chooses one of each clipped mechanism by a rule, and "
+        "says what fewer queries would cost. With --lower and "
         "--upper the settings are given, and what is left out of --epsilon, --models and --queries "
         "is the answer. Public numbers only.",
     )
@@ -46,6 +47,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--upper", type=float, help="as --lower")
     parser.add_argument("--scale", type=float, help="of clipped-log-pool; without: clipped-mixing")
+    parser.add_argument(
+        "--constant-models",
+        action="store_true",
+        help="with --scale: --models is a public constant (--num-models of clipped-log-pool), not "
+        "the number of models that are there",
+    )
     parser.add_argument("--json", type=Path, help="write the plans, or the answer, there as JSON")
     parser.set_defaults(run=run)
 
@@ -63,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--upper are given, got {3 - len(missing)} of them"
             )
         content = _answer(arguments, missing[0])
-    elif missing or arguments.scale is not None:
+    elif missing or arguments.scale is not None or arguments.constant_models:
         raise ValueError(
             "--epsilon, --models and --queries must be given, or --lower, --upper and two of them, "
             f"got no {', '.join('--' + name for name in missing or ['lower'])}"
@@ -83,7 +90,8 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
     from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
     delta, way = arguments.delta, arguments.adjacency
-    settings = {name: getattr(arguments, name) for name in ("lower", "upper", "scale")}
+    names = ("lower", "upper", "scale", "constant_models")
+    settings = {name: getattr(arguments, name) for name in names}
     found: float | None
     if asked == "epsilon":
         found = epsilon_of(delta, arguments.models, arguments.queries, way, **settings)
@@ -103,7 +111,7 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
         least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
         said = f"{least} for {_plural(arguments.queries, 'query')} within ε = {arguments.epsilon:g}"
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
-    given = {key: value for key, value in settings.items() if value is not None}
+    given = {key: value for key, value in settings.items() if value not in (None, False)}
     listed = " ".join(f"{key}={value!r}" for key, value in given.items())
     print(f"{name} {listed}: {said} at δ = {delta:g};\nneighbouring ({way}): {_NEIGHBOURS[way]}.")
     known = {key: getattr(arguments, key) for key in _ASKED if key != asked}
@@ -135,7 +143,7 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
         arguments.queries,
         arguments.adjacency,
     )
-    plans, adaptive = plan(*question), adapmixed_beforehand(*question)
+    plans, adaptive = plan(*question, constant_models=True), adapmixed_beforehand(*question)
     print(
         f"Within ε = {arguments.epsilon:g} at δ = {arguments.delta:g} for {arguments.queries} "
         f"queries to {arguments.models} models;\n"
@@ -150,14 +158,19 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     print(_table([header, *rows]))
     print(
         "\nclipped-mixing: lower and upper bound p_i/q; clipped-log-pool: log p_i/q, times scale."
-        "\nWider is closer to the private models. All fit the budget and are not ranked: "
-        "perplexity on public\ntext tells which is best."
+        "\nWider is closer to the private models. All fit the budget."
     )
+    print(_chosen_words(plans))
     print(
         "ε(n) is what n queries cost where n is fixed beforehand. An accountant that is opened for "
         f"all\n{arguments.queries} (queries={arguments.queries}) states ε({arguments.queries}) "
         "from the first answer on, however few are asked for."
     )
+    if any("num_models" in one.settings for one in plans):
+        print(
+            f"num_models={arguments.models}: a public constant, however many models are there; "
+            "without it their number, whose\nchange costs twice the range."
+        )
     for one in plans:
         if one.note:
             print(f"{one.mechanism}: {one.note}.")
@@ -168,6 +181,27 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
         "plans": [_entry(one) for one in plans],
         "adapmixed": _adaptive_entry(adaptive),
     }
+
+
+def _chosen_words(plans: "list[Plan]") -> str:
+    """What was chosen, by which rule, and what is known of it."""
+    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE
+
+    rules = {
+        "clipped-mixing": f"the widest box of shape log upper = {CHOSEN_SHAPE:g} |log lower|",
+        "clipped-log-pool": f"the widest clip at scale = {CHOSEN_SCALE:g}",
+    }
+    lines = ["\nChosen by a rule of these public numbers, one of each; the rest are alternatives:"]
+    for name, rule in rules.items():
+        found = [_settings(one) for one in plans if one.mechanism == name and one.chosen]
+        lines.append(f"  {name} {found[0]}: {rule}" if found else f"  {name}: nothing fits")
+    lines.append(
+        "What is known of utility is from the built-in demo: there this shape had a lower "
+        "perplexity than 1\nat equal ε, and scale = 4, not listed, a lower one than 2 at ε = 8 "
+        "(docs/privacy.md, section 12).\nFor other models perplexity on public text tells which "
+        "is best, and whether a box or a log pool is.\n"
+    )
+    return "\n".join(lines)
 
 
 def _adaptive_words(one: "Beforehand | None", epsilon: float) -> str:
@@ -210,14 +244,14 @@ def _settings(one: "Plan") -> str:
 def _values(settings: "Mapping[str, float]") -> str:
     """Four significant digits, rounded inward: settings that are copied from here keep the ε.
 
-    An order has no more digits, and no inward.
+    An order has no more digits, and no inward; a number of models is whole.
     """
     from adapmixed.privacy.rounding import four_digits
 
     names, shown = {"target_leakage": "beta"}, []
     for name, value in settings.items():
-        if name == "order":
-            shown.append(f"order={value:g}")
+        if name in ("order", "num_models"):
+            shown.append(f"{name}={value:d}" if name == "num_models" else f"{name}={value:g}")
             continue
         rounding = ROUND_CEILING if name == "lower" else ROUND_FLOOR
         shown.append(f"{names.get(name, name)}={four_digits(value, rounding)}")
@@ -235,6 +269,7 @@ def _entry(one: "Plan") -> dict[str, object]:
         "adjacency": one.adjacency,
         "over_time": [{"queries": count, "epsilon": cost} for count, cost in one.over_time],
         "note": one.note,
+        "chosen": one.chosen,
     }
 
 

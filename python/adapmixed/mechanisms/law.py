@@ -38,7 +38,7 @@ class Law:
     public_support: bool = True  # else tokens that q lacks may be drawn too
     kept: Restricted | None = None  # where these logits are of some tokens alone: which
     ranks: Ranks = ALONE
-    slots: int | None = None  # N, where other rows are on other ranks; None: all are here
+    slots: int | None = None  # the divisor N, where other rows are on other ranks; None: all here
     ratio: Tensor | None = None  # (B, V) float64, p/q, where it is known already
     public_below: float = -torch.inf  # tokens with a lower log q are answered from q
 

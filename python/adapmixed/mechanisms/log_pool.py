@@ -1,7 +1,7 @@
 """ClippedLogPool: the logarithmic pool of clipped log-ratios."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import torch
@@ -29,8 +29,9 @@ _MOST_DEPTH = 600.0  # of log p/q: tokens from q = e^-100 on are still the pool'
 class ClippedLogPool(Mechanism):
     """p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)): a fixed, publishable (ε, δ).
 
-    With one slot emptied log p changes within a range of κ(b−a)/N, with one model less within twice
-    that (N is the number of models), which bounds every Rényi divergence (zCDP; docs/privacy.md).
+    With one slot emptied log p changes within a range of κ(b−a)/N, which bounds every Rényi
+    divergence (zCDP; docs/privacy.md, section 12). With one model less it changes within the same
+    range where N is a public constant, else within twice that, since N is then one less, too.
 
     Attributes:
         lower: a ≤ 0, in log units.
@@ -40,6 +41,9 @@ class ClippedLogPool(Mechanism):
             None: every query is charged as it comes, their number being fixed beforehand, or a
             filter decides.
         top_k, sure_above: as in ClippedMixing.
+        num_models: N, a public constant, whichever models are there: at least their number, and a
+            slot without a model has u_i = 0. Fixed without looking at private data. None: N is the
+            number of models that are there.
     """
 
     name: ClassVar[str] = "clipped-log-pool"
@@ -50,6 +54,7 @@ class ClippedLogPool(Mechanism):
     queries: int | None = None
     top_k: int | None = None
     sure_above: float | None = None
+    num_models: int | None = None
 
     def __post_init__(self) -> None:
         check_number("lower", self.lower, least=-1e6, most=0.0)
@@ -62,6 +67,15 @@ class ClippedLogPool(Mechanism):
                 f"{self.upper - self.lower!r}: tokens may be lost where doubles end"
             )
         check_rules(self.top_k, self.sure_above)
+        check_count("num_models", self.num_models, optional=True)
+
+    def __repr__(self) -> str:
+        """Ledgers and results that were begun before there was `num_models` go on without it."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        if self.num_models is None:
+            del values["num_models"]
+        listed = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        return f"{type(self).__name__}({listed})"
 
     @property
     def budget(self) -> int | None:
@@ -77,18 +91,23 @@ class ClippedLogPool(Mechanism):
         rng: RandomSource,
         ranks: Ranks = ALONE,
     ) -> Proposal:
-        """See :meth:`Mechanism.propose`; charges are zCDP ρ, (N, B, 1), rounded up."""
+        """See :meth:`Mechanism.propose`; charges are zCDP ρ, (models, B, 1), rounded up.
+
+        Raises:
+            ValueError: there are more models than num_models.
+        """
         kept = restrict(private_logits, public_logits, self.top_k, ranks)
         private, public = kept.private_logits, kept.public_logits
         models, positions = ranks.slots(len(private)), len(public)
         rare = public_below(-self.scale * (self.upper - self.lower))
+        divisor = self._divisor(models)
         pool = ops.log_pool(
             private, public, lower=self.lower, upper=self.upper, scale=self.scale,
-            num_models=models,
+            num_models=divisor,
         ).check()  # fmt: skip
         asked = ranks.same(unsure(public, pool.public_lse, self.sure_above))
         span = ranks.gather(pool.span).cpu().numpy()
-        rho = individual_rho(span, self.scale, self.lower, self.upper, models)
+        rho = individual_rho(span, self.scale, self.lower, self.upper, divisor)
         charges = torch.where(asked.cpu().unsqueeze(1), torch.from_numpy(rho).unsqueeze(-1), 0.0)
 
         def law(active: Tensor) -> Law:
@@ -96,13 +115,13 @@ class ClippedLogPool(Mechanism):
             if not ranks.alone:  # the other ranks' part comes with the answer
                 mine = replace(pool, active=chosen)
                 return Law(
-                    private, public, mine, kept=kept, ranks=ranks, slots=models, public_below=rare
+                    private, public, mine, kept=kept, ranks=ranks, slots=divisor, public_below=rare
                 )
             if bool(chosen.all()):
                 return Law(private, public, pool, kept=kept, public_below=rare)
             restricted = ops.log_pool(
                 private, public, lower=self.lower, upper=self.upper, scale=self.scale,
-                active=chosen,
+                num_models=divisor, active=chosen,
             )  # fmt: skip
             return Law(private, public, restricted, kept=kept, public_below=rare)
 
@@ -112,12 +131,24 @@ class ClippedLogPool(Mechanism):
 
         every = torch.ones(models, positions, dtype=torch.bool, device=public.device)
         answered = int(asked.sum())
-        setting = (self.scale, self.lower, self.upper, models)
+        setting = (self.scale, self.lower, self.upper, divisor)
+        constant = self.num_models is not None
         events: list[Event] = [
-            BoundedRangeAnswer(*setting, answered, self.queries),
+            BoundedRangeAnswer(*setting, answered, self.queries, constant_models=constant),
             PublicAnswer(positions - answered),
         ]
         return proposal(
             law(every), public_logits, models, ~asked, events, targets, rng, charges,
             Retirement(law, charged), ranks=ranks,
         )  # fmt: skip
+
+    def _divisor(self, models: int) -> int:
+        """N, by which the sum over the models that are there is divided."""
+        if self.num_models is None:
+            return models
+        if models > self.num_models:
+            raise ValueError(
+                f"num_models must be at least the number of models that are there, {models}, got "
+                f"{self.num_models}"
+            )
+        return self.num_models

@@ -248,6 +248,8 @@ class Accountant:
         screened = state.screening.screened > 0
         if isinstance(total, PoolTotal):
             # A cost outside the plan grows with the number of queries.
+            constant = asked == "add_remove" and total.constant_models is True
+            make = partial(make, constant_models=constant)
             return make(rule=None, budget=None if screened else total.budget, method="zcdp")
         if total is None:
             return make(rule=self.rule)

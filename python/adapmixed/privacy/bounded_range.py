@@ -7,7 +7,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.checks import check_clip, check_count, check_question, check_real
+from adapmixed.privacy.checks import (
+    check_clip,
+    check_count,
+    check_flag,
+    check_question,
+    check_real,
+)
 
 RANGE_ERROR = 1e-9
 """Relative widening of the accounted range η beyond the nominal one, besides `range_rounding`."""
@@ -23,17 +29,34 @@ def range_rounding(scale: float, lower: float, upper: float) -> float:
     return 2.0**-48 * (1 + scale * max(-lower, upper) + 750)
 
 
+def _other_grid(scale: float, lower: float, upper: float, num_models: int) -> float:
+    """What rounding can add to the range where N changes by one, in nats, doubled.
+
+    The u_i are multiples of 2^-k, k from N, a and b: at most κ 2^-k either way, and 2^-k is at most
+    N max(-a, b) 2^-50. Below 2^11 k is 40 whatever N is (csrc/core/log_pool.h).
+    """
+    reach = (num_models + 1) * max(-lower, upper)
+    return 0.0 if reach < 2**11 else scale * reach * 2.0**-48
+
+
 def bounded_range_rho(
-    scale: float, lower: float, upper: float, num_models: int, adjacency: str
+    scale: float,
+    lower: float,
+    upper: float,
+    num_models: int,
+    adjacency: str,
+    *,
+    constant_models: bool = False,
 ) -> float:
     """ρ = η²/8 of one answer of ClippedLogPool, rounded up: α ρ at every Rényi order, both ways.
 
-    η = κ (b - a)/N for "zero_out", twice that for "replace_one" and, since N counts the models that
-    are there, for "add_remove", in which all others' shares change. Proof: docs/privacy.md,
-    section 12.
+    η = κ (b - a)/N for "zero_out" and twice that for "replace_one". "add_remove" costs what
+    "zero_out" does where N is a public constant, and twice the range where N counts the models that
+    are there, since all others' shares change with it. Proofs: docs/privacy.md, section 12.
 
     Args:
         scale: κ >= 0.  lower, upper: a <= 0 <= b, log units.  num_models: N >= 1.
+        constant_models: N is a public constant, the same whichever models are there.
     """
     scale, (low, high) = check_real("scale", scale), check_clip(lower, upper)
     models, adjacency = check_count("num_models", num_models, 1), check_question(adjacency)
@@ -43,8 +66,13 @@ def bounded_range_rho(
     # A few roundings of 2^-53 here are far below RANGE_ERROR and one unit in the last.
     wide = nominal * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
     span = math.nextafter(wide, math.inf)
-    if adjacency != "zero_out":
+    constant = check_flag("constant_models", constant_models)
+    counted = adjacency == "add_remove" and not constant
+    if adjacency == "replace_one" or counted:
         span *= 2
+    other_grid = _other_grid(scale, low, high, models) if counted else 0.0
+    if other_grid > 0:
+        span = math.nextafter(span + other_grid, math.inf)
     return math.nextafter(math.nextafter(span * span, math.inf) / 8, math.inf)
 
 

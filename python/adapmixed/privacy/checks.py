@@ -28,6 +28,13 @@ def check_count(name: str, value: Any, minimum: int) -> int:
     return count
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """`value` if it is True or False, else ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def check_real(name: str, value: Any, *, infinite: bool = False) -> float:
     """`value` as a float >= 0 that is not NaN (and finite unless `infinite`), else ValueError."""
     number = _as_float(name, value)

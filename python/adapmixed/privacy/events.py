@@ -22,6 +22,7 @@ from adapmixed.privacy.checks import (
     check_box,
     check_clip,
     check_count,
+    check_flag,
     check_measure,
     check_order,
     check_real,
@@ -30,6 +31,13 @@ from adapmixed.privacy.checks import (
 LOSS_ABSOLUTE_ERROR = 1e-12
 """Absolute error that the accountant adds to every realised loss, zeros among them: below it an
 operator may answer 0 for a loss that is not."""
+
+
+def _check_counts(event: RenyiBound | ClippedAnswer | BoundedRangeAnswer) -> None:
+    object.__setattr__(event, "num_models", check_count("num_models", event.num_models, 1))
+    object.__setattr__(event, "queries", check_count("queries", event.queries, 0))
+    if event.budget is not None:
+        object.__setattr__(event, "budget", check_count("budget", event.budget, 1))
 
 
 @dataclass(frozen=True)
@@ -116,9 +124,8 @@ class RenyiBound:
     `published=True` marks the numbers of the published data-independent bound of PMixED, which is
     not valid (docs/privacy.md); a guarantee made from them says so. `epsilon` may be +inf.
 
-    `budget`: how many queries the bound was planned for. The whole budget is charged with the first
-    of them: when to stop may then depend on the answers, which the number of queries in a fixed
-    guarantee may not. None charges every query as it comes.
+    `budget`: how many queries the bound was planned for, all charged with the first: when to stop
+    may then depend on the answers. None charges every query as it comes, for a fixed number.
     """
 
     order: float
@@ -131,14 +138,10 @@ class RenyiBound:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", check_order(self.order))
-        if self.budget is not None:
-            object.__setattr__(self, "budget", check_count("budget", self.budget, 1))
         object.__setattr__(self, "epsilon", check_real("epsilon", self.epsilon, infinite=True))
-        object.__setattr__(self, "num_models", check_count("num_models", self.num_models, 1))
-        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
+        _check_counts(self)
         object.__setattr__(self, "adjacency", check_adjacency(self.adjacency))
-        if not isinstance(self.published, bool):
-            raise ValueError(f"published must be True or False, got {self.published!r}")
+        check_flag("published", self.published)
 
 
 @dataclass(frozen=True)
@@ -167,10 +170,7 @@ class ClippedAnswer:
         low, high = check_box(self.lower, self.upper)
         object.__setattr__(self, "lower", low)
         object.__setattr__(self, "upper", high)
-        object.__setattr__(self, "num_models", check_count("num_models", self.num_models, 1))
-        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
-        if self.budget is not None:
-            object.__setattr__(self, "budget", check_count("budget", self.budget, 1))
+        _check_counts(self)
 
 
 @dataclass(frozen=True)
@@ -178,17 +178,17 @@ class BoundedRangeAnswer:
     """`queries` queries answered by ClippedLogPool: p ∝ q exp((scale/N) Σ_i clip(log p_i/q, a, b)).
 
     With one slot emptied the log-ratio changes within a range η = scale (b - a)/N: (η²/8)-zCDP
-    each; replace-one and add/remove, which changes N, have 2η (docs/privacy.md, section 12).
+    each. Replace-one has 2η; add/remove, which changes N, too, unless N is a public constant, where
+    it has η (docs/privacy.md, section 12).
     Costs add up. scale, a and b may differ between events without a budget if their schedule is
-    fixed beforehand, which the guarantee names as its condition; where they depend on earlier
-    answers only a filter gives a guarantee.
+    fixed beforehand, the guarantee's condition; else only a filter gives a guarantee.
 
     Args:
         scale: κ >= 0, finite.  lower, upper: a <= 0 <= b, finite, in log units.
         num_models: N >= 1.  queries: answered here.
         budget: how many queries the guarantee is for: all charged with the first; settings are then
-            the same in every event. None charges every query as it comes, for a number of queries
-            that was fixed beforehand.
+            the same in every event. None: each as it comes, their number fixed beforehand.
+        constant_models: N is a public constant, at least the number of models; else it is that.
     """
 
     scale: float
@@ -197,16 +197,15 @@ class BoundedRangeAnswer:
     num_models: int
     queries: int
     budget: int | None = None
+    constant_models: bool = False
 
     def __post_init__(self) -> None:
         low, high = check_clip(self.lower, self.upper)
         object.__setattr__(self, "scale", check_real("scale", self.scale))
+        check_flag("constant_models", self.constant_models)
         object.__setattr__(self, "lower", low)
         object.__setattr__(self, "upper", high)
-        object.__setattr__(self, "num_models", check_count("num_models", self.num_models, 1))
-        object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
-        if self.budget is not None:
-            object.__setattr__(self, "budget", check_count("budget", self.budget, 1))
+        _check_counts(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -134,15 +134,21 @@ class ClippedTotal:
         return self.setting.budget if self.setting is not None else None
 
 
+POOL_WAYS = {"rho": "zero_out", "removed": "add_remove", "replaced": "replace_one"}
+"""The sums of a `PoolTotal`, and the neighbours that each is for."""
+
+
 @dataclass(frozen=True)
 class PoolTotal:
     """Answers of ClippedLogPool: Σ η²/8 as zCDP, charged as they come or for a budget at once."""
 
     rho: float = 0.0  # zero-out
-    replaced: float = 0.0  # replace-one, add/remove
+    removed: float = 0.0  # add/remove
+    replaced: float = 0.0  # replace-one
     plan: BoundedRangeAnswer | None = None
     answered: int = 0  # of the plan
     unplanned: bool = False
+    constant_models: bool | None = None  # of every event; None before the first
 
     def add(self, event: BoundedRangeAnswer) -> PoolTotal:
         """With `event.queries` answers more."""
@@ -158,18 +164,31 @@ class PoolTotal:
             _check_budget(answered, event.budget, "queries")
             charged, plan = (event.budget if plan is None else 0), found
         setting = (event.scale, event.lower, event.upper, event.num_models)
-        rho, replaced = (bounded_range_rho(*setting, way) for way in ("zero_out", "replace_one"))
+        constant = event.constant_models
+        if self.constant_models not in (None, constant):
+            raise ValueError(
+                f"constant_models must be the same in every BoundedRangeAnswer, got {constant} "
+                f"after {self.constant_models}: another accountant is for the others, whose ε and "
+                "δ add"
+            )
+        rho, removed, replaced = (
+            times_up(charged, bounded_range_rho(*setting, way, constant_models=constant))
+            for way in POOL_WAYS.values()
+        )
         return PoolTotal(
-            add_up(self.rho, times_up(charged, rho)),
-            add_up(self.replaced, times_up(charged, replaced)),
+            add_up(self.rho, rho),
+            add_up(self.removed, removed),
+            add_up(self.replaced, replaced),
             plan,
             answered,
             self.unplanned or (event.budget is None and event.queries > 0),
+            constant,
         )
 
     def evaluate(self, delta: float, adjacency: str, screening: ScreeningTotal) -> Result:
         """ε at the best order, known beforehand since ρ is (docs/privacy.md, section 12)."""
-        return screening.evaluate(delta, self.rho if adjacency == "zero_out" else self.replaced)
+        (rho,) = (getattr(self, name) for name, way in POOL_WAYS.items() if way == adjacency)
+        return screening.evaluate(delta, rho)
 
     @property
     def planned_queries(self) -> int:

@@ -20,6 +20,11 @@ _ADJACENCY_WORDS = {
     "replace_one": "any change of the records in one shard (replace-one)",
 }
 
+_CONSTANT_WORDS = (
+    "; num_models, by which the pool is divided, is a public constant that the models never "
+    "outnumber"
+)
+
 _CAVEAT_WORDS = {
     "seeded": "The randomness was seeded: against anyone who knows or guesses the seed there is no "
     "privacy guarantee.",
@@ -57,6 +62,8 @@ class Guarantee:
         public_queries: those of `queries` that used public values only.
         caveats: of `events.CAVEATS`: what the statement takes for granted and was not so, or not
             checked; the sentence says each.
+        constant_models: for "add_remove": whether the statement rests on `num_models` being a
+            public constant (ClippedLogPool); the sentence says it.
     """
 
     epsilon: float | None
@@ -72,6 +79,7 @@ class Guarantee:
     method: str | None = None
     public_queries: int = 0
     caveats: tuple[str, ...] = ()
+    constant_models: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -110,6 +118,8 @@ class Guarantee:
         if self.kind == "public":
             return f"ε = 0, δ = 0 for one whole {self.unit}: the {answers} used public values only."
         basis = f"{self._order_words()}; neighbouring: {_ADJACENCY_WORDS[self.adjacency or '']}"
+        if self.constant_models:
+            basis += _CONSTANT_WORDS
         if self.rule is not None:
             basis += f"; rule {self.rule}"
         if self.kind == "published":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from adapmixed.privacy.bounded_range import bounded_range_rho
-from adapmixed.privacy.checks import check_delta, check_epsilon
+from adapmixed.privacy.checks import check_delta, check_epsilon, check_flag
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import zcdp_to_dp
 
@@ -22,18 +23,27 @@ def epsilon_of(
     lower: float,
     upper: float,
     scale: float | None = None,
+    constant_models: bool = False,
     points: int = FINE,
 ) -> float:
     """ε of `queries` answers: of ClippedMixing (ratios), or with `scale` of ClippedLogPool (logs).
 
     The theorems: docs/privacy.md, sections 11 and 12. Valid with any number of grid
-    `points`; an `Accountant` uses more of them.
+    `points`; an `Accountant` uses more of them. With `constant_models` N is ClippedLogPool's public
+    constant; ClippedMixing has none.
     """
+    if scale is None and check_flag("constant_models", constant_models):
+        raise ValueError(
+            "constant_models must be False without scale, got True: ClippedMixing is the mean of "
+            "the models that are there"
+        )
     if scale is None:
         return clipped_mixing_epsilon(
             lower, upper, num_models, queries, delta, adjacency, points=points
         )
-    rho = bounded_range_rho(scale, lower, upper, num_models, adjacency)
+    rho = bounded_range_rho(
+        scale, lower, upper, num_models, adjacency, constant_models=constant_models
+    )
     return zcdp_to_dp(math.nextafter(queries * rho, math.inf) if rho else 0.0, delta)[0]
 
 
@@ -46,6 +56,7 @@ def queries_for(
     lower: float,
     upper: float,
     scale: float | None = None,
+    constant_models: bool = False,
     most: int = 10**9,
 ) -> int:
     """The largest number of queries within (epsilon, delta), at most `most`; 0 if one is too many.
@@ -54,12 +65,11 @@ def queries_for(
     as for `epsilon_of`, whose theorems (docs/privacy.md, sections 11 and 12) it inverts.
     """
     target, delta = check_epsilon(epsilon), check_delta(delta)
+    cost = partial(epsilon_of, scale=scale, constant_models=constant_models)
 
     def fits(queries: int) -> bool:
-        found = epsilon_of(
-            delta, num_models, queries, adjacency, lower=lower, upper=upper, scale=scale
-        )
-        return found <= target
+        setting = (delta, num_models, queries, adjacency)
+        return cost(*setting, lower=lower, upper=upper) <= target
 
     low, high = 0, 1
     while high < most and fits(high):
@@ -81,6 +91,7 @@ def models_for(
     lower: float,
     upper: float,
     scale: float | None = None,
+    constant_models: bool = False,
     most: int = 10**7,
 ) -> int | None:
     """The smallest ensemble, of two models or more, that keeps (epsilon, delta); None above `most`.
@@ -90,10 +101,11 @@ def models_for(
     section 11, "Wider boxes and smaller ensembles", and section 12).
     """
     target, delta = check_epsilon(epsilon), check_delta(delta)
+    cost = partial(epsilon_of, scale=scale, constant_models=constant_models)
 
     def fits(models: int) -> bool:
-        found = epsilon_of(delta, models, queries, adjacency, lower=lower, upper=upper, scale=scale)
-        return found <= target
+        setting = (delta, models, queries, adjacency)
+        return cost(*setting, lower=lower, upper=upper) <= target
 
     low, high = 1, 2
     while not fits(high):

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_FLOOR
+from functools import partial
 
 from adapmixed.privacy.ball_bounds import radius_for_epsilon, sound_bound
 from adapmixed.privacy.beforehand import adapmixed_beforehand
-from adapmixed.privacy.checks import check_count, check_delta, check_epsilon, check_question
+from adapmixed.privacy.checks import (
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_flag,
+    check_question,
+)
 from adapmixed.privacy.composition import renyi_epsilon
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
 from adapmixed.privacy.dominating import clipped_mixing_pair
@@ -30,7 +37,12 @@ SHARES = (0.01, 0.1, 0.5, 1.0)
 """The parts of the queries whose ε is listed."""
 
 SCALES = (1.0, 1.5, 2.0)
-"""κ of the log pools that are listed; 2 gave the lowest perplexity at equal ε where measured."""
+"""κ of the log pools that are listed."""
+
+CHOSEN_SHAPE, CHOSEN_SCALE = 4.0, 2.0
+"""Of the box and the log pool that are chosen: the widest of this shape, and of this κ. What is
+known of their perplexity is from the demonstration alone (docs/privacy.md, section 12,
+"Planning")."""
 
 _CLIP = 0.25  # |a| of the log pool once the width allows it
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05 to 8 100
@@ -46,10 +58,13 @@ class Plan:
 
     Attributes:
         mechanism: "clipped-mixing", "clipped-log-pool" or "pmixed".
-        settings: name → value: lower, upper; scale, lower, upper; or order, radius, target_leakage.
+        settings: name → value: lower, upper; scale, lower, upper, num_models where N is a public
+            constant; or order, radius, target_leakage.
         epsilon: of all `queries` at `delta`, rounded up, at most the target.
         over_time: (queries, ε) for the shares of `SHARES`: what so many queries cost.
         note: what the guarantee needs that the numbers do not say.
+        chosen: one of ClippedMixing's plans and one of ClippedLogPool's, by the rule of
+            `CHOSEN_SHAPE`, `CHOSEN_SCALE`; the others are alternatives.
     """
 
     mechanism: str
@@ -61,6 +76,7 @@ class Plan:
     adjacency: str
     over_time: tuple[tuple[int, float], ...]
     note: str = field(default="")
+    chosen: bool = False
 
 
 def plan(
@@ -72,8 +88,13 @@ def plan(
     *,
     shapes: Sequence[float] = SHAPES,
     scales: Sequence[float] = SCALES,
+    constant_models: bool = False,
 ) -> list[Plan]:
-    """Every mechanism's best settings within (epsilon, delta); a few seconds.
+    """Every mechanism's widest settings within (epsilon, delta); a few seconds.
+
+    One box and one log pool are marked as chosen: those whose shape and κ are nearest to
+    `CHOSEN_SHAPE` and `CHOSEN_SCALE`, with N as a constant where that is planned. A rule of public
+    numbers: which of all answers best is not known from them.
 
     Each ε is that of the mechanism's theorem (docs/privacy.md, section 2 for PMixED, 11 for
     ClippedMixing, 12 for ClippedLogPool). What AdaPMixED would need: `adapmixed_beforehand`.
@@ -84,6 +105,8 @@ def plan(
         adjacency: "zero_out", "add_remove" or "replace_one".
         shapes: log C / |log c| of ClippedMixing's boxes, each > 0.
         scales: κ of ClippedLogPool, each > 0.
+        constant_models: plan ClippedLogPool also with N as a public constant (`num_models` among
+            its settings) where that buys more: for "add_remove".
     """
     target, delta, adjacency = (
         check_epsilon(epsilon),
@@ -95,10 +118,27 @@ def plan(
         if not all(0 < value < math.inf for value in values):
             raise ValueError(f"{name} must be > 0 and finite, got {values!r}")
     common = (target, delta, models, queries, adjacency)
-    plans = [_clipped_mixing(*common, shape) for shape in shapes]
-    plans += [_log_pool(*common, scale) for scale in scales]
+    boxes = [_clipped_mixing(*common, shape) for shape in shapes]
+    pools = [_log_pool(*common, scale, False) for scale in scales]
+    if check_flag("constant_models", constant_models) and adjacency == "add_remove":
+        pools += [_log_pool(*common, scale, True) for scale in scales]
     pmixed = _pmixed(*common)
-    return plans + ([pmixed] if pmixed is not None else [])
+    return [
+        *_choose(boxes, shapes, CHOSEN_SHAPE),
+        *_choose(pools, scales, CHOSEN_SCALE),
+        *([pmixed] if pmixed is not None else []),
+    ]
+
+
+def _choose(plans: list[Plan], values: Sequence[float], wanted: float) -> list[Plan]:
+    """The plans, the last of which are one for each value; that of the nearest to `wanted` is
+    marked, unless no box or clip but that of the public answer fits."""
+    if not values:
+        return plans
+    nearest = min(range(len(values)), key=lambda at: abs(math.log(values[at] / wanted)))
+    at = len(plans) - len(values) + nearest
+    fits = plans[at].settings["lower"] < plans[at].settings["upper"]
+    return [replace(one, chosen=fits and index == at) for index, one in enumerate(plans)]
 
 
 def _clipped_mixing(
@@ -132,10 +172,18 @@ def _clipped_mixing(
 
 
 def _log_pool(
-    target: float, delta: float, models: int, queries: int, adjacency: str, scale: float
+    target: float,
+    delta: float,
+    models: int,
+    queries: int,
+    adjacency: str,
+    scale: float,
+    constant: bool,
 ) -> Plan:
+    stated = partial(epsilon_of, scale=scale, constant_models=constant)
+
     def cost(width: float) -> float:
-        return epsilon_of(delta, models, queries, adjacency, lower=-width, upper=0.0, scale=scale)
+        return stated(delta, models, queries, adjacency, lower=-width, upper=0.0)
 
     width = _largest(cost, target, 2 * _LARGEST)
     lower = -min(_CLIP, width / 2)
@@ -143,11 +191,9 @@ def _log_pool(
     settings = {"scale": scale, "lower": lower, "upper": upper}
     return _planned(
         "clipped-log-pool",
-        settings,
+        settings | ({"num_models": models} if constant else {}),
         (delta, models, queries, adjacency),
-        lambda count: epsilon_of(
-            delta, models, count, adjacency, lower=lower, upper=upper, scale=scale
-        ),
+        lambda count: stated(delta, models, count, adjacency, lower=lower, upper=upper),
     )
 
 

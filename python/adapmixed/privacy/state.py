@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.privacy.event_fields import FIELDS
+from adapmixed.privacy.event_fields import FIELDS, VERSION, fields_of
 from adapmixed.privacy.events import CAVEATS, BoundedRangeAnswer, ClippedAnswer
 from adapmixed.privacy.fields import (
     ARRAY,
@@ -38,8 +38,8 @@ from adapmixed.privacy.renyi_total import RenyiTotal
 from adapmixed.privacy.running import Running
 from adapmixed.privacy.state_checks import check_running
 
-FORMAT_VERSION = 1
-"""Of a state; rises when its fields or their meaning change."""
+FORMAT_VERSION = VERSION
+"""Of a state; rises when its fields or their meaning change, those of events among them."""
 
 
 def _read_plan(written: Any) -> tuple[int, float]:
@@ -74,10 +74,12 @@ TOTALS: dict[type, dict[str, Kind]] = {
     ClippedTotal: {"setting": record(ClippedAnswer, FIELDS[ClippedAnswer]), "answered": COUNT},
     PoolTotal: {
         "rho": REAL,
+        "removed": REAL,
         "replaced": REAL,
         "plan": optional(record(BoundedRangeAnswer, FIELDS[BoundedRangeAnswer])),
         "answered": COUNT,
         "unplanned": FLAG,
+        "constant_models": optional(FLAG),
     },
     FilterTotal: {"budget": BUDGET, "spent": ARRAY},
 }
@@ -86,21 +88,44 @@ TOTALS: dict[type, dict[str, Kind]] = {
 _NAMED = {kind.__name__: record(kind, fields) for kind, fields in TOTALS.items()}
 
 
-def _write_total(total: Any, arrays: Arrays) -> dict[str, Any]:
-    name = type(total).__name__
-    return {"kind": name, "fields": _NAMED[name].write(total, arrays)}
+def _pool_of_version_1() -> Kind:
+    """Before N could be a public constant: add/remove cost what replace-one did, of a plan at least
+    what it costs now."""
+    fields = dict(TOTALS[PoolTotal])
+    del fields["removed"], fields["constant_models"]
+    fields["plan"] = optional(record(BoundedRangeAnswer, fields_of(BoundedRangeAnswer, 1)))
+    older = record(PoolTotal, fields)
+
+    def read(written: Any, arrays: Arrays) -> PoolTotal:
+        total: PoolTotal = older.read(written, arrays)
+        planned = 0.0
+        if total.plan is not None:
+            planned = PoolTotal().add(total.plan).removed
+        removed = max(total.replaced, planned)
+        return replace(total, removed=removed, constant_models=False)
+
+    return Kind(older.write, read)
 
 
-def _read_total(written: Any, arrays: Arrays) -> Any:
-    name = exactly(dict, written).get("kind")
-    if set(written) != {"kind", "fields"} or name not in _NAMED:
-        raise ValueError(f"must be one of {', '.join(_NAMED)}, got {name!r}")
-    return _NAMED[name].read(written["fields"], arrays)
+def _total_of(version: int) -> Kind:
+    older = {"PoolTotal": _pool_of_version_1()} if version == 1 else {}
+    named = _NAMED | older
+
+    def write(total: Any, arrays: Arrays) -> dict[str, Any]:
+        name = type(total).__name__
+        return {"kind": name, "fields": named[name].write(total, arrays)}
+
+    def read(written: Any, arrays: Arrays) -> Any:
+        name = exactly(dict, written).get("kind")
+        if set(written) != {"kind", "fields"} or name not in named:
+            raise ValueError(f"must be one of {', '.join(named)}, got {name!r}")
+        return named[name].read(written["fields"], arrays)
+
+    return Kind(write, read)
 
 
 _RUNNING: dict[str, Kind] = {
     "screening": record(ScreeningTotal, {"rho": REAL, "screened": COUNT, "single": optional(REAL)}),
-    "total": optional(Kind(_write_total, _read_total)),
     "num_models": optional(COUNT),
     "adjacency": optional(WORD),
     "queries": COUNT,
@@ -119,16 +144,22 @@ _SETTINGS: dict[str, Kind] = {
 }
 
 
+def _fields(version: int) -> dict[str, Kind]:
+    running = {"total": optional(_total_of(version)), **_RUNNING}
+    return _SETTINGS | {"running": record(Running, running)}
+
+
 def write_accountant(settings: Mapping[str, Any], running: Running) -> dict[str, Any]:
     """Arguments and running totals of an accountant."""
-    fields = _SETTINGS | {"running": record(Running, _RUNNING)}
-    return write_state("accountant", FORMAT_VERSION, fields, {**settings, "running": running})
+    values = {**settings, "running": running}
+    return write_state("accountant", FORMAT_VERSION, _fields(FORMAT_VERSION), values)
 
 
 def read_accountant(state: Mapping[str, Any]) -> tuple[dict[str, Any], Running]:
     """(arguments, running totals); ValueError where no accountant has that state."""
-    fields = _SETTINGS | {"running": record(Running, _RUNNING)}
-    settings = read_state("accountant", FORMAT_VERSION, fields, state)
+    older = isinstance(state, Mapping) and state.get("format_version") == 1
+    version = 1 if older else FORMAT_VERSION
+    settings = read_state("accountant", version, _fields(version), state)
     running: Running = settings.pop("running")
     check_running(running, settings)
     if isinstance(running.total, RenyiTotal):

@@ -25,7 +25,9 @@ too little. `private` below is `queries - public_queries`, the answers that used
 | `screened`, `single` | <= the budget, one cost |
 | PoolTotal `plan` | as `setting`, or null |
 | `answered` | <= the budget and `private`; `unplanned` iff `private` is more by protected answers |
-| `rho`, `replaced` | >= the whole plan's cost, equal to it where nothing is unplanned; 4 `rho` |
+| `rho`, `removed`, | >= the whole plan's cost, equal to it where nothing is unplanned; `replaced` |
+| `replaced` | is 4 `rho`; `removed` is `rho` with `constant_models`, else >= `replaced` |
+| `constant_models` | given, and that of the plan |
 | FilterTotal `budget` | the accountant's |
 | `spent` | (N,), in [0, budget]; 0 without private answers; nothing screened |
 """
@@ -43,7 +45,7 @@ from adapmixed.privacy.bounded_range import bounded_range_rho
 from adapmixed.privacy.checks import ADJACENCIES
 from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed.privacy.filter_total import FilterTotal
-from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
+from adapmixed.privacy.fixed_totals import POOL_WAYS, ClippedTotal, PoolTotal, ScreeningTotal
 from adapmixed.privacy.renyi_total import RenyiTotal
 from adapmixed.privacy.running import Running
 
@@ -191,18 +193,23 @@ def _check_pool(total: PoolTotal, running: Running) -> None:
     else:
         _check_answered(total.answered, running)
     slack = (private + 8) * 2.0**-50  # rounded up, once for each event
-    for name, way in (("rho", "zero_out"), ("replaced", "replace_one")):
+    for name, way in POOL_WAYS.items():
         least, found = 0.0, float(getattr(total, name))
         if plan is not None:
-            least = budget * bounded_range_rho(
-                plan.scale, plan.lower, plan.upper, plan.num_models, way
-            )
+            setting = (plan.scale, plan.lower, plan.upper, plan.num_models, way)
+            least = budget * bounded_range_rho(*setting, constant_models=plan.constant_models)
         enough = found >= least * (1 - 2.0**-50)
         _require(enough, f"{name} must be >= {least!r}, what the plan costs, got {found!r}")
         most = math.inf if total.unplanned else least * (1 + slack)
         _require(found <= most, f"{name} must be {least!r} of the plan alone, got {found!r}")
     near = 4 * total.rho <= total.replaced * (1 + slack) <= 4 * total.rho * (1 + 3 * slack)
     _require(near, f"replaced must be 4 times rho, {4 * total.rho!r}, got {total.replaced!r}")
+    constant = total.constant_models
+    _require(constant is not None, "constant_models must be given beside events")
+    _require(plan is None or plan.constant_models == constant, "constant_models must be the plan's")
+    known = total.removed == total.rho if constant else total.removed >= total.replaced
+    where = "rho, where N is constant," if constant else ">= replaced, where N is counted,"
+    _require(known, f"removed must be {where} got {total.removed!r}")
 
 
 def _check_answered(answered: int, running: Running) -> None:

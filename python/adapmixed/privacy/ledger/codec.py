@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from adapmixed.privacy.event_fields import FIELDS
+from adapmixed.privacy.event_fields import FIELDS, VERSION, fields_of
 from adapmixed.privacy.events import Event
 from adapmixed.privacy.fields import (
     ARRAY,
@@ -32,27 +32,35 @@ __all__ = ["FIELDS", "decode", "encode", "readable"]
 _CLASSES = {kind.__name__: kind for kind in FIELDS}
 
 
-def encode(events: Iterable[Event]) -> tuple[str, bytes]:
+def encode(events: Iterable[Event], version: int = VERSION) -> tuple[str, bytes]:
     """Events as (JSON text, compressed arrays).
 
     Raises:
-        ValueError: an event that is not in `FIELDS`, or a field of another type than is said there.
+        ValueError: an event that is not in `FIELDS`, a field of another type than is said there, or
+            one that this version of the fields lacks and that is not at its default.
     """
     arrays, objects = Arrays(), []
     for event in events:
-        fields = FIELDS.get(type(event))
-        if fields is None:
+        if type(event) not in FIELDS:
             raise ValueError(
                 f"events must be of a class that the ledger knows ({', '.join(_CLASSES)}), got "
                 f"{type(event).__name__}"
             )
+        fields = fields_of(type(event), version)
+        for name in FIELDS[type(event)].keys() - fields.keys():
+            if getattr(event, name) != getattr(type(event), name):
+                raise ValueError(
+                    f"{name} must be {getattr(type(event), name)!r} in a ledger of format "
+                    f"{version}, which cannot say otherwise, got {getattr(event, name)!r}: begin a "
+                    "new ledger"
+                )
         written = write_fields(type(event).__name__, fields, vars(event), arrays)
         objects.append({"event": type(event).__name__, **written})
     return canonical(objects), zlib.compress(bytes(arrays.data))
 
 
-def decode(text: str, blob: bytes) -> list[Event]:
-    """The events of :func:`encode`.
+def decode(text: str, blob: bytes, version: int = VERSION) -> list[Event]:
+    """The events of :func:`encode`, of the same version.
 
     Raises:
         LedgerCorruptError: unknown event or field, wrong type, missing or surplus charges.
@@ -60,7 +68,7 @@ def decode(text: str, blob: bytes) -> list[Event]:
     try:
         objects = parse(text)
         arrays = Arrays(bytearray(_decompress(blob, _expected(objects))))
-        events = [_event(written, arrays) for written in objects]
+        events = [_event(written, arrays, version) for written in objects]
     except (ValueError, TypeError, RecursionError, zlib.error) as error:
         raise LedgerCorruptError(f"events could not be read: {error}") from error
     if arrays.position != len(arrays.data):
@@ -101,10 +109,11 @@ def _class_of(written: Any) -> type:
     return _CLASSES[name]
 
 
-def _event(written: Any, arrays: Arrays) -> Event:
+def _event(written: Any, arrays: Arrays, version: int) -> Event:
     kind = _class_of(written)
     fields = {name: value for name, value in written.items() if name != "event"}
-    event: Event = kind(**read_fields(kind.__name__, FIELDS[kind], fields, arrays))
+    known = fields_of(kind, version)
+    event: Event = kind(**read_fields(kind.__name__, known, fields, arrays))
     return event
 
 

@@ -11,13 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from adapmixed.privacy.accountant import Accountant
+from adapmixed.privacy.event_fields import VERSION
 from adapmixed.privacy.events import Event
 from adapmixed.privacy.fields import canonical, parse, write_real
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.ledger.codec import decode, encode
 from adapmixed.privacy.ledger.errors import LedgerCorruptError, LedgerMismatchError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = VERSION
 """Rises when records or their meaning change, the computed totals of old records included."""
 
 _AGREEMENT = 1e-9  # relative; another machine's logarithms and sums may differ in the last bits
@@ -31,7 +32,7 @@ class Description:
         delta, rule, order_weights, adjacency, filter_budget: of the accountant.
         configuration: the mechanism, in the words of whoever opens the ledger.
         identity: 32 hex digits drawn at creation, so that no two ledgers share a chain.
-        format_version: of the records.
+        format_version: of the records; an older ledger goes on in its own.
     """
 
     delta: float
@@ -74,8 +75,12 @@ class Description:
             description.accountant()
         except (ValueError, TypeError, KeyError) as error:
             raise LedgerCorruptError(f"the description could not be read: {error}") from error
-        if description.text != text or description.format_version != FORMAT_VERSION:
-            raise LedgerCorruptError(f"the description is not of format {FORMAT_VERSION}: {text}")
+        version = description.format_version
+        known = type(version) is int and 1 <= version <= FORMAT_VERSION
+        if description.text != text or not known:
+            raise LedgerCorruptError(
+                f"the description is not of a format up to {FORMAT_VERSION}: {text}"
+            )
         return description
 
     def accountant(self) -> Accountant:
@@ -130,8 +135,8 @@ class Record:
         accountant: Accountant,
     ) -> Record:
         """The record of `events`, whose sum with all before them `accountant` holds."""
-        written, charges = encode(events)
         version, configuration = description.format_version, description.configuration_hash
+        written, charges = encode(events, version)
         totals = canonical(totals_of(accountant))
         fields = (sequence, version, configuration, written, charges, totals)
         return Record(*fields, _link(previous, *fields))
@@ -227,7 +232,7 @@ def replay(
         record = Record.of_row(row)
         record.check(description, count + 1, last)
         try:
-            events = decode(record.events, record.charges)
+            events = decode(record.events, record.charges, record.format_version)
             accountant.replay(events)
         except ValueError as error:
             raise LedgerCorruptError(f"record {count + 1} cannot be charged: {error}") from error

@@ -159,13 +159,10 @@ class Store:
         if version > FORMAT_VERSION:
             raise LedgerCorruptError(
                 f"{self.path} has format_version {version}, written by a newer version of "
-                f"adapmixed; this one reads {FORMAT_VERSION}"
+                f"adapmixed; this one reads up to {FORMAT_VERSION}"
             )
-        if version != FORMAT_VERSION:
-            raise LedgerCorruptError(
-                f"{self.path}: format_version must be {FORMAT_VERSION}, got {version}: an older "
-                f"version of adapmixed, whose totals were other ones, can read it"
-            )
+        if version < 1:
+            raise LedgerCorruptError(f"{self.path}: format_version must be >= 1, got {version}")
 
     def _make_durable(self) -> None:
         mode = self._value("PRAGMA journal_mode = WAL")
@@ -197,7 +194,15 @@ class Store:
             texts = self._connection.execute("SELECT text FROM description").fetchall()
         if len(texts) != 1 or type(texts[0][0]) is not str:
             raise LedgerCorruptError(f"{self.path} must have one description, got {len(texts)}")
-        return Description.parse(texts[0][0])
+        description = Description.parse(texts[0][0])
+        with _refusing(self.path):
+            version = self._value("PRAGMA user_version")
+        if version != description.format_version:
+            raise LedgerCorruptError(
+                f"{self.path}: format_version must be that of its description, "
+                f"{description.format_version}, got {version}"
+            )
+        return description
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """The records by sequence, unchecked."""

@@ -1,0 +1,71 @@
+"""Ensembles that AdaPMixED screens some queries of, and Algorithm 1 by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from exact import Step, algorithm_1, all_log_probs
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import AdaPMixED, Proposal
+from adapmixed.rng import SeededRandom
+
+POSITIONS, VOCAB, MODELS, SEED = 60, 8, 3, 11
+
+
+# Noise of the size of the scores and k well below V, so that the order of noise and re-scaling
+# decides some queries, and a threshold that splits them.
+SETTINGS: dict[str, Any] = dict(
+    order=3.0, target_leakage=0.04, screen_weight=0.7, sigma=0.06, threshold=0.25, top_k=3
+)
+
+
+def draws(positions: int, count: int, sigma: float, seed: int) -> Tensor:
+    """(positions, count) noise as the mechanism draws it: one draw a position."""
+    rng = SeededRandom(seed)
+    return torch.stack([ops.gaussian(count, sigma=sigma, rng=rng) for _ in range(positions)])
+
+
+def ensemble(seed: int = 0, positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    public = 1.2 * torch.randn(positions, VOCAB, generator=generator)
+    private = public + 0.8 * torch.randn(MODELS, positions, VOCAB, generator=generator)
+    return private, public
+
+
+def by_hand(private: Tensor, public: Tensor, seed: int, **changes: Any) -> list[Step]:
+    """Algorithm 1 with the noise that the mechanism draws from the same seed."""
+    s = SETTINGS | changes
+    noise = draws(len(public), min(s["top_k"], public.shape[1]), s["sigma"], seed)
+    arguments = dict(
+        order=s["order"],
+        beta=s["target_leakage"],
+        screen_weight=s["screen_weight"],
+        threshold=s["threshold"],
+        noise_first=s.get("noise_first", True),
+    )
+    return [
+        algorithm_1(private[:, b], public[b], noise[b], **arguments) for b in range(len(public))
+    ]
+
+
+def propose(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Proposal:
+    return mechanism.propose(private, public, rng=SeededRandom(seed))
+
+
+def log_probs(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Tensor:
+    """(B, V): log of the law of the answer, through the public interface."""
+
+    def answer(targets: Tensor) -> Tensor:
+        rng = SeededRandom(seed)
+        released = mechanism.propose(private, public, targets=targets, rng=rng).release()
+        assert released.log_prob is not None
+        return released.log_prob
+
+    return all_log_probs(answer, public.shape[-1], len(public))
+
+
+def events_of(proposal: Proposal, kind: type) -> list[Any]:
+    return [event for event in proposal.events() if isinstance(event, kind)]

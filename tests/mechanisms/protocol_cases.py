@@ -1,0 +1,76 @@
+"""Mechanisms that answer three models of six tokens, and their proposals."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Proposal, PublicOnly, Unprotected
+from adapmixed.rng import SeededRandom
+
+SCREENED: dict[str, Any] = dict(
+    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.06, threshold=0.3, top_k=4
+)
+
+MECHANISMS: dict[str, Mechanism] = {
+    "public": PublicOnly(),
+    "unprotected": Unprotected(),
+    "adapmixed": AdaPMixED(**SCREENED),
+    "adapmixed-public-screen": AdaPMixED(**SCREENED | dict(screen="public")),
+    "adapmixed-no-screen": AdaPMixED(**SCREENED | dict(screen=None)),
+    "adapmixed-zero-out": AdaPMixED(**SCREENED | dict(adjacency="zero_out")),
+    "adapmixed-fixed": AdaPMixED(**SCREENED | dict(loss="fixed")),
+    "pmixed": PMixED(8.0, 1e-5, 100, 3.0),
+    "pmixed-subsampled": PMixED(8.0, 1e-5, 100, 3.0, sample_rate=0.4),
+    "pmixed-published": PMixED(8.0, 1e-5, 100, 3.0, analysis="published"),
+    "pmixed-published-subsampled": PMixED(
+        8.0, 1e-5, 100, 3.0, analysis="published", sample_rate=0.4
+    ),
+}
+
+MODELS, VOCAB = 3, 6
+
+every = pytest.mark.parametrize("name", list(MECHANISMS))
+
+
+class CountingRandom(SeededRandom):
+    """Counts the draws."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.draws = 0
+
+    def reserve(self) -> tuple[Tensor, int]:
+        self.draws += 1
+        return super().reserve()
+
+
+def logits(positions: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    public = torch.randn(positions, VOCAB, generator=generator)
+    private = public + torch.randn(MODELS, positions, VOCAB, generator=generator)
+    return private, public
+
+
+def propose(
+    name: str, positions: int = 12, *, seed: int = 5, rng: Any = None, targets: Any = None
+) -> Proposal:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return MECHANISMS[name].propose(
+            *logits(positions), targets=targets, rng=rng or SeededRandom(seed)
+        )
+
+
+def same(events: list[Any], others: list[Any]) -> bool:
+    """Equality of events, arrays included."""
+
+    def plain(event: Any) -> Any:
+        fields = vars(event) | {"type": type(event)}
+        return {k: v.tolist() if hasattr(v, "tolist") else v for k, v in fields.items()}
+
+    return [plain(e) for e in events] == [plain(e) for e in others]

@@ -1,0 +1,96 @@
+"""The inverse questions agree with what they invert, as functions and as a command."""
+
+import json
+
+import pytest
+
+from adapmixed.cli import main
+from adapmixed.privacy import (
+    zcdp_to_dp,
+)
+from adapmixed.privacy.planner import (
+    epsilon_of,
+    models_for,
+    queries_for,
+)
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lower": 0.7788, "upper": 1.6}, {"lower": -0.25, "upper": 0.5, "scale": 2.0}],
+)
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_inverse_questions(settings, adjacency):
+    queries = queries_for(1.0, DELTA, 64, adjacency, **settings)
+    assert queries > 50
+    assert epsilon_of(DELTA, 64, queries, adjacency, **settings) <= 1.0
+    assert epsilon_of(DELTA, 64, queries + 1, adjacency, **settings) > 1.0
+    models = models_for(1.0, DELTA, queries, adjacency, **settings)
+    assert models is not None and 64 >= models >= 60
+    assert epsilon_of(DELTA, models, queries, adjacency, **settings) <= 1.0
+    assert epsilon_of(DELTA, models - 1, queries, adjacency, **settings) > 1.0
+
+
+def test_large_answers_are_exact():
+    pool = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
+    queries = queries_for(4.0, DELTA, 1000, **pool)
+    assert queries > 400_000
+    assert epsilon_of(DELTA, 1000, queries, "zero_out", **pool) <= 4.0
+    assert epsilon_of(DELTA, 1000, queries + 1, "zero_out", **pool) > 4.0
+    models = models_for(0.1, DELTA, queries, **pool)
+    assert models is not None and models > 20_000
+    assert epsilon_of(DELTA, models, queries, "zero_out", **pool) <= 0.1
+    assert epsilon_of(DELTA, models - 1, queries, "zero_out", **pool) > 0.1
+
+
+def test_ends_of_the_inverse_questions():
+    assert queries_for(1e-3, 1e-9, 2, lower=0.1, upper=10.0) == 0
+    assert queries_for(1.0, DELTA, 64, lower=1.0, upper=1.0, most=1000) == 1000
+    assert models_for(1e-3, DELTA, 10**6, lower=0.1, upper=10.0, most=64) is None
+    assert models_for(50.0, DELTA, 1, lower=0.9, upper=1.1) == 2
+
+
+ONE = zcdp_to_dp((2 * 1.25 / 64) ** 2 / 8, DELTA)[0]
+
+POOL = ["--lower=-0.25", "--upper=1", "--scale=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "answer", "said"),
+    [
+        (["--epsilon=1", "--models=64", *POOL], "queries", 160, "160 queries to 64 models within"),
+        (["--epsilon=1", "--queries=160", *POOL], "models", 64, "64 models for 160 queries within"),
+        (["--models=64", "--queries=1", *POOL], "epsilon", ONE, "1 query to 64 models at"),
+        (["--models=9", "--queries=9", "--lower=0", "--upper=9"], "epsilon", "inf", "ε = inf"),
+        (["--epsilon=1e-3", "--queries=100000000000", *POOL], "models", None, "more than"),
+        (["--epsilon=1", "--models=64", "--lower=1", "--upper=1"], "queries", 10**9, "or more"),
+    ],
+)
+def test_what_is_left_out_is_the_answer(capsys, tmp_path, arguments, asked, answer, said):
+    path = tmp_path / "answer.json"
+    assert main(["plan", *arguments, "--json", str(path)]) == 0
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert (written["format_version"], written["kind"]) == (1, "plan")
+    found = written[asked]
+    assert found == (pytest.approx(answer, rel=1e-6) if isinstance(answer, float) else answer)
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epsilon=1", "--models=2"], "got no --queries"),
+        (["--epsilon=1", "--models=2", "--queries=3", "--scale=2"], "got no --lower"),
+        (
+            ["--epsilon=1", "--models=2", "--lower=0.5"],
+            "--lower and --upper must be given together",
+        ),
+        (["--epsilon=1", "--lower=0.5", "--upper=2"], "one must be left out"),
+        (["--epsilon=1", "--models=2", "--queries=3", *POOL], "one must be left out"),
+    ],
+)
+def test_questions_without_an_answer(capsys, arguments, message):
+    assert main(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err

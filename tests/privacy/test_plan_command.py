@@ -1,0 +1,102 @@
+"""What `adapmixed plan` prints keeps the budget when it is copied."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from adapmixed.cli import main
+from adapmixed.commands import plan as plan_command
+from adapmixed.mechanisms import PMixED
+from adapmixed.privacy import (
+    Accountant,
+    BoundedRangeAnswer,
+    sound_bound,
+)
+from adapmixed.privacy.planner import (
+    epsilon_of,
+)
+from adapmixed.privacy.replace_one import replace_one_epsilon
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize("target", [1.0, 2.3])
+def test_the_advice_for_replace_one_keeps_the_budget(target, capsys):
+    """As it is printed: half of ε, and a δ whose digits are rounded down."""
+    command = ["plan", f"--epsilon={target}", "--models=64", "--queries=508"]
+    assert main([*command, "--adjacency=replace_one"]) == 0
+    printed = capsys.readouterr().out
+    inner = re.search(r"^pmixed: .*half the epsilon and delta = (\S+)\.$", printed, re.MULTILINE)
+    order = re.search(r"^pmixed .*order=(\S+)", printed, re.MULTILINE)
+    assert inner is not None and order is not None, printed
+    mechanism = PMixED(target / 2, float(inner[1]), 508, float(order[1]))
+    spent = 508 * sound_bound(mechanism.order, mechanism.radius(64), 64) * (1 + 2.0**-50)
+    found = replace_one_epsilon(mechanism.order, spent, DELTA)
+    assert 0.99 * target < found <= target
+
+
+def test_a_ball_is_found_at_a_small_budget(capsys):
+    command = ["plan", "--epsilon=0.3", "--models=64", "--queries=508", "--adjacency=replace_one"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "no fixed guarantee" not in printed
+    row = re.search(r"^pmixed +order=(\S+) radius=(\S+) ", printed, re.MULTILINE)
+    assert row is not None, printed
+    order, radius = map(float, row.groups())
+    assert radius / order > 7.5e-5  # order 100 has 7.19e-5
+    spent = 508 * sound_bound(order, radius, 64) * (1 + 2.0**-50)
+    assert 0.29 < replace_one_epsilon(order, spent, DELTA) <= 0.3
+
+
+def test_settings_are_shown_inward():
+    shown = plan_command._values({"lower": 0.77791, "upper": 1.60699, "scale": 1.99999})
+    assert shown == "lower=0.778 upper=1.606 scale=1.999"
+    shown = plan_command._values({"lower": -0.250999, "radius": 1.23456e-5, "target_leakage": 7.0})
+    assert shown == "lower=-0.2509 radius=1.234e-05 beta=7"
+    assert plan_command._values({"order": 1.107}) == "order=1.107"  # no inward: as it was planned
+
+
+def test_planning_loads_no_torch():
+    code = (
+        "import sys\nfrom adapmixed.cli import main\n"
+        "main(['plan', '--epsilon', '1', '--models', '2', '--queries', '1'])\n"
+        "assert 'torch' not in sys.modules and 'dp_accounting' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_command(capsys, tmp_path):
+    path, start = tmp_path / "plans.json", time.process_time()
+    arguments = ["--epsilon", "2", "--models", "100", "--queries", "1000", "--json", str(path)]
+    assert main(["plan", *arguments, "--adjacency", "replace_one"]) == 0
+    assert time.process_time() - start < 30
+    output = capsys.readouterr().out
+    assert "any change of the records in one shard" in output and "ε(1000)" in output
+    for name in ("clipped-mixing", "clipped-log-pool", "pmixed"):
+        assert name in output
+    # Settings that are copied from the table, four digits of them, keep the budget.
+    rows = [line for line in output.splitlines() if line.startswith("clipped-")]
+    rows = [row for row in rows if "lower=" in row]
+    assert len(rows) == 7
+    for row in rows:
+        given = dict(word.split("=") for word in row.split() if "=" in word)
+        settings = {name: float(value) for name, value in given.items()}
+        assert 1.98 < epsilon_of(DELTA, 100, 1000, "replace_one", **settings) <= 2.0, row
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert (content["format_version"], content["kind"]) == (1, "plan")
+    assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 8
+    assert content["adapmixed"]["worst_case_epsilon"] == "inf"
+    assert "must not be published" in output and "the rest are alternatives" in output
+    # What is said of ε(n): an accountant opened for all 1000 has charged them with the first 10.
+    assert "ε(10)" in output and "(queries=1000) states ε(1000) from the first answer" in output
+    pool = next(one for one in content["plans"] if one["mechanism"] == "clipped-log-pool")
+    event = BoundedRangeAnswer(**pool["settings"], num_models=100, queries=10, budget=1000)
+    stated = Accountant(DELTA, adjacency="replace_one").add(event).epsilon().epsilon
+    over_time = {one["queries"]: one["epsilon"] for one in pool["over_time"]}
+    assert over_time[10] < stated == pytest.approx(over_time[1000], rel=1e-12)
+    assert main(["plan", "--epsilon", "-1", "--models", "3", "--queries", "9"]) == 2
+    assert "epsilon must be finite and >= 0, got -1.0" in capsys.readouterr().err
