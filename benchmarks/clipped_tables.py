@@ -128,13 +128,16 @@ def against_adapmixed(queries: int, adjacency: str) -> list[str]:
     compared: dict[str, Mechanism] = {"public": PublicOnly(), per_model: adaptive, paper: adaptive}
     for epsilon in EPSILONS[adjacency]:
         question = (epsilon, DELTA, ensemble.num_models, queries, adjacency)
-        for one in plan(*question, shapes=(SHAPE,), scales=(SCALE,)):
-            name = f"{one.mechanism}, ε ≤ {epsilon:g}"
+        for one in plan(*question, shapes=(SHAPE,), scales=(SCALE,), constant_models=True):
+            constant = one.settings.get("num_models")
+            name = f"{one.mechanism}{', N constant' if constant else ''}, ε ≤ {epsilon:g}"
             low, high = (one.settings.get(bound, math.nan) for bound in ("lower", "upper"))
             if one.mechanism == ClippedMixing.name:
                 compared[name] = ClippedMixing(low, high, queries=queries)
             elif one.mechanism == ClippedLogPool.name:
-                compared[name] = ClippedLogPool(low, high, SCALE, queries=queries)
+                compared[name] = ClippedLogPool(
+                    low, high, SCALE, queries=queries, num_models=constant
+                )
     found = evaluated(ensemble, compared, queries, rule={paper: "paper"}, adjacency=adjacency)
     public, way = found[0].perplexity, NEIGHBOUR_LABELS[adjacency]
     lines = [
