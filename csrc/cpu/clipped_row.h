@@ -141,13 +141,14 @@ class ClippedRow {
     const ClipPublic::Sample& sample = q_.sample;
     const Vec scale(s / sample.unit), low(box_.lower), high(box_.upper);
     Vec first(0.0), second(0.0);
-    for (std::int64_t k = sample.certain; k < sample.count; k += Vec::kLanes) {
+    std::int64_t k = sample.certain;
+    for (; k + Vec::kLanes <= sample.count; k += Vec::kLanes) {  // a few more would say no more
       const Vec x = vmin(high, vmax(low, scale * Vec::load(sampled_ + k)));
       first = first + x;
       second = vfma(x, x, second);
     }
-    const double drawn = static_cast<double>(sample.count - sample.certain);
-    const double squares = sum(second) - sum(first) * sum(first) / std::fmax(drawn, 1.0);
+    const double drawn = std::fmax(1.0, static_cast<double>(k - sample.certain));
+    const double squares = sum(second) - sum(first) * sum(first) / drawn;
     return sample.unit * std::sqrt(std::fmax(0.0, squares));
   }
 
