@@ -179,11 +179,7 @@ class Rows {
   }
 
   bool by_exponentials(ClippedRow& clipped, const Row& row, std::int64_t at) {
-    const auto sums = [&](double log_s) { return clipped.of_exponentials(log_s); };
-    out_.log_scale[at] = clipped.guess();
-    if (!solve_clip_scale(sums, options_.lower, ClippedRow::kMostScale, out_.log_scale + at)) {
-      return false;
-    }
+    if (!clipped.solve_exponentials(out_.log_scale + at)) return false;
     if (charges_.in_logarithms()) {
       charge_by_logarithms(row, at);
     } else if (options_.num_orders > 0) {

@@ -6,133 +6,60 @@
 
 #include <cmath>
 
-#include "core/clipping.h"
-#include "cpu/row_sums.h"
+#include "cpu/clip_public.h"
 
 ADAPMIXED_CORE_BEGIN
-
-// The public row as all private rows of its position read it; padded to whole groups with q = 0.
-struct ClipPublic {
-  static constexpr std::int64_t kGroup = 4 * Vec::kLanes;
-
-  Row row;
-  double lse;
-  std::int64_t vocab, padded;
-  double *q, *inverse;  // 1 / q, 0 where q is too small to have one
-  double missing;       // 1 - sum q
-  std::int64_t top;     // the most likely token
-  // The likely tokens, from which the rows guess s: what they weigh, and the rest of q.
-  static constexpr double kLikely = 1.0 / 4096;
-  static constexpr std::int64_t kMostLikely = 4096 + kGroup;
-  double* likely_q;
-  std::int32_t* likely;
-  std::int64_t likely_count;
-  double unlikely;
-
-  static std::int64_t block_end(std::int64_t v, std::int64_t end) {
-    return v + kSumBlock < end ? v + kSumBlock : end;
-  }
-
-  static constexpr std::int64_t kPadding = 32;
-  static std::int64_t padding(std::int64_t vocab) { return round_up(vocab, kPadding); }
-  static std::int64_t scratch_size(std::int64_t vocab) {
-    return 2 * padding(vocab) + kMostLikely + kMostLikely / 2;
-  }
-
-  template <Dtype D>
-  void load(const Row& public_row, double public_lse, std::int64_t row_vocab, double* memory) {
-    row = public_row, lse = public_lse, vocab = row_vocab, padded = padding(vocab);
-    q = memory, inverse = q + padded;
-    double largest = -1.0;
-    for (std::int64_t v = 0; v < padded; v += Vec::kLanes) {
-      const Vec here = v < vocab ? exp_(load_logits<D>(row.data, v, vocab) - Vec(lse)) : Vec(0.0);
-      here.store(q + v);
-      vselect(here > Vec(1e-300), Vec(1.0) / here, Vec(0.0)).store(inverse + v);
-    }
-    missing = 1.0 - total_of_q();
-    likely_q = inverse + padded, likely = reinterpret_cast<std::int32_t*>(likely_q + kMostLikely);
-    likely_count = 0, unlikely = 1.0;
-    for (std::int64_t v = 0; v < vocab; ++v) {
-      if (q[v] > largest) largest = q[v], top = v;
-      if (q[v] < kLikely || likely_count == 4096) continue;
-      unlikely -= q[v];
-      likely_q[likely_count] = q[v];
-      likely[likely_count++] = static_cast<std::int32_t>(v);
-    }
-    unlikely = std::fmax(unlikely, 0.0);
-  }
-
- private:
-  double total_of_q() const {
-    double total = 0.0;
-    for (std::int64_t v = 0; v < padded;) {
-      Vec part[4] = {Vec(0.0), Vec(0.0), Vec(0.0), Vec(0.0)};
-      for (const std::int64_t end = block_end(v, padded); v < end; v += kGroup) {
-        for (int k = 0; k < 4; ++k) part[k] = part[k] + Vec::load(q + v + k * Vec::kLanes);
-      }
-      total += sum(part[0] + part[1] + (part[2] + part[3]));
-    }
-    return total;
-  }
-};
 
 class ClippedRow {
  public:
   static std::int64_t scratch_size(std::int64_t vocab) {
-    return ClipPublic::padding(vocab) + 2 * ClipPublic::kMostLikely;
+    const std::int64_t padded = ClipPublic::padding(vocab);
+    return padded + ClipPublic::sample_size(vocab) + ClipBracket::scratch_size(padded);
   }
 
   ClippedRow(const ClipPublic& q, double lower, double upper, double* memory)
-      : q_(q), lower_(lower), upper_(upper), values_(memory) {}
+      : q_(q),
+        box_{lower, upper},
+        values_(memory),
+        sampled_(values_ + q.padded),
+        bracket_(values_, q.q, q.padded, q.missing, box_,
+                 sampled_ + ClipPublic::sample_size(q.vocab)) {}
 
-  // Keeps e^{z - m} / q with m the logit of the public row's most likely token; the log-sum-exp, or
-  // NaN where that does not do.
+  // Keeps e^{z - m} with m the logit of the public row's most likely token; the log-sum-exp, or NaN
+  // where that does not do.
   template <Dtype D>
   double load_exponentials(const Row& row) {
     const double reference = row.at(q_.top);
     for (std::int64_t v = q_.padded - ClipPublic::kPadding; v < q_.padded; ++v) values_[v] = 0.0;
     const double lse = log_sum_exp_near<D>(row.data, q_.vocab, reference,
                                            [&](std::int64_t v, Vec low, Vec high) ADAPMIXED_INLINE {
-                                             const double* inverse = q_.inverse + v;
-                                             const Vec a = low * Vec::load(inverse);
-                                             const Vec b = high * Vec::load(inverse + Vec::kLanes);
-                                             a.store(values_ + v);
-                                             b.store(values_ + v + Vec::kLanes);
+                                             low.store(values_ + v);
+                                             high.store(values_ + v + Vec::kLanes);
                                            });
     offset_ = (reference - lse) - ExpFrom(reference).lost();
     return lse;
   }
 
-  // S and what q misses, where no e^{z - m} that was cut off can matter.
-  ClipSums of_exponentials(double log_s) const {
-    return with_missing(sums(Kept{values_}, q_.q, q_.padded, std::exp(log_s + offset_)));
-  }
-  // Up to here s p stays in range, and s e^{z - m} of what was cut off is nothing.
-  static constexpr double kMostScale = 300.0;
-
-  // Where log s is likely to be: the solution with all unlikely tokens taken for one.
-  double guess() const {
-    double *r = values_ + q_.padded, *q = r + ClipPublic::kMostLikely, rest = 1.0;
-    std::int64_t count = q_.likely_count;
-    const double unit = std::exp(offset_);
-    for (std::int64_t k = 0; k < count; ++k) {
-      r[k] = values_[q_.likely[k]];
-      q[k] = q_.likely_q[k];
-      rest -= unit * r[k] * q[k];
+  // log s from the exponentials; false where one that was cut off might matter.
+  bool solve_exponentials(double* log_s) {
+    const double width = guess(log_s);
+    if (bracketed(log_s, width)) {
+      const auto near = [&](double at) { return bracket_(factor(at)); };
+      return solve_clip_scale(near, box_.lower, kMostScale, log_s);
     }
-    r[count] = q_.unlikely > 0.0 ? std::fmax(rest, 0.0) / unit / q_.unlikely : 0.0;
-    q[count++] = q_.unlikely;
-    for (; count % ClipPublic::kGroup != 0; ++count) r[count] = q[count] = 0.0;
-    double log_s = 0.0;
-    const auto rough = [&](double at) { return sums(Kept{r}, q, count, std::exp(at + offset_)); };
-    return solve_clip_scale(rough, lower_, 50.0, &log_s, 1e-4) ? log_s : 0.0;
+    const auto whole = [&](double at) {
+      return with_missing(clip_sums(Kept{values_}, q_.q, q_.padded, box_, factor(at)));
+    };
+    return solve_clip_scale(whole, box_.lower, kMostScale, log_s);
   }
 
-  // p_bar / q from what load_exponentials keeps.
+  // p_bar / q from the exponentials.
   auto ratios(double log_s) const {
-    const Vec scale(std::exp(log_s + offset_)), low(lower_), high(upper_);
-    return [=, values = values_](std::int64_t v)
-               ADAPMIXED_INLINE { return vmin(high, vmax(low, scale * Vec::load(values + v))); };
+    const Vec scale(factor(log_s)), low(box_.lower), high(box_.upper);
+    return [=, values = values_, inverse = q_.inverse](std::int64_t v) ADAPMIXED_INLINE {
+      const Vec ratio = Vec::load(values + v) * Vec::load(inverse + v);
+      return vmin(high, vmax(low, scale * ratio));
+    };
   }
 
   // Keeps t = log p/q, -inf where p = 0; q of the tokens that p has, and of the others.
@@ -163,13 +90,17 @@ class ClippedRow {
   }
 
   ClipSums of_logarithms(double log_s) const {
-    const auto ratio = [values = values_, shift = Vec(log_s)](std::int64_t v)
-                           ADAPMIXED_INLINE { return exp_(Vec::load(values + v) + shift); };
-    return with_missing(sums(ratio, q_.q, q_.padded, 1.0));
+    const auto e = [values = values_, q = q_.q, shift = Vec(log_s)](std::int64_t v)
+                       ADAPMIXED_INLINE {
+                         const Vec here = Vec::load(q + v), none(0.0);
+                         const Vec ratio = exp_(Vec::load(values + v) + shift);
+                         return vselect(here > none, here * ratio, none);  // the ratio may be inf
+                       };
+    return with_missing(clip_sums(e, q_.q, q_.padded, box_, 1.0));
   }
 
   auto ratios_of_logarithms(double log_s, double residual) const {
-    const Vec none(-HUGE_VAL), low(lower_), high(upper_), shift(log_s), rest(residual);
+    const Vec none(-HUGE_VAL), low(box_.lower), high(box_.upper), shift(log_s), rest(residual);
     return [=, values = values_](std::int64_t v) ADAPMIXED_INLINE {
       const Vec t = Vec::load(values + v);
       return vselect(t > none, vmin(high, vmax(low, exp_(t + shift))), rest);
@@ -177,44 +108,67 @@ class ClippedRow {
   }
 
  private:
+  // Up to here s p stays in range, and s e^{z - m} of what was cut off is nothing.
+  static constexpr double kMostScale = 300.0;
+  // How well the sample is solved, and how many of its standard deviations s may be off.
+  static constexpr double kRough = 1e-4, kDeviations = 2.5;
+
+  double factor(double log_s) const { return std::exp(log_s + offset_); }
+
   ClipSums with_missing(const ClipSums& of_rows) const {
     return {of_rows.total + q_.missing, of_rows.moving};
   }
 
-  struct Kept {
-    const double* values;
-    Vec operator()(std::int64_t v) const { return Vec::load(values + v); }
-  };
-
-  // S over tokens of these q, `ratio(v)` times `factor` their s p/q.
-  template <class Ratio>
-  ClipSums sums(const Ratio& ratio, const double* q, std::int64_t count, double factor) const {
-    constexpr int kWays = 4;
-    const Vec lower(lower_ / factor), upper(upper_ / factor), zero(0.0);
-    ClipSums result{0.0, 0.0};
-    for (std::int64_t v = 0; v < count;) {
-      Vec total[kWays], moving[kWays];
-      for (int k = 0; k < kWays; ++k) total[k] = moving[k] = zero;
-      const std::int64_t end = ClipPublic::block_end(v, count);
-      for (; v < end; v += ClipPublic::kGroup) {
-        ADAPMIXED_UNROLL
-        for (int k = 0; k < kWays; ++k) {
-          const std::int64_t at = v + k * Vec::kLanes;
-          const Vec r = ratio(at), clipped = vmin(upper, vmax(lower, r));
-          const Vec x = Vec::load(q + at) * clipped;
-          total[k] = total[k] + x;
-          moving[k] = moving[k] + vselect(clipped == r, x, zero);
-        }
-      }
-      result.total += sum(total[0] + total[1] + (total[2] + total[3]));
-      result.moving += sum(moving[0] + moving[1] + (moving[2] + moving[3]));
+  // log s as the sample has it; returns how far off it may well be.
+  double guess(double* log_s) {
+    const ClipPublic::Sample& sample = q_.sample;
+    for (std::int64_t k = 0; k < sample.padded; ++k) {
+      sampled_[k] = values_[sample.tokens[k]] * sample.weights[k];
     }
-    return {factor * result.total, factor * result.moving};
+    ClipSums last{0.0, 0.0};
+    const auto rough = [&](double at) {
+      last = clip_sums(Kept{sampled_}, sample.q, sample.padded, box_, factor(at));
+      last.total += sample.missing;
+      return last;
+    };
+    *log_s = 0.0;
+    if (!solve_clip_scale(rough, box_.lower, 50.0, log_s, kRough)) return HUGE_VAL;
+    return (kDeviations * deviation(factor(*log_s)) + kRough) / last.moving;
   }
 
+  // The standard deviation of the sample's S, which is that of the tokens that stand for others.
+  double deviation(double s) const {
+    const ClipPublic::Sample& sample = q_.sample;
+    const Vec scale(s / sample.unit), low(box_.lower), high(box_.upper);
+    Vec first(0.0), second(0.0);
+    std::int64_t k = sample.certain;
+    for (; k + Vec::kLanes <= sample.count; k += Vec::kLanes) {  // a few more would say no more
+      const Vec x = vmin(high, vmax(low, scale * Vec::load(sampled_ + k)));
+      first = first + x;
+      second = vfma(x, x, second);
+    }
+    const double drawn = std::fmax(1.0, static_cast<double>(k - sample.certain));
+    const double squares = sum(second) - sum(first) * sum(first) / drawn;
+    return sample.unit * std::sqrt(std::fmax(0.0, squares));
+  }
+
+  // Whether s is within `width` of this; then it is better known.
+  bool bracketed(double* log_s, double width) {
+    // No token may pass the whole box; where many change sides, the list is too long.
+    if (!(width < kMostWidth && 4.0 * width < std::log(box_.upper / box_.lower))) return false;
+    if (*log_s + width > kMostScale) return false;
+    if (!bracket_.narrow(factor(*log_s - width), factor(*log_s + width))) return false;
+    const double s = bracket_.estimate(), less = width * width;  // about as far off as it may be
+    bracket_.narrow(s * (1.0 - less), s * (1.0 + less));
+    *log_s = std::log(bracket_.estimate()) - offset_;
+    return true;
+  }
+  static constexpr double kMostWidth = 0.1;
+
   const ClipPublic& q_;
-  double lower_, upper_;
-  double* values_;
+  ClipBox box_;
+  double *values_, *sampled_;
+  ClipBracket bracket_;
   double offset_ = 0.0;
 };
 

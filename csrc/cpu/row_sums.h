@@ -12,6 +12,9 @@ ADAPMIXED_CORE_BEGIN
 // Sums are widened by this many tokens at a time: one chain of additions over a long row would be
 // off by more the longer it is.
 constexpr std::int64_t kSumBlock = 2048;
+inline std::int64_t block_end(std::int64_t v, std::int64_t end) {
+  return v + kSumBlock < end ? v + kSumBlock : end;
+}
 
 // Takes the terms e^{z - m} of a row's tokens from v on, two vectors at a time: nothing is kept.
 struct Forget {

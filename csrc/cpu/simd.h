@@ -21,6 +21,7 @@ struct Mask {
   __mmask8 m;
   Mask operator&(Mask o) const { return {static_cast<__mmask8>(m & o.m)}; }
   Mask operator|(Mask o) const { return {static_cast<__mmask8>(m | o.m)}; }
+  Mask operator^(Mask o) const { return {static_cast<__mmask8>(m ^ o.m)}; }
   bool any() const { return m != 0; }
   unsigned bits() const { return m; }
 };
@@ -85,6 +86,7 @@ struct Mask {
   __m256d m;
   Mask operator&(Mask o) const { return {_mm256_and_pd(m, o.m)}; }
   Mask operator|(Mask o) const { return {_mm256_or_pd(m, o.m)}; }
+  Mask operator^(Mask o) const { return {_mm256_xor_pd(m, o.m)}; }
   bool any() const { return _mm256_movemask_pd(m) != 0; }
   unsigned bits() const { return static_cast<unsigned>(_mm256_movemask_pd(m)); }
 };
@@ -174,6 +176,7 @@ struct Mask {
   bool m;
   Mask operator&(Mask o) const { return {m && o.m}; }
   Mask operator|(Mask o) const { return {m || o.m}; }
+  Mask operator^(Mask o) const { return {m != o.m}; }
   bool any() const { return m; }
   unsigned bits() const { return m ? 1u : 0u; }
 };
