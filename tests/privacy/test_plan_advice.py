@@ -70,10 +70,10 @@ def test_the_command_lists_both(capsys, tmp_path):
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines() if line.startswith("clipped-log-pool")]
     known = [row for row in rows if "num_models=64" in row]
-    assert (len(known), len(rows)) == (3, 6)
+    assert (len(known), len(rows)) == (4, 8)
     assert "num_models=64: a public constant, however many models are there" in said
     written = json.loads(path.read_text(encoding="utf-8"))["plans"]
-    assert sum(one["settings"].get("num_models") == 64 for one in written) == 3
+    assert sum(one["settings"].get("num_models") == 64 for one in written) == 4
 
 
 def test_the_command_answers_for_a_constant_n(capsys):
@@ -90,13 +90,13 @@ def test_the_command_answers_for_a_constant_n(capsys):
 @pytest.mark.parametrize("adjacency", ["zero_out", "add_remove"])
 def test_one_of_each_clipped_mechanism_is_chosen(adjacency):
     """By shape and κ alone, whatever else is listed; under add/remove with N a constant."""
-    shapes, scales = (1.0, 8.0, 5.0, 4.5), (4.0, 2.5, 1.0)
+    shapes, scales = (1.0, 8.0, 5.0, 4.5), (8.0, 3.5, 1.0)
     options = {"shapes": shapes, "scales": scales, "constant_models": True}
     found = plan(*QUESTION, adjacency, **options)
     box, pool = (one for one in found if one.chosen)
     shape = -math.log(box.settings["upper"]) / math.log(box.settings["lower"])
     assert box.mechanism == "clipped-mixing" and shape == pytest.approx(4.5)
-    assert pool.mechanism == "clipped-log-pool" and pool.settings["scale"] == 2.5
+    assert pool.mechanism == "clipped-log-pool" and pool.settings["scale"] == 3.5
     assert ("num_models" in pool.settings) == (adjacency == "add_remove")
     # Nothing wider of the same shape and κ fits.
     wider = {name: value * 1.001 for name, value in box.settings.items()}
@@ -123,11 +123,10 @@ def test_the_command_names_its_choice_and_the_rule(capsys, tmp_path):
     assert main(asked) == 0
     said = capsys.readouterr().out
     assert "  clipped-mixing lower=0.775 upper=2.772: the widest box of shape log upper = 4" in said
-    assert (
-        "  clipped-log-pool scale=2 lower=-0.25 upper=0.4518: the widest clip at scale = 2" in said
-    )
+    clip = "scale=4 lower=-0.1754 upper=0.1754"
+    assert f"  clipped-log-pool {clip}: the widest clip at scale = 4" in said
     assert "from the built-in demo" in said and "the rest are alternatives" in said
     written = json.loads(path.read_text(encoding="utf-8"))["plans"]
     chosen = [one for one in written if one["chosen"]]
     assert [one["mechanism"] for one in chosen] == ["clipped-mixing", "clipped-log-pool"]
-    assert chosen[1]["settings"]["scale"] == 2.0 and len(written) == 8
+    assert chosen[1]["settings"]["scale"] == 4.0 and len(written) == 9

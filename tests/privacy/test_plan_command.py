@@ -81,14 +81,14 @@ def test_the_command(capsys, tmp_path):
     # Settings that are copied from the table, four digits of them, keep the budget.
     rows = [line for line in output.splitlines() if line.startswith("clipped-")]
     rows = [row for row in rows if "lower=" in row]
-    assert len(rows) == 7
+    assert len(rows) == 8
     for row in rows:
         given = dict(word.split("=") for word in row.split() if "=" in word)
         settings = {name: float(value) for name, value in given.items()}
         assert 1.98 < epsilon_of(DELTA, 100, 1000, "replace_one", **settings) <= 2.0, row
     content = json.loads(path.read_text(encoding="utf-8"))
     assert (content["format_version"], content["kind"]) == (1, "plan")
-    assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 8
+    assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 9
     assert content["adapmixed"]["worst_case_epsilon"] == "inf"
     assert "must not be published" in output and "the rest are alternatives" in output
     # What is said of ε(n): an accountant opened for all 1000 has charged them with the first 10.

@@ -197,8 +197,8 @@ def _chosen_words(plans: "list[Plan]") -> str:
         lines.append(f"  {name} {found[0]}: {rule}" if found else f"  {name}: nothing fits")
     lines.append(
         "What is known of utility is from the built-in demo: there this shape had a lower "
-        "perplexity than 1\nat equal ε, and scale = 4, not listed, a lower one than 2 at ε = 8 "
-        "(docs/privacy.md, section 12).\nFor other models perplexity on public text tells which "
+        "perplexity than 1\nat equal ε, and scale = 4 a lower one than 1 and 2, for every ε from "
+        "0.5 to 8 (docs/reproduce.md).\nFor other models perplexity on public text tells which "
         "is best, and whether a box or a log pool is.\n"
     )
     return "\n".join(lines)

@@ -33,6 +33,8 @@ _MARK = 6.5  # size, in points
 _PARTS = ("mixing", "screening", "conversion")
 _SIDES = (("ours", "Ours"), ("paper", "The paper"))
 
+_NATS = "ε (nats; marks that would meet stand beside it)"
+
 Row = Mapping[str, Any]
 
 
@@ -74,7 +76,7 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
         panels = list(zip(getattr(grid, "flat", [grid]), sides, strict=True))
         for axes, (words, points) in panels:
             _limit(axes, list(points.values()))
-            axes.set(title=words, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
+            axes.set(title=words, xlabel=_NATS, ylabel="perplexity (lower is better)")
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
         figure.legend(
             [Line2D([], [], **looks[one["method"]]) for one in shown],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.data import Corpus, Document, demo_base, demo_ensemble_path, held_out_documents
 from adapmixed.experiments.paper import DATASETS
+from adapmixed.models import read_manifest
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.presets import PRESETS
 
@@ -150,9 +151,12 @@ class Inputs:
         """What a reader must know before comparing with the paper."""
         if self.sources.scale == "full":
             return []
+        shards = read_manifest(demo_ensemble_path()).shards
+        empty = sum(shard["documents"] == 0 for shard in shards)
         return [
             f"builtin: a 1.1-million-parameter GPT-2 with {self.ensemble.num_models} adapters over "
-            f"Python's documentation stands in for GPT-2 small over {self.sources.dataset}. The "
+            f"Python's documentation stands in for GPT-2 small over {self.sources.dataset}. "
+            f"{empty} of the {len(shards)} shards are empty and answer as the public model. The "
             f"paper's settings are those of {self.sources.dataset}; perplexities and ε are "
             "comparable in their order at best, not in their size. A DP-SGD adapter trained here "
             "had a minute of training, and is no measure of what DP-SGD can do."

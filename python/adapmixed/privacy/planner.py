@@ -36,10 +36,10 @@ SHAPES = (1.0, 2.0, 4.0, 8.0)
 SHARES = (0.01, 0.1, 0.5, 1.0)
 """The parts of the queries whose ε is listed."""
 
-SCALES = (1.0, 1.5, 2.0)
+SCALES = (1.0, 1.5, 2.0, 4.0)
 """κ of the log pools that are listed."""
 
-CHOSEN_SHAPE, CHOSEN_SCALE = 4.0, 2.0
+CHOSEN_SHAPE, CHOSEN_SCALE = 4.0, 4.0
 """Of the box and the log pool that are chosen: the widest of this shape, and of this κ. What is
 known of their perplexity is from the demonstration alone (docs/privacy.md, section 12,
 "Planning")."""

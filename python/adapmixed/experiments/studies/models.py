@@ -23,9 +23,10 @@ from adapmixed.models import read_manifest
 from adapmixed.training.folder import TrainingFolder
 
 GROUP = "models"
-TITLE = "ε and perplexity against the number of models, shards of one size"
+TITLE = "ε and perplexity against the number of models, shards of one mean size"
 NOTE = (
-    "Against N: the first N members of the largest ensemble there is, shards keeping their size. "
+    "Against N: the first N members of the largest ensemble there is, whose shards keep their "
+    "size, of which the mean is said: a keyed hash assigns the text. "
     "The settings stay the same, so ε falls as N grows; PMixED's ε is given and its perplexity "
     "follows."
 )
