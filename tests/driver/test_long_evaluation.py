@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_ensemble import FakeEnsemble
 from result_cases import stream
+from torch import Tensor
 
 from adapmixed.evaluation import evaluate
 from adapmixed.evaluation.curve import Curve
@@ -56,6 +60,43 @@ def test_memory_and_file_do_not_grow_with_the_queries(
         assert one.perplexities[-1] == (LONGEST, one.perplexity)
         counts = [queries for queries, _ in one.curve]
         assert counts == sorted(set(counts))
+
+
+class Lending(FakeEnsemble):
+    """Knows which of the logits that it handed out are still held, by whatever view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent: list[weakref.ref[Any]] = []
+        self.held: list[int] = []
+
+    def iter_logits(
+        self, ids: Tensor, *, memory_bytes: int
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for where, *logits in super().iter_logits(ids, memory_bytes=memory_bytes):
+            # The memory of such a tensor, and of its views, is an array's.
+            arrays = [one.numpy().copy() for one in logits]
+            private, public = map(torch.from_numpy, arrays)
+            self.lent += map(weakref.ref, arrays)
+            del logits, arrays
+            yield where, private, public
+            del private, public
+            self.held.append(sum(one() is not None for one in self.lent))
+
+
+def test_logits_are_not_kept() -> None:
+    mechanisms: dict[str, Mechanism] = {
+        "adaptive": AdaPMixED(order=18.0, target_leakage=0.01, screen=None),
+        "pool": ClippedLogPool(-0.05, 0.05, 1.0),
+    }
+    lending: Any = Lending()
+    evaluate(
+        lending, stream(16 * 40), mechanisms, delta=1e-5, rng=SeededRandom(1), block=16,
+        queries=500, memory_bytes=8,
+    )  # fmt: skip
+    # The last window may be shorter; two tensors in every chunk.
+    assert len(lending.held) > 60 and len(lending.lent) == 2 * len(lending.held)
+    assert max(lending.held) <= 2
 
 
 @pytest.mark.parametrize("calls", [1, 2, 511, 512, 513, 1024, 1025, 1536, 5000])
