@@ -33,7 +33,7 @@ _MARK = 6.5  # size, in points
 _PARTS = ("mixing", "screening", "conversion")
 _SIDES = (("ours", "Ours"), ("paper", "The paper"))
 
-_NATS = "ε (nats; marks that would meet stand beside it)"
+_NATS = "ε (nats; marks that would meet\nstand beside their ε)"
 
 Row = Mapping[str, Any]
 
