@@ -321,3 +321,15 @@ def test_every_pair_of_orders_is_the_larger_one():
         pair = clipped_mixing_pair(0.8, 3.0, 20, adjacency)
         ways = [composed_epsilon(x, queries, DELTA, points=2**14) for x in (pair, pair.exchanged())]
         assert ways[0] == pytest.approx(ways[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("error", [1e-3, 0.02])
+def test_an_error_of_the_laws_costs_epsilon_and_delta(error):
+    """ε + 2Tη at a δ of e^{-Tη} of the given one: docs/privacy.md, section 8."""
+    pair, queries, delta = clipped_mixing_pair(0.7, 1.6, 3, "zero_out"), 10, 1e-2
+    within = {"points": 2**14}
+    exact = composed_epsilon(pair, queries, delta * math.exp(-queries * error), **within)
+    found = composed_epsilon(pair, queries, delta, error=error, **within)
+    assert exact + 2 * queries * error - 1e-9 <= found <= exact + 2 * queries * error + 1e-6
+    bare = composed_epsilon(pair, queries, delta, **within)
+    assert found > bare + 2 * queries * error + 1e-4

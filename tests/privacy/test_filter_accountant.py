@@ -210,3 +210,16 @@ def test_a_filter_goes_on_after_any_number_of_answers() -> None:
     accountant.add(IndividualCharge("zcdp", None, np.full((2, 1), 1e-9)))
     assert model_filter.state()["answers"] == 2**60 + 1
     assert accountant.epsilon().epsilon == budget.epsilon() == zcdp_to_dp(1.0, 1e-5)[0]
+
+
+def test_a_filter_that_serves_an_accountant_with_answers_is_not_new() -> None:
+    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    charges = np.full((2, 3), 1e-3)
+    first, accountant = PerModelFilter(2, budget), Accountant(1e-5, filter_budget=budget)
+    accountant.attach(first)
+    first.admit(charges)
+    accountant.add(IndividualCharge("zcdp", None, charges))
+    going_on = PerModelFilter(2, budget, spent=accountant.individual_spent)
+    accountant.attach(going_on)
+    with pytest.raises(ValueError, match="restore needs a filter that is new, got 3 answers"):
+        going_on.restore(first.state())
