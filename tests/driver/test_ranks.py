@@ -269,6 +269,16 @@ def bytes_of(name: str, positions: int, world: int, sampling: bool) -> dict[str,
         "adapmixed": adaptive | {
             "sum": adaptive["sum"] + 8 * positions * SCREEN["top_k"], "decide": positions,
         },
+        # Three orders of the losses; seven and eleven tokens of q.
+        "adapmixed, no screen": adaptive | {"each": 3 * adaptive["each"]},
+        "adapmixed, fixed": answer | {
+            "sum": answer["sum"] + 8 * positions * SCREEN["top_k"], "decide": positions,
+        },
+        "pmixed, published, sampled": answer | {"decide": positions * MODELS},
+        "clipped-log-pool, public rules": pool | {
+            "sum": 8 * positions * 7, "decide": positions + 8 * positions * 7,
+        },
+        "shaped": pool | {"decide": positions + 8 * positions * 11},
     }  # fmt: skip
     found = {"decide": 0} | sent[name]
     found["decide"] += token
@@ -277,7 +287,8 @@ def bytes_of(name: str, positions: int, world: int, sampling: bool) -> dict[str,
 
 COUNTED = [
     "public", "unprotected", "pmixed", "clipped-mixing", "clipped-log-pool", "adapmixed",
-    "adapmixed, zero-out", "adapmixed, public screen",
+    "adapmixed, zero-out", "adapmixed, public screen", "adapmixed, no screen", "adapmixed, fixed",
+    "pmixed, published, sampled", "clipped-log-pool, public rules", "shaped",
 ]  # fmt: skip
 
 
