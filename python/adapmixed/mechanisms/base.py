@@ -53,7 +53,6 @@ class Proposal:
         charges: (N, B, K) float64, what each model would be charged; None where the charge does
             not depend on the model.
         num_models: N, of all ranks.
-        vocab_size: V.
         ranks: that release this answer together; the one that leads is charged.
     """
 
@@ -61,7 +60,6 @@ class Proposal:
     public: Tensor
     charges: Tensor | None
     num_models: int
-    vocab_size: int
     _events: tuple[Event, ...]
     _targets: Tensor | None
     _rng: RandomSource
@@ -221,6 +219,5 @@ def proposal(
                 f"targets[{at}] must be a token in [0, {vocab}), got {int(targets[at])}"
             )
     return Proposal(
-        law, public, charges, num_models, public_logits.shape[-1], tuple(events), targets, rng,
-        retirement, ranks,
-    )  # fmt: skip
+        law, public, charges, num_models, tuple(events), targets, rng, retirement, ranks
+    )
