@@ -137,7 +137,7 @@ class LogPool:
     Attributes:
         log_normaliser: (B,) float64; private, as are the log-sum-exps.
         span: (N, B) float64, max u_i − min u_i over the tokens with q > 0, of inactive slots, too.
-        private_lse: (N, B) float64, log-sum-exp of each private row.
+        private_lse: (N, B) float64, log-sum-exp of each private row; on the CPU within 7e-7.
         public_lse: (B,) float64, log-sum-exp of each public row.
         lower, upper, scale: the clip bounds, and what the mean of the u_i is multiplied by.
         num_models: the slots that the sum is divided by.

@@ -39,7 +39,7 @@ def clip_project(
     max{log1p Σ q W f(P/W), log1p Σ q P f(W/P)}/(α−1), f(x) = x^α − 1 − α(x−1); of p̄_i as
     it is returned, relative error at most ``loss_error``, absolute 1e-12 below that. Inactive
     slots are charged as if they took part.
-    Memory: at most 24·V + 2^17 for each thread.
+    Memory: at most 37·V + 2^17 for each thread.
 
     Args:
         private_logits: (N, B, V).

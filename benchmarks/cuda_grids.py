@@ -1,14 +1,16 @@
 """The tables on a GPU over dtypes, batches, sizes and orders; our calls and the floors alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from benchmarks.cuda_bench import GRAPH, Bench, base_of, ours
 from benchmarks.cuda_timing import COPY, Contestant, card_floors
-from benchmarks.harness import READ_ONCE, READ_TWICE, size
+from benchmarks.harness import READ_ONCE, READ_TWICE, Call, Query, size
+from benchmarks.inputs import KINDS
 from benchmarks.orders import order_calls
 from benchmarks.scaling import ORDER, RADIUS, check
+from benchmarks.searches import search_calls
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -79,18 +81,31 @@ def sizes(bench: Bench) -> None:
 
 
 def orders(bench: Bench) -> None:
-    """What an order costs `project` and `leave_one_out`; one query, replayed."""
+    """What an order costs `project` and `leave_one_out`."""
+    _replayed(bench, "orders", "far", order_calls)
+
+
+def searches(bench: Bench) -> None:
+    """`clip_project` beside `project` on every kind of input."""
+    for kind in KINDS:
+        _replayed(bench, "searches", kind, search_calls)
+
+
+def _replayed(
+    bench: Bench, table: str, kind: str, calls: Callable[[list[Query]], dict[str, Call]]
+) -> None:
     models, vocab, _ = bench.sizes
-    queries = bench.queries(models, vocab, kind="far")
+    queries = bench.queries(models, vocab, kind=kind)
     contestants = {
         name + GRAPH: Contestant(call, len(queries), replay=True)
-        for name, call in order_calls(queries).items()
+        for name, call in calls(queries).items()
     } | card_floors(queries)
     timings = bench.time(contestants, dict.fromkeys(contestants, 20))
     bench.report.say(
-        f"orders: far inputs, {models} models, {vocab} tokens, fp32, one query; ratios to the first"
+        f"{table}: {kind} inputs, {models} models, {vocab} tokens, fp32, one query, replayed; "
+        "ratios to the first"
     )
     bench.report.add(
-        "orders", timings, base=next(iter(timings)), floor=READ_ONCE, bytes_read=size(queries[0]),
-        models=models, vocab=vocab,
+        table, timings, base=next(iter(timings)), floor=READ_ONCE, bytes_read=size(queries[0]),
+        kind=kind, models=models, vocab=vocab,
     )  # fmt: skip

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import cuda_tables, orders, scaling
+from adapmixed_ext import _C
+from benchmarks import cuda_tables, orders, scaling, searches
 from benchmarks.calls import (
     AFTER_TORCH,
     OURS,
@@ -55,6 +56,7 @@ TABLES = {
     "operators": scaling.operators,
     "evaluation": scaling.evaluation,
     "orders": orders.orders,
+    "searches": searches.searches,
     "dtypes": scaling.dtypes,
     "batches": scaling.batches,
     "sizes": scaling.sizes,
@@ -138,6 +140,8 @@ def main() -> None:
     parser.add_argument("--models", type=int)
     parser.add_argument("--vocab", type=int)
     parser.add_argument("--threads", type=int, help="of the CPU; 2, where that is what is timed")
+    parser.add_argument("--instruction-set", choices=("scalar", "avx2", "avx512"),
+                        help="of the CPU; the best, where it is not given")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dry-run", action="store_true",
                         help="--device cuda on the CPU: does it run?")  # fmt: skip
@@ -154,6 +158,9 @@ def main() -> None:
         parser.error("--dry-run and --seconds belong to --device cuda")
     if arguments.device == "cpu" or arguments.threads:
         torch.set_num_threads(arguments.threads or 2)
+    wanted = arguments.instruction_set
+    if wanted is not None and not _C.use_instruction_set(wanted):
+        parser.error(f"--instruction-set {wanted}: this processor or build does not have it")
     about = machine()
     if arguments.device == "cuda":
         sys.exit(cuda_tables.run(arguments, sizes, about))

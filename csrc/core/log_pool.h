@@ -11,7 +11,9 @@
 //
 // What u_i is rounded to is no matter of privacy, only that it is a function of row i and of public
 // values and lies in [a, b]; the grid's clip bounds are rounded inwards, and the span is that of
-// the rounded u_i. What is left is the rounding of log p = x, where
+// the rounded u_i. Hence the log-sum-exp of row i may be one of single precision
+// (cpu/float_sum.h), as long as all that is computed of the pool takes the same one. What is left
+// is the rounding of log p = x, where
 //   e = fl(share S + log q),   x = fl(e - Z),   share = fl(kappa/N),
 // S the exact sum and Z one number for the row. With M = max(-a, b) it is |e| <= kappa M + |log q|
 // and |Z| <= kappa M, so that x is off by at most 2^-53 (|e| + |x|), and p = exp(x) by another

@@ -1,5 +1,6 @@
 // The logarithmic pool (core/log_pool.h): a position's rows in groups, each row passed over for its
 // log-sum-exp and then, from the cache, its clipped log-ratios added to the position's sums.
+#include "cpu/float_sum.h"
 #include "cpu/parallel.h"
 #include "cpu/pool_rows.h"
 #include "cpu/row_sums.h"
@@ -43,6 +44,7 @@ class Position {
     top_ = top_token();
     out_.public_status[position_] = sum_row(public_, out_.public_lse + position_);
     if (out_.public_status[position_] != kRowOk) return give_up();
+    public_float_sum_ = float_sum(public_);
     const std::int64_t padded = round_up(vocab_, 8), groups = (models_ + kGroup - 1) / kGroup;
     const std::int64_t parts = threads < 1 ? 1 : threads < groups ? threads : groups;
     const std::int64_t each = (groups + parts - 1) / parts * kGroup;
@@ -106,6 +108,16 @@ class Position {
     return status;
   }
 
+  double float_sum(const Row& row) const {
+    return float_log_sum_exp<D>(row.data, vocab_, row.at(top_));
+  }
+
+  // From single precision's difference: a row that is the public one has its log-sum-exp.
+  std::int32_t sum_private(const Row& row, double* lse) const {
+    *lse = out_.public_lse[position_] + (float_sum(row) - public_float_sum_);
+    return std::isnan(*lse) ? sum_row(row, lse) : kRowOk;
+  }
+
   // The rows [first, last): log-sum-exps, spans and, into `sums`, the positions of those that
   // count.
   void add_part(std::int64_t first, std::int64_t last, double* sums) const {
@@ -116,7 +128,7 @@ class Position {
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t here = i * in_.shape.positions + position_;
       const Row row = row_of(in_.private_logits, i, position_);
-      out_.status[here] = sum_row(row, out_.private_lse + here);
+      out_.status[here] = sum_private(row, out_.private_lse + here);
       if (out_.span != nullptr) out_.span[here] = NAN;
       if (out_.status[here] != kRowOk) continue;
       const PoolMember member{row.data,
@@ -197,6 +209,7 @@ class Position {
   std::int64_t position_, models_, vocab_;
   Row public_;
   std::int64_t top_ = 0;
+  double public_float_sum_ = 0.0;  // NaN where floats do not serve the row
 };
 
 void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,

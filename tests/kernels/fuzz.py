@@ -131,7 +131,7 @@ def pooled(
 
 def _check_pool(call: Call, answer: tuple[Any, ...], report: Report) -> None:
     setting, active, targets, pool, mixture, log_prob, sums = answer
-    truth = pools.Truth(call.private, call.public, setting, active)
+    truth = pools.Truth(call.private, call.public, setting, pool.private_lse, active)
     pools.check_answers(truth, pool, mixture, targets.unsqueeze(1), log_prob.unsqueeze(1), report)
     units = sums / setting.unit(call.private.shape[0])
     if not (torch.equal(units, units.round()) and bool((units.abs() < 2.0**51).all())):

@@ -238,15 +238,23 @@ def log_pool(
     scale: float,
     slots: int = 0,
     active: Sequence[bool] | None = None,
+    private_lse: Sequence[float] | None = None,
 ) -> tuple[list[mpf], mpf, list[mpf]]:
-    """(p, log-normaliser, spans) of one position: private (N, V), public (V,)."""
+    """(p, log-normaliser, spans) of one position: private (N, V), public (V,).
+
+    ``private_lse``: log-sum-exps of the private rows to take in place of the exact ones.
+    """
     q = softmax(public)
     held = [v for v in range(len(q)) if q[v] > 0]
     a, b = mpf(lower), mpf(upper)
-    ratios = [
-        {v: a if row[v] == 0 else min(max(mp.log(row[v] / q[v]), a), b) for v in held}
-        for row in map(softmax, private)
-    ]
+    if private_lse is None:
+        rows = [[mp.log(p) if p else -mp.inf for p in softmax(row)] for row in private]
+    else:
+        rows = [
+            [mpf(z) - lse for z in row.tolist()]
+            for row, lse in zip(private, private_lse, strict=True)
+        ]
+    ratios = [{v: min(max(row[v] - mp.log(q[v]), a), b) for v in held} for row in rows]
     counted = [u for i, u in enumerate(ratios) if active is None or active[i]]
     share = mpf(scale) / (slots or len(ratios))
     weight = [ZERO] * len(q)

@@ -14,6 +14,7 @@ from torch import Tensor
 import adapmixed_ext
 
 NORMAL = math.log(2.0**-1022)  # the least log p that the bounds speak of
+LSE_ERROR = 7e-7  # of a private row's log-sum-exp, as documented
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,26 @@ SETTINGS = (
 
 
 class Truth:
-    """What the pool is, up to the rounding of extended precision: logarithms (B, V) and (N, B)."""
+    """What the pool is, up to the rounding of extended precision: logarithms (B, V) and (N, B).
+
+    Of ``private_lse`` (N, B), the log-sum-exps that the pool took, with an error that is held by
+    itself; ``lse`` is what they stand for.
+    """
 
     def __init__(
-        self, private: Tensor, public: Tensor, setting: Setting, active: Tensor | None = None
+        self,
+        private: Tensor,
+        public: Tensor,
+        setting: Setting,
+        private_lse: Tensor,
+        active: Tensor | None = None,
     ) -> None:
         models = private.shape[0]
         self.log_q = log_softmax(public)
         held = ~np.isneginf(self.log_q)
-        ratio = np.where(held, log_softmax(private) - np.where(held, self.log_q, 0), 0)
+        self.lse = log_sum_exp(array(private))
+        log_p = array(private) - array(private_lse)[..., None]
+        ratio = np.where(held, log_p - np.where(held, self.log_q, 0), 0)
         u = np.clip(ratio, setting.lower, setting.upper)
         on = np.ones(u.shape[:2], bool) if active is None else active.cpu().numpy()
         share = np.longdouble(setting.scale) / (models + setting.extra)
@@ -72,7 +84,7 @@ class Truth:
         self.span = most - np.where(held, u, np.inf).min(-1)
         # The documented bounds of u (N, B) and, from them, of log p (B, V).
         lse = log_sum_exp(array(public))
-        sizes = abs(log_sum_exp(array(private))) + abs(lse) + setting.reach
+        sizes = abs(self.lse) + abs(lse) + setting.reach
         self.ratio_error = (setting.unit(models) + 5e-14 + 5e-16 * sizes).astype(float)
         depth = np.where(held, abs(self.log_q), 0)
         own = 2.0**-49 * (1 + setting.scale * setting.reach + depth)
@@ -85,9 +97,9 @@ def check_pool(
 ) -> Report:
     """log_pool, mixture and log_prob of all tokens against the stated bounds."""
     report = Report()
-    truth = Truth(private, public, setting, active)
     options = setting.options(private.shape[0])
     pool = adapmixed_ext.log_pool(private, public, active=active, **options)
+    truth = Truth(private, public, setting, pool.private_lse, active)
     mixture, log_prob = probabilities(private, public, pool)
     tokens = torch.arange(public.shape[1]).expand(public.shape)
     check_answers(truth, pool, mixture, tokens, log_prob, report)
@@ -116,6 +128,7 @@ def check_answers(
     spans, logs = array(pool.span), array(log_prob)
     report.values += spans.size + logs.size
     with np.errstate(divide="ignore"):
+        _compare("log-sum-exp", array(pool.private_lse), truth.lse, LSE_ERROR, report)
         _compare("span", spans, truth.span, 2 * truth.ratio_error, report)
         bound = truth.log_error.max(-1)
         _compare("normaliser", array(pool.log_normaliser), truth.log_normaliser, bound, report)
