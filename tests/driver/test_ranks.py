@@ -26,7 +26,7 @@ from adapmixed.mechanisms import (
 )
 from adapmixed.mechanisms.spread import likeliest
 from adapmixed.privacy import Accountant, FilterBudget, PerModelFilter
-from adapmixed.ranks import ALONE, Place, Ranks
+from adapmixed.ranks import ALONE, OneRank, Place, Ranks
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import density_ratio_sum, leave_one_out, loss_error, reference
 
@@ -128,11 +128,11 @@ def answered(ranks: Ranks) -> dict[str, Any]:
 
 
 def tolerance(where: str) -> tuple[float, float]:
-    """(relative, absolute). One process takes single precision first for losses of leave-one-out,
-    and keeps a position only if its error is bounded by 9.8e-6 of every loss (csrc/core/
-    loss_bound.h, kLossError) or 1e-12: with the 2e-10 of ranks (below) that is the operator's
-    loss_error."""
-    realised = "adapmixed" in where and "fixed" not in where
+    """(relative, absolute). A process without ranks takes single precision first for losses of
+    leave-one-out, and keeps a position only if its error is bounded by 9.8e-6 of every loss
+    (csrc/core/loss_bound.h, kLossError) or 1e-12: with the 2e-10 of ranks (below) that is the
+    operator's loss_error."""
+    realised = "adapmixed" in where and "fixed" not in where and where.startswith("alone")
     if realised and "[3]" not in where:  # [3]: log-probabilities
         return loss_error, 1e-12
     return 1e-9, 1e-9
@@ -162,8 +162,9 @@ def compare(found: Any, expected: Any, where: str) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_answer_as_one_process(world: int, tmp_path: Path) -> None:
-    """5 models are not divisible by either; the other ranks hear the same."""
-    expected = answered(ALONE)
+    """5 models are not divisible by either; the other ranks hear the same. Losses of leave-one-out
+    are those of one rank to 1e-9, of a process without ranks to what single precision leaves."""
+    expected, one = answered(ALONE), answered(OneRank())
     for name in ("clipped-mixing", "clipped-log-pool"):
         last = expected[f"{name}, filtered, 3"][1]
         assert last.any() and not last.all(), f"{name}: the filter decides nothing"
@@ -173,8 +174,12 @@ def test_ranks_answer_as_one_process(world: int, tmp_path: Path) -> None:
         if isinstance(found, Exception):
             raise found
         if rank:
-            expected = {key: value for key, value in expected.items() if "spent" not in key}
-        compare(found, expected, f"rank {rank}")
+            expected, one = (
+                {key: value for key, value in all_of.items() if "spent" not in key}
+                for all_of in (expected, one)
+            )
+        compare(found, expected, f"alone, rank {rank}")
+        compare(found, one, f"one of one, rank {rank}")
 
 
 def test_losses_are_those_of_the_reference(tmp_path: Path) -> None:

@@ -85,21 +85,26 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
 
 
 def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:
-    """Two ranks print and write once, the same numbers."""
+    """Two ranks print and write once, the same numbers as one, and as no `torchrun` at all."""
     arguments = ["evaluate", *options(models), "--text", str(models / "text.txt"), "--seed", "4"]
     arguments += ["--queries", "40", "--block", "16", "--json"]
     assert main([*arguments, str(tmp_path / "1.json")]) == 0
+    (launched,) = commands(1, [*arguments, str(tmp_path / "launched.json")], tmp_path)
+    assert status_of(launched) == 0, said(tmp_path, 0)
     children = commands(2, [*arguments, str(tmp_path / "2.json")], tmp_path)
     assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
     assert said(tmp_path, 0)[0].startswith("method     perplexity") and said(tmp_path, 1)[0] == ""
-    one, two = (json.loads((tmp_path / f"{n}.json").read_text("utf-8")) for n in (1, 2))
-    assert (one["config"]["ranks"], two["config"]["ranks"]) == (1, 2)
-    for mine, theirs in zip(one["methods"], two["methods"], strict=True):
-        assert mine["name"] == theirs["name"] and mine["queries"] == theirs["queries"] == 40
-        ours, others = math.log(mine["perplexity"]), math.log(theirs["perplexity"])
-        assert abs(ours - others) < 1e-9
-        # One process' losses: single precision within loss_error.
-        assert theirs["epsilon"] == pytest.approx(mine["epsilon"], rel=loss_error, abs=1e-9)
+    # Without torchrun, losses of leave-one-out are of single precision, within loss_error.
+    two = json.loads((tmp_path / "2.json").read_text("utf-8"))
+    assert two["config"]["ranks"] == 2
+    for name, apart in (("1", loss_error), ("launched", 0.0)):
+        one = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
+        assert one["config"]["ranks"] == 1
+        for mine, theirs in zip(one["methods"], two["methods"], strict=True):
+            assert mine["name"] == theirs["name"] and mine["queries"] == theirs["queries"] == 40
+            ours, others = math.log(mine["perplexity"]), math.log(theirs["perplexity"])
+            assert abs(ours - others) < 1e-9
+            assert theirs["epsilon"] == pytest.approx(mine["epsilon"], rel=apart, abs=1e-9)
 
 
 AS_A_MODULE = """

@@ -211,5 +211,7 @@ def test_ranks_that_do_not_come(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="timeout_seconds must be > 0, got 0"):
         with joined(timeout_seconds=0):
             pass
-    with joined(place=Place(0, 1)) as ranks:
+    with joined(place=Place()) as ranks:
         assert ranks is ALONE
+    with joined(place=Place.from_environment({"RANK": "0", "WORLD_SIZE": "1"})) as ranks:
+        assert ranks.alone and ranks.summed

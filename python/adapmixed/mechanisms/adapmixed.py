@@ -150,7 +150,7 @@ class AdaPMixED(Mechanism):
                 *inputs[2:],
             )
         charges = ratio = None
-        slots = None if ranks.alone else models
+        slots = models if ranks.summed else None
         if self.loss == "fixed":
             bound = sound_bound(self.order, self.radius, models)
             events.append(RenyiBound(self.order, bound, models, positions, "zero_out"))

@@ -17,10 +17,14 @@ class Ranks:
     Attributes:
         rank: number of this one.
         world: how many there are.
+        summed: whether losses that need all members are taken from the sum of what each rank's
+            members add, in double, as several ranks must: 2.5 to 10 times as long as single
+            precision, which one process takes first, and equal on any number of ranks.
     """
 
     rank: int = 0
     world: int = 1
+    summed: bool = False
 
     @property
     def alone(self) -> bool:
@@ -88,6 +92,12 @@ class Ranks:
         Raises:
             ValueError: names the first fact that differs, on every rank.
         """
+
+
+class OneRank(Ranks):
+    """The only rank that `torchrun` started: computes as each of several does."""
+
+    summed = True
 
 
 ALONE = Ranks()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ranks.alone import ALONE, Ranks
+from adapmixed.ranks.alone import ALONE, OneRank, Ranks
 from adapmixed.ranks.place import Place
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class Group(Ranks):
             tensors; "decide", the tensor.
         calls: how many of each kind there were.
     """
+
+    summed = True
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ def joined(
     place: Place | None = None,
     cuda: bool = False,
 ) -> Iterator[Ranks]:
-    """The ranks that `torchrun` started, or `ALONE` without it.
+    """The ranks that `torchrun` started, `OneRank` where that is one, or `ALONE` without it.
 
     Args:
         timeout_seconds: > 0, how long a rank waits for the others, at the start and in every step.
@@ -206,7 +208,7 @@ def joined(
         raise ValueError(f"timeout_seconds must be > 0, got {timeout_seconds!r}")
     place = Place.from_environment() if place is None else place
     if place.world == 1:
-        yield ALONE
+        yield OneRank() if place.launched else ALONE
         return
     import torch.distributed as dist
 
