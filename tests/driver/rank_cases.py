@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -11,12 +12,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from training_cases import forked, status_of
+from tiny_models import write_adapter
+from training_cases import forked, status_of, write_base
 
 from adapmixed.cli import main
+from adapmixed.models import Manifest, write_manifest
 from adapmixed.ranks import Group, joined
 
 TIMEOUT = 20.0
+
+
+def write_models(folder: Path, *, members: int, zero: int | None = None) -> None:
+    """A base and an ensemble of `members`, one of them an emptied shard, as files."""
+    from transformers import GPT2LMHeadModel
+
+    base = GPT2LMHeadModel.from_pretrained(write_base(folder / "base"))
+    names = tuple(f"member-{i}" for i in range(members))
+    for i, name in enumerate(names):
+        path = folder / "ensemble" / name
+        write_adapter(base, path, seed=i, zero=i == zero, target_modules=["c_attn"])
+        config = json.loads((path / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = "base"
+        (path / "adapter_config.json").write_text(json.dumps(config))
+    write_manifest(folder / "ensemble", Manifest("base", names))
 
 
 def free_port() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,82 +10,18 @@ import numpy as np
 import pytest
 import torch
 from rank_cases import Group, in_ranks
+from rank_mechanisms import FILTERED, MECHANISMS, MODELS, POSITIONS, TARGETS, logits
 from torch import Tensor
 
 from adapmixed.charging import Charge
 from adapmixed.mechanisms import (
-    AdaPMixED,
-    ClippedLogPool,
-    ClippedMixing,
-    Mechanism,
-    PMixED,
     PublicOnly,
-    Shaped,
-    Unprotected,
 )
 from adapmixed.mechanisms.spread import likeliest
-from adapmixed.privacy import Accountant, FilterBudget, PerModelFilter
+from adapmixed.privacy import Accountant, PerModelFilter
 from adapmixed.ranks import ALONE, OneRank, Place, Ranks
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import density_ratio_sum, leave_one_out, loss_error, reference
-
-MODELS, POSITIONS, VOCAB = 5, 6, 61
-SCREEN: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.02, threshold=0.15, top_k=9
-)
-POOL = dict(lower=-0.5, upper=1.0, scale=2.0)
-
-
-def published(**settings: Any) -> Mechanism:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return PMixED(60.0, 1e-5, 10, 6, analysis="published", **settings)
-
-
-MECHANISMS: dict[str, Mechanism] = {
-    "public": PublicOnly(),
-    "unprotected": Unprotected(),
-    "adapmixed": AdaPMixED(**SCREEN),
-    "adapmixed, public screen": AdaPMixED(**(SCREEN | dict(screen="public"))),
-    "adapmixed, no screen": AdaPMixED(3.0, 0.4, screen=None, loss_orders=(2.0, 3.0, 18.0)),
-    "adapmixed, zero-out": AdaPMixED(18.0, 0.2, screen=None, adjacency="zero_out"),
-    "adapmixed, fixed": AdaPMixED(**SCREEN, loss="fixed"),
-    "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
-    "pmixed, sampled": PMixED(8.0, 1e-5, 1000, 6.0, sample_rate=0.5),
-    "pmixed, published": published(),
-    "pmixed, published, sampled": published(sample_rate=0.4),
-    "clipped-mixing": ClippedMixing(0.6, 2.0, queries=100),
-    "clipped-mixing, public rules": ClippedMixing(0.6, 2.0, top_k=7, sure_above=0.2),
-    "clipped-log-pool": ClippedLogPool(**POOL),
-    "clipped-log-pool, public rules": ClippedLogPool(**POOL, top_k=7, sure_above=0.2),
-    "clipped-log-pool, N constant": ClippedLogPool(**POOL, num_models=MODELS + 2),
-    "shaped": Shaped(ClippedLogPool(**POOL), temperature=0.7, top_k=11),
-    "shaped, adapmixed": Shaped(AdaPMixED(**SCREEN), temperature=1.3, top_k=20),
-}
-# Budgets under which some slots, not all, have retired before the last position.
-FILTERED: dict[str, tuple[Mechanism, FilterBudget]] = {
-    "clipped-mixing": (
-        ClippedMixing(0.5, 2.0, charge_order=8.0), FilterBudget("renyi", 0.05, 1e-5, 8.0),
-    ),
-    "clipped-log-pool": (ClippedLogPool(**POOL), FilterBudget("zcdp", 0.15, 1e-5)),
-    "clipped-log-pool, N constant": (
-        ClippedLogPool(**POOL, num_models=MODELS + 2), FilterBudget("zcdp", 0.1, 1e-5),
-    ),
-}  # fmt: skip
-
-
-def logits(seed: int = 3) -> tuple[Tensor, Tensor]:
-    """(N, B, V) and (B, V): an emptied shard, tokens that q or a model lacks, ties in q."""
-    generator = torch.Generator().manual_seed(seed)
-    public = (2.0 * torch.randn(POSITIONS, VOCAB, generator=generator)).round(decimals=0)
-    private = public + torch.randn(MODELS, POSITIONS, VOCAB, generator=generator)
-    private[1] = public
-    public[:, 3] = private[:, :, 3] = -math.inf
-    private[2, :, 5] = -math.inf
-    return private, public
-
-
-TARGETS = torch.tensor([0, 5, 10, 20, 60, 7])
 
 
 def answered(ranks: Ranks) -> dict[str, Any]:
@@ -251,71 +186,6 @@ def test_likeliest_takes_ties_by_lower_index() -> None:
     order = rows.argsort(dim=-1, descending=True, stable=True)
     for top_k in (1, 7, 50):
         assert torch.equal(likeliest(rows, top_k), order[:, :top_k])
-
-
-def bytes_of(name: str, positions: int, world: int, sampling: bool) -> dict[str, int]:
-    """docs/ranks.md, "What is sent", in bytes."""
-    rows = -(-MODELS // world) * world
-    token = 8 * positions if sampling else 0
-    answer = {
-        "sum": 8 * positions * VOCAB if sampling else 0,
-        "each": 0 if sampling else 8 * positions * world,
-    }
-    pool = {"sum": 8 * positions * VOCAB, "each": 8 * positions * rows}
-    adaptive = {"sum": 8 * positions * VOCAB, "each": 8 * positions * rows}
-    sent: dict[str, dict[str, int]] = {
-        "public": {"sum": 0, "each": 0},
-        "unprotected": answer,
-        "pmixed": answer,
-        "clipped-mixing": answer | {"decide": positions},
-        "clipped-log-pool": pool | {"decide": positions},
-        "adapmixed, zero-out": adaptive,
-        "adapmixed, public screen": adaptive | {"decide": positions},
-        "adapmixed": adaptive | {
-            "sum": adaptive["sum"] + 8 * positions * SCREEN["top_k"], "decide": positions,
-        },
-        # Three orders of the losses; seven and eleven tokens of q.
-        "adapmixed, no screen": adaptive | {"each": 3 * adaptive["each"]},
-        "adapmixed, fixed": answer | {
-            "sum": answer["sum"] + 8 * positions * SCREEN["top_k"], "decide": positions,
-        },
-        "pmixed, published, sampled": answer | {"decide": positions * MODELS},
-        "clipped-log-pool, public rules": pool | {
-            "sum": 8 * positions * 7, "decide": positions + 8 * positions * 7,
-        },
-        "shaped": pool | {"decide": positions + 8 * positions * 11},
-    }  # fmt: skip
-    found = {"decide": 0} | sent[name]
-    found["decide"] += token
-    return {kind: size for kind, size in found.items() if size}
-
-
-COUNTED = [
-    "public", "unprotected", "pmixed", "clipped-mixing", "clipped-log-pool", "adapmixed",
-    "adapmixed, zero-out", "adapmixed, public screen", "adapmixed, no screen", "adapmixed, fixed",
-    "pmixed, published, sampled", "clipped-log-pool, public rules", "shaped",
-]  # fmt: skip
-
-
-def test_the_bytes_that_are_sent(tmp_path: Path) -> None:
-    def work(ranks: Group) -> Any:
-        private, public = logits()
-        ranks = ranks.over(MODELS)
-        found = {}
-        for name in COUNTED:
-            for targets in (None, TARGETS):
-                ranks.traffic.clear()
-                mechanism, rng = MECHANISMS[name], SeededRandom(0)
-                rows = ranks.rows(private)
-                mechanism.propose(rows, public, targets=targets, rng=rng, ranks=ranks).release()
-                found[name, targets is None] = dict(ranks.traffic)
-        return found
-
-    for world in (2, 3):
-        for found in in_ranks(world, work, tmp_path):
-            for (name, sampling), traffic in found.items():
-                where = (name, sampling, world)
-                assert traffic == bytes_of(name, POSITIONS, world, sampling), where
 
 
 def test_what_ranks_refuse(tmp_path: Path) -> None:

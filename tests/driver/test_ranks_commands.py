@@ -14,13 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from rank_cases import Group, commands, free_port, in_ranks, said, status_of
-from tiny_models import write_adapter
-from training_cases import write_base
+from rank_cases import Group, commands, free_port, in_ranks, said, status_of, write_models
 
 import adapmixed.models.ensemble
 from adapmixed.cli import main
-from adapmixed.models import Ensemble, Manifest, read_adapter, write_manifest
+from adapmixed.models import Ensemble, read_adapter
 from adapmixed.privacy.ledger import read
 from adapmixed_ext import loss_error
 
@@ -31,18 +29,8 @@ POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=1", "--scale
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base and an ensemble of three, one of them an emptied shard."""
-    from transformers import GPT2LMHeadModel
-
     folder = tmp_path_factory.mktemp("models")
-    base = GPT2LMHeadModel.from_pretrained(write_base(folder / "base"))
-    names = [f"member-{i}" for i in range(3)]
-    for i, name in enumerate(names):
-        path = folder / "ensemble" / name
-        write_adapter(base, path, seed=i, zero=i == 2, target_modules=["c_attn"])
-        config = json.loads((path / "adapter_config.json").read_text())
-        config["base_model_name_or_path"] = "base"
-        (path / "adapter_config.json").write_text(json.dumps(config))
-    write_manifest(folder / "ensemble", Manifest("base", tuple(names)))
+    write_models(folder, members=3, zero=2)
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     return folder
 
