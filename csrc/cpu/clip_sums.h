@@ -131,15 +131,17 @@ class ClipBracket {
 
   // Keeps the listed pairs alone: in order, so that none is overwritten before it is read.
   void keep(std::int64_t pairs, std::int64_t padded) {
-    for (std::int64_t k = 0; k < pairs; ++k) {
-      for (int half = 0; half < 2; ++half) {
-        const std::int64_t from = pairs_[k] + half * Vec::kLanes;
-        Vec::load(e_ + from).store(own_e_ + k * kPair + half * Vec::kLanes);
-        Vec::load(q_ + from).store(own_q_ + k * kPair + half * Vec::kLanes);
+    const double *e = e_, *q = q_;  // the members might lie where is written
+    const std::int32_t* from = pairs_;
+    double *own_e = own_e_, *own_q = own_q_;
+    for (std::int64_t v = 0; v < pairs * kPair; v += kPair, ++from) {
+      for (int half = 0; half < kPair; half += Vec::kLanes) {
+        Vec::load(e + *from + half).store(own_e + v + half);
+        Vec::load(q + *from + half).store(own_q + v + half);
       }
     }
-    for (std::int64_t v = pairs * kPair; v < padded; ++v) own_e_[v] = own_q_[v] = 0.0;
-    e_ = own_e_, q_ = own_q_, count_ = padded;
+    for (std::int64_t v = pairs * kPair; v < padded; ++v) own_e[v] = own_q[v] = 0.0;
+    e_ = own_e, q_ = own_q, count_ = padded;
   }
 
   // The share in S of the tokens that are no longer looked at.
