@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.audit.search import Array, law, maximise, neighbour
+from adapmixed.audit.search import Array, law, maximise, neighbour, one_thread
 from adapmixed.audit.trees import excess
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant, LeaveOneOutLoss, c_alpha
-from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR, Event
+from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed.rng import SeededRandom
 
 Adjacency = Literal["add_remove", "zero_out"]
@@ -113,27 +113,25 @@ class Odometer:
     def _epsilons(self, private: Tensor, public: Tensor) -> list[float]:
         """ε(D) on every branch, by accountants that are charged answer by answer."""
         mechanism, orders = self._charged
-        chosen = [None] if self.split else list(range(len(orders)))
-        level = [[Accountant(self.delta, order_weights=self.weights or None) for _ in chosen]]
+        # Without a split each order has all of δ: as much as where it is one of so many.
+        delta = self.delta if self.split else self.delta * len(orders)
+        level = [Accountant(delta, order_weights=self.weights or None)]
         for share, nodes in zip(self._told, self._levels, strict=True):
             charged = []
             for k, before in zip(range(nodes.start, nodes.stop), level, strict=True):
                 proposal = mechanism.propose(
                     private[:, k : k + 1], public[k : k + 1], rng=SeededRandom(0)
                 )
-                after = [accountant.copy() for accountant in before]
-                for event in proposal.events():
-                    if isinstance(event, LeaveOneOutLoss):
-                        event = replace(event, loss=share * event.loss)
-                    for column, accountant in zip(chosen, after, strict=True):
-                        accountant.add(_at(event, column))
-                charged.append(after)
+                told = (
+                    replace(event, loss=share * event.loss)
+                    if isinstance(event, LeaveOneOutLoss)
+                    else event
+                    for event in proposal.events()
+                )
+                charged.append(before.copy().add(told))
             level = [after for after in charged for _ in range(self.vocab)]
-        epsilons = []
-        for accountants in level:
-            found = [accountant.epsilon().epsilon for accountant in accountants]
-            epsilons.append(min(epsilon for epsilon in found if epsilon is not None))
-        return epsilons
+        epsilons = (accountant.epsilon().epsilon for accountant in level)
+        return [epsilon for epsilon in epsilons if epsilon is not None]
 
     def _laws(self, private: Tensor, public: Tensor) -> Array:
         """(1, K, V): of the next token after every history, as the mechanism evaluates it."""
@@ -223,12 +221,6 @@ class Odometer:
                 best = float(values[k]), vectors[k].copy()
             return values
 
-        maximise(objective, self.size, steps, generator)
+        with one_thread():
+            maximise(objective, self.size, steps, generator)
         return self.queries(best[1][None])
-
-
-def _at(event: Event, column: int | None) -> Event:
-    """An event as if this were the only order; None: all."""
-    if column is None or not isinstance(event, LeaveOneOutLoss):
-        return event
-    return replace(event, orders=event.orders[column : column + 1], loss=event.loss[..., [column]])
