@@ -140,7 +140,7 @@ def searched() -> list[tuple[str, Odometer, bool]]:
 
 def _searches(effort: Effort) -> Iterator[Finding]:
     """The same attack on the statement and on broken ones."""
-    steps = effort.count(STEPS_PER_SECOND, 30)
+    steps = effort.count(STEPS_PER_SECOND, 60)
     for index, (what, tree, control) in enumerate(searched()):
         queries = tree.search(steps, effort.generator(f"odometer/{index}"))
         name = _called(tree, "a tree, its logits searched,") + what
