@@ -10,7 +10,13 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-from adapmixed.privacy import bounded_range_rho, clipped_mixing_pair
+from adapmixed.privacy import (
+    FilterBudget,
+    IndividualCharge,
+    PerModelFilter,
+    bounded_range_rho,
+    clipped_mixing_pair,
+)
 from adapmixed.rng import SeededRandom
 
 BOXES = [(0.6, 1.6), (0.8, 2.7), (0.3, 1.2), (0.0, 1.5), (0.9, 1.0)]
@@ -154,16 +160,61 @@ def test_an_emptied_slot_of_a_pool_costs_at_most_its_own_charge(
     ) * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("changed", ["another", "emptied", "corners", "outside q"])
 @pytest.mark.parametrize(
-    "mechanism", [ClippedMixing(0.6, 1.6, charge_order=5.0), ClippedLogPool(-0.25, 0.5, 2.0)]
+    ("mechanism", "budget"),
+    [
+        (ClippedMixing(0.6, 1.6, charge_order=5.0), FilterBudget("renyi", 0.02, 1e-5, 5.0)),
+        (ClippedMixing(0.2, 9.0, charge_order=2.0, top_k=7), FilterBudget("renyi", 0.3, 1e-5, 2.0)),
+        (ClippedLogPool(-9.0, 9.0, 0.1), FilterBudget("zcdp", 0.006, 1e-5)),
+        (ClippedLogPool(-9.0, 9.0, 0.2, sure_above=0.4), FilterBudget("zcdp", 0.02, 1e-5)),
+    ],
 )
-def test_a_charge_does_not_depend_on_the_other_shards(mechanism: Mechanism) -> None:
+def test_a_charge_does_not_depend_on_the_other_shards(
+    mechanism: Mechanism, budget: FilterBudget, changed: str
+) -> None:
+    """To the last bit: what is proposed, what a filter admits and has charged, what events say."""
+    models, answers, vocab = 6, 9, 300
     generator = torch.Generator().manual_seed(3)
-    public = 2 * torch.randn(5, 300, generator=generator)
-    private = public + torch.randn(6, 5, 300, generator=generator)
-    other = private + 3 * torch.randn(6, 5, 300, generator=generator)
-    other[2] = private[2]
-    assert torch.equal(charged(mechanism, private, public)[2], charged(mechanism, other, public)[2])
+    public = 2 * torch.randn(answers, vocab, generator=generator)
+    private = public + torch.randn(models, answers, vocab, generator=generator)
+    rows = {
+        "another": private + 3 * torch.randn(models, answers, vocab, generator=generator),
+        "emptied": public.expand_as(private),
+        "corners": public + 40 * torch.randn(models, answers, vocab, generator=generator).sign(),
+        "outside q": private.masked_fill(torch.arange(vocab) % 3 > 0, -torch.inf),
+    }[changed]
+
+    def charges(here: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N, answers) each: proposed, by the events, and the filter's total after each answer."""
+        model_filter = PerModelFilter(models, budget)
+        found = []
+        for t in range(answers):
+            query = here[:, t : t + 1].contiguous(), public[t : t + 1]
+            proposal = mechanism.propose(*query, rng=SeededRandom(0))
+            own = proposal.individual_charges
+            assert own is not None
+            active = torch.from_numpy(model_filter.admit(own.numpy()))
+            events = [e for e in proposal.events(active) if isinstance(e, IndividualCharge)]
+            paid = sum((torch.tensor(e.charge).sum(1) for e in events), torch.zeros(models))
+            found.append((own[:, 0], paid, torch.tensor(model_filter.spent)))
+        assert bool((found[-1][1] == 0).any()) and bool((found[0][1] > 0).any())  # some retire
+        proposed, paid, spent = (torch.stack(column, 1) for column in zip(*found, strict=True))
+        return proposed, paid, spent
+
+    before = charges(private)
+    for j in range(models):
+        other = private.clone()
+        other[j] = rows[j]
+        kept = [i for i in range(models) if i != j]
+        after = charges(other)
+        assert not torch.equal(before[0][j], after[0][j])
+        for own, then in zip(before, after, strict=True):
+            assert torch.equal(own[kept], then[kept])
+    others = rows.clone()  # all of them at once
+    others[2] = private[2]
+    for own, then in zip(before, charges(others), strict=True):
+        assert torch.equal(own[2], then[2])
 
 
 @pytest.mark.parametrize(

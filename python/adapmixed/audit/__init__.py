@@ -15,7 +15,8 @@ AUDITS = {
     "bounds": "ensembles searched for that lose more than their bound",
     "screening": "the two worlds told apart by the screening bit",
     "sampler": "the law of drawn tokens, forks and replays",
-    "filter": "adaptive trees under the per-model filter, orders chosen afterwards",
+    "filter": "adaptive trees under the per-model filter",
+    "odometer": "AdaPMixED's running ε(D) on adaptive trees, orders chosen afterwards",
     "canaries": "planted secrets: one-run audit and exposure",
 }
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from adapmixed.audit.balls import ball_targets
 from adapmixed.audit.finding import SLACK, Effort, Finding
-from adapmixed.audit.search import Array, Shape, both_ways, hockey_stick, maximise
+from adapmixed.audit.search import Array, Shape, both_ways, hockey_stick, maximise, one_thread
 from adapmixed.audit.target import RESOLVED, Target, largest
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import (
@@ -125,12 +124,8 @@ def targets() -> list[Target]:
 
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:
     """The largest ratio found."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # calls are small
-    try:
+    with one_thread():
         return maximise(target.objective, target.shape.size, steps, generator)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def audit(effort: Effort) -> Iterator[Finding]:

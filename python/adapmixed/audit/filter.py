@@ -1,9 +1,9 @@
-"""The per-model filter and the choice of an order afterwards, on enumerated adaptive trees."""
+"""The per-model filter on enumerated adaptive trees."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,14 +11,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.audit.finding import SLACK, Effort, Finding
 from adapmixed.audit.mechanism_trees import ExtremalTree, Tree
-from adapmixed.audit.trees import (
-    Adversary,
-    History,
-    accounted,
-    excess,
-    largest_divergence,
-    two_stage_paths,
-)
+from adapmixed.audit.trees import Adversary, largest_divergence
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import FilterBudget
 from adapmixed.rng import SeededRandom
@@ -29,7 +22,6 @@ SHAPES = [(1, 2, 7), (2, 3, 5), (3, 3, 5)]  # models, tokens, answers
 BOXES = [(0.6, 1.7), (0.85, 2.5), (0.4, 1.3)]
 AMOUNTS = (0.02, 0.1, 0.5)
 DELTA = 1e-5
-ORDERS = (8.0, 2.0)
 
 
 def _adversary(seed: int, kind: int) -> tuple[Adversary, int]:
@@ -154,30 +146,6 @@ def _extremal_trees() -> Iterator[Finding]:
             yield Finding("filter", name, claim, 1 + SLACK, found, 1.0, told < 1)
 
 
-def _orders() -> Iterator[Finding]:
-    """The exact δ of a data-dependent ε whose order is chosen by the losses."""
-    paths = two_stage_paths(*ORDERS, DELTA)
-
-    def single(column: int) -> Callable[[History], float]:
-        def charge(history: History) -> float:
-            return accounted([[stage[column]] for stage in history], (ORDERS[column],), DELTA)
-
-        return charge
-
-    def cheapest(history: History) -> float:
-        return min(single(column)(history) for column in range(2))
-
-    claim = "true δ / claimed δ"
-    split = excess(paths, lambda history: accounted(history, ORDERS, DELTA)) / DELTA
-    yield Finding("filter", "two orders, δ split over them", claim, 1 + SLACK, split, 1.0)
-    for column, order in enumerate(ORDERS):
-        alone = excess(paths, single(column)) / DELTA
-        yield Finding("filter", f"order {order:g} alone", claim, 1 + SLACK, alone, 1.0)
-    best = excess(paths, cheapest) / DELTA
-    name = "the better of two orders, chosen afterwards"
-    yield Finding("filter", name, claim, 1 + SLACK, best, 1.0, True)
-
-
 def _charges(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
     charges = mechanism.propose(private, public, rng=SeededRandom(0)).charges
     assert charges is not None
@@ -220,9 +188,8 @@ def _others(effort: Effort) -> Iterator[Finding]:
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Trees, orders, and charges that other shards must not move."""
+    """Trees, and charges that other shards must not move."""
     yield from _trees(effort)
     yield from _mechanism_trees(effort)
     yield from _extremal_trees()
-    yield from _orders()
     yield from _others(effort)

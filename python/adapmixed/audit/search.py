@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,17 @@ def hockey_stick(p: Array, q: Array, epsilon: float) -> Array:
     backward = np.maximum(0.0, q - np.exp(epsilon) * p).sum(-1)
     larger: Array = np.maximum(forward, backward)
     return larger
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Calls are small: more threads would only wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def maximise(

@@ -6,7 +6,8 @@ Small enough to be enumerated to the last leaf, so that the law of a whole trans
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,8 +131,11 @@ def two_stage_paths(high: float, low: float, delta: float) -> Paths:
     return paths
 
 
-def excess(paths: Paths, charge: Callable[[History], float]) -> float:
-    """sup over S of P(S) - ∫_S e^{ε(h)} dQ, and of the exchanged one."""
+_Path = TypeVar("_Path")
+
+
+def excess(paths: Sequence[tuple[float, float, _Path]], charge: Callable[[_Path], float]) -> float:
+    """sup over S of P(S) - ∫_S e^{ε(h)} dQ, and of the exchanged one; of (P, Q, h) of every h."""
     charged = [(p, q, math.exp(charge(history))) for p, q, history in paths]
     forward = math.fsum(max(0.0, p - ratio * q) for p, q, ratio in charged)
     return max(forward, math.fsum(max(0.0, q - ratio * p) for p, q, ratio in charged))
