@@ -59,6 +59,11 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "--ledger", type=Path, help="charge every token there, durably before it is written"
     )
     parser.add_argument(
+        "--keep-counts",
+        action="store_true",
+        help="leave what --ledger has reserved of --release-counts to a later run",
+    )
+    parser.add_argument(
         "--memory",
         type=memory_bytes,
         default=1 << 30,
@@ -84,6 +89,8 @@ def opened(arguments: argparse.Namespace, queries: int) -> "Iterator[PrivateGene
             f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
             "undo the randomness"
         )
+    if arguments.keep_counts and None in (arguments.ledger, arguments.release_counts):
+        raise ValueError("--keep-counts needs --release-counts and --ledger, where they are kept")
     budget = filter_budget_of(arguments)
     mechanism = _mechanism(arguments, queries)
     quiet_libraries()
@@ -110,7 +117,7 @@ def _generator(
     model_filter = None
     try:
         spent = None if ledger is None else ledger.accountant.individual_spent
-        model_filter = model_filter_of(arguments, budget, ensemble.num_models, spent)
+        model_filter = model_filter_of(budget, ensemble.num_models, spent)
         yield PrivateGenerator(
             ensemble,
             mechanism,
@@ -122,13 +129,15 @@ def _generator(
             memory_bytes=arguments.memory,
         )
     finally:
-        if accountant.queries:  # also of a conversation that was broken off; on one rank alone
-            for line in _account(arguments, accountant, ledger, model_filter):
-                print(line, file=sys.stderr)
-        if model_filter is not None and arguments.operator and ranks.leads:
-            show_spent(model_filter)
-        if ledger is not None:
-            ledger.close()
+        try:
+            if accountant.queries:  # also of a conversation that was broken off; on one rank alone
+                for line in _account(arguments, accountant, ledger, model_filter):
+                    print(line, file=sys.stderr)
+            if model_filter is not None and arguments.operator and ranks.leads:
+                show_spent(model_filter)
+        finally:
+            if ledger is not None:
+                ledger.close()
 
 
 def _mechanism(arguments: argparse.Namespace, queries: int) -> "Mechanism":
@@ -188,5 +197,9 @@ def _account(
     yield str(guarantee)
     if ledger is not None:
         yield f"Ledger {ledger.path}, all {ledger.charges} charges: {ledger.totals}"
-    if model_filter is not None:
-        yield from count_lines(release_counts(model_filter), model_filter.sigma)
+    if model_filter is not None and not arguments.keep_counts:
+        before = 0 if ledger is None else len(ledger.accountant.released_counts)
+        if before:
+            yield f"{before} of the {model_filter.budget.releases} counts were released before:"
+        counts = release_counts(model_filter, ledger)
+        yield from count_lines(counts, model_filter.budget.sigma)

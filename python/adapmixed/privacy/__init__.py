@@ -34,6 +34,7 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     LeaveOneOutLoss,
     PublicAnswer,
+    ReleasedCount,
     RenyiBound,
     UnprotectedAnswer,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "LedgerError",
     "PerModelFilter",
     "PublicAnswer",
+    "ReleasedCount",
     "RenyiBound",
     "UnprotectedAnswer",
     "accounted_box",

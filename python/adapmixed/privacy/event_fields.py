@@ -15,6 +15,7 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     LeaveOneOutLoss,
     PublicAnswer,
+    ReleasedCount,
     RenyiBound,
     UnprotectedAnswer,
 )
@@ -49,12 +50,13 @@ FIELDS: dict[type, dict[str, Kind]] = {
         "constant_models": FLAG,
     },
     IndividualCharge: {"measure": WORD, "order": optional(REAL), "charge": ARRAY},
+    ReleasedCount: {"num_models": COUNT, "threshold": REAL, "sigma": REAL, "noisy_count": COUNT},
     PublicAnswer: {"queries": COUNT},
     UnprotectedAnswer: {"queries": COUNT},
     Caveat: {"name": WORD},
 }
 
-VERSION = 2
+VERSION = 3
 """Of these fields, and so of ledgers and of accountants' states, which hold events."""
 
 _SINCE: dict[type, dict[str, int]] = {BoundedRangeAnswer: {"constant_models": 2}}
