@@ -114,7 +114,7 @@ def _generator(
         arguments.delta, rule=arguments.rule, adjacency=arguments.adjacency, filter_budget=budget
     )
     ledger = _ledger(arguments, ensemble, mechanism, budget) if ranks.leads else None
-    model_filter = None
+    model_filter, ended = None, False
     try:
         spent = None if ledger is None else ledger.accountant.individual_spent
         model_filter = model_filter_of(budget, ensemble.num_models, spent)
@@ -128,10 +128,12 @@ def _generator(
             overflow=arguments.overflow,
             memory_bytes=arguments.memory,
         )
+        ended = True
     finally:
         try:
             if accountant.queries:  # also of a conversation that was broken off; on one rank alone
-                for line in _account(arguments, accountant, ledger, model_filter):
+                kept = ledger is not None and (arguments.keep_counts or not ended)
+                for line in _account(arguments, accountant, ledger, model_filter, kept):
                     print(line, file=sys.stderr)
             if model_filter is not None and arguments.operator and ranks.leads:
                 show_spent(model_filter)
@@ -182,8 +184,13 @@ def _account(
     accountant: "Accountant",
     ledger: "Ledger | None",
     model_filter: "PerModelFilter | None",
+    kept: bool,
 ) -> Iterator[str]:
-    """What was charged; what depends on private data, for the operator alone."""
+    """What was charged; what depends on private data, for the operator alone.
+
+    Args:
+        kept: counts are left to a later run, as a ledger can; those before are shown by it.
+    """
     guarantee = accountant.epsilon()
     if guarantee.kind.startswith("data-dependent") and not arguments.operator:
         yield (
@@ -197,9 +204,11 @@ def _account(
     yield str(guarantee)
     if ledger is not None:
         yield f"Ledger {ledger.path}, all {ledger.charges} charges: {ledger.totals}"
-    if model_filter is not None and not arguments.keep_counts:
-        before = 0 if ledger is None else len(ledger.accountant.released_counts)
-        if before:
-            yield f"{before} of the {model_filter.budget.releases} counts were released before:"
+    if model_filter is None or not model_filter.budget.releases:
+        return
+    before = 0 if ledger is None else len(ledger.accountant.released_counts)
+    if before or kept:
+        yield f"{before} of {model_filter.budget.releases} noisy counts were released before."
+    if not kept:
         counts = release_counts(model_filter, ledger)
         yield from count_lines(counts, model_filter.budget.sigma)

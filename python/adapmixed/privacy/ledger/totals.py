@@ -63,16 +63,16 @@ def compare(sequence: int, written: str, accountant: Accountant, format_version:
     if {**computed, "order": None} == {**recorded, "order": None}:
         if _near(one, other):
             return None
-        older = format_version == 1 and one is not None
+        older = format_version < 3 and one is not None
         whose = _older(accountant, other) if older else None
         if whose is not None:
             delta, spent = accountant.delta, max(read_real(one), read_real(other))
             return (
-                f"was charged by an older accounting, {whose} (format 1): its records are intact, "
-                f"but state ε = {other!r} where this version computes {one!r}, so it takes no "
-                f"more charges. Keep it: what it has spent is ε = {spent!r} at δ = {delta!r}, and "
-                "adds to what is charged elsewhere. Begin a new ledger in another file, with a "
-                "budget of its own, for what is left of your ε and δ (docs/ledger.md)"
+                f"was charged by an older accounting, {whose} (format {format_version}): its "
+                f"records are intact, but state ε = {other!r} where this version computes {one!r}, "
+                f"so it takes no more charges. Keep it: what it has spent is ε = {spent!r} at δ = "
+                f"{delta!r}, and adds to what is charged elsewhere. Begin a new ledger in another "
+                "file, with a budget of its own, for what is left of your ε and δ (docs/ledger.md)"
             )
     raise LedgerCorruptError(
         f"totals after record {sequence} must be those recorded, {written}, the events give "
@@ -87,7 +87,7 @@ def _near(one: Any, other: Any) -> bool:
 
 
 def _older(accountant: Accountant, recorded: Any) -> str | None:
-    """Whose total that ε was in format 1, if anyone's."""
+    """Whose total that ε was before format 3, if anyone's."""
     asked, total = accountant.adjacency or "zero_out", accountant.state()["running"]["total"]
     if accountant.filter_budget is not None and asked != "add_remove":
         found = _with_drawing(accountant.filter_budget, asked)
