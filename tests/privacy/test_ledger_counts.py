@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import sqlite3
 import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from ledger_cases import DELTA, copy, exit_status, forked, state
-from test_ledger_crashes import CHARGE
+from count_cases import BUDGET, MODELS, SECURE, SETTINGS, SIGMA, K, answer, begin, count
+from ledger_cases import DELTA, exit_status, forked, state
 
-from adapmixed.privacy import (
-    Accountant,
-    FilterBudget,
-    IndividualCharge,
-    Ledger,
-    PerModelFilter,
-    ReleasedCount,
-)
-from adapmixed.privacy.filter_total import FilterTotal
+from adapmixed.privacy import Accountant, Ledger, PerModelFilter, ReleasedCount
 from adapmixed.privacy.ledger import (
     LedgerBusyError,
     LedgerClosedError,
-    LedgerCorruptError,
     LedgerMismatchError,
     records,
 )
 from adapmixed.privacy.ledger.store import Store
 
-MODELS, K, SIGMA = 3, 3, 20.0
-BUDGET = FilterBudget("zcdp", 1.0, DELTA, releases=K, sigma=SIGMA)
-SETTINGS: dict[str, Any] = dict(delta=DELTA, configuration="a pool", filter_budget=BUDGET)
-SECURE = SimpleNamespace(seeded=False)
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
-
-
-def begin(ledger: Ledger, budget: FilterBudget = BUDGET) -> PerModelFilter:
-    """A filter that goes on from what the ledger holds."""
-    made = PerModelFilter(MODELS, budget, spent=ledger.accountant.individual_spent)
-    ledger.attach(made)
-    return made
-
-
-def answer(ledger: Ledger, model_filter: PerModelFilter, amount: float = 0.125) -> None:
-    charges = np.full((MODELS, 1), amount)
-    charged = np.where(model_filter.admit(charges), charges, 0.0)
-    ledger.charge(IndividualCharge("zcdp", None, charged))
-
-
-def count(model_filter: PerModelFilter, threshold: float = 0.1, noise: float = 0.25) -> float:
-    return model_filter.noisy_count(threshold, lambda *_, **__: noise, rng=SECURE)
 
 
 @pytest.mark.parametrize("together", range(1, K + 1))
@@ -218,6 +179,17 @@ def test_counts_that_no_record_holds_are_refused(path: Path) -> None:
         count(going_on)
 
 
+def test_totals_that_were_taken_from_a_ledger_release_nothing_more(path: Path) -> None:
+    """They are no ledger: what is released beside them no one else would know of."""
+    with Ledger.open(path, **SETTINGS) as ledger:
+        count(begin(ledger))
+    with Ledger.open(path, **SETTINGS) as ledger:
+        taken = ledger.accountant
+        for one in (taken, Accountant.from_state(taken.state())):
+            with pytest.raises(ValueError, match="the only one of its accountant"):
+                one.attach(PerModelFilter(MODELS, BUDGET))
+
+
 def test_counts_alone_cost_the_budget(path: Path) -> None:
     with Ledger.open(path, **SETTINGS) as ledger:
         assert ledger.totals.kind == "public"
@@ -269,159 +241,3 @@ def test_another_process_releases_none(path: Path) -> None:
         with pytest.raises(LedgerBusyError):  # a second rank or command, at the same time
             Ledger.open(path, **SETTINGS)
         assert count(model_filter) == 0.0
-
-
-# Files that were altered
-
-
-def three_counts(path: Path) -> Path:
-    with Ledger.open(path, **SETTINGS) as ledger:
-        model_filter = begin(ledger)
-        for _ in range(K):
-            answer(ledger, model_filter)
-            count(model_filter)
-    return path
-
-
-def forged(path: Path, events: Sequence[Any]) -> Path:
-    """A whole chain with these events besides, as who means to deceive makes it."""
-    check = FilterTotal._check_count
-    FilterTotal._check_count = lambda *_: None  # type: ignore[method-assign]
-    try:
-        with Ledger.open(path, **SETTINGS) as ledger:
-            begin(ledger)
-            ledger.charge(events)
-    finally:
-        FilterTotal._check_count = check  # type: ignore[method-assign]
-    return path
-
-
-def test_records_of_counts_that_were_altered_are_refused(path: Path, tmp_path: Path) -> None:
-    three_counts(path)
-    changes = {
-        "DELETE FROM record WHERE sequence = 6": "must hold 6 charges, as its head says, found 5",
-        "DELETE FROM record WHERE sequence = 2": "record 2 is missing, found 3",
-        "UPDATE record SET events = replace(events, '\"noisy_count\":3', '\"noisy_count\":0')":
-            "record 2 was altered",
-        "UPDATE record SET events = replace(events, 'ReleasedCount', 'PublicAnswer')":
-            "record 2 was altered",
-        "UPDATE description SET text = replace(text, '\"releases\":3', '\"releases\":9')":
-            "record 1 was altered|belong to another configuration|belongs to another",
-        "UPDATE description SET text = replace(text, '\"sigma\":20.0', '\"sigma\":99.0')":
-            "record 1 was altered|belongs to another",
-    }  # fmt: skip
-    for number, (statement, words) in enumerate(changes.items()):
-        other = copy(path, tmp_path / f"{number}.db")
-        with closing(sqlite3.connect(other, isolation_level=None)) as database:
-            table = "description" if "description" in statement else "record"
-            act = statement.split()[0].lower()
-            name = f"no_{act}_of_{table}"
-            query = "SELECT sql FROM sqlite_master WHERE name = ?"
-            (trigger,) = database.execute(query, (name,)).fetchone()
-            database.execute(f"DROP TRIGGER {name}")
-            database.execute(statement)
-            database.execute(trigger)
-        with pytest.raises(LedgerCorruptError, match=words):
-            Ledger.open(other, **SETTINGS)
-
-
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        (ReleasedCount(MODELS, 0.1, SIGMA, 3), "within the 3 that the budget reserves"),
-        (ReleasedCount(MODELS, 0.1, 1.0, 3), "sigma must be that of the budget, 20.0"),
-    ],
-)
-def test_a_forged_chain_holds_no_more_counts_either(
-    path: Path, event: ReleasedCount, words: str
-) -> None:
-    forged(three_counts(path), [event])
-    for reader in (lambda: Ledger.open(path, **SETTINGS), lambda: Ledger.verify(path)):
-        with pytest.raises(LedgerCorruptError, match=f"record 7 cannot be charged: .*{words}"):
-            reader()
-
-
-# Processes that end
-
-
-@pytest.mark.parametrize("name", list(CHARGE))
-def test_a_process_that_ends_amid_a_count(path: Path, name: str) -> None:
-    step, counted, _ = CHARGE[name]
-    shown = path.with_name("shown")
-
-    def work() -> None:
-        ledger = Ledger.open(path, **SETTINGS)
-        model_filter = begin(ledger)
-        answer(ledger, model_filter)
-        count(model_filter)
-        step(ledger)
-        shown.write_text(str(count(model_filter)))
-
-    assert exit_status(forked(work)) == -signal.SIGKILL
-    assert not shown.exists()
-    left = K - 1 - counted
-    with Ledger.open(path, **SETTINGS) as ledger:
-        assert len(ledger.accountant.released_counts) == K - left
-        model_filter = begin(ledger)
-        for _ in range(left):
-            count(model_filter)
-        with pytest.raises(ValueError, match="got none left"):
-            count(model_filter)
-    assert len(Ledger.verify(path).accountant.released_counts) == K
-
-
-def serve(path: Path, shown: Path, telling: int) -> None:
-    """Releases what is left, each with its own noise, and shows it."""
-    with Ledger.open(path, **SETTINGS) as ledger:
-        model_filter = begin(ledger)
-        os.write(telling, b"o")
-        file = os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            while True:
-                noise = float(random.SystemRandom().randrange(1, 2**50))
-                os.write(file, b"%d\n" % count(model_filter, noise=noise))
-                os.write(telling, b"r")
-        except ValueError:
-            os.write(telling, b"e")
-
-
-def lines(shown: Path) -> list[int]:
-    return [int(line) for line in shown.read_bytes().split()] if shown.exists() else []
-
-
-def test_kills_at_random_moments_never_show_a_count_too_many(tmp_path: Path) -> None:
-    generator, between, whole, pace = random.Random(os.urandom(4)), 0, 0, 0.01
-    path, number = tmp_path / "0.db", 0
-    for _ in range(80):
-        shown = path.with_suffix(".shown")
-        told, telling = os.pipe()
-        work: Callable[[], None] = lambda path=path, shown=shown, to=telling: serve(  # noqa: E731
-            path, shown, to
-        )
-        child = forked(work)
-        os.close(telling)
-        for _ in range(generator.randrange(3)):  # the opening, and one count
-            before = time.monotonic()
-            if os.read(told, 1) == b"r":
-                pace = time.monotonic() - before
-        time.sleep(generator.uniform(0.0, pace))
-        os.kill(child, signal.SIGKILL)
-        assert exit_status(child) in (-signal.SIGKILL, 0)
-        os.close(told)
-        seen = lines(shown)
-        recorded = []
-        if path.exists():
-            counts = Ledger.verify(path).accountant.released_counts
-            recorded = [one.noisy_count for one in counts]
-        # In their order; what was recorded and not shown counts as released.
-        rest = iter(recorded)
-        assert len(recorded) <= K and all(one in rest for one in seen), (recorded, seen)
-        between += len(recorded) - len(seen)
-        if len(recorded) == K:
-            with Ledger.open(path, **SETTINGS) as ledger:
-                model_filter = begin(ledger)
-                with pytest.raises(ValueError, match="got none left"):
-                    count(model_filter)
-            whole, number = whole + 1, number + 1
-            path = tmp_path / f"{number}.db"
-    assert whole >= 5 and between >= 1, (whole, between)

@@ -40,6 +40,8 @@ def _changed(case: str, *path: Any) -> dict[str, Any]:
 
 TOTAL = ("running", "total", "fields")
 
+COUNTED = [{"num_models": 5, "threshold": 0.1, "sigma": 100.0, "noisy_count": 3}]
+
 SCREENED_FREE = {"rho": 0.0, "screened": 2, "single": None}
 
 SCREENED_ONCE = {"rho": 0.5, "screened": 1, "single": 0.5}
@@ -147,6 +149,17 @@ SCREENED_MIXED = {"rho": 0.5, "screened": 2, "single": None}
         (("filter", "running", "queries", 2), "spent must be 0.0 without private answers"),
         (("filter", "running", "screening", SCREENED_ONCE), "screened must be 0 under a filter"),
         (("filter", *TOTAL, "budget", "order", 5.0), "budget must be the accountant's"),
+        (("counts", *TOTAL, "budget", "releases", 99), "budget must be the accountant's"),
+        (("counts", "filter_budget", "sigma", 200.0), "budget must be the accountant's"),
+        (("counts", "filter_budget", "sigma", None), "sigma must be given iff releases > 0"),
+        (("counts", "filter_budget", "releases", 2000), "releases must leave some of the budget"),
+        (("counts", "running", "queries", 0), "spent must be 0.02.* without private answers"),
+        (("counts", *TOTAL, "counts", COUNTED * 101), "counts must be those that budget reserves"),
+        (("filter", *TOTAL, "counts", COUNTED), "counts must be those that budget reserves"),
+        (("counts", *TOTAL, "counts", [COUNTED[0] | {"sigma": 99.0}]), "of the budget's sigma"),
+        (("counts", *TOTAL, "counts", [COUNTED[0] | {"num_models": 4}]), "and of num_models"),
+        (("counts", *TOTAL, "counts", [COUNTED[0] | {"noisy_count": 1.0}]), "must be int"),
+        (("counts", *TOTAL, "counts", {}), "must be list"),
     ],
 )
 def test_what_no_events_have_given_is_refused(changed: tuple[Any, ...], words: str) -> None:
@@ -176,6 +189,7 @@ COST = c_alpha(18.0, DELTA)
         ("filter", 1, np.nan, r"spent must be in \[0.0, 0.3\] and not NaN"),
         ("filter", 1, 0.4, r"spent must be in \[0.0, 0.3\] and not NaN"),
         ("filter", 1, -1e-9, r"spent must be in \[0.0, 0.3\] and not NaN"),
+        ("counts", 1, 0.0199, r"spent must be in \[0.02.*, 0.3\] and not NaN"),
     ],
 )
 def test_amounts_that_cannot_be_are_refused(

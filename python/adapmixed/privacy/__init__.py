@@ -34,7 +34,6 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     LeaveOneOutLoss,
     PublicAnswer,
-    ReleasedCount,
     RenyiBound,
     UnprotectedAnswer,
 )
@@ -43,6 +42,7 @@ from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
 from adapmixed.privacy.ledger import Ledger, LedgerError
 from adapmixed.privacy.published_bound import published_bound, published_target_leakage
+from adapmixed.privacy.released_count import ReleasedCount
 
 __all__ = [
     "ADJACENCIES",

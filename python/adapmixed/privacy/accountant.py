@@ -24,12 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.privacy.checks import check_delta, check_question, check_real
-from adapmixed.privacy.events import CAVEATS, Event, IndividualCharge, ReleasedCount
+from adapmixed.privacy.events import CAVEATS, Event, IndividualCharge
 from adapmixed.privacy.filter import PerModelFilter
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result
 from adapmixed.privacy.guarantee import RULES, Guarantee
+from adapmixed.privacy.released_count import ReleasedCount
 from adapmixed.privacy.renyi_total import RenyiTotal
 from adapmixed.privacy.running import Running, add_event, kind_of
 from adapmixed.privacy.state import read_accountant, write_accountant
@@ -225,13 +226,13 @@ class Accountant:
             reserved = model_filter.budget.reserved
             charged = np.full(model_filter.num_models, reserved) if spent is None else spent
             same = state.filter == model_filter.identity
-            used = state.filter is not None or bool((charged > reserved).any())
+            released = 0 if held is None else len(held.counts)
+            used = state.filter is not None or released > 0 or bool((charged > reserved).any())
             if record is None and model_filter.budget.releases and used and not same:
                 raise ValueError(
                     "model_filter must be the only one of its accountant where noisy counts are "
                     "released: how many were, that filter alone knows (a ledger would)"
                 )
-            released = 0 if held is None else len(held.counts)
             model_filter.serve(charged, state.queries - state.public_queries, released, record)
             self._state = replace(state, filter=model_filter.identity)
 

@@ -15,11 +15,11 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     LeaveOneOutLoss,
     PublicAnswer,
-    ReleasedCount,
     RenyiBound,
     UnprotectedAnswer,
 )
 from adapmixed.privacy.fields import ARRAY, COUNT, FLAG, REAL, REALS, WORD, Kind, optional
+from adapmixed.privacy.released_count import ReleasedCount
 
 FIELDS: dict[type, dict[str, Kind]] = {
     GaussianScreening: {"num_models": COUNT, "queries": COUNT, "weight": REAL, "sigma": REAL},

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.privacy.checks import check_count, check_real
-from adapmixed.privacy.events import ReleasedCount
 from adapmixed.privacy.fields import (
     ARRAY,
     COUNT,
@@ -32,6 +31,7 @@ from adapmixed.privacy.fields import (
     write_state,
 )
 from adapmixed.privacy.filter_budget import PLAIN_BUDGET, FilterBudget
+from adapmixed.privacy.released_count import ReleasedCount
 from adapmixed.privacy.rounding import array_add_up
 
 FORMAT_VERSION = 1

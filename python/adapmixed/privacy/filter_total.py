@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.events import IndividualCharge, ReleasedCount
+from adapmixed.privacy.events import IndividualCharge
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.fixed_totals import Result
+from adapmixed.privacy.released_count import ReleasedCount
 from adapmixed.privacy.rounding import array_add_up
 
 

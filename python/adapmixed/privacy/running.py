@@ -13,13 +13,13 @@ from adapmixed.privacy.events import (
     IndividualCharge,
     LeaveOneOutLoss,
     PublicAnswer,
-    ReleasedCount,
     RenyiBound,
     UnprotectedAnswer,
 )
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
+from adapmixed.privacy.released_count import ReleasedCount
 from adapmixed.privacy.renyi_total import RenyiTotal
 
 MECHANISMS = {

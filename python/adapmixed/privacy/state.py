@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adapmixed.privacy.event_fields import FIELDS, VERSION, fields_of
-from adapmixed.privacy.events import CAVEATS, BoundedRangeAnswer, ClippedAnswer, ReleasedCount
+from adapmixed.privacy.events import CAVEATS, BoundedRangeAnswer, ClippedAnswer
 from adapmixed.privacy.fields import (
     ARRAY,
     COUNT,
@@ -36,6 +36,7 @@ from adapmixed.privacy.fields import (
 from adapmixed.privacy.filter_budget import BUDGET, PLAIN_BUDGET
 from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
+from adapmixed.privacy.released_count import ReleasedCount
 from adapmixed.privacy.renyi_total import RenyiTotal
 from adapmixed.privacy.running import Running
 from adapmixed.privacy.state_checks import check_running
