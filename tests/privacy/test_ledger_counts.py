@@ -166,6 +166,9 @@ def test_counts_that_no_record_holds_are_refused(path: Path) -> None:
         Accountant(DELTA, filter_budget=BUDGET).attach(model_filter)
         count(model_filter)
         assert len(ledger.accountant.released_counts) == 2
+        for one in (model_filter, PerModelFilter(MODELS, BUDGET, spent=model_filter.spent)):
+            with pytest.raises(ValueError, match="beside a ledger has no state"):
+                one.state()
         older = PerModelFilter.from_state(PerModelFilter(MODELS, BUDGET).state())
         ledger.attach(older)
         assert count(older) == 0.0

@@ -111,13 +111,23 @@ class PerModelFilter:
         return self._spent.copy()
 
     def state(self) -> dict[str, Any]:
-        """Settings and what was spent as strict JSON values, exact to the bit: private."""
+        """Settings and what was spent as strict JSON values, exact to the bit: private.
+
+        Raises:
+            ValueError: counts were released with seeded noise, or are recorded by a ledger, where
+                the filter made from the state would not have to be attached to release them again.
+        """
         if self._seeded:
             raise ValueError("a filter that has released counts with seeded noise has no state")
+        if self.budget.releases and (self._left is None or self._record is not None):
+            raise ValueError(
+                "a filter that releases counts beside a ledger has no state: one that is made with "
+                "spent=ledger.accountant.individual_spent goes on"
+            )
         values = {name: getattr(self, name) for name in ("identity", "num_models", "budget")}
         values |= {"releases": self.budget.releases, "sigma": self.budget.sigma}
         with self._lock:
-            values |= {"spent": self._spent, "left": self._left or 0, "answers": self._answers}
+            values |= {"spent": self._spent, "left": self._left, "answers": self._answers}
         return write_state("filter", FORMAT_VERSION, _FIELDS, values)
 
     @classmethod
