@@ -110,6 +110,13 @@ def test_the_noise_of_a_count_is_that_which_was_paid_for() -> None:
 def test_counts_are_paid_for_beforehand() -> None:
     budget = FilterBudget("renyi", 1.0, 1e-5, ORDER, releases=2, sigma=3.0)
     filter_ = PerModelFilter(3, budget)
+    plain = replace(budget, releases=0, sigma=None)
+    assert repr(plain) == f"FilterBudget(measure='renyi', amount=1.0, delta=1e-05, order={ORDER})"
+    assert repr(budget) == repr(plain)[:-1] + ", releases=2, sigma=3.0)"
+    assert budget.epsilon() == plain.epsilon() and plain.available == 1.0
+    for_epsilon = FilterBudget.for_epsilon(2.0, 1e-5)
+    counting = FilterBudget.for_epsilon(2.0, 1e-5, releases=2, sigma=30.0)
+    assert counting == replace(for_epsilon, releases=2, sigma=30.0) != for_epsilon
     assert budget.reserved >= 2 * ORDER / 18.0 and budget.available == 1.0 - budget.reserved
     left = 1.0 - 2 * ORDER / (2 * 9.0)
     assert filter_.admit(np.array([[left + 1e-12], [left - 1e-9], [0.0]])).tolist() == [

@@ -171,6 +171,8 @@ def test_totals_of_before_are_known_by_their_value(name: str, tmp_path: Path, ve
         (1, lambda found: {"epsilon": "inf"}),
         (2, lambda found: {"epsilon": 1e9}),
         (1, lambda found: {"epsilon": [1]}),
+        (1, lambda found: {"epsilon": True}),
+        (1, lambda found: {"epsilon": 1}),
     ],
 )
 def test_other_totals_are_damage(name: str, tmp_path: Path, version: int, wrong: Any) -> None:

@@ -208,7 +208,8 @@ def _account(
         return
     before = 0 if ledger is None else len(ledger.accountant.released_counts)
     if before or kept:
-        yield f"{before} of {model_filter.budget.releases} noisy counts were released before."
+        words = f"{before} of {model_filter.budget.releases} noisy counts were released before."
+        yield f"{words} This run leaves the rest to a later one." if kept else words
     if not kept:
         counts = release_counts(model_filter, ledger)
         yield from count_lines(counts, model_filter.budget.sigma)

@@ -29,7 +29,6 @@ from adapmixed.privacy.fields import (
     read_real,
     read_state,
     record,
-    write_fields,
     write_real,
     write_state,
 )
@@ -167,7 +166,7 @@ def _running_before_3(fields: dict[str, Kind]) -> Kind:
             )
         return Running(**values)
 
-    return Kind(lambda value, arrays: write_fields("Running", fields, vars(value), arrays), read)
+    return Kind(record(Running, fields).write, read)
 
 
 def _fields(version: int) -> dict[str, Kind]:

@@ -83,7 +83,7 @@ def compare(sequence: int, written: str, accountant: Accountant, format_version:
 def _near(one: Any, other: Any) -> bool:
     if type(one) is float and type(other) is float:
         return math.isclose(one, other, rel_tol=_AGREEMENT, abs_tol=_AGREEMENT)
-    return bool(one == other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _older(accountant: Accountant, recorded: Any) -> str | None:
