@@ -14,7 +14,9 @@ from adapmixed.privacy.accountant import Accountant
 from adapmixed.privacy.fields import canonical, parse, read_real, write_real
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.fixed_totals import PoolTotal
+from adapmixed.privacy.law_rounding import charge_rounding
 from adapmixed.privacy.ledger.errors import LedgerCorruptError
+from adapmixed.privacy.rounding import add_up, times_up
 
 _AGREEMENT = 1e-9  # relative; another machine's logarithms and sums may differ in the last bits
 
@@ -66,12 +68,13 @@ def compare(sequence: int, written: str, accountant: Accountant, format_version:
         older = format_version < 3 and one is not None
         whose = _older(accountant, other) if older else None
         if whose is not None:
-            delta, spent = accountant.delta, max(read_real(one), read_real(other))
+            delta = accountant.delta
+            spent = max(read_real(one), read_real(other), _with_rounding(accountant))
             return (
                 f"was charged by an older accounting, {whose} (format {format_version}): its "
                 f"records are intact, but state ε = {other!r} where this version computes {one!r}, "
-                f"so it takes no more charges. Keep it: what it has spent is ε = {spent!r} at δ = "
-                f"{delta!r}, and adds to what is charged elsewhere. Begin a new ledger in another "
+                "so it takes no more charges. Keep it: what it has spent counts as ε = "
+                f"{spent!r} at δ = {delta!r}, and adds to what is charged elsewhere. Begin a new ledger in another "
                 "file, with a budget of its own, for what is left of your ε and δ (docs/ledger.md)"
             )
     raise LedgerCorruptError(
@@ -96,6 +99,20 @@ def _older(accountant: Accountant, recorded: Any) -> str | None:
         # One grid for both: then add/remove cost what replace-one does.
         return _POOL if _near(accountant.epsilon("replace_one").epsilon, recorded) else None
     return None
+
+
+def _with_rounding(accountant: Accountant) -> float:
+    """ε of an older filter of ClippedMixing, whose charges lacked the rounding of the laws; else 0.
+
+    As if every answer had lacked all of it: what the models have spent is beyond the budget by it.
+    """
+    budget, models = accountant.filter_budget, accountant.individual_spent
+    if budget is None or budget.order is None or models is None:
+        return 0.0
+    relative, absolute = charge_rounding(budget.order, len(models))
+    beyond = add_up(times_up(budget.amount, relative), times_up(accountant.queries, absolute))
+    wider = replace(budget, amount=add_up(budget.amount, beyond))
+    return _with_drawing(wider, accountant.adjacency or "zero_out")
 
 
 def _with_drawing(budget: FilterBudget, adjacency: str) -> float:
