@@ -26,6 +26,7 @@ from adapmixed.privacy import (
     IndividualCharge,
     Ledger,
     PerModelFilter,
+    PublicAnswer,
 )
 from adapmixed.privacy.ledger import LedgerCorruptError, LedgerOlderError, read, records, totals
 
@@ -202,3 +203,15 @@ def test_the_older_epsilon_is_the_larger_one() -> None:
         for adjacency in ("zero_out", "replace_one"):
             assert totals._with_drawing(budget, adjacency) > budget.epsilon(adjacency)
     assert totals._with_drawing(replace(BUDGET, delta=1e-300), "zero_out") == math.inf
+
+
+@pytest.mark.parametrize("zero", [0, False, "0.0"])
+def test_an_epsilon_of_another_type_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: object
+) -> None:
+    path, right = tmp_path / "ledger.db", records.totals_of
+    monkeypatch.setattr(records, "totals_of", lambda found: right(found) | {"epsilon": zero})
+    with Ledger.open(path, delta=1e-5, configuration="public") as ledger:
+        ledger.charge(PublicAnswer(1))
+    with pytest.raises(LedgerCorruptError, match="totals after record 1 must be those recorded"):
+        Ledger.verify(path)
