@@ -73,8 +73,12 @@ def test_ledgers(path: Path, tmp_path: Path) -> None:
     """Its totals are those it was written with, and it goes on."""
     for file in FORMATS.glob(f"{path.name}*"):
         shutil.copyfile(file, tmp_path / file.name)
-    with Ledger.open(tmp_path / path.name, delta=1e-5, configuration="specimen") as ledger:
+    budget = Ledger.verify(tmp_path / path.name).description.filter_budget
+    settings: dict[str, Any] = dict(delta=1e-5, configuration="specimen", filter_budget=budget)
+    with Ledger.open(tmp_path / path.name, **settings) as ledger:
         totals = ledger.totals
+        counts = [one.noisy_count for one in ledger.accountant.released_counts]
+        assert counts == ([6] if path.stem == "ledger-3" else [])
         assert (ledger.charges, totals.queries) == (3, 6)
         assert totals.epsilon == float.fromhex((FORMATS / f"{path.stem}.epsilon").read_text())
 
@@ -159,7 +163,7 @@ def test_guarantees_of_dp_sgd(path: Path, tmp_path: Path) -> None:
 def test_states_of_accountants(path: Path) -> None:
     """Of every kind of total; as exact as the machine's logarithms."""
     cases = json.loads(path.read_text(encoding="utf-8"))
-    assert len(cases) == {"accountant-1": 14, "accountant-2": 16}[path.stem]
+    assert len(cases) == {"accountant-1": 14, "accountant-2": 16, "accountant-3": 17}[path.stem]
     for case in cases.values():
         accountant = Accountant.from_state(case["state"])
         found = accountant.epsilon()
@@ -188,6 +192,20 @@ def test_an_older_pool_has_its_older_meaning() -> None:
     assert (costs[0].epsilon or 0.0) < (costs[1].epsilon or 0.0)
     with pytest.raises(ValueError, match="must have the fields"):  # no older reader took the flag
         Accountant.from_state(state | {"format_version": 1})
+
+
+def test_an_older_state_does_not_say_what_its_counts_were_paid_for() -> None:
+    """A filter with releases was beside it, at a sigma that is not in it."""
+    for version in (1, 2):
+        text = (FORMATS / f"accountant-{version}.json").read_text(encoding="utf-8")
+        state = json.loads(text)["filter"]["state"]
+        assert Accountant.from_state(state).released_counts == ()
+        state["running"]["releases"] = 1
+        with pytest.raises(ValueError, match="releases must be 0 in a state of format 2 or 1"):
+            Accountant.from_state(state)
+    newest = json.loads((FORMATS / "accountant-3.json").read_text(encoding="utf-8"))
+    read = Accountant.from_state(newest["a filter with counts"]["state"])
+    assert [one.noisy_count for one in read.released_counts] == [-7, 24]
 
 
 def test_an_older_ledger_goes_on_in_its_own_format(

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -262,7 +263,9 @@ def test_a_filter_beside_a_ledger(path: Path) -> None:
     ensemble: Any = FakeEnsemble()
     models = ensemble.num_models
 
-    def answer(mechanism: Any, ledger: Ledger, **options: Any) -> PerModelFilter:
+    def answer(
+        mechanism: Any, ledger: Ledger, budget: FilterBudget = budget, **options: Any
+    ) -> PerModelFilter:
         model_filter = PerModelFilter(models, budget, **options)
         accountant = Accountant(1e-5, filter_budget=budget)
         tokens = generate(
@@ -274,8 +277,8 @@ def test_a_filter_beside_a_ledger(path: Path) -> None:
 
     pool = ClippedLogPool(-0.5, 0.5)
     with Ledger.open(path, **SETTINGS, filter_budget=budget) as ledger:
-        with pytest.raises(ValueError, match="model_filter must have no releases beside a ledger"):
-            answer(pool, ledger, releases=1, sigma=100.0)
+        with pytest.raises(ValueError, match="must have the accountant's budget"):
+            answer(pool, ledger, replace(budget, releases=1, sigma=100.0))
         with pytest.raises(ValueError, match="model_filter needs one charge of each model"):
             answer(PublicOnly(), ledger)
         assert ledger.charges == 0

@@ -230,8 +230,13 @@ def test_evaluate_under_a_filter(
             "--seed cannot be used with --release-counts",
         ),
         (
-            [*POOL, "--filter-epsilon=2", "--release-counts=2", "--release-sigma=9", "--ledger=x"],
-            "--release-counts cannot be used with --ledger",
+            [*POOL, "--filter-epsilon=2", "--release-counts=2", "--release-sigma=9"]
+            + ["--keep-counts"],
+            "--keep-counts needs --release-counts and --ledger",
+        ),
+        (
+            [*POOL, "--filter-epsilon=2", "--ledger=x", "--keep-counts"],
+            "--keep-counts needs --release-counts and --ledger",
         ),
         (
             [*POOL, "--filter-epsilon=2", "--release-counts=900", "--release-sigma=9"],

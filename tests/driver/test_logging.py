@@ -69,8 +69,8 @@ def test_private_values_are_in_no_message(
     assert messages[0] == messages[1] and len(messages[0]) >= 2
     near, far = filters
     if near is not None and far is not None:  # nobody has retired there, everybody here
-        assert (near.spent < 0.1 * near.available).all()
-        assert (far.spent > 0.9 * far.available).all()
+        assert (near.spent < 0.1 * near.budget.available).all()
+        assert (far.spent > 0.9 * far.budget.available).all()
 
 
 def test_verbose(capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,6 +140,18 @@ def test_generate_in_two_ranks(
         children = commands(2, [*filtered, "--ledger", str(ledger)], tmp_path)
         assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
         assert f"all {charges} charges" in said(tmp_path, 0)[1] and said(tmp_path, 1) == ("", "")
+    ledger = tmp_path / "counts.db"
+    filtered += ["--release-counts", "2", "--release-sigma", "60", "--ledger", str(ledger)]
+    shown = []
+    for records in (10, 18):  # one rank releases them, and no run releases them again
+        children = commands(2, filtered, tmp_path)
+        assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+        assert said(tmp_path, 1) == ("", "")
+        text = said(tmp_path, 0)[1].splitlines()
+        shown.append([line for line in text if line.startswith("Models that have spent")])
+        reading = read(ledger)
+        assert reading.charges == records and len(reading.accountant.released_counts) == 2
+    assert shown[0] == shown[1] and len(shown[0]) == 2
 
 
 def test_refused_in_ranks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -216,7 +217,7 @@ def test_adjacencies_of_some_methods() -> None:
 
 def test_releases_are_not_for_runs() -> None:
     budget = FilterBudget("zcdp", 0.5, DELTA)
-    filters = {"pool": PerModelFilter(3, budget, releases=1, sigma=30.0)}
+    filters = {"pool": PerModelFilter(3, replace(budget, releases=1, sigma=30.0))}
     with pytest.raises(ValueError, match="model_filters must have no releases in runs, got 1"):
         evaluate_runs(
             FakeEnsemble(), stream(60), {"pool": ClippedLogPool(-0.5, 0.5)}, runs=2, delta=DELTA,

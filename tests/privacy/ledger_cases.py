@@ -24,6 +24,7 @@ from adapmixed.privacy import (
     LeaveOneOutLoss,
     Ledger,
     PublicAnswer,
+    ReleasedCount,
     RenyiBound,
     UnprotectedAnswer,
 )
@@ -63,6 +64,7 @@ def every_event() -> list[Event]:
         BoundedRangeAnswer(0.0, 0.0, tiny, 1, 0),
         IndividualCharge("renyi", 1.0 + 2**-52, odd[0]),
         IndividualCharge("zcdp", None, np.zeros((3, 0))),
+        ReleasedCount(5, float("inf"), 1 / 3, -(2**60)),
         PublicAnswer(2**70),
         UnprotectedAnswer(0),
         Caveat("shards"),

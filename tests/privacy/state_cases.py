@@ -19,11 +19,13 @@ from adapmixed.privacy import (
     IndividualCharge,
     PerModelFilter,
     PublicAnswer,
+    ReleasedCount,
     RenyiBound,
     UnprotectedAnswer,
 )
 
 BUDGET = FilterBudget("renyi", 0.3, DELTA, 4.0)
+COUNTING = FilterBudget("renyi", 0.3, DELTA, 4.0, releases=100, sigma=100.0)
 
 SCREENED = GaussianScreening(5, 2, 0.1, 1 / 3)
 
@@ -58,6 +60,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], list[Event]]]] = {
     ),
     "a planned pool": ({}, lambda n: [BoundedRangeAnswer(2.0, -0.25, 0.5, 5, n, 100)]),
     "filter": ({"filter_budget": BUDGET}, lambda n: [charge(n), PublicAnswer(n)]),
+    "counts": (
+        {"filter_budget": COUNTING},
+        lambda n: [charge(n), ReleasedCount(5, 0.1 * n, 100.0, -n)],
+    ),
 }
 
 

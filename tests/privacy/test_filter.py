@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,7 +98,8 @@ def test_the_noise_of_a_count_is_that_which_was_paid_for() -> None:
         return drawn
 
     source, sigma = SecureRandom(), 20.0
-    filter_ = PerModelFilter(3, FilterBudget("zcdp", 1.0, 1e-5), releases=200, sigma=sigma)
+    budget = FilterBudget("zcdp", 1.0, 1e-5, releases=200, sigma=sigma)
+    filter_ = PerModelFilter(3, budget)
     counts = [filter_.noisy_count(0.0, watched, rng=source) for _ in range(200)]
     assert {one[:2] for one in asked} == {(sigma, source)}
     assert counts == [round(noise) for *_, noise in asked]
@@ -106,8 +108,16 @@ def test_the_noise_of_a_count_is_that_which_was_paid_for() -> None:
 
 
 def test_counts_are_paid_for_beforehand() -> None:
-    budget = FilterBudget("renyi", 1.0, 1e-5, ORDER)
-    filter_ = PerModelFilter(3, budget, releases=2, sigma=3.0)
+    budget = FilterBudget("renyi", 1.0, 1e-5, ORDER, releases=2, sigma=3.0)
+    filter_ = PerModelFilter(3, budget)
+    plain = replace(budget, releases=0, sigma=None)
+    assert repr(plain) == f"FilterBudget(measure='renyi', amount=1.0, delta=1e-05, order={ORDER})"
+    assert repr(budget) == repr(plain)[:-1] + ", releases=2, sigma=3.0)"
+    assert budget.epsilon() == plain.epsilon() and plain.available == 1.0
+    for_epsilon = FilterBudget.for_epsilon(2.0, 1e-5)
+    counting = FilterBudget.for_epsilon(2.0, 1e-5, releases=2, sigma=30.0)
+    assert counting == replace(for_epsilon, releases=2, sigma=30.0) != for_epsilon
+    assert budget.reserved >= 2 * ORDER / 18.0 and budget.available == 1.0 - budget.reserved
     left = 1.0 - 2 * ORDER / (2 * 9.0)
     assert filter_.admit(np.array([[left + 1e-12], [left - 1e-9], [0.0]])).tolist() == [
         [False], [True], [True],
@@ -119,14 +129,21 @@ def test_counts_are_paid_for_beforehand() -> None:
     filter_.noisy_count(0.0, fixed(-1.0), rng=UNSEEDED)
     with pytest.raises(ValueError, match="none left"):
         filter_.noisy_count(0.0, fixed(1.0), rng=UNSEEDED)
-    with pytest.raises(ValueError, match="releases must leave"):
-        PerModelFilter(3, budget, releases=5, sigma=3.0)
-    with pytest.raises(ValueError, match="sigma must be given"):
-        PerModelFilter(3, budget, releases=1)
-    with pytest.raises(ValueError, match="releases must be 0 where spent is given"):
-        PerModelFilter(3, budget, releases=1, sigma=3.0, spent=filter_.spent)
-    # What was paid for counts goes with what was spent.
+    for changes, words in (
+        ({"releases": 5}, "releases must leave"),
+        ({"sigma": None}, "sigma must be given"),
+        ({"releases": 0}, "sigma must be given"),
+        ({"sigma": 0.0}, "sigma must be > 0"),
+        ({"releases": -1}, "releases must be"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replace(budget, **changes)
+    # What was paid for counts goes with what was spent; a ledger alone knows how many are left.
     resumed = PerModelFilter(3, budget, spent=filter_.spent)
+    with pytest.raises(ValueError, match="must be attached to its ledger"):
+        resumed.noisy_count(0.0, fixed(1.0), rng=UNSEEDED)
+    with pytest.raises(ValueError, match="spent must be >= .* what the budget reserves"):
+        PerModelFilter(3, budget, spent=np.full(3, budget.reserved * (1 - 1e-12)))
     assert resumed.admit(np.array([[0.0], [2e-9], [left + 1e-12]])).tolist() == [
         [True], [False], [False],
     ]  # fmt: skip
@@ -150,7 +167,7 @@ def test_bad_charges_are_refused_and_change_nothing(charges: np.ndarray, message
 
 
 def test_a_child_of_a_fork_spends_nothing() -> None:
-    shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5), releases=1, sigma=9.0)
+    shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5, releases=1, sigma=9.0))
     asked: list[Callable[[], object]] = [
         lambda: shared.admit(np.zeros((1, 1))),
         lambda: shared.noisy_count(0.0, fixed(0.5), rng=UNSEEDED),
@@ -176,10 +193,10 @@ def test_there_are_no_copies() -> None:
 
 
 def test_seeded_noise_is_for_filters_that_nothing_rests_on() -> None:
-    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    budget = FilterBudget("zcdp", 1.0, 1e-5, releases=2, sigma=9.0)
 
     def counting() -> PerModelFilter:
-        return PerModelFilter(2, budget, releases=2, sigma=9.0)
+        return PerModelFilter(2, budget)
 
     served = counting()
     Accountant(1e-5, filter_budget=budget).attach(served)
@@ -204,4 +221,4 @@ def test_seeded_noise_is_for_filters_that_nothing_rests_on() -> None:
 def test_noise_that_costs_more_than_the_budget(sigma: float, order: float | None) -> None:
     measure = "zcdp" if order is None else "renyi"
     with pytest.raises(ValueError, match="releases must leave some of the budget of 1.0"):
-        PerModelFilter(1, FilterBudget(measure, 1.0, 1e-5, order), releases=1, sigma=sigma)
+        FilterBudget(measure, 1.0, 1e-5, order, releases=1, sigma=sigma)

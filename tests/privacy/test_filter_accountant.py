@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,15 +59,16 @@ def test_an_accountant_serves_filters_that_hold_what_was_spent() -> None:
     for other in (PerModelFilter(3, budget), PerModelFilter(2, budget)):
         with pytest.raises(ValueError, match="what its models have spent before"):
             accountant.attach(other)
-    with pytest.raises(ValueError, match="the only one of its accountant"):
-        accountant.attach(PerModelFilter(3, budget, releases=1, sigma=50.0))
+    with pytest.raises(ValueError, match="must have the accountant's budget"):
+        counting = replace(budget, releases=1, sigma=50.0)
+        accountant.attach(PerModelFilter(3, counting))
     accountant.attach(PerModelFilter(3, budget, spent=accountant.individual_spent))
 
 
 def test_the_cost_of_counts_stays_with_their_filter() -> None:
-    budget = FilterBudget.for_epsilon(2.0, 1e-5)
+    budget = FilterBudget.for_epsilon(2.0, 1e-5, releases=1, sigma=50.0)
     accountant = Accountant(1e-5, filter_budget=budget)
-    counting = PerModelFilter(3, budget, releases=1, sigma=50.0)
+    counting = PerModelFilter(3, budget)
     accountant.attach(counting)
     again = Accountant.from_state(accountant.state())
     again.attach(PerModelFilter.from_state(counting.state()))
@@ -76,9 +78,9 @@ def test_the_cost_of_counts_stays_with_their_filter() -> None:
 
 
 def test_an_older_state_of_the_same_filter_is_refused() -> None:
-    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    budget = FilterBudget("zcdp", 1.0, 1e-5, releases=2, sigma=2.0)
     accountant = Accountant(1e-5, filter_budget=budget)
-    first = PerModelFilter(1, budget, releases=2, sigma=2.0)
+    first = PerModelFilter(1, budget)
     older = PerModelFilter.from_state(first.state())
     accountant.attach(first)
     charge = np.full((1, 1), 0.49)
@@ -123,9 +125,9 @@ def test_a_charge_needs_the_filter_that_it_comes_from() -> None:
 
 @pytest.mark.parametrize("part", [1e-11, 1e-14])
 def test_no_charge_is_small_enough_to_be_missing(part: float) -> None:
-    budget = FilterBudget("zcdp", 1.0, 1e-5)
+    budget = FilterBudget("zcdp", 1.0, 1e-5, releases=1, sigma=2.0)
     accountant = Accountant(1e-5, filter_budget=budget)
-    first = PerModelFilter(1, budget, releases=1, sigma=2.0)
+    first = PerModelFilter(1, budget)
     accountant.attach(first)
     for amount in (0.5, part):
         older = PerModelFilter.from_state(first.state())
@@ -150,14 +152,14 @@ def test_what_rounding_hides_is_held_all_the_same() -> None:
 
 
 def test_sums_in_another_order_are_the_same_charges() -> None:
-    budget = FilterBudget("zcdp", 20.0, 1e-5)
+    plain = FilterBudget("zcdp", 20.0, 1e-5)
     charges = np.random.default_rng(3).exponential(1e-3, (4, 3000))
     charges[0] = 2.0**-54  # added to 1 each ends above it by a whole ulp
     charges[0, -1] = 1.0
     for releases in (0, 2):
-        sigma = 3.0 if releases else None
+        budget = replace(plain, releases=releases, sigma=3.0 if releases else None)
         accountant = Accountant(1e-5, filter_budget=budget)
-        shared = PerModelFilter(4, budget, releases=releases, sigma=sigma)
+        shared = PerModelFilter(4, budget)
         accountant.attach(shared)
         assert shared.admit(charges).all()
         accountant.add(IndividualCharge("zcdp", None, charges[:, ::-1].copy()))

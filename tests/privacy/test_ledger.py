@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,8 @@ def test_charges_of_a_filter_need_it_attached_at_every_opening(path: Path) -> No
             if number:
                 with pytest.raises(ValueError, match="what its models have spent before"):
                     ledger.attach(PerModelFilter(2, budget))
-            with pytest.raises(ValueError, match="must have no releases beside a ledger, got 1"):
-                ledger.attach(PerModelFilter(2, budget, releases=1, sigma=9.0))
+            with pytest.raises(ValueError, match="must have the accountant's budget"):
+                ledger.attach(PerModelFilter(2, replace(budget, releases=1, sigma=9.0)))
             ledger.attach(PerModelFilter(2, budget, spent=spent))
             ledger.charge(event)
             ledger.charge([event, PublicAnswer(1)])

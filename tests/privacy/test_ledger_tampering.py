@@ -283,9 +283,9 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
         "altered|delta must be",
     ),
     "newer": (
-        _edit("PRAGMA user_version = 3"), "format_version 3, written by a newer version .* to 2"
+        _edit("PRAGMA user_version = 4"), "format_version 4, written by a newer version .* to 3"
     ),
-    "older": (_edit("PRAGMA user_version = 1"), "must be that of its description, 2, got 1"),
+    "older": (_edit("PRAGMA user_version = 1"), "must be that of its description, 3, got 1"),
     "unknown": (_edit("PRAGMA user_version = 0"), "must be >= 1, got 0"),
     "trigger gone": (_no_trigger, "does not have the tables of a ledger"),
     "table added": (_edit("CREATE TABLE gift (x)"), "does not have the tables of a ledger"),

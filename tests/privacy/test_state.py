@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,12 +62,12 @@ def answered(model_filter: PerModelFilter, seed: int) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("releases", [0, 2])
 def test_a_filter_goes_on_as_if_it_had_not_stopped(releases: int) -> None:
-    sigma = 30.0 if releases else None
-    whole = PerModelFilter(5, BUDGET, releases=releases, sigma=sigma)
+    budget = replace(BUDGET, releases=releases, sigma=30.0 if releases else None)
+    whole = PerModelFilter(5, budget)
     for number in range(6):
         text = json.dumps(whole.state(), allow_nan=False)
         again = PerModelFilter.from_state(json.loads(text))
-        other = PerModelFilter(5, BUDGET, releases=releases, sigma=sigma)
+        other = PerModelFilter(5, budget)
         other.restore(json.loads(text))
         assert json.dumps(again.state(), allow_nan=False) == text
         expected = answered(whole, number)
@@ -102,8 +103,9 @@ def test_a_filter_refuses_another_state() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             PerModelFilter.from_state(written | {key: value})
-    released = PerModelFilter(5, BUDGET, releases=1, sigma=30.0)
-    under = base64.b64encode(np.full(5, released._reserved * (1 - 1e-12)).tobytes()).decode()
+    released = PerModelFilter(5, replace(BUDGET, releases=1, sigma=30.0))
+    reserved = released.budget.reserved
+    under = base64.b64encode(np.full(5, reserved * (1 - 1e-12)).tobytes()).decode()
     with pytest.raises(ValueError, match=r"filter\.spent must lie in"):
         PerModelFilter.from_state(released.state() | {"arrays": under})
     too_small = {**written, "budget": {**written["budget"], "amount": 1e-9}}

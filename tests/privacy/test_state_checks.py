@@ -40,6 +40,8 @@ def _changed(case: str, *path: Any) -> dict[str, Any]:
 
 TOTAL = ("running", "total", "fields")
 
+COUNTED = [{"num_models": 5, "threshold": 0.1, "sigma": 100.0, "noisy_count": 3}]
+
 SCREENED_FREE = {"rho": 0.0, "screened": 2, "single": None}
 
 SCREENED_ONCE = {"rho": 0.5, "screened": 1, "single": 0.5}
@@ -52,9 +54,12 @@ SCREENED_MIXED = {"rho": 0.5, "screened": 2, "single": None}
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (("losses", "format_version", 3), "accountant.format_version must be 2, got 3"),
+        (("losses", "format_version", 4), "accountant.format_version must be 3, got 4"),
         (("losses", "format_version", True), "accountant.format_version must be 1, got True"),
-        (("pool", "format_version", 1), "PoolTotal must have the fields"),
+        (
+            ("pool", "format_version", 1),
+            "PoolTotal must have the fields|Running must have the fields",
+        ),
         (("losses", "more", 1), "accountant must have the fields"),
         (("losses", "running", "more", 1), "accountant.running Running must have the fields"),
         (("losses", "running", "queries", 2.0), r"queries must be int, got 2\.0"),
@@ -82,7 +87,7 @@ SCREENED_MIXED = {"rho": 0.5, "screened": 2, "single": None}
         (("screenings", "running", "screening", "rho", -1.0), "screening.rho must be >= 0"),
         # The table of privacy/state_checks.py, row by row.
         (("losses", "running", "public_queries", -1), "public_queries must be >= 0"),
-        (("losses", "running", "releases", -1), "releases must be >= 0"),
+        (("filter", "format_version", 2), "filter_budget FilterBudget must have the fields"),
         (("clipped", "running", "total", None), "public_queries must be queries where total is"),
         (("public", "running", "unprotected", True), "unprotected must be false without"),
         (("clipped", "running", "unprotected", True), "neither public nor unprotected"),
@@ -100,7 +105,6 @@ SCREENED_MIXED = {"rho": 0.5, "screened": 2, "single": None}
         (("losses", "adjacency", "zero_out"), "adjacency must be the accountant's, 'zero_out'"),
         (("losses", "running", "num_models", 0), "num_models must be >= 1"),
         (("losses", "running", "filter", "x"), "filter must be null without a budget"),
-        (("losses", "running", "releases", 1), "releases must be of a filter"),
         (("losses", *TOTAL, "orders", [18.0, 18.0]), "orders must be > 1 and distinct"),
         (("losses", *TOTAL, "orders", ["inf"]), "orders must be > 1 and distinct"),
         (("losses", *TOTAL, "orders", [2.0, 18.0]), r"mixing must have shape \(5, 2\)"),
@@ -142,9 +146,20 @@ SCREENED_MIXED = {"rho": 0.5, "screened": 2, "single": None}
         (("a pool of a constant N", *TOTAL, "constant_models", None), "constant_models must be gi"),
         (("a planned pool", *TOTAL, "constant_models", True), "constant_models must be the plan's"),
         (("a planned pool", *TOTAL, "removed", 1e9), "removed must be .* of the plan alone"),
-        (("filter", "running", "queries", 2), "spent must be 0 without private answers"),
+        (("filter", "running", "queries", 2), "spent must be 0.0 without private answers"),
         (("filter", "running", "screening", SCREENED_ONCE), "screened must be 0 under a filter"),
         (("filter", *TOTAL, "budget", "order", 5.0), "budget must be the accountant's"),
+        (("counts", *TOTAL, "budget", "releases", 99), "budget must be the accountant's"),
+        (("counts", "filter_budget", "sigma", 200.0), "budget must be the accountant's"),
+        (("counts", "filter_budget", "sigma", None), "sigma must be given iff releases > 0"),
+        (("counts", "filter_budget", "releases", 2000), "releases must leave some of the budget"),
+        (("counts", "running", "queries", 0), "spent must be 0.02.* without private answers"),
+        (("counts", *TOTAL, "counts", COUNTED * 101), "counts must be those that budget reserves"),
+        (("filter", *TOTAL, "counts", COUNTED), "counts must be those that budget reserves"),
+        (("counts", *TOTAL, "counts", [COUNTED[0] | {"sigma": 99.0}]), "of the budget's sigma"),
+        (("counts", *TOTAL, "counts", [COUNTED[0] | {"num_models": 4}]), "and of num_models"),
+        (("counts", *TOTAL, "counts", [COUNTED[0] | {"noisy_count": 1.0}]), "must be int"),
+        (("counts", *TOTAL, "counts", {}), "must be list"),
     ],
 )
 def test_what_no_events_have_given_is_refused(changed: tuple[Any, ...], words: str) -> None:
@@ -158,8 +173,8 @@ COST = c_alpha(18.0, DELTA)
 @pytest.mark.parametrize(
     ("case", "place", "value", "words"),
     [
-        ("losses", 0, -0.1, r"mixing must be in \[0, inf\] and not NaN"),
-        ("losses", 0, np.nan, r"mixing must be in \[0, inf\] and not NaN"),
+        ("losses", 0, -0.1, r"mixing must be in \[0.0, inf\] and not NaN"),
+        ("losses", 0, np.nan, r"mixing must be in \[0.0, inf\] and not NaN"),
         ("losses", 4, 0.0, "mixing must be >= 2e-12"),
         ("losses", 4, 1.9e-12, "mixing must be >= 2e-12"),
         ("losses", 5, np.nan, "conversion must be"),
@@ -171,9 +186,10 @@ COST = c_alpha(18.0, DELTA)
         ("a planned bound", 2, 9.99, "mixing must be >= 10.0"),
         ("a planned bound", 2, 11.0, "mixing must be the same for all without losses"),
         ("no loss yet", 0, 0.5, "mixing must be 0 without private answers"),
-        ("filter", 1, np.nan, r"spent must be in \[0, 0.3\] and not NaN"),
-        ("filter", 1, 0.4, r"spent must be in \[0, 0.3\] and not NaN"),
-        ("filter", 1, -1e-9, r"spent must be in \[0, 0.3\] and not NaN"),
+        ("filter", 1, np.nan, r"spent must be in \[0.0, 0.3\] and not NaN"),
+        ("filter", 1, 0.4, r"spent must be in \[0.0, 0.3\] and not NaN"),
+        ("filter", 1, -1e-9, r"spent must be in \[0.0, 0.3\] and not NaN"),
+        ("counts", 1, 0.0199, r"spent must be in \[0.02.*, 0.3\] and not NaN"),
     ],
 )
 def test_amounts_that_cannot_be_are_refused(

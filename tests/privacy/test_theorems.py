@@ -22,7 +22,7 @@ ACCESSORS = {
     "Accountant.add", "Accountant.attach", "Accountant.copy", "Accountant.follow",
     "Accountant.from_state", "Accountant.individual_spent", "Accountant.planned_queries",
     "Accountant.queries",
-    "Accountant.replay", "Accountant.state",
+    "Accountant.released_counts", "Accountant.replay", "Accountant.state",
     "ClippedTotal.add", "ClippedTotal.budget", "ClippedTotal.check_screening",
     "ClippedTotal.planned_queries",
     "FilterTotal.add",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -91,8 +91,8 @@ class Tree:
 
     def _filter(self, charges: Array) -> tuple[PerModelFilter, NDArray[np.bool_]]:
         """A filter after answers with these charges (N, t), and who contributed to them."""
-        releases = len(self.thresholds)
-        filter_ = PerModelFilter(self.models, self.budget, releases=releases, sigma=self.sigma)
+        budget = replace(self.budget, releases=len(self.thresholds), sigma=self.sigma)
+        filter_ = PerModelFilter(self.models, budget)
         return filter_, filter_.admit(charges)
 
     def _counts(self, charges: Array) -> tuple[int, ...]:

@@ -186,7 +186,7 @@ class Asked:
             asked.mechanisms[one.label] = mechanism_of(one.arguments, queries)
             asked.rules[one.label] = one.arguments.rule
             asked.adjacencies[one.label] = one.arguments.adjacency
-            model_filter = model_filter_of(one.arguments, one.budget, num_models)
+            model_filter = model_filter_of(one.budget, num_models)
             if model_filter is not None:
                 asked.filters[one.label] = model_filter
         return asked
@@ -262,10 +262,10 @@ def _release(
     report: dict[str, object],
 ) -> None:
     """Prints the counts of a filter, and for the operator what its models have spent."""
-    counts = release_counts(model_filter)
+    counts = list(release_counts(model_filter))
     if counts:
         report["released_counts"] = counts
-    for line in count_lines(counts, model_filter.sigma):
+    for line in count_lines(counts, model_filter.budget.sigma):
         print(line)
     if arguments.operator:
         show_spent(model_filter)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from adapmixed.commands.options import default_value
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapmixed.privacy import FilterBudget, PerModelFilter
+    from adapmixed.privacy import FilterBudget, Ledger, PerModelFilter
 
 # Why no filter runs on them: what it may charge is a function of one shard and public values.
 _NO_FILTER = {
@@ -35,7 +36,8 @@ def add_filter_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="K",
         help="at the end release K noisy counts, paid from the budget: how many models have spent "
-        "more than 1/(K+1), ..., K/(K+1) of what their answers may spend",
+        "more than 1/(K+1), ..., K/(K+1) of what their answers may spend; K in the whole life of a "
+        "ledger, which then shows them again",
     )
     group.add_argument(
         "--release-sigma", type=float, metavar="S", help="standard deviation of their noise"
@@ -76,66 +78,63 @@ def filter_budget_of(arguments: argparse.Namespace) -> "FilterBudget | None":
             f"--seed cannot be used with --release-counts, got {arguments.seed}: the counts are "
             "public, and whoever knows a seed can undo the randomness"
         )
-    if counts is not None and getattr(arguments, "ledger", None) is not None:
-        raise ValueError(
-            f"--release-counts cannot be used with --ledger, got {counts}: their cost would not be "
-            "in it"
-        )
     from adapmixed.privacy import FilterBudget
 
     order = default_value(arguments.order, 8.0) if name == "clipped-mixing" else None
     adjacency = default_value(arguments.adjacency, "zero_out")
-    budget = FilterBudget.for_epsilon(epsilon, arguments.delta, order=order, adjacency=adjacency)
-    model_filter_of(arguments, budget, 1)  # refuses releases that the budget does not hold
-    return budget
+    return FilterBudget.for_epsilon(
+        epsilon,
+        arguments.delta,
+        order=order,
+        adjacency=adjacency,
+        releases=default_value(counts, 0),
+        sigma=sigma,
+    )
 
 
 def model_filter_of(
-    arguments: argparse.Namespace,
     budget: "FilterBudget | None",
     num_models: int,
     spent: "NDArray[np.float64] | None" = None,
 ) -> "PerModelFilter | None":
-    """A filter of that budget with the releases that were asked for; None without a budget."""
-    if budget is None:
-        return None
+    """A filter of that budget; None without one."""
     from adapmixed.privacy import PerModelFilter
 
-    return PerModelFilter(
-        num_models,
-        budget,
-        releases=default_value(arguments.release_counts, 0),
-        sigma=arguments.release_sigma,
-        spent=spent,
-    )
+    return None if budget is None else PerModelFilter(num_models, budget, spent=spent)
 
 
-def release_counts(model_filter: "PerModelFilter") -> list[dict[str, float]]:
-    """All releases of a filter: public.
+def release_counts(
+    model_filter: "PerModelFilter", ledger: "Ledger | None" = None
+) -> Iterator[dict[str, float]]:
+    """All releases of a filter: public. Beside a ledger those that it holds are given again.
 
-    Returns:
-        for each {"spent_above": share of `model_filter.available`, "noisy_count": ...}.
+    Yields:
+        for each {"spent_above": share of `budget.available`, "noisy_count": ...}, as it is
+        released.
     """
     from adapmixed.rng import SecureRandom
     from adapmixed_ext import gaussian
 
-    releases, rng = model_filter.releases, SecureRandom()
-    found = []
-    for number in range(1, releases + 1):
-        share = number / (releases + 1)
-        threshold = share * model_filter.available
-        count = model_filter.noisy_count(threshold, gaussian, rng=rng)
-        found.append({"spent_above": share, "noisy_count": count})
-    return found
+    budget, rng = model_filter.budget, SecureRandom()
+    released = () if ledger is None else ledger.accountant.released_counts
+    known = {one.threshold: float(one.noisy_count) for one in released}
+    for number in range(1, budget.releases + 1):
+        share = number / (budget.releases + 1)
+        threshold = share * budget.available
+        count = known.get(threshold)
+        if count is None:
+            count = model_filter.noisy_count(threshold, gaussian, rng=rng)
+        yield {"spent_above": share, "noisy_count": count}
 
 
-def count_lines(counts: list[dict[str, float]], sigma: float | None) -> list[str]:
-    """The counts in words."""
-    return [
-        f"Models that have spent more than {one['spent_above']:.0%} of what answers may: "
-        f"{one['noisy_count']:.0f}, with noise of standard deviation {sigma:g}; may be published."
-        for one in counts
-    ]
+def count_lines(counts: Iterable[dict[str, float]], sigma: float | None) -> Iterator[str]:
+    """The counts in words, one by one."""
+    for one in counts:
+        yield (
+            f"Models that have spent more than {one['spent_above']:.0%} of what answers may: "
+            f"{one['noisy_count']:.0f}, with noise of standard deviation {sigma:g}; may be "
+            "published."
+        )
 
 
 def show_spent(model_filter: "PerModelFilter") -> None:

@@ -41,13 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
     reading = read(arguments.path)
     facts = _facts(reading)
     if arguments.action == "verify":
-        names = ("path", "intact", "charges", "hash", "head_behind", "warning")
+        names = ("path", "intact", "charges", "counts", "hash", "head_behind", "warning")
         facts = {name: facts[name] for name in names}
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
-    if facts["warning"] is None:
-        del facts["warning"]
+    for name in ("warning", "counts"):
+        if facts[name] is None:
+            del facts[name]
     for name, value in facts.items():
         print(f"{name.replace('_', ' ')}: {_words(value)}")
     return 0
@@ -56,11 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _words(value: object) -> object:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        counts = [f"{one['noisy_count']} above {one['threshold']}" for one in value["released"]]
+        words = f"{len(counts)} of {value['reserved']} released"
+        return f"{words}, standard deviation {value['sigma']}: {', '.join(counts) or '-'}"
     return "-" if value is None else value
 
 
 def _facts(reading: "Reading") -> dict[str, Any]:
-    from adapmixed.privacy.ledger.records import totals_of
+    from adapmixed.privacy.ledger.totals import totals_of
 
     description = reading.description
     return {
@@ -71,12 +76,24 @@ def _facts(reading: "Reading") -> dict[str, Any]:
         "delta": description.delta,
         "rule": description.rule,
         "charges": reading.charges,
+        "counts": _counts(reading),
         "hash": reading.hash.hex(),
         "head_behind": reading.behind,
         "warning": reading.warning,
         **totals_of(reading.accountant),
         "guarantee": str(reading.totals),
     }
+
+
+def _counts(reading: "Reading") -> dict[str, Any] | None:
+    """Of models by what they have spent, where a filter's budget reserves them: public."""
+    from adapmixed.privacy.ledger.codec import readable
+
+    budget = reading.description.filter_budget
+    if budget is None or not budget.releases:
+        return None
+    released = [readable(one) for one in reading.accountant.released_counts]
+    return {"reserved": budget.releases, "sigma": budget.sigma, "released": released}
 
 
 def _export(path: Path) -> int:

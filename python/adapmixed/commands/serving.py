@@ -59,6 +59,11 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "--ledger", type=Path, help="charge every token there, durably before it is written"
     )
     parser.add_argument(
+        "--keep-counts",
+        action="store_true",
+        help="leave what --ledger has reserved of --release-counts to a later run",
+    )
+    parser.add_argument(
         "--memory",
         type=memory_bytes,
         default=1 << 30,
@@ -84,6 +89,8 @@ def opened(arguments: argparse.Namespace, queries: int) -> "Iterator[PrivateGene
             f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
             "undo the randomness"
         )
+    if arguments.keep_counts and None in (arguments.ledger, arguments.release_counts):
+        raise ValueError("--keep-counts needs --release-counts and --ledger, where they are kept")
     budget = filter_budget_of(arguments)
     mechanism = _mechanism(arguments, queries)
     quiet_libraries()
@@ -107,10 +114,10 @@ def _generator(
         arguments.delta, rule=arguments.rule, adjacency=arguments.adjacency, filter_budget=budget
     )
     ledger = _ledger(arguments, ensemble, mechanism, budget) if ranks.leads else None
-    model_filter = None
+    model_filter, ended = None, False
     try:
         spent = None if ledger is None else ledger.accountant.individual_spent
-        model_filter = model_filter_of(arguments, budget, ensemble.num_models, spent)
+        model_filter = model_filter_of(budget, ensemble.num_models, spent)
         yield PrivateGenerator(
             ensemble,
             mechanism,
@@ -121,14 +128,18 @@ def _generator(
             overflow=arguments.overflow,
             memory_bytes=arguments.memory,
         )
+        ended = True
     finally:
-        if accountant.queries:  # also of a conversation that was broken off; on one rank alone
-            for line in _account(arguments, accountant, ledger, model_filter):
-                print(line, file=sys.stderr)
-        if model_filter is not None and arguments.operator and ranks.leads:
-            show_spent(model_filter)
-        if ledger is not None:
-            ledger.close()
+        try:
+            if accountant.queries:  # also of a conversation that was broken off; on one rank alone
+                kept = ledger is not None and (arguments.keep_counts or not ended)
+                for line in _account(arguments, accountant, ledger, model_filter, kept):
+                    print(line, file=sys.stderr)
+            if model_filter is not None and arguments.operator and ranks.leads:
+                show_spent(model_filter)
+        finally:
+            if ledger is not None:
+                ledger.close()
 
 
 def _mechanism(arguments: argparse.Namespace, queries: int) -> "Mechanism":
@@ -173,8 +184,13 @@ def _account(
     accountant: "Accountant",
     ledger: "Ledger | None",
     model_filter: "PerModelFilter | None",
+    kept: bool,
 ) -> Iterator[str]:
-    """What was charged; what depends on private data, for the operator alone."""
+    """What was charged; what depends on private data, for the operator alone.
+
+    Args:
+        kept: counts are left to a later run, as a ledger can; those before are shown by it.
+    """
     guarantee = accountant.epsilon()
     if guarantee.kind.startswith("data-dependent") and not arguments.operator:
         yield (
@@ -188,5 +204,12 @@ def _account(
     yield str(guarantee)
     if ledger is not None:
         yield f"Ledger {ledger.path}, all {ledger.charges} charges: {ledger.totals}"
-    if model_filter is not None:
-        yield from count_lines(release_counts(model_filter), model_filter.sigma)
+    if model_filter is None or not model_filter.budget.releases:
+        return
+    before = 0 if ledger is None else len(ledger.accountant.released_counts)
+    if before or kept:
+        words = f"{before} of {model_filter.budget.releases} noisy counts were released before."
+        yield f"{words} This run leaves the rest to a later one." if kept else words
+    if not kept:
+        counts = release_counts(model_filter, ledger)
+        yield from count_lines(counts, model_filter.budget.sigma)

@@ -96,7 +96,7 @@ def evaluate(
             corrupted; a result file for an ensemble that is spread over ranks.
     """
     filters = dict(model_filters or {})
-    if result is not None and any(one.releases for one in filters.values()):
+    if result is not None and any(one.budget.releases for one in filters.values()):
         raise ValueError(
             "model_filters must have no releases beside a result file: counts that were released "
             "once could be released again after every resumption"
@@ -155,9 +155,10 @@ def evaluate_runs(
     """
     given = dict(model_filters or {})
     for name, one in given.items():
-        if one.releases:
+        if one.budget.releases:
             raise ValueError(
-                f"model_filters must have no releases in runs, got {one.releases} for {name!r}"
+                f"model_filters must have no releases in runs, got {one.budget.releases} for "
+                f"{name!r}"
             )
 
     def filters(run: int) -> dict[str, PerModelFilter]:

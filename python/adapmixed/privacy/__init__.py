@@ -42,6 +42,7 @@ from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.guarantee import KINDS, RULES, Guarantee
 from adapmixed.privacy.ledger import Ledger, LedgerError
 from adapmixed.privacy.published_bound import published_bound, published_target_leakage
+from adapmixed.privacy.released_count import ReleasedCount
 
 __all__ = [
     "ADJACENCIES",
@@ -68,6 +69,7 @@ __all__ = [
     "LedgerError",
     "PerModelFilter",
     "PublicAnswer",
+    "ReleasedCount",
     "RenyiBound",
     "UnprotectedAnswer",
     "accounted_box",

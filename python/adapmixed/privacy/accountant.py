@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result
 from adapmixed.privacy.guarantee import RULES, Guarantee
+from adapmixed.privacy.released_count import ReleasedCount
 from adapmixed.privacy.renyi_total import RenyiTotal
 from adapmixed.privacy.running import Running, add_event, kind_of
 from adapmixed.privacy.state import read_accountant, write_accountant
@@ -96,12 +97,20 @@ class Accountant:
 
     @property
     def individual_spent(self) -> NDArray[np.float64] | None:
-        """(N,) float64, what each model has been charged under the filter; None before an answer.
+        """(N,) float64, what each model has been charged under the filter, and what its budget
+        reserves for counts; None before an answer.
 
         Private: for the operator, and for a `PerModelFilter` that goes on where one has stopped.
         """
         total = self._state.total
         return total.spent if isinstance(total, FilterTotal) else None
+
+    @property
+    def released_counts(self) -> tuple[ReleasedCount, ...]:
+        """The noisy counts that were added here, in their order: public. A ledger's accountant has
+        all of its filter's; beside none, those of a filter in memory are no events."""
+        total = self._state.total
+        return total.counts if isinstance(total, FilterTotal) else ()
 
     def copy(self) -> Accountant:
         """An independent accountant with the same totals."""
@@ -156,7 +165,7 @@ class Accountant:
             before, settings = self._state, self._settings()
             staged = replace(before)
             for event in [events] if single else events:  # type: ignore[union-attr]
-                if attached and isinstance(event, IndividualCharge):
+                if attached and isinstance(event, IndividualCharge | ReleasedCount):
                     self._check_attached(before)
                 add_event(staged, event, **settings)
             if isinstance(staged.total, ClippedTotal):
@@ -184,16 +193,25 @@ class Accountant:
         if self._follows:
             raise ValueError("the guarantee must be asked of the rank that leads: it was charged")
 
-    def attach(self, model_filter: PerModelFilter) -> None:
+    def attach(
+        self,
+        model_filter: PerModelFilter,
+        *,
+        record: Callable[[ReleasedCount], object] | None = None,
+    ) -> None:
         """Says which filter's charges come next; needed before the first of them.
 
         From then on the filter holds at least what its models were charged here.
 
+        Args:
+            record: adds each noisy count of the filter here before it is known (`Ledger.attach`);
+                then other filters may go on with the counts that are left.
+
         Raises:
             ValueError: a filter of another budget; one that does not hold what the models were
-                charged here before it; one that has released counts with seeded noise; or, where it
-                or the one before it releases noisy counts, a second one: the counts' cost is in the
-                filter alone.
+                charged here before it; one that has released counts with seeded noise; or, where
+                the budget reserves noisy counts, a second one: how many were released its filter
+                alone knows. With `record`, one that has released counts which are not here.
         """
         if self.filter_budget != model_filter.budget:
             raise ValueError(
@@ -203,19 +221,20 @@ class Accountant:
         with self._lock:
             state = self._state
             total = state.total
-            spent = total.spent if isinstance(total, FilterTotal) else None
-            charged = np.zeros(model_filter.num_models) if spent is None else spent
+            held = total if isinstance(total, FilterTotal) else None
+            spent = None if held is None else held.spent
+            reserved = model_filter.budget.reserved
+            charged = np.full(model_filter.num_models, reserved) if spent is None else spent
             same = state.filter == model_filter.identity
-            used = state.filter is not None or bool((charged > 0).any())
-            if not same and (state.releases or (model_filter.releases and used)):
+            released = 0 if held is None else len(held.counts)
+            used = state.filter is not None or released > 0 or bool((charged > reserved).any())
+            if record is None and model_filter.budget.releases and used and not same:
                 raise ValueError(
                     "model_filter must be the only one of its accountant where noisy counts are "
-                    "released: their cost is in that filter alone"
+                    "released: how many were, that filter alone knows (a ledger would)"
                 )
-            model_filter.serve(charged, state.queries - state.public_queries)
-            self._state = replace(
-                state, filter=model_filter.identity, releases=model_filter.releases
-            )
+            model_filter.serve(charged, state.queries - state.public_queries, released, record)
+            self._state = replace(state, filter=model_filter.identity)
 
     def epsilon(self, adjacency: str | None = None) -> Guarantee:
         """The guarantee of everything added so far.

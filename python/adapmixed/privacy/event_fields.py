@@ -19,6 +19,7 @@ from adapmixed.privacy.events import (
     UnprotectedAnswer,
 )
 from adapmixed.privacy.fields import ARRAY, COUNT, FLAG, REAL, REALS, WORD, Kind, optional
+from adapmixed.privacy.released_count import ReleasedCount
 
 FIELDS: dict[type, dict[str, Kind]] = {
     GaussianScreening: {"num_models": COUNT, "queries": COUNT, "weight": REAL, "sigma": REAL},
@@ -49,12 +50,13 @@ FIELDS: dict[type, dict[str, Kind]] = {
         "constant_models": FLAG,
     },
     IndividualCharge: {"measure": WORD, "order": optional(REAL), "charge": ARRAY},
+    ReleasedCount: {"num_models": COUNT, "threshold": REAL, "sigma": REAL, "noisy_count": COUNT},
     PublicAnswer: {"queries": COUNT},
     UnprotectedAnswer: {"queries": COUNT},
     Caveat: {"name": WORD},
 }
 
-VERSION = 2
+VERSION = 3
 """Of these fields, and so of ledgers and of accountants' states, which hold events."""
 
 _SINCE: dict[type, dict[str, int]] = {BoundedRangeAnswer: {"constant_models": 2}}

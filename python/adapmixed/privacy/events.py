@@ -3,7 +3,8 @@
 A mechanism never accounts: it emits events. Every answered query appears in exactly one of the
 answering events (`LeaveOneOutLoss`, `RenyiBound`, `ClippedAnswer`, `BoundedRangeAnswer`,
 `PublicAnswer`, `UnprotectedAnswer`), and a noisy screening that preceded the answer appears in a
-`GaussianScreening` besides. A `Caveat` is no answer: it says what the answers lacked.
+`GaussianScreening` besides. A `Caveat` is no answer: it says what the answers lacked; nor is a
+`ReleasedCount`, which was paid before them.
 
 Shapes: N = `num_models`, B = positions (queries) of the event, K = number of Rényi orders.
 Errors are `ValueError`s that name the field, its value and what is allowed.
@@ -27,6 +28,7 @@ from adapmixed.privacy.checks import (
     check_order,
     check_real,
 )
+from adapmixed.privacy.released_count import ReleasedCount
 
 LOSS_ABSOLUTE_ERROR = 1e-12
 """Absolute error that the accountant adds to every realised loss, zeros among them: below it an
@@ -290,6 +292,7 @@ Event = (
     | ClippedAnswer
     | BoundedRangeAnswer
     | IndividualCharge
+    | ReleasedCount
     | PublicAnswer
     | UnprotectedAnswer
     | Caveat

@@ -13,14 +13,14 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.privacy.checks import check_count, check_real
-from adapmixed.privacy.conversions import gaussian_rho
 from adapmixed.privacy.fields import (
     ARRAY,
     COUNT,
@@ -30,8 +30,9 @@ from adapmixed.privacy.fields import (
     read_state,
     write_state,
 )
-from adapmixed.privacy.filter_budget import BUDGET, FilterBudget
-from adapmixed.privacy.rounding import array_add_up, times_up
+from adapmixed.privacy.filter_budget import PLAIN_BUDGET, FilterBudget
+from adapmixed.privacy.released_count import ReleasedCount
+from adapmixed.privacy.rounding import array_add_up
 
 FORMAT_VERSION = 1
 """Of a filter's state; rises when its fields or their meaning change."""
@@ -39,7 +40,7 @@ FORMAT_VERSION = 1
 _FIELDS = {
     "identity": WORD,
     "num_models": COUNT,
-    "budget": BUDGET,
+    "budget": PLAIN_BUDGET,
     "releases": COUNT,
     "sigma": optional(REAL),
     "spent": ARRAY,
@@ -61,17 +62,16 @@ class PerModelFilter:
     would spend the budget twice.
 
     Attributes:
-        identity: tells filters apart; an accountant serves one with releases, or several each of
-            which goes on where the one before has stopped (`Accountant.attach`).
+        identity: tells filters apart; an accountant serves one, or several each of which goes on
+            where the one before has stopped (`Accountant.attach`).
 
     Args:
         num_models: N ≥ 1.
-        budget: of every model.
-        releases: how many noisy counts may be released, all of them paid by every model when the
-            filter is made. No ledger holds that: a filter that goes on from `spent` has none.
-        sigma: standard deviation > 0 of their noise; needed iff releases > 0.
-        spent: (N,) float64, what earlier answers under this budget have spent; None: nothing. How
-            many they were `Accountant.attach` tells, and the accountant counts on besides.
+        budget: of every model; what it reserves for noisy counts is spent from the first.
+        spent: (N,) float64, what earlier answers under this budget have spent, with what it
+            reserves (`individual_spent` of an accountant); None: nothing. How many answers they
+            were `Accountant.attach` tells, and how many counts are left the ledger that it is
+            attached to, before which it releases none.
     """
 
     def __init__(
@@ -79,34 +79,23 @@ class PerModelFilter:
         num_models: int,
         budget: FilterBudget,
         *,
-        releases: int = 0,
-        sigma: float | None = None,
         spent: NDArray[np.float64] | None = None,
     ) -> None:
         self.identity = secrets.token_hex(16)
         self._lock, self._process = threading.Lock(), os.getpid()
         self.num_models = check_count("num_models", num_models, 1)
         self.budget = budget
-        self.releases = self._left = check_count("releases", releases, 0)
-        if (sigma is None) != (self.releases == 0):
-            raise ValueError(f"sigma must be given iff releases > 0, got {sigma!r}")
-        if self.releases and spent is not None:
-            raise ValueError(
-                f"releases must be 0 where spent is given, got {releases}: those of an earlier "
-                "filter are not known to this one"
-            )
-        self.sigma = None if sigma is None else check_real("sigma", sigma)
-        if self.sigma == 0:
-            raise ValueError("sigma must be > 0, got 0.0")
-        self._reserved = times_up(self.releases, self._release_cost())
-        if self._reserved > budget.amount:
-            raise ValueError(
-                f"releases must leave some of the budget of {budget.amount!r} for answers, got "
-                f"{releases} at {self._release_cost()!r} each"
-            )
-        self._spent = np.full(self.num_models, self._reserved)
+        self._left: int | None = budget.releases  # None until a ledger says
+        self._record: Callable[[ReleasedCount], object] | None = None
+        self._spent = np.full(self.num_models, budget.reserved)
         if spent is not None:
             self._spent = self._checked("spent", spent, (self.num_models,)).copy()
+            if (self._spent < budget.reserved).any():
+                raise ValueError(
+                    f"spent must be >= {budget.reserved!r}, what the budget reserves for counts, "
+                    f"got {float(self._spent.min())!r}"
+                )
+            self._left = None if budget.releases else 0
         self._answers = 0
         self._serves = self._seeded = False  # an accountant rests on it; seeded counts are out
 
@@ -117,24 +106,26 @@ class PerModelFilter:
         )
 
     @property
-    def available(self) -> float:
-        """What a model's answers may spend: the budget less what the releases take; public.
-
-        A release costs every model α/(2σ²): docs/privacy.md, section 13, "Who has spent what".
-        """
-        return self.budget.amount - self._reserved
-
-    @property
     def spent(self) -> NDArray[np.float64]:
         """(N,) float64, what each model has spent, all releases included: private."""
         return self._spent.copy()
 
     def state(self) -> dict[str, Any]:
-        """Settings and what was spent as strict JSON values, exact to the bit: private."""
+        """Settings and what was spent as strict JSON values, exact to the bit: private.
+
+        Raises:
+            ValueError: counts were released with seeded noise, or are recorded by a ledger, where
+                the filter made from the state would not have to be attached to release them again.
+        """
         if self._seeded:
             raise ValueError("a filter that has released counts with seeded noise has no state")
-        names = ("identity", "num_models", "budget", "releases", "sigma")
-        values = {name: getattr(self, name) for name in names}
+        if self.budget.releases and (self._left is None or self._record is not None):
+            raise ValueError(
+                "a filter that releases counts beside a ledger has no state: one that is made with "
+                "spent=ledger.accountant.individual_spent goes on"
+            )
+        values = {name: getattr(self, name) for name in ("identity", "num_models", "budget")}
+        values |= {"releases": self.budget.releases, "sigma": self.budget.sigma}
         with self._lock:
             values |= {"spent": self._spent, "left": self._left, "answers": self._answers}
         return write_state("filter", FORMAT_VERSION, _FIELDS, values)
@@ -147,18 +138,17 @@ class PerModelFilter:
         then holds for neither's answers beside the other's.
         """
         found = read_state("filter", FORMAT_VERSION, _FIELDS, state)
-        made = cls(
-            found["num_models"], found["budget"], releases=found["releases"], sigma=found["sigma"]
-        )
+        budget = replace(found["budget"], releases=found["releases"], sigma=found["sigma"])
+        made = cls(found["num_models"], budget)
         spent = made._checked("filter.spent", found["spent"], (made.num_models,))
-        if (spent < made._reserved).any() or (spent > made.budget.amount).any():
+        if (spent < budget.reserved).any() or (spent > budget.amount).any():
             raise ValueError(
-                f"filter.spent must lie in [{made._reserved!r}, {made.budget.amount!r}], what the "
+                f"filter.spent must lie in [{budget.reserved!r}, {budget.amount!r}], what the "
                 f"releases take and what may be spent, got {float(spent.min())!r} to "
                 f"{float(spent.max())!r}"
             )
-        if not 0 <= found["left"] <= made.releases:
-            raise ValueError(f"filter.left must be in [0, {made.releases}], got {found['left']}")
+        if not 0 <= found["left"] <= budget.releases:
+            raise ValueError(f"filter.left must be in [0, {budget.releases}], got {found['left']}")
         check_count("filter.answers", found["answers"], 0)
         made._spent, made._left, made._answers = spent, found["left"], found["answers"]
         made.identity, made._serves = found["identity"], True
@@ -171,35 +161,44 @@ class PerModelFilter:
             ValueError: other settings, this filter has already answered, or as `from_state`.
         """
         other = PerModelFilter.from_state(state)
-        for name in ("num_models", "budget", "releases", "sigma"):
+        for name in ("num_models", "budget"):
             mine, found = getattr(self, name), getattr(other, name)
             if mine != found:
                 raise ValueError(f"filter.{name} must be {mine!r}, got {found!r}")
-        if self._answers or self._left < self.releases:
+        if self._answers or self._left != self.budget.releases:
             raise ValueError(f"restore needs a filter that is new, got {self._answers} answers")
         self._spent, self._left, self._answers = other._spent, other._left, other._answers
         self.identity, self._serves = other.identity, True
 
-    def serve(self, charged: NDArray[np.float64], answers: int) -> None:
+    def serve(
+        self,
+        charged: NDArray[np.float64],
+        answers: int,
+        released: int,
+        record: Callable[[ReleasedCount], object] | None,
+    ) -> None:
         """Says that a guarantee rests on this filter from here on: `Accountant.attach` does.
 
         Args:
-            charged: (N,) float64, what each model has been charged by it or before it, without
-                releases; `spent` is raised to that where it is less.
+            charged: (N,) float64, what each model has been charged by it or before it, with what
+                the budget reserves; `spent` is raised to that where it is less.
             answers: how many charges that is the sum of.
+            released: with `record`, how many counts were released by it or before it.
+            record: is given each count before it is known to anyone; what it raises, `noisy_count`
+                does. None: who was given them stays.
 
         Raises:
-            ValueError: it lacks charges of before, or is of another number of models; counts with
-                seeded noise were released.
+            ValueError: it lacks charges of before, or is of another number of models; counts were
+                released with seeded noise, or, with `record`, more than are said.
         """
-        # The sums of the same charges may differ: threads add in another order, and this one begins
-        # at what the releases take. Adding ends above the exact sum, by at most 2^-51 of it (of the
-        # least float below that) a step; the reserve is known to some ulps of the budget. What is
-        # smaller than all that could be missing unseen, so the filter is raised to `charged`: the
-        # guarantee does not depend on the comparison, which is for mistakes.
+        # The sums of the same charges may differ, since threads add in another order. Adding ends
+        # above the exact sum, by at most 2^-51 of it (of the least float below that) a step; some
+        # ulps of the budget more do no harm. What is smaller than all that could be missing unseen,
+        # so the filter is raised to `charged`: the guarantee does not depend on the comparison,
+        # which is for mistakes.
         rounding = answers * (charged * 2.0**-50 + 5e-324) + 4 * math.ulp(self.budget.amount)
         with self._lock:
-            own = self._spent - self._reserved
+            own = self._spent
             if own.shape != charged.shape or (own < charged - rounding).any():
                 raise ValueError(
                     "model_filter must hold what its models have spent before: "
@@ -210,10 +209,24 @@ class PerModelFilter:
                     "model_filter must not have released counts with seeded noise: whoever knows a "
                     "seed can undo it"
                 )
-            held = array_add_up(np.full(self.num_models, self._reserved), charged)
-            held = np.minimum(held, self.budget.amount)  # where nothing more is admitted
-            self._spent, self._serves = np.maximum(self._spent, held), True
+            if record is not None:
+                self._left = self._left_beside(released, record)
+                self._record = record
+            self._spent, self._serves = np.maximum(own, charged), True
             self._answers = max(self._answers, answers)
+
+    def _left_beside(self, released: int, record: Callable[[ReleasedCount], object]) -> int:
+        """How many counts are left where so many are recorded."""
+        most = self.budget.releases
+        if self._left is None:
+            return most - released
+        # Attached once more, it may be amid a count that it has taken and not yet recorded.
+        if record != self._record and most - self._left > released:
+            raise ValueError(
+                f"model_filter must have released no counts but the {released} that the ledger "
+                f"holds, got {most - self._left}"
+            )
+        return min(self._left, most - released)
 
     def admit(self, charges: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Charges a batch, its positions in order; the slots that contribute.
@@ -248,7 +261,8 @@ class PerModelFilter:
         return active
 
     def noisy_count(self, threshold: float, gaussian: Gaussian, *, rng: object) -> float:
-        """#{i : spent_i > threshold} + N(0, sigma²), one of the releases, which are not counted.
+        """#{i : spent_i > threshold} + N(0, sigma²), one of the budget's releases, whose cost is no
+        part of spent_i; where the filter serves a ledger, recorded there, durably, beforehand.
 
         The Gaussian mechanism on a count of sensitivity 1 (docs/privacy.md, section 13, "Who has
         spent what"). Rounded to an integer, which costs nothing: the last digits of a sum of
@@ -263,13 +277,24 @@ class PerModelFilter:
 
         Raises:
             ValueError: no release is left, a variate that is not finite or exactly 0, a child of a
-                fork; a source that is seeded, or does not say, beside an accountant.
+                fork; a source that is seeded, or does not say, beside an accountant; a filter that
+                goes on from `spent` and is attached to no ledger.
+            LedgerError: the count could not be recorded. It counts as released, and nobody has it.
         """
         threshold = check_real("threshold", threshold, infinite=True)
         self._check_process()
+        sigma = self.budget.sigma
         with self._lock:
-            if self._left == 0 or self.sigma is None:
-                raise ValueError("releases must be reserved when the filter is made, got none left")
+            if self._left is None:
+                raise ValueError(
+                    "model_filter must be attached to its ledger (Ledger.attach) before a count: "
+                    "how many were released before, the ledger alone knows"
+                )
+            if self._left == 0 or sigma is None:
+                raise ValueError(
+                    "releases must be reserved by the filter's budget, got none left of "
+                    f"{self.budget.releases}"
+                )
             seeded = bool(getattr(rng, "seeded", True))
             if seeded and self._serves:
                 raise ValueError(
@@ -277,13 +302,17 @@ class PerModelFilter:
                     f"{type(rng).__name__}: the count is public, and whoever knows a seed can undo "
                     "its noise"
                 )
-            noise = float(gaussian((), sigma=self.sigma, rng=rng))
+            noise = float(gaussian((), sigma=sigma, rng=rng))
             if not math.isfinite(noise) or noise == 0:
                 raise ValueError(f"gaussian must draw from N(0, sigma²), got {noise!r}")
             self._left -= 1
             self._seeded |= seeded
-            above = np.count_nonzero(self._spent - self._reserved > threshold)
-        return float(round(float(above) + noise))
+            above = np.count_nonzero(self._spent - self.budget.reserved > threshold)
+            record = self._record
+        count = round(float(above) + noise)
+        if record is not None:  # a ledger takes its own lock
+            record(ReleasedCount(self.num_models, threshold, sigma, count))
+        return float(count)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -291,13 +320,6 @@ class PerModelFilter:
                 "a filter must be used in the process that made it: parent and child of a fork "
                 "would each spend its budget"
             )
-
-    def _release_cost(self) -> float:
-        """A count changes by at most 1 with one shard: ρ = 1/(2σ²), times the order for "renyi"."""
-        if self.sigma is None:
-            return 0.0
-        rho = gaussian_rho(1.0, self.sigma)
-        return rho if self.budget.order is None else times_up(self.budget.order, rho)
 
     def _checked(
         self, name: str, values: NDArray[np.float64], shape: tuple[int, ...]

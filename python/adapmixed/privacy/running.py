@@ -19,6 +19,7 @@ from adapmixed.privacy.events import (
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
+from adapmixed.privacy.released_count import ReleasedCount
 from adapmixed.privacy.renyi_total import RenyiTotal
 
 MECHANISMS = {
@@ -43,7 +44,6 @@ class Running:
     unprotected: bool = False
     caveats: frozenset[str] = frozenset()
     filter: str | None = None  # the identity of the filter that charges come from
-    releases: int = 0  # noisy counts that it may release
 
 
 def kind_of(state: Running) -> str:
@@ -96,7 +96,8 @@ def add_event(
         | RenyiBound
         | ClippedAnswer
         | BoundedRangeAnswer
-        | IndividualCharge,
+        | IndividualCharge
+        | ReleasedCount,
     ):
         raise ValueError(f"events must be privacy events, got {type(event).__name__}")
     _agree(state, "num_models", event.num_models)
@@ -106,11 +107,11 @@ def add_event(
         state.total = _one_mechanism(state, ClippedTotal()).add(event)
     elif isinstance(event, BoundedRangeAnswer):
         state.total = _one_mechanism(state, PoolTotal()).add(event)
-    elif isinstance(event, IndividualCharge):
+    elif isinstance(event, IndividualCharge | ReleasedCount):
         if filter_budget is None:
             raise ValueError(
-                "filter_budget must be given to an accountant of IndividualCharges: without a "
-                "filter and its budget they give no guarantee"
+                f"filter_budget must be given to an accountant of {type(event).__name__}s: without "
+                "a filter and its budget they give no guarantee"
             )
         state.total = _one_mechanism(state, FilterTotal(filter_budget)).add(event)
     else:
@@ -122,7 +123,7 @@ def add_event(
         _agree(state, "adjacency", event.adjacency)
         empty = RenyiTotal(delta, rule, order_weights)
         state.total = _one_mechanism(state, empty).add(event)
-    if not isinstance(event, GaussianScreening):
+    if not isinstance(event, GaussianScreening | ReleasedCount):
         state.queries += event.queries
     if isinstance(state.total, FilterTotal) and state.screening.screened:
         raise ValueError(

@@ -25,15 +25,17 @@ from adapmixed.privacy.fields import (
     Kind,
     exactly,
     optional,
+    read_fields,
     read_real,
     read_state,
     record,
     write_real,
     write_state,
 )
-from adapmixed.privacy.filter_budget import BUDGET
+from adapmixed.privacy.filter_budget import BUDGET, PLAIN_BUDGET
 from adapmixed.privacy.filter_total import FilterTotal
 from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
+from adapmixed.privacy.released_count import ReleasedCount
 from adapmixed.privacy.renyi_total import RenyiTotal
 from adapmixed.privacy.running import Running
 from adapmixed.privacy.state_checks import check_running
@@ -54,6 +56,12 @@ def _read_caveats(written: Any) -> frozenset[str]:
     return frozenset(names)
 
 
+def _read_counts(written: Any, arrays: Arrays) -> tuple[ReleasedCount, ...]:
+    return tuple(_COUNT.read(one, arrays) for one in exactly(list, written))
+
+
+_COUNT = record(ReleasedCount, FIELDS[ReleasedCount])
+_COUNTS = Kind(lambda counts, to: [_COUNT.write(one, to) for one in counts], _read_counts)
 _PLAN = Kind(lambda plan, _: [plan[0], write_real(plan[1])], lambda written, _: _read_plan(written))
 _NAMES = Kind(lambda names, _: sorted(names), lambda written, _: _read_caveats(written))
 
@@ -81,7 +89,7 @@ TOTALS: dict[type, dict[str, Kind]] = {
         "unplanned": FLAG,
         "constant_models": optional(FLAG),
     },
-    FilterTotal: {"budget": BUDGET, "spent": ARRAY},
+    FilterTotal: {"budget": BUDGET, "spent": ARRAY, "counts": _COUNTS},
 }
 """The fields of every total. A new one needs its line, and its checks in `state_checks`."""
 
@@ -108,8 +116,11 @@ def _pool_of_version_1() -> Kind:
 
 
 def _total_of(version: int) -> Kind:
-    older = {"PoolTotal": _pool_of_version_1()} if version == 1 else {}
-    named = _NAMED | older
+    named = dict(_NAMED)
+    if version == 1:
+        named["PoolTotal"] = _pool_of_version_1()
+    if version < 3:
+        named["FilterTotal"] = record(FilterTotal, {"budget": PLAIN_BUDGET, "spent": ARRAY})
 
     def write(total: Any, arrays: Arrays) -> dict[str, Any]:
         name = type(total).__name__
@@ -133,7 +144,6 @@ _RUNNING: dict[str, Kind] = {
     "unprotected": FLAG,
     "caveats": _NAMES,
     "filter": optional(WORD),
-    "releases": COUNT,
 }
 _SETTINGS: dict[str, Kind] = {
     "delta": REAL,
@@ -144,9 +154,27 @@ _SETTINGS: dict[str, Kind] = {
 }
 
 
+def _running_before_3(fields: dict[str, Kind]) -> Kind:
+    """While budgets did not say what they reserve, but the running totals how many counts."""
+
+    def read(written: Any, arrays: Arrays) -> Running:
+        values = read_fields("Running", fields, exactly(dict, written), arrays)
+        if values.pop("releases") != 0:
+            raise ValueError(
+                "releases must be 0 in a state of format 2 or 1, which does not say what noise the "
+                "counts were paid for: the version that wrote it goes on from it"
+            )
+        return Running(**values)
+
+    return Kind(record(Running, fields).write, read)
+
+
 def _fields(version: int) -> dict[str, Kind]:
     running = {"total": optional(_total_of(version)), **_RUNNING}
-    return _SETTINGS | {"running": record(Running, running)}
+    if version >= 3:
+        return _SETTINGS | {"running": record(Running, running)}
+    budget = {"filter_budget": optional(PLAIN_BUDGET)}
+    return _SETTINGS | budget | {"running": _running_before_3(running | {"releases": COUNT})}
 
 
 def write_accountant(settings: Mapping[str, Any], running: Running) -> dict[str, Any]:
@@ -157,8 +185,8 @@ def write_accountant(settings: Mapping[str, Any], running: Running) -> dict[str,
 
 def read_accountant(state: Mapping[str, Any]) -> tuple[dict[str, Any], Running]:
     """(arguments, running totals); ValueError where no accountant has that state."""
-    older = isinstance(state, Mapping) and state.get("format_version") == 1
-    version = 1 if older else FORMAT_VERSION
+    found = state.get("format_version") if isinstance(state, Mapping) else None
+    version = next((older for older in range(1, FORMAT_VERSION) if found == older), FORMAT_VERSION)
     settings = read_state("accountant", version, _fields(version), state)
     running: Running = settings.pop("running")
     check_running(running, settings)

@@ -5,14 +5,14 @@ too little. `private` below is `queries - public_queries`, the answers that used
 
 | field | must be |
 | --- | --- |
-| `queries`, `public_queries`, `screened`, `releases`, `answered` | >= 0 |
+| `queries`, `public_queries`, `screened`, `answered` | >= 0 |
 | `public_queries` | <= `queries`; equal to it where `total` is null and nothing is unprotected |
 | `unprotected` | false where `private` is 0, or where the total has as many answers |
 | `screening.rho`, `.single` | both 0 where nothing is screened; `rho` is `screened` by `single`; |
 | | `single` is null for two screenings or more of different costs, `rho` > 0 |
 | `num_models` | >= 1, and given where a total or screenings are |
 | `adjacency` | given iff the total is of Rényi events, and what the accountant is asked about |
-| `filter` | null without a `filter_budget`; given where there are `releases` |
+| `filter` | null without a `filter_budget` |
 | RenyiTotal `delta`, `rule`, `order_weights` | the accountant's |
 | `orders` | distinct, finite, > 1; one with rule "paper" or a bound; as many as `order_weights` |
 | `realised`, `bounded`, `plan` | one of them true or given; `published` needs one of the last two |
@@ -29,7 +29,9 @@ too little. `private` below is `queries - public_queries`, the answers that used
 | `replaced` | is 4 `rho`; `removed` is `rho` with `constant_models`, else >= `replaced` |
 | `constant_models` | given, and that of the plan |
 | FilterTotal `budget` | the accountant's |
-| `spent` | (N,), in [0, budget]; 0 without private answers; nothing screened |
+| `spent` | (N,), from what it reserves to all of it; the former without private answers; |
+| | nothing screened |
+| `counts` | as many as it reserves at most, of its `sigma` and of N models |
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def check_running(running: Running, settings: Mapping[str, Any]) -> None:
 
 
 def _check_counts(running: Running, settings: Mapping[str, Any]) -> None:
-    for name in ("queries", "public_queries", "releases"):
+    for name in ("queries", "public_queries"):
         _require(getattr(running, name) >= 0, f"{name} must be >= 0: counts must be >= 0")
     private = running.queries - running.public_queries
     _require(private >= 0, "public_queries must be <= queries")
@@ -96,7 +98,6 @@ def _check_counts(running: Running, settings: Mapping[str, Any]) -> None:
     )
     budget = settings["filter_budget"]
     _require(running.filter is None or budget is not None, "filter must be null without a budget")
-    _require(running.filter is not None or running.releases == 0, "releases must be of a filter")
 
 
 def _check_screening(found: ScreeningTotal) -> None:
@@ -221,22 +222,32 @@ def _check_answered(answered: int, running: Running) -> None:
 
 def _check_filter(total: FilterTotal, running: Running, settings: Mapping[str, Any]) -> None:
     _require(total.budget == settings["filter_budget"], "budget must be the accountant's")
-    _amounts("spent", total.spent, (running.num_models or 0,), most=total.budget.amount)
+    budget, models = total.budget, running.num_models or 0
+    _amounts("spent", total.spent, (models,), budget.reserved, budget.amount)
     assert total.spent is not None
     private = running.queries - running.public_queries - running.unprotected
-    _require(private > 0 or not total.spent.any(), "spent must be 0 without private answers")
+    unspent = bool((total.spent == budget.reserved).all())
+    _require(private > 0 or unspent, f"spent must be {budget.reserved!r} without private answers")
+    _require(len(total.counts) <= budget.releases, "counts must be those that budget reserves")
+    for one in total.counts:
+        paid = (one.sigma, one.num_models) == (budget.sigma, models)
+        _require(paid, "counts must be of the budget's sigma and of num_models")
     _require(running.screening.screened == 0, "screening.screened must be 0 under a filter")
 
 
 def _amounts(
-    name: str, values: NDArray[np.float64] | None, shape: tuple[int, ...], most: float = np.inf
+    name: str,
+    values: NDArray[np.float64] | None,
+    shape: tuple[int, ...],
+    least: float = 0.0,
+    most: float = np.inf,
 ) -> None:
-    """Charges of that shape in [0, most], +inf allowed, NaN not."""
+    """Charges of that shape in [least, most], +inf allowed, NaN not."""
     found = None if values is None else values.shape
     _require(found == shape, f"{name} must have shape {shape}, got {found}")
     assert values is not None
-    inside = bool(((values >= 0) & (values <= most)).all())
-    _require(inside, f"{name} must be in [0, {most!r}] and not NaN in every entry")
+    inside = bool(((values >= least) & (values <= most)).all())
+    _require(inside, f"{name} must be in [{least!r}, {most!r}] and not NaN in every entry")
 
 
 def _require(condition: bool, words: str) -> None:

@@ -6,6 +6,7 @@ from adapmixed.privacy.ledger.errors import (
     LedgerCorruptError,
     LedgerError,
     LedgerMismatchError,
+    LedgerOlderError,
     LedgerWriteError,
 )
 from adapmixed.privacy.ledger.ledger import Ledger
@@ -18,6 +19,7 @@ __all__ = [
     "LedgerCorruptError",
     "LedgerError",
     "LedgerMismatchError",
+    "LedgerOlderError",
     "LedgerWriteError",
     "Reading",
     "read",

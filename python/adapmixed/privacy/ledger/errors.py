@@ -17,6 +17,10 @@ class LedgerMismatchError(LedgerError, ValueError):
     """The ledger was opened for something else than it was created for."""
 
 
+class LedgerOlderError(LedgerError, ValueError):
+    """An older version charged it by other totals: it is intact, and takes no more charges."""
+
+
 class LedgerClosedError(LedgerError, ValueError):
     """Charged after close, after a failed charge, or in a forked child."""
 

@@ -74,6 +74,7 @@ class Ledger:
             LedgerMismatchError: it was created with other arguments.
             LedgerBusyError: it has another writer.
             LedgerCorruptError: altered, truncated, rolled back, or of an unknown format.
+            LedgerOlderError: intact, but charged by an older accounting: begin another.
             LedgerWriteError: it cannot be read or written.
         """
         accountant = Accountant(
@@ -113,21 +114,21 @@ class Ledger:
         self._store = Store(path, read_only=False)
         try:
             self._description = self._store.description()
-            self._description.require(wanted)
             self._accountant = self._description.accountant()
-            self._tail = self._catch_up()
+            self._tail = self._catch_up(wanted)
         except BaseException:
             self._store.close()
             raise
         _open.add(self)
         _LOG.info("ledger %s: %d charges", path, self._tail.count)
 
-    def _catch_up(self) -> Tail:
+    def _catch_up(self, wanted: Description) -> Tail:
         """Replays the records and brings the head forward by the one that it may lack."""
         head = self._head.read()
         rows, watch = self._store.rows(), head.count
         tail = replay(rows, self._description, self._accountant, watch=watch)
         check_head(self.path, tail, head)
+        self._description.require(wanted)
         if head.torn:
             _LOG.warning("ledger %s: %s", self.path, torn_words(tail.count))
         if tail.count > head.count:
@@ -140,7 +141,7 @@ class Ledger:
         """Reads and checks a whole ledger without writing, also while a writer has it open.
 
         Raises:
-            LedgerCorruptError, LedgerWriteError: as :meth:`open`.
+            LedgerCorruptError, LedgerOlderError, LedgerWriteError: as :meth:`open`.
         """
         return read(path)
 
@@ -165,20 +166,16 @@ class Ledger:
         return self._accountant.epsilon()
 
     def attach(self, model_filter: PerModelFilter) -> None:
-        """Says which filter's charges come next, as `Accountant.attach`, once after opening.
+        """Says which filter's charges come next, as `Accountant.attach`, once after opening. From
+        then on its noisy counts are charged here, each as one record before it is known.
 
         Raises:
-            ValueError: as there, and for a filter with releases: their cost is no event.
+            ValueError: as there.
             LedgerClosedError: as :meth:`charge`.
         """
         with self._lock:
             self._check_usable()
-            if model_filter.releases:
-                raise ValueError(
-                    f"model_filter must have no releases beside a ledger, got "
-                    f"{model_filter.releases}: their cost would not be in it"
-                )
-            self._accountant.attach(model_filter)
+            self._accountant.attach(model_filter, record=self.charge)
 
     def charge(self, events: Event | Iterable[Event]) -> None:
         """Charges events as one record, all or none; durable when this returns.

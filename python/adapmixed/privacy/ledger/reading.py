@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from adapmixed.privacy.accountant import Accountant
 from adapmixed.privacy.events import Event
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.ledger.errors import LedgerCorruptError, LedgerWriteError
+from adapmixed.privacy.ledger.errors import (
+    LedgerCorruptError,
+    LedgerOlderError,
+    LedgerWriteError,
+)
 from adapmixed.privacy.ledger.head import Head, read_head
 from adapmixed.privacy.ledger.records import Description, Record, Tail, replay
 from adapmixed.privacy.ledger.store import Store
@@ -67,6 +71,7 @@ def read(
 
     Raises:
         LedgerCorruptError: altered, truncated, rolled back, or of an unknown format.
+        LedgerOlderError: intact, but charged by an older accounting.
         LedgerWriteError: it cannot be read.
     """
     place = os.path.realpath(path)
@@ -100,7 +105,8 @@ def torn_words(charges: int) -> str:
 
 
 def check_head(path: str, tail: Tail, head: Head, later: Head | None = None) -> None:
-    """Raises LedgerCorruptError unless the chain holds what the head says and at most one more.
+    """Raises LedgerCorruptError unless the chain holds what the head says and at most one more;
+    LedgerOlderError where it does, and its totals are an older accounting's.
 
     Args:
         path: of the database.
@@ -127,3 +133,5 @@ def check_head(path: str, tail: Tail, head: Head, later: Head | None = None) -> 
             f"{path} holds {tail.count} charges, its head {last.count}: at most one may be missing "
             "there, so the head is an older copy"
         )
+    if tail.older is not None:
+        raise LedgerOlderError(f"{path} {tail.older}")

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from adapmixed.privacy.accountant import Accountant
 from adapmixed.privacy.event_fields import VERSION
 from adapmixed.privacy.events import Event
-from adapmixed.privacy.fields import canonical, parse, write_real
+from adapmixed.privacy.fields import canonical, parse
 from adapmixed.privacy.filter_budget import FilterBudget
 from adapmixed.privacy.ledger.codec import decode, encode
 from adapmixed.privacy.ledger.errors import LedgerCorruptError, LedgerMismatchError
+from adapmixed.privacy.ledger.totals import compare, totals_of
 
 FORMAT_VERSION = VERSION
 """Rises when records or their meaning change, the computed totals of old records included."""
-
-_AGREEMENT = 1e-9  # relative; another machine's logarithms and sums may differ in the last bits
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,16 @@ class Description:
             os.urandom(16).hex(),
         )
 
+    def _fields(self) -> dict[str, Any]:
+        fields = asdict(self)
+        if self.format_version < 3 and self.filter_budget is not None:  # no counts were reserved
+            del fields["filter_budget"]["releases"], fields["filter_budget"]["sigma"]
+        return fields
+
     @cached_property
     def text(self) -> str:
         """As it is stored."""
-        return canonical(asdict(self))
+        return canonical(self._fields())
 
     @staticmethod
     def parse(text: str) -> Description:
@@ -95,6 +99,7 @@ class Description:
 
     def require(self, wanted: Description) -> None:
         """Raises LedgerMismatchError unless `wanted` differs in nothing but its identity."""
+        self._require_counts(wanted)
         for name in asdict(self).keys() - {"identity", "format_version"}:
             here, there = getattr(self, name), getattr(wanted, name)
             if here != there:
@@ -102,16 +107,33 @@ class Description:
                     f"{name} must be what the ledger was created with, {here!r}, got {there!r}"
                 )
 
+    def _require_counts(self, wanted: Description) -> None:
+        here, there = self.filter_budget, wanted.filter_budget
+        if here is None or there is None or here == there:
+            return
+        if replace(here, releases=0, sigma=None) == replace(there, releases=0, sigma=None):
+            raise LedgerMismatchError(
+                "filter_budget must reserve what it did when the ledger was created, "
+                f"{_count_words(here)}, got {_count_words(there)}: counts are paid for before the "
+                "first answer"
+            )
+
     @cached_property
     def configuration_hash(self) -> bytes:
         """SHA-256 of everything but the identity, 32 bytes; part of every record."""
-        fields = {name: value for name, value in asdict(self).items() if name != "identity"}
+        fields = {name: value for name, value in self._fields().items() if name != "identity"}
         return hashlib.sha256(canonical(fields).encode()).digest()
 
     @property
     def first_hash(self) -> bytes:
         """The link before the first record, 32 bytes."""
         return _hash(b"adapmixed ledger", self.text.encode())
+
+
+def _count_words(budget: FilterBudget) -> str:
+    if budget.sigma is None:
+        return "no noisy counts"
+    return f"{budget.releases} noisy counts of standard deviation {budget.sigma!r}"
 
 
 @dataclass(frozen=True)
@@ -187,25 +209,15 @@ def _hash(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def totals_of(accountant: Accountant) -> dict[str, Any]:
-    """Answered queries, kind and ε of an accountant, as JSON; ε is None without a guarantee."""
-    guarantee = accountant.epsilon()
-    epsilon = guarantee.epsilon
-    return {
-        "queries": guarantee.queries,
-        "kind": guarantee.kind,
-        "epsilon": None if epsilon is None else write_real(float(epsilon)),
-        "order": guarantee.order,
-    }
-
-
 @dataclass(frozen=True)
 class Tail:
-    """Where a chain ends. `watched` is the hash at the position that was asked for, if reached."""
+    """Where a chain ends. `watched` is the hash at the position that was asked for, if reached;
+    `older` says which older accounting's its totals are, if they are not today's."""
 
     count: int
     hash: bytes
     watched: bytes | None
+    older: str | None = None
 
 
 def replay(
@@ -224,10 +236,11 @@ def replay(
         seen: called with every record that was found intact.
 
     Raises:
-        LedgerCorruptError: altered, missing or unknown records, or other totals than recorded.
+        LedgerCorruptError: altered, missing or unknown records, or totals of no accounting.
     """
     count, last = 0, description.first_hash
     watched = last if watch == 0 else None
+    older: str | None = None
     for row in rows:
         record = Record.of_row(row)
         record.check(description, count + 1, last)
@@ -236,27 +249,11 @@ def replay(
             accountant.replay(events)
         except ValueError as error:
             raise LedgerCorruptError(f"record {count + 1} cannot be charged: {error}") from error
-        _compare(record, accountant)
+        found = compare(record.sequence, record.totals, accountant, record.format_version)
+        older = found or older
         count, last = record.sequence, record.hash
         if count == watch:
             watched = last
         if seen is not None:
             seen(record, events)
-    return Tail(count, last, watched)
-
-
-def _compare(record: Record, accountant: Accountant) -> None:
-    computed = totals_of(accountant)
-    try:
-        recorded = dict(parse(record.totals))
-    except (ValueError, TypeError) as error:
-        raise LedgerCorruptError(f"totals of record {record.sequence}: {error}") from error
-    one, other = computed.pop("epsilon"), recorded.pop("epsilon", None)
-    near = one == other
-    if type(one) is float and type(other) is float:
-        near = math.isclose(one, other, rel_tol=_AGREEMENT, abs_tol=_AGREEMENT)
-    if not near or {**computed, "order": None} != {**recorded, "order": None}:
-        raise LedgerCorruptError(
-            f"totals after record {record.sequence} must be those recorded, {record.totals}, "
-            f"the events give {canonical({**computed, 'epsilon': one})}"
-        )
+    return Tail(count, last, watched, older)
