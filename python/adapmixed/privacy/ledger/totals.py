@@ -74,8 +74,9 @@ def compare(sequence: int, written: str, accountant: Accountant, format_version:
                 f"was charged by an older accounting, {whose} (format {format_version}): its "
                 f"records are intact, but state ε = {other!r} where this version computes {one!r}, "
                 "so it takes no more charges. Keep it: what it has spent counts as ε = "
-                f"{spent!r} at δ = {delta!r}, and adds to what is charged elsewhere. Begin a new ledger in another "
-                "file, with a budget of its own, for what is left of your ε and δ (docs/ledger.md)"
+                f"{spent!r} at δ = {delta!r}, and adds to what is charged elsewhere. Begin a new "
+                "ledger in another file, with a budget of its own, for what is left of your ε and "
+                "δ (docs/ledger.md)"
             )
     raise LedgerCorruptError(
         f"totals after record {sequence} must be those recorded, {written}, the events give "
