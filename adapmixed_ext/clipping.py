@@ -45,7 +45,7 @@ def clip_project(
         private_logits: (N, B, V).
         public_logits: (B, V), same dtype and device.
         lower: c in [0, 1], a ratio.
-        upper: C in [1, 1e100], a ratio.
+        upper: C in [1, 1e60], a ratio.
         orders: of the charges, each > 1, at most 32; None: no charges.
         num_models: public number of slots ≥ N, in the charges.
         active: (N, B) bool, slots that take part; the others answer q. None: all.

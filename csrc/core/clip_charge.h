@@ -61,7 +61,7 @@ struct ChargeScale {
     return a == HUGE_VAL || b == HUGE_VAL ? HUGE_VAL : log_add(a, b);
   }
 
-  // log e_s(y), where X = 1 + y; y <= 1e100, besides which a power above e^300 is all there is.
+  // log e_s(y), where X = 1 + y; y <= 1e60, besides which a power above e^300 is all there is.
   ADAPMIXED_HD static double log_power_excess(double y, double X, double log_X, double s) {
     const double u = s * log_X;
     if (u > 300.0) return u;

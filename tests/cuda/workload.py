@@ -122,7 +122,7 @@ def _clip_project(x: Inputs) -> tuple[Tensor, ...]:
     slots = len(x.private) + 2
     found: list[Tensor] = []
     # Charges by moments, by powers of any order and by logarithms; a box too narrow for one model.
-    for lower, upper, orders in ((0.6, 1.65, ORDERS), (0.9, 1e6, (2.5,)), (0.5, 1e100, (64.0,))):
+    for lower, upper, orders in ((0.6, 1.65, ORDERS), (0.9, 1e6, (2.5,)), (0.5, 1e60, (64.0,))):
         clipping = adapmixed_ext.clip_project(
             *logits, lower=lower, upper=upper, orders=orders, num_models=slots, active=x.active
         )

@@ -190,3 +190,20 @@ def test_an_empty_batch_and_single_tokens() -> None:
     assert (charges(one) <= 1e-20).all()
     p = adapmixed_ext.mixture(torch.full((2, 1, 1), 3.0), torch.full((1, 1), -4.0), one)
     assert p.item() == pytest.approx(1.0, abs=1e-14)
+
+
+@pytest.mark.parametrize("lower", [0.0, 0.5, 0.999999, 1.0 - 1e-9])
+def test_rows_far_apart_in_the_widest_box_sum_to_one(lower: float) -> None:
+    """Log-ratios of hundreds and thousands, tokens that either row lacks: from C = 1e95 on, which
+    is refused, some missed 1 by 1e-6."""
+    generator = torch.Generator().manual_seed(9)
+    for case in range(200):
+        vocab, spread = (2, 5, 50, 1000)[case % 4], (30.0, 300.0, 1000.0, 5000.0)[case // 4 % 4]
+        private, public = (spread * torch.randn(1, vocab, generator=generator) for _ in "pq")
+        for row in (private, public)[: case % 3]:
+            absent = torch.rand(1, vocab, generator=generator) < 0.3
+            if not absent.all():
+                row[absent] = -math.inf
+        clipping = adapmixed_ext.clip_project(private[None], public, lower=lower, upper=1e60)
+        p = adapmixed_ext.mixture(private[None], public, clipping)
+        assert abs(p.sum().item() - 1.0) < 1e-11, (case, vocab, spread)

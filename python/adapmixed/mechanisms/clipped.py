@@ -35,7 +35,7 @@ class ClippedMixing(Mechanism):
 
     Attributes:
         lower: c in [0, 1], the least ratio p̄_i/q; with charge_order at least 1e-30.
-        upper: C in [1, 1e100], the largest.
+        upper: C in [1, 1e60], the largest.
         queries: T ≥ 1, how many queries the fixed guarantee is for; None with a filter.
         charge_order: Rényi order α > 1 of the filter's charges; None without a filter.
         top_k: restricts every distribution to the k ≥ 1 likeliest public tokens; None: all.
@@ -56,7 +56,7 @@ class ClippedMixing(Mechanism):
         check_number(
             "lower", self.lower, least=0.0 if self.charge_order is None else LEAST_LOWER, most=1.0
         )
-        check_number("upper", self.upper, least=1.0, most=1e100)
+        check_number("upper", self.upper, least=1.0, most=1e60)
         check_count("queries", self.queries, optional=True)
         if self.charge_order is not None:
             check_number("charge_order", self.charge_order, above=1.0)
