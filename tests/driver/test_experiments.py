@@ -21,7 +21,7 @@ from adapmixed.experiments import paper
 from adapmixed.experiments import table1 as table1_module
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.figure2 import figure2, mechanism_of, settings
-from adapmixed.experiments.marks import look, promise, side_by_side
+from adapmixed.experiments.marks import look, promise
 from adapmixed.experiments.measure import PER_MODEL, PUBLISHED, Run
 from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.outputs import write_outputs
@@ -32,7 +32,7 @@ from adapmixed.experiments.table2 import table2
 from adapmixed.experiments.tables import text
 from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly
 from adapmixed.privacy import c_alpha
-from adapmixed.report.labels import settle
+from adapmixed.report.labels import settle, side_by_side
 from adapmixed.report.style import canvas
 from adapmixed.rng import SeededRandom
 

@@ -122,11 +122,22 @@ def test_figures_appear_only_with_data_and_without_warnings() -> None:
     assert "infinite: lost" in caption
 
 
+def test_coinciding_marks_and_curves_are_all_seen() -> None:
+    apart = [evaluation(f"method {e}", "fixed", epsilon=e, perplexity=50) for e in (1.0, 9.0)]
+    curves, tradeoff, *_ = draw(build(apart))
+    assert "coincide" not in curves.caption and "side by side" not in tradeoff.caption
+    alike = [evaluation(f"method {n}", "fixed", epsilon=1.0, perplexity=50) for n in range(3)]
+    curves, tradeoff, *_ = draw(build(alike))
+    assert "a wider one lies beneath" in curves.caption
+    assert {"8", "5", "2"} <= set(re.findall(r"stroke-width: (\d+)[;\"]", curves.svg))
+    assert "side by side, a little off their ε" in tradeoff.caption
+
+
 def test_names_of_close_points_do_not_overlap() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from adapmixed.report.labels import draw_references, label_points
+    from adapmixed.report.labels import draw_references, place_labels
     from adapmixed.report.view import read_methods
 
     epsilons = (1.0, 1.02, 1.5, 9.8)
@@ -137,7 +148,8 @@ def test_names_of_close_points_do_not_overlap() -> None:
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set(xlim=(0, 10), ylim=(49, 51))
-    label_points(axes, methods[:-1], draw_references(axes, methods[-1:]))
+    points = [(method.name, method.epsilon, method.perplexity) for method in methods[:-1]]
+    place_labels(axes, points, draw_references(axes, methods[-1:]))
     renderer = canvas.get_renderer()
     boxes = [text.get_window_extent(renderer) for text in axes.texts]
     assert len(boxes) == 5

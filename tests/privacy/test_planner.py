@@ -145,6 +145,15 @@ def test_wider_neighbours_buy_less(plans):
     assert plans["replace_one"][-1].settings["radius"] < plans["zero_out"][-1].settings["radius"]
 
 
+def test_plans_that_end_before_the_target_say_so(plans):
+    found = planner.plan(200.0, DELTA, 5, 10, shapes=(4.0,), scales=(1.0, 4.0))
+    box, narrow, wide = found[:3]
+    assert box.epsilon < 160 and box.note == "no ratio beyond e^20 is tried"
+    assert narrow.epsilon < 140 and narrow.note == "no clip wider than 40 is tried"
+    assert wide.epsilon > 199 and not wide.note
+    assert not any(one.note for one in plans["zero_out"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -171,9 +171,8 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
             f"num_models={arguments.models}: a public constant, however many models are there; "
             "without it their number, whose\nchange costs twice the range."
         )
-    for one in plans:
-        if one.note:
-            print(f"{one.mechanism}: {one.note}.")
+    for mechanism, note in dict.fromkeys((one.mechanism, one.note) for one in plans if one.note):
+        print(f"{mechanism}: {note}.")
     if all(one.mechanism != "pmixed" for one in plans):
         print("pmixed: no fixed guarantee of this kind within the budget.")
     print(_adaptive_words(adaptive, arguments.epsilon))

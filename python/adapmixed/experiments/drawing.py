@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from matplotlib.lines import Line2D
 
-from adapmixed.experiments.marks import LEGEND, look, promise, side_by_side
+from adapmixed.experiments.marks import LEGEND, look, promise
 from adapmixed.experiments.panels import draw_panels
 from adapmixed.experiments.result import show_cost
 from adapmixed.experiments.studies.drawing import draw_studies
 from adapmixed.report.figures import Drawing
-from adapmixed.report.labels import settle
+from adapmixed.report.labels import settle, side_by_side
 from adapmixed.report.style import (
     COLOURS,
     GREY,

@@ -48,6 +48,7 @@ _CLIP = 0.25  # |a| of the log pool once the width allows it
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05 to 8 100
 _SEARCH, _SHOWN = 2**14, 2**16  # grid points; those of what is found: FINE
 _LARGEST = 20.0  # |log| of a box's farther side: ratios beyond e^20 are no limit in practice
+_WIDEST = 2 * _LARGEST  # the widest clip of the log pool
 _LEAST = 1e-9  # the smallest size of a box, or width of a clip, that is tried
 _FIT = 5e-4  # relative width of the search for a box
 
@@ -62,7 +63,8 @@ class Plan:
             constant; or order, radius, target_leakage.
         epsilon: of all `queries` at `delta`, rounded up, at most the target.
         over_time: (queries, ε) for the shares of `SHARES`: what so many queries cost.
-        note: what the guarantee needs that the numbers do not say.
+        note: what the numbers do not say: what the guarantee needs, or that the search ended before
+            the target.
         chosen: one of ClippedMixing's plans and one of ClippedLogPool's, by the rule of
             `CHOSEN_SHAPE`, `CHOSEN_SCALE`; the others are alternatives.
     """
@@ -168,7 +170,8 @@ def _clipped_mixing(
         return epsilon_of(*common, lower=lower, upper=upper, points=points)
 
     settings = {"lower": lower, "upper": upper}
-    return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown)
+    note = f"no ratio beyond e^{_LARGEST:g} is tried" if size == longest else ""
+    return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown, note)
 
 
 def _log_pool(
@@ -185,7 +188,7 @@ def _log_pool(
     def cost(width: float) -> float:
         return stated(delta, models, queries, adjacency, lower=-width, upper=0.0)
 
-    width = _largest(cost, target, 2 * _LARGEST)
+    width = _largest(cost, target, _WIDEST)
     lower = -min(_CLIP, width / 2)
     upper = width + lower
     settings = {"scale": scale, "lower": lower, "upper": upper}
@@ -194,6 +197,7 @@ def _log_pool(
         settings | ({"num_models": models} if constant else {}),
         (delta, models, queries, adjacency),
         lambda count: stated(delta, models, count, adjacency, lower=lower, upper=upper),
+        f"no clip wider than {_WIDEST:g} is tried" if width == _WIDEST else "",
     )
 
 

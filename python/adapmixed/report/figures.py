@@ -10,7 +10,7 @@ from adapmixed.report.diagnostic_figures import (
     draw_validation,
     draw_weights,
 )
-from adapmixed.report.labels import draw_references, label_points, short
+from adapmixed.report.labels import draw_references, place_labels, short, side_by_side
 from adapmixed.report.style import (
     COLOURS,
     FILLS,
@@ -28,6 +28,7 @@ from adapmixed.report.view import Method, format_promise, read_methods, show_eps
 
 __all__ = ["Drawing", "draw"]
 
+_MARK = 8.0  # points
 _TWO_COLUMNS = 40  # characters of a legend's entry, up to which two stand side by side
 _CURVE_WORDS = {
     "fixed": (
@@ -67,8 +68,9 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
     shown = [(m, colour) for m, colour in _coloured(methods) if _finite_curve(m)]
     if not shown:
         return None
+    above = _count_above([_finite_curve(method) for method, _ in shown])
     with canvas(3.9) as (figure, axes):
-        for method, colour in shown:
+        for (method, colour), others in zip(shown, above, strict=True):
             points = _finite_curve(method)
             axes.plot(
                 [queries for queries, _ in points],
@@ -77,6 +79,9 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
                 linestyle=LINE_STYLES.get(method.kind, "-"),
                 marker=MARKERS.get(method.kind, "o"),
                 markevery=[len(points) - 1],
+                linewidth=2 + 3 * others,
+                markersize=6 + 3 * others,
+                zorder=(2.0 if method.kind == "fixed" else 2.5) - 0.1 * others,
                 clip_on=False,
             )
         axes.set_xlim(left=0)
@@ -94,6 +99,8 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
         svg = svg_text(figure, "curves", title)
     kinds = {method.kind for method, _ in shown}
     caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
+    if any(above):
+        caption += " Where curves coincide, a wider one lies beneath a narrower."
     return Drawing("curves", title, caption, svg)
 
 
@@ -105,25 +112,28 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
     lines = [m for m in methods if m.kind in ("public", "none") and math.isfinite(m.perplexity)]
     with canvas(3.9) as (figure, axes):
         values = [m.epsilon for m, _ in finite if m.epsilon is not None]
+        paid = [m.perplexity for m, _ in finite]
         if is_wide(values):
             axes.set_xscale("log")
             axes.set_xlim(min(values) / 2.5, max(values) * 2.5)
         else:
             axes.set_xlim(0, 1.3 * max(values))
-        heights = [m.perplexity for m, _ in finite] + [m.perplexity for m in lines]
+        heights = paid + [m.perplexity for m in lines]
         margin = 0.14 * (max(heights) - min(heights)) or 0.05 * max(heights)
         axes.set_ylim(min(heights) - margin, max(heights) + margin)
         axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
-        for method, colour in finite:
-            marker = MARKERS.get(method.kind, "o")
-            fill = FILLS.get(method.adjacency or "", "full")
-            at = (method.epsilon, method.perplexity)
-            axes.plot(*at, marker, color=colour, markersize=8, fillstyle=fill)
         shown = [(m.kind, m.adjacency) for m, _ in finite]
         promises_legend(figure, shown, loc="outside lower left")
         taken = draw_references(axes, lines)
-        label_points(axes, [m for m, _ in finite], taken)
+        places = side_by_side(axes, [(x, y, y) for x, y in zip(values, paid, strict=True)], _MARK)
+        for (method, colour), place in zip(finite, places, strict=True):
+            marker = MARKERS.get(method.kind, "o")
+            fill = FILLS.get(method.adjacency or "", "full")
+            at = (place, method.perplexity)
+            axes.plot(*at, marker, color=colour, markersize=_MARK, fillstyle=fill)
+        names = [short(method.name) for method, _ in finite]
+        place_labels(axes, list(zip(names, places, paid, strict=True)), taken)
         svg = svg_text(figure, "tradeoff", title)
     caption = (
         "Down and to the left is better, among marks of one kind and filling. Circles are fixed "
@@ -131,6 +141,8 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
         "add/remove, half ones for replace-one: the same ε does not mean the same promise. Lines "
         "are methods without an ε to pay: the public model, and answers without any protection."
     )
+    if any(abs(x - place) > 1e-9 * x for x, place in zip(values, places, strict=True)):
+        caption += " Marks that would cover one another stand side by side, a little off their ε."
     if any(method.kind == "published" for method, _ in finite):
         caption += " Crosses are claims of the published bound, which is invalid."
     missing = [m.name for m in methods if math.isinf(m.perplexity) or m.epsilon == math.inf]
@@ -172,6 +184,21 @@ def _coloured(methods: Sequence[Method]) -> list[tuple[Method, str]]:
     """The methods with a finite ε above 0, each with the colour it has in every figure."""
     shown = [method for method in methods if method.has_budget]
     return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
+
+
+def _count_above(curves: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
+    """Of each curve, how many later ones cover it: all points alike to half a percent."""
+
+    def alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(
+            first[0] == second[0] and math.isclose(first[1], second[1], rel_tol=5e-3)
+            for first, second in pairs
+        )
+
+    return [
+        sum(alike(one, other) for other in curves[index + 1 :]) for index, one in enumerate(curves)
+    ]
 
 
 def _finite_curve(method: Method) -> list[tuple[int, float]]:
