@@ -285,6 +285,16 @@ def test_demo_for_other_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture
         assert f"{name} is left out: --adjacency must be" in printed
 
 
+def test_demo_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["demo", "--out", str(tmp_path), "--queries", "12", "--diagnostics"]
+    assert main(arguments) == 0
+    assert "the utility theorem (nats a token)" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    found = {one["name"]: one["diagnostics"]["utility"] for one in report["methods"]}
+    for name in ("pmixed", "adapmixed"):
+        assert found[name]["gap"] <= found[name]["mean_bound"] <= found[name]["bound"]
+
+
 def test_bad_outputs_are_refused_before_the_work(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

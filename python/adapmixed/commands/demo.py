@@ -37,6 +37,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder of the report")
     parser.add_argument("--queries", type=int, default=1024, help="tokens answered per method")
     parser.add_argument("--seed", type=int, default=0, help="of the evaluation's randomness")
+    parser.add_argument(
+        "--diagnostics",
+        action="store_true",
+        help="as of evaluate: the utility theorem, weights, losses of single models over time",
+    )
     add_adjacency_option(parser)
     parser.set_defaults(run=run)
 
@@ -85,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
     from adapmixed.evaluation import evaluate
     from adapmixed.models import Ensemble
-    from adapmixed.report import build_report, environment, table, write_report
+    from adapmixed.report import build_report, environment, write_report
+    from adapmixed.report.text import report_text
 
     ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
     tokens = held_out_tokens(ensemble.tokenizer)
@@ -102,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         rule={PAPER: "paper"} if PAPER in compared else {},
         adjacency=adjacency,
         progress=update,
+        diagnostics=arguments.diagnostics,
     )
     close()
     report = build_report(
@@ -117,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         environment=environment(),
         sample=_sample(ensemble, compared, adjacency),
     )
-    print(table(report))
+    print(report_text(report))
     for name in ("pmixed", "adapmixed"):
         if name not in compared:
             print(f"{name} is left out: {adjacency_refusal(name, adjacency)}")
