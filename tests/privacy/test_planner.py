@@ -22,6 +22,7 @@ from adapmixed.privacy.planner import (
     epsilon_of,
     plan,
 )
+from adapmixed.privacy.search import FIT, largest_within
 
 DELTA = 1e-5
 
@@ -80,7 +81,7 @@ def test_a_ball_is_planned_inward(adjacency):
 def test_no_larger_box_fits(target, models, queries, shape):
     found = planner._clipped_mixing(target, DELTA, models, queries, "zero_out", shape)
     assert found.epsilon <= target
-    size = -math.log(found.settings["lower"]) * (1 + 2 * planner._FIT)
+    size = -math.log(found.settings["lower"]) * (1 + 2 * FIT)
     box = {"lower": math.exp(-size), "upper": math.exp(size * shape)}
     assert epsilon_of(DELTA, models, queries, "zero_out", **box) > target
 
@@ -108,11 +109,11 @@ def test_the_search_closes_in(power, start):
     for name, cost in costs.items():
         for target in (cost(3.0), cost(3.0) * 1.0001):
             counted = Mock(side_effect=cost)
-            found = planner._largest(counted, target, 20.0, start)
-            assert cost(found) <= target < cost(found * (1 + planner._FIT)), name
+            found = largest_within(counted, target, 20.0, start)
+            assert cost(found) <= target < cost(found * (1 + FIT)), name
             assert counted.call_count < 80, name
-    assert planner._largest(lambda size: 1.0, 1.0, 20.0, start) == 20.0
-    assert planner._largest(lambda size: 2.0, 1.0, 20.0, start) == 0.0
+    assert largest_within(lambda size: 1.0, 1.0, 20.0, start) == 20.0
+    assert largest_within(lambda size: 2.0, 1.0, 20.0, start) == 0.0
 
 
 def best_leakage(inner, delta, models, queries):

@@ -15,6 +15,7 @@ BOOKKEEPING = {
     "checks",  # of arguments
     "event_fields", "fields", "state", "state_checks",  # how things are written and read
     "rounding", "running",  # sums, and which total an event belongs to
+    "search",  # for settings, by the cost that it is given
 }  # fmt: skip
 """Modules that state no ε and no cost; nor does the package `ledger`, which keeps both."""
 

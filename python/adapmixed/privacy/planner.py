@@ -27,6 +27,7 @@ from adapmixed.privacy.dominating import clipped_mixing_pair
 from adapmixed.privacy.inverse import FINE, epsilon_of, models_for, queries_for
 from adapmixed.privacy.replace_one import emptied_share, replace_one_epsilon
 from adapmixed.privacy.rounding import four_digits
+from adapmixed.privacy.search import largest_within
 
 __all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
 
@@ -49,8 +50,6 @@ _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05 to 8 100
 _SEARCH, _SHOWN = 2**14, 2**16  # grid points; those of what is found: FINE
 _LARGEST = 20.0  # |log| of a box's farther side: ratios beyond e^20 are no limit in practice
 _WIDEST = 2 * _LARGEST  # the widest clip of the log pool
-_LEAST = 1e-9  # the smallest size of a box, or width of a clip, that is tried
-_FIT = 5e-4  # relative width of the search for a box
 
 
 @dataclass(frozen=True)
@@ -159,9 +158,9 @@ def _clipped_mixing(
         common = (delta, models, queries, adjacency)
         return epsilon_of(*common, lower=lower, upper=upper, points=points)
 
-    size = _largest(roughly, target, longest)
-    size = _largest(lambda size: cost(size, _SEARCH), target, longest, start=size)
-    size = _largest(cost, target, longest, start=size)
+    size = largest_within(roughly, target, longest)
+    size = largest_within(lambda size: cost(size, _SEARCH), target, longest, start=size)
+    size = largest_within(cost, target, longest, start=size)
     lower, upper = box(size)
 
     def shown(count: int) -> float:
@@ -188,7 +187,7 @@ def _log_pool(
     def cost(width: float) -> float:
         return stated(delta, models, queries, adjacency, lower=-width, upper=0.0)
 
-    width = _largest(cost, target, _WIDEST)
+    width = largest_within(cost, target, _WIDEST)
     lower = -min(_CLIP, width / 2)
     upper = width + lower
     settings = {"scale": scale, "lower": lower, "upper": upper}
@@ -260,43 +259,3 @@ def _planned(
     return Plan(
         mechanism, settings, over_time[-1][1], delta, models, queries, adjacency, over_time, note
     )
-
-
-def _largest(
-    cost: Callable[[float], float], target: float, most: float, start: float = 0.1
-) -> float:
-    """The largest size in (0, most] with cost(size) <= target, low by at most `_FIT` relatively.
-
-    cost rises, `start` is a guess. What is returned fits, and a size `_FIT` larger was found not to
-    fit, or is beyond `most`; 0.0 where no size >= `_LEAST` fits.
-    """
-    size, ratio = min(most, max(start, _LEAST)), 1 + 4 * _FIT
-    low, high, costs = 0.0, math.inf, {}
-    while low == 0 or high == math.inf:  # outward, faster and faster, until both ends are known
-        costs[size] = cost(size)
-        if costs[size] <= target:
-            low = size
-            if low == most:
-                return most
-            size = min(low * ratio, most)
-        else:
-            high = size
-            if high <= _LEAST:
-                return 0.0
-            size = max(high / ratio, _LEAST)
-        ratio = min(ratio**3, 8.0)
-    step = 0
-    while high > low * (1 + _FIT):
-        width = math.log(high / low)
-        # log cost is nearly linear in log size; every third time the bracket is halved instead.
-        share, known = 0.5, 0 < costs[low] <= costs[high] < math.inf
-        if step % 3 < 2 and known and costs[low] < costs[high]:
-            share = math.log(target / costs[low]) / math.log(costs[high] / costs[low])
-            # A little beyond the crossing, as seen from the nearer end: then both ends close in.
-            share += (-1 if share > 0.5 else 1) * 0.4 * _FIT / width
-            share = min(max(share, 0.25 * _FIT / width), 1 - 0.25 * _FIT / width)
-        size = low * math.exp(share * width)
-        costs[size] = cost(size)
-        low, high = (size, high) if costs[size] <= target else (low, size)
-        step += 1
-    return low
