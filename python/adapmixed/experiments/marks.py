@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from adapmixed.report.style import FILLS, MARKERS
+from adapmixed.report.style import MARKERS, filling
 from adapmixed.report.view import format_promise
 
 LEGEND = (
@@ -20,10 +20,7 @@ Row = Mapping[str, Any]
 def look(one: Row) -> dict[str, Any]:
     """Of a method's mark, ours and the paper's alike."""
     kind, neighbours, _ = _facts(one)
-    fill = FILLS.get(neighbours or "", "full")
-    found: dict[str, Any] = {"marker": MARKERS.get(kind, "s")}
-    # White inside, so that no line shows through.
-    return found | ({"markerfacecolor": "white"} if fill == "none" else {"fillstyle": fill})
+    return {"marker": MARKERS.get(kind, "s"), **filling(neighbours)}
 
 
 def promise(one: Row) -> str:

@@ -13,11 +13,11 @@ from adapmixed.report.diagnostic_figures import (
 from adapmixed.report.labels import draw_references, place_labels, short, side_by_side
 from adapmixed.report.style import (
     COLOURS,
-    FILLS,
     LINE_STYLES,
     MARKERS,
     Drawing,
     canvas,
+    filling,
     is_wide,
     number_axis,
     promises_legend,
@@ -78,6 +78,7 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
                 color=colour,
                 linestyle=LINE_STYLES.get(method.kind, "-"),
                 marker=MARKERS.get(method.kind, "o"),
+                **filling(method.adjacency),
                 markevery=[len(points) - 1],
                 linewidth=2 + 3 * others,
                 markersize=6 + 3 * others,
@@ -129,9 +130,9 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
         places = side_by_side(axes, [(x, y, y) for x, y in zip(values, paid, strict=True)], _MARK)
         for (method, colour), place in zip(finite, places, strict=True):
             marker = MARKERS.get(method.kind, "o")
-            fill = FILLS.get(method.adjacency or "", "full")
             at = (place, method.perplexity)
-            axes.plot(*at, marker, color=colour, markersize=_MARK, fillstyle=fill)
+            look = {"color": colour, "markersize": _MARK, **filling(method.adjacency)}
+            axes.plot(*at, marker, **look)
         names = [short(method.name) for method, _ in finite]
         place_labels(axes, list(zip(names, places, paid, strict=True)), taken)
         svg = svg_text(figure, "tradeoff", title)

@@ -90,6 +90,12 @@ def canvas(height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Fig
         yield figure, figure.subplots(rows, columns)
 
 
+def filling(adjacency: str | None) -> dict[str, Any]:
+    """Of the mark of an ε, by its neighbours: white inside where empty, so that no line shows."""
+    fill = FILLS.get(adjacency or "", "full")
+    return {"markerfacecolor": "white"} if fill == "none" else {"fillstyle": fill}
+
+
 def promises_legend(
     figure: Figure, promises: Iterable[tuple[str, str | None]], **settings: Any
 ) -> None:
@@ -98,7 +104,7 @@ def promises_legend(
     handles = [
         Line2D(
             [], [], color=GREY, marker=MARKERS.get(kind, "o"), linestyle="none", markersize=7,
-            fillstyle=FILLS.get(adjacency or "", "full"),
+            **filling(adjacency),
         )
         for kind, adjacency in found
     ]  # fmt: skip

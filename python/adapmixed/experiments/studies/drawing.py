@@ -110,16 +110,21 @@ def _screening(rows: Sequence[Row]) -> Drawing:
         left.invert_yaxis()
         left.set(title="one setting changed", xlabel="queries (%)")
         left.set_xlim(-3, 103)
-        left.legend(loc="center", bbox_to_anchor=(0.6, 0.6), handletextpad=0.1)
+        left.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, handlelength=1.2, fontsize=9
+        )
         number_axis(left.xaxis)
         others = [one for one in rows if not one["label"].startswith("λ")]
-        for one, colour, marker in zip(others, cycle(COLOURS), "osD^vP*X", strict=False):
+        # Where lines coincide, wider marks lie beneath narrower ones.
+        styles = zip(cycle(COLOURS), cycle("osD^vP*X"), cycle(("-", (0, (4, 1.6)), (0, (1, 1)))))
+        for number, (one, (colour, marker, dash)) in enumerate(zip(others, styles, strict=False)):
             shares = one["ours"]["by_top_probability"]
             middles = [(i + 0.5) / len(shares) for i in range(len(shares))]
             points = [(x, 100 * y) for x, y in zip(middles, shares, strict=True) if y is not None]
             right.plot(
                 [x for x, _ in points], [y for _, y in points], color=colour, marker=marker,
-                markersize=4.5, linewidth=1.2, label=one["label"],
+                markersize=max(4.0, 9.0 - number), linewidth=1.2, linestyle=dash,
+                label=one["label"],
             )  # fmt: skip
         right.set(
             title="screened queries", xlabel="largest public probability", ylabel="screened (%)"
@@ -173,7 +178,8 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
             inks += [colour] * (len(free) + 1)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.margins(x=0.2)
+        axes.margins(x=0.1)
+        axes.set_xlim(right=axes.get_xlim()[1] * 4)  # names stand beside the last marks
         axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
         ours = [one["ours"] for one in rows if one["ours"]["kind"] not in ("public", "none")]

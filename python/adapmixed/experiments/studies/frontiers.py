@@ -31,7 +31,9 @@ NOTE = (
     "hindsight: on a frontier, not on private text. AdaPMixED's β is given and its ε found "
     "afterwards, by the per-model rule. All ensembles protect one whole shard "
     "(zero-out; AdaPMixED: the removal of a shard's model). DP-SGD (add/remove) of one topic "
-    "protects a whole name, as a shard does; of one block it protects far less, at the same ε."
+    "protects all text under one name, of which it was given one block at most; a shard may hold "
+    "several names, and for k of them DP-SGD's ε is k times as large, at another δ. Of one block "
+    "it protects far less, at the same ε."
 )
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LEAKAGES = (0.01, 0.02, 0.05, 0.1, 0.2)
