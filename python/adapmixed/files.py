@@ -7,9 +7,12 @@ clears.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _PREFIX = ".tmp-"
@@ -77,6 +80,38 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Held by one process at a time, through a file beside `path` that is gone at the end.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    lock = Path(path).with_name(f".{Path(path).name}.lock")
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, lock):  # not one that its last holder has just removed
+                break
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def flush(path: Path) -> None:

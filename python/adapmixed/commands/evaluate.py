@@ -92,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ranks") -> int:
     if ranks.leads:
+        _check_result(arguments)
         check_output(arguments.json)
         check_output(arguments.out, folder=True)
     quiet_libraries()
@@ -151,13 +152,8 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
 def _check_combination(arguments: argparse.Namespace) -> None:
     """Refuses what does not go together."""
     path = arguments.result
-    if path is None:
-        if arguments.resume:
-            raise ValueError("--resume needs --result, the file to go on from")
-    elif path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"--result must name a file in an existing folder, got {path}")
-    elif path.exists() and not arguments.resume:
-        raise ValueError(f"--result must name a new file without --resume, got {path}")
+    if path is None and arguments.resume:
+        raise ValueError("--resume needs --result, the file to go on from")
     if arguments.release_counts is not None and (path is not None or arguments.runs != 1):
         raise ValueError(
             f"--release-counts cannot be used with --result or --runs, got "
@@ -165,6 +161,16 @@ def _check_combination(arguments: argparse.Namespace) -> None:
         )
     if arguments.operator and arguments.runs != 1:
         raise ValueError("--operator cannot be used with --runs: every run has filters of its own")
+
+
+def _check_result(arguments: argparse.Namespace) -> None:
+    path = arguments.result
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"--result must name a file in an existing folder, got {path}")
+    if path.exists() and not arguments.resume:
+        raise ValueError(f"--result must name a new file without --resume, got {path}")
 
 
 @dataclass(frozen=True)

@@ -96,4 +96,5 @@ def _probe(
         found = rows.gather(-1, targets.expand(len(rows), -1)[..., None])[..., 0]
         sums = sums + found.clamp_min(_IMPOSSIBLE).sum(-1)
     assert isinstance(sums, torch.Tensor)
-    return [float(value) for value in sums / (len(read) - 1)]
+    everyone = torch.cat([ensemble.ranks.gather(sums[:-1]), sums[-1:]])
+    return [float(value) for value in everyone / (len(read) - 1)]

@@ -3,7 +3,10 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from adapmixed.charging import check_budget
 from adapmixed.decoding import DEFAULT_MEMORY_BYTES
@@ -15,6 +18,7 @@ from adapmixed.evaluation.session import Session
 from adapmixed.evaluation.windows import plan_runs
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import PerModelFilter
+from adapmixed.ranks import Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
@@ -92,8 +96,8 @@ def evaluate(
     Raises:
         ValueError: no mechanisms, block, stride or queries out of range, too few tokens for one
             query, a mechanism whose events do not answer `adjacency` or have no charges for its
-            filter, a result file that exists without `resume`, is that of another evaluation, or
-            corrupted; a result file for an ensemble that is spread over ranks.
+            filter, a result file that exists without `resume`, is that of another evaluation or
+            written by another process, or corrupted.
     """
     filters = dict(model_filters or {})
     if result is not None and any(one.budget.releases for one in filters.values()):
@@ -209,11 +213,6 @@ def _evaluate(
     adjacencies = _by_name("adjacency", adjacency, mechanisms)
     _by_name("model_filters", filters(0), mechanisms)
     ranks = ensemble.ranks
-    if result is not None and not ranks.alone:
-        raise ValueError(
-            f"result must be None where an ensemble is spread over {ranks.world} ranks, got "
-            f"{os.fspath(result)!r}: an evaluation over ranks cannot be resumed"
-        )
     if diagnostics and not ranks.alone:
         raise ValueError(
             f"diagnostics must be False where an ensemble is spread over {ranks.world} ranks: they "
@@ -248,22 +247,33 @@ def _evaluate(
         block=block, stride=stride,
     )  # fmt: skip
     file = ResultFile(result, description, about or {})
-    _answer_and_keep(session, file, resume, save_seconds)
+    _answer_and_keep(session, file, resume, save_seconds, ranks)
     return session.results()
 
 
-def _answer_and_keep(session: Session, file: ResultFile, resume: bool, seconds: float) -> None:
-    state = file.begin(resume=resume)
-    if state is not None:
-        session.restore(state)
-    else:
-        file.save(session.state(), complete=False)  # a file that cannot be written is refused now
-    saved = time.monotonic()
-    while not session.complete:
-        session.step()
-        if session.complete or time.monotonic() - saved >= seconds:
-            file.save(session.state(), complete=session.complete)
-            saved = time.monotonic()
+def _answer_and_keep(
+    session: Session, file: ResultFile, resume: bool, seconds: float, ranks: Ranks
+) -> None:
+    """Of several ranks the one that leads keeps the file and tells where the others go on."""
+
+    def begin() -> torch.Tensor:
+        state = file.begin(resume=resume)
+        if state is not None:
+            session.restore(state)
+        else:
+            file.save(session.state(), complete=False)  # a file that cannot be written is refused
+        return torch.tensor(session.place)
+
+    with file.held() if ranks.leads else nullcontext():
+        place = ranks.decide(begin, (2,), torch.int64, torch.device("cpu"))
+        if not ranks.leads:
+            session.follow(*place.tolist())
+        saved = time.monotonic()
+        while not session.complete:
+            session.step()
+            if ranks.leads and (session.complete or time.monotonic() - saved >= seconds):
+                file.save(session.state(), complete=session.complete)
+                saved = time.monotonic()
 
 
 def _by_name(argument: str, given: Any, mechanisms: Mapping[str, Mechanism]) -> dict[str, Any]:

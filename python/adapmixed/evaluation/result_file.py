@@ -9,10 +9,11 @@ then how many random numbers were drawn.
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from adapmixed.files import remove_leftovers, write_file
+from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.fields import canonical, parse
 
 FORMAT_VERSION = 1
@@ -46,15 +47,32 @@ class ResultFile:
         self.configuration = configuration
         self.about = dict(about)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process may write the file meanwhile.
+
+        Raises:
+            ValueError: one does, or the path can be no file's.
+        """
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise ValueError(f"result must name a file in an existing folder, got {self.path}")
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(sole_writer(self.path))
+            except BlockingIOError:
+                raise ValueError(
+                    f"result must name a file that no other process writes, got {self.path}: an "
+                    "evaluation keeps its state there now"
+                ) from None
+            yield
+
     def begin(self, *, resume: bool) -> dict[str, Any] | None:
-        """The state to go on from; None to begin.
+        """The state to go on from; None to begin. To be asked for while the file is held.
 
         Raises:
             ValueError: there is a file and `resume` is False, it is of another configuration, or
                 truncated, corrupted or of another version.
         """
-        if self.path.is_dir() or not self.path.parent.is_dir():
-            raise ValueError(f"result must name a file in an existing folder, got {self.path}")
         remove_leftovers(self.path.parent, self.path.name)
         if not self.path.exists():
             return None
@@ -92,6 +110,10 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     damaged = f"{path} must be a whole result file as it was written, it is truncated or corrupted"
     data = Path(path).read_bytes()
+    if not data.isascii():
+        raise ValueError(
+            f"{path} must be a result file of an evaluation, which is ASCII, it is not"
+        )
     try:
         content = parse(data.decode("ascii"))
     except (ValueError, RecursionError) as error:

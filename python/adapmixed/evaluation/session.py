@@ -48,6 +48,11 @@ class Session:
         """Whether every window of every run is answered."""
         return self._run == len(self._windows)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The run and the window that come next."""
+        return self._run, self._window
+
     def step(self) -> None:
         """Answers the next window."""
         if len(self._begun) == self._run:
@@ -103,6 +108,12 @@ class Session:
                         f"{method.tally.accountant.queries}"
                     )
         self._done = sum(queries)
+
+    def follow(self, run: int, window: int) -> None:
+        """Goes on at the `place` of the rank that leads, which keeps all accounts."""
+        for _ in range(run + (window > 0)):
+            self._begin()
+        self._run, self._window = run, window
 
     def _begin(self) -> None:
         self._begun.append(self._methods(len(self._begun)))
