@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from ledger_cases import DELTA
@@ -29,5 +30,7 @@ def answer(ledger: Ledger, model_filter: PerModelFilter, amount: float = 0.125) 
     ledger.charge(IndividualCharge("zcdp", None, charged))
 
 
-def count(model_filter: PerModelFilter, threshold: float = 0.1, noise: float = 0.25) -> float:
-    return model_filter.noisy_count(threshold, lambda *_, **__: noise, rng=SECURE)
+def count(model_filter: PerModelFilter, threshold: float = 0.1, noise: int = 0) -> int:
+    """A count with this noise."""
+    with mock.patch.object(model_filter, "_noise", return_value=noise):
+        return model_filter.noisy_count(threshold, rng=SECURE)

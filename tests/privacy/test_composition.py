@@ -14,12 +14,13 @@ from exact_gaussian import gaussian_epsilon
 from adapmixed.privacy import (
     QUESTIONS,
     DominatingPair,
+    accounted_box,
     clipped_mixing_epsilon,
     clipped_mixing_pair,
     composed_epsilon,
     rdp_to_dp,
 )
-from adapmixed.privacy.composition import _interval, _power, _split
+from adapmixed.privacy.composition import _interval, _power, _split, renyi_epsilon
 
 DELTA = 1e-5
 QUERIES = (1024, 9728, 99_840)
@@ -149,6 +150,45 @@ def rounded(pair, queries, interval, pessimistic):
         symmetric=False,
     )
     return single.self_compose(queries)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "models", "queries", "delta", "adjacency", "expected"),
+    [
+        # dp-accounting composes none of these: nearly all losses are infinite, or out of range.
+        (0.0, 4.0, 64, 99_840, 1e-5, "zero_out", math.inf),
+        (0.0, 100.0, 1, 8, 1e-5, "zero_out", math.inf),
+        (0.0, 1e60, 1, 12, 1e-5, "add_remove", math.inf),
+        (1e-300, 1e10, 10, 1025, 1e-5, "add_remove", None),
+        (1e-40, 100.0, 2, 10**6, 1e-5, "add_remove", None),
+        (1e-9, 1e60, 3, 99_840, 0.5, "replace_one", None),
+    ],
+)
+def test_boxes_beyond_a_distribution_of_losses(
+    lower, upper, models, queries, delta, adjacency, expected
+):
+    box, way = (lower, upper, models, queries, delta), adjacency
+    found = clipped_mixing_epsilon(*box, way, points=2**12)
+    if expected is not None:
+        assert found == expected
+        return
+    pair = clipped_mixing_pair(*accounted_box(lower, upper), models, way)
+    bound = min(queries * pair.largest_loss(), renyi_epsilon(pair, queries, delta))
+    assert found >= 0.99 * bound
+
+
+def test_an_infinite_loss_among_all_answers():
+    """c = 0: ε is +inf just where the chance of one is above δ."""
+    pair = clipped_mixing_pair(0.0, 1.5, 1000, "zero_out")
+    infinite = max(
+        math.fsum(a for a, b in zip(one.p, one.q, strict=True) if b == 0)
+        for one in (pair, pair.exchanged())
+    )
+    assert infinite > 0
+    for queries in (1, 40, 3000):
+        beyond = -math.expm1(queries * math.log1p(-infinite))
+        assert composed_epsilon(pair, queries, beyond * (1 - 1e-6)) == math.inf
+        assert composed_epsilon(pair, queries, min(0.99, 1.01 * beyond)) < math.inf
 
 
 @pytest.mark.parametrize("adjacency", QUESTIONS)

@@ -8,16 +8,16 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from adapmixed.audit.trees import Adversary, largest_divergence, leaves
 from adapmixed.privacy import Accountant, FilterBudget, PerModelFilter, c_alpha, zcdp_to_dp
-from adapmixed.privacy.filter import Gaussian
-from adapmixed.rng import SecureRandom
-from adapmixed_ext import gaussian
+from adapmixed.privacy.discrete_gaussian import discrete_gaussian
+from adapmixed.rng import SecureRandom, SeededRandom
 
 ORDER = 4.0
 
@@ -27,14 +27,10 @@ class Source:
 
     def __init__(self, seeded: bool) -> None:
         self.seeded = seeded
+        self.bits = SeededRandom(0).bits
 
 
 SEEDED, UNSEEDED = Source(True), Source(False)
-
-
-def fixed(noise: float) -> Gaussian:
-    """Draws that number."""
-    return lambda shape, *, sigma, rng: noise
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
@@ -89,22 +85,35 @@ def test_sums_are_rounded_up() -> None:
     assert filter_.spent[0] > 0.9 and not filter_.admit(np.array([[0.1]])).any()
 
 
-def test_the_noise_of_a_count_is_that_which_was_paid_for() -> None:
+def test_the_noise_of_a_count_is_that_which_was_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def watched(shape: tuple[()], *, sigma: float, rng: SecureRandom) -> Tensor:
-        drawn = gaussian(shape, sigma=sigma, rng=rng)
-        asked.append((sigma, rng, float(drawn)))
+    def watched(sigma: float, bits: Any) -> int:
+        drawn = discrete_gaussian(sigma, bits)
+        asked.append((sigma, bits, drawn))
         return drawn
 
+    monkeypatch.setattr("adapmixed.privacy.filter.discrete_gaussian", watched)
     source, sigma = SecureRandom(), 20.0
     budget = FilterBudget("zcdp", 1.0, 1e-5, releases=200, sigma=sigma)
     filter_ = PerModelFilter(3, budget)
-    counts = [filter_.noisy_count(0.0, watched, rng=source) for _ in range(200)]
-    assert {one[:2] for one in asked} == {(sigma, source)}
-    assert counts == [round(noise) for *_, noise in asked]
+    counts = [filter_.noisy_count(0.0, rng=source) for _ in range(200)]
+    assert {one[:2] for one in asked} == {(sigma, source.bits)}
+    assert counts == [noise for *_, noise in asked]
+    assert all(type(one) is int for one in counts)
     # Six standard errors of the deviation of 200 variates.
     assert 0.7 * sigma < np.std(counts) < 1.3 * sigma
+
+
+def test_noise_shifts_a_count_exactly() -> None:
+    """Beside noise of 10^20 a double would lose the count."""
+    budget = FilterBudget("zcdp", 1.0, 1e-5, releases=1, sigma=1e20)
+    found = []
+    for spent in (0.0, 0.5):
+        filter_ = PerModelFilter(1, budget)
+        filter_.admit(np.array([[spent]]))
+        found.append(filter_.noisy_count(0.1, rng=SeededRandom(4)))
+    assert abs(found[0]) > 2**53 and found[1] == found[0] + 1
 
 
 def test_counts_are_paid_for_beforehand() -> None:
@@ -122,13 +131,11 @@ def test_counts_are_paid_for_beforehand() -> None:
     assert filter_.admit(np.array([[left + 1e-12], [left - 1e-9], [0.0]])).tolist() == [
         [False], [True], [True],
     ]  # fmt: skip
-    for noise in (0.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=r"gaussian must draw from N\(0, sigma²\), got"):
-            filter_.noisy_count(0.0, fixed(noise), rng=UNSEEDED)
-    assert filter_.noisy_count(0.0, fixed(0.75), rng=UNSEEDED) == 2.0
-    filter_.noisy_count(0.0, fixed(-1.0), rng=UNSEEDED)
+    for noise, expected in ((1, 2), (-1, 0)):
+        with mock.patch.object(filter_, "_noise", return_value=noise):
+            assert filter_.noisy_count(0.0, rng=UNSEEDED) == expected
     with pytest.raises(ValueError, match="none left"):
-        filter_.noisy_count(0.0, fixed(1.0), rng=UNSEEDED)
+        filter_.noisy_count(0.0, rng=UNSEEDED)
     for changes, words in (
         ({"releases": 5}, "releases must leave"),
         ({"sigma": None}, "sigma must be given"),
@@ -141,7 +148,7 @@ def test_counts_are_paid_for_beforehand() -> None:
     # What was paid for counts goes with what was spent; a ledger alone knows how many are left.
     resumed = PerModelFilter(3, budget, spent=filter_.spent)
     with pytest.raises(ValueError, match="must be attached to its ledger"):
-        resumed.noisy_count(0.0, fixed(1.0), rng=UNSEEDED)
+        resumed.noisy_count(0.0, rng=UNSEEDED)
     with pytest.raises(ValueError, match="spent must be >= .* what the budget reserves"):
         PerModelFilter(3, budget, spent=np.full(3, budget.reserved * (1 - 1e-12)))
     assert resumed.admit(np.array([[0.0], [2e-9], [left + 1e-12]])).tolist() == [
@@ -170,7 +177,7 @@ def test_a_child_of_a_fork_spends_nothing() -> None:
     shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5, releases=1, sigma=9.0))
     asked: list[Callable[[], object]] = [
         lambda: shared.admit(np.zeros((1, 1))),
-        lambda: shared.noisy_count(0.0, fixed(0.5), rng=UNSEEDED),
+        lambda: shared.noisy_count(0.0, rng=UNSEEDED),
     ]
     for ask in asked:
         child = os.fork()
@@ -205,11 +212,11 @@ def test_seeded_noise_is_for_filters_that_nothing_rests_on() -> None:
     for one in (served, restored, PerModelFilter.from_state(counting().state())):
         for source in (SEEDED, object()):
             with pytest.raises(ValueError, match=r"must be SecureRandom\(\) where an"):
-                one.noisy_count(0.0, fixed(0.5), rng=source)
+                one.noisy_count(0.0, rng=source)
         for _ in range(2):  # a refused count is not spent
-            one.noisy_count(0.0, fixed(0.5), rng=UNSEEDED)
+            one.noisy_count(0.0, rng=UNSEEDED)
     alone = counting()
-    alone.noisy_count(0.0, fixed(0.5), rng=SEEDED)
+    alone.noisy_count(0.0, rng=SEEDED)
     with pytest.raises(ValueError, match="must not have released counts with seeded noise"):
         Accountant(1e-5, filter_budget=budget).attach(alone)
     with pytest.raises(ValueError, match="has no state"):

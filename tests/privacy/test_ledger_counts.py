@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from count_cases import BUDGET, MODELS, SECURE, SETTINGS, SIGMA, K, answer, begin, count
+from count_cases import BUDGET, MODELS, SETTINGS, SIGMA, K, answer, begin, count
 from ledger_cases import DELTA, exit_status, forked, state
 
 from adapmixed.privacy import Accountant, Ledger, PerModelFilter, ReleasedCount
@@ -37,7 +37,7 @@ def test_no_more_counts_than_are_reserved_over_all_openings(path: Path, together
             answer(ledger, model_filter)
             for _ in range(min(together, K - len(known))):
                 before = ledger.charges
-                shown = count(model_filter, noise=7.0 + len(known))
+                shown = count(model_filter, noise=7 + len(known))
                 known.append(ReleasedCount(MODELS, 0.1, SIGMA, MODELS + 7 + len(known)))
                 assert shown == known[-1].noisy_count and ledger.charges == before + 1
                 assert Ledger.verify(path).accountant.released_counts == tuple(known)
@@ -175,7 +175,7 @@ def test_counts_that_no_record_holds_are_refused(path: Path) -> None:
         with pytest.raises(ValueError, match="got none left"):
             count(older)
     with pytest.raises(LedgerClosedError, match="it was closed"):
-        model_filter.noisy_count(0.1, lambda *_, **__: 0.5, rng=SECURE)
+        count(model_filter)
     going_on = PerModelFilter(MODELS, BUDGET, spent=np.full(MODELS, BUDGET.reserved))
     Accountant(DELTA, filter_budget=BUDGET).attach(going_on)
     with pytest.raises(ValueError, match="must be attached to its ledger"):

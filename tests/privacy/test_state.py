@@ -20,6 +20,7 @@ from adapmixed.privacy import (
 )
 from adapmixed.privacy.running import MECHANISMS
 from adapmixed.privacy.state import TOTALS
+from adapmixed.rng import SeededRandom
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -77,9 +78,10 @@ def test_a_filter_goes_on_as_if_it_had_not_stopped(releases: int) -> None:
             assert one.state() == whole.state()
     assert not expected.all()  # some have retired
     if releases:
-        secure = SimpleNamespace(seeded=False)
-        drawn = lambda *_, **__: 0.5  # noqa: E731
-        one, other = (each.noisy_count(0.1, drawn, rng=secure) for each in (whole, again))
+        one, other = (
+            each.noisy_count(0.1, rng=SimpleNamespace(seeded=False, bits=SeededRandom(1).bits))
+            for each in (whole, again)
+        )
         assert one == other
         assert PerModelFilter.from_state(whole.state())._left == 1
 

@@ -26,9 +26,11 @@ from adapmixed.rng import SeededRandom
 History = tuple[int, ...]
 
 
-def _negligible(shape: tuple[()], *, sigma: float, rng: object) -> float:
-    """Not N(0, sigma²): noise that leaves a count recognisable."""
-    return 1e-9
+class _Telling(PerModelFilter):
+    """Its counts have no noise."""
+
+    def _noise(self, rng: object) -> int:
+        return 0
 
 
 FAR = 30.0  # a logit beyond every clip: the corners of what a slot may do
@@ -92,14 +94,14 @@ class Tree:
     def _filter(self, charges: Array) -> tuple[PerModelFilter, NDArray[np.bool_]]:
         """A filter after answers with these charges (N, t), and who contributed to them."""
         budget = replace(self.budget, releases=len(self.thresholds), sigma=self.sigma)
-        filter_ = PerModelFilter(self.models, budget)
+        filter_ = _Telling(self.models, budget)
         return filter_, filter_.admit(charges)
 
     def _counts(self, charges: Array) -> tuple[int, ...]:
         """What is released after them, without noise."""
         filter_, _ = self._filter(charges)
         rng = SeededRandom(0)
-        return tuple(round(filter_.noisy_count(x, _negligible, rng=rng)) for x in self.thresholds)
+        return tuple(filter_.noisy_count(x, rng=rng) for x in self.thresholds)
 
     def _answer(
         self,

@@ -113,17 +113,16 @@ def release_counts(
         released.
     """
     from adapmixed.rng import SecureRandom
-    from adapmixed_ext import gaussian
 
     budget, rng = model_filter.budget, SecureRandom()
     released = () if ledger is None else ledger.accountant.released_counts
-    known = {one.threshold: float(one.noisy_count) for one in released}
+    known = {one.threshold: one.noisy_count for one in released}
     for number in range(1, budget.releases + 1):
         share = number / (budget.releases + 1)
         threshold = share * budget.available
         count = known.get(threshold)
         if count is None:
-            count = model_filter.noisy_count(threshold, gaussian, rng=rng)
+            count = model_filter.noisy_count(threshold, rng=rng)
         yield {"spent_above": share, "noisy_count": count}
 
 
@@ -132,7 +131,7 @@ def count_lines(counts: Iterable[dict[str, float]], sigma: float | None) -> Iter
     for one in counts:
         yield (
             f"Models that have spent more than {one['spent_above']:.0%} of what answers may: "
-            f"{one['noisy_count']:.0f}, with noise of standard deviation {sigma:g}; may be "
+            f"{one['noisy_count']}, with noise of standard deviation {sigma:g}; may be "
             "published."
         )
 

@@ -111,7 +111,9 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
         least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
         said = f"{least} for {_plural(arguments.queries, 'query')} within ε = {arguments.epsilon:g}"
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
-    given = {key: value for key, value in settings.items() if value not in (None, False)}
+    given = {
+        key: value for key, value in settings.items() if value is not None and value is not False
+    }
     listed = " ".join(f"{key}={value!r}" for key, value in given.items())
     print(f"{name} {listed}: {said} at δ = {delta:g};\nneighbouring ({way}): {_NEIGHBOURS[way]}.")
     known = {key: getattr(arguments, key) for key in _ASKED if key != asked}

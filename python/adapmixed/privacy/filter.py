@@ -15,12 +15,13 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol, SupportsFloat
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.privacy.checks import check_count, check_real
+from adapmixed.privacy.discrete_gaussian import discrete_gaussian
 from adapmixed.privacy.fields import (
     ARRAY,
     COUNT,
@@ -47,12 +48,6 @@ _FIELDS = {
     "left": COUNT,
     "answers": COUNT,
 }
-
-
-class Gaussian(Protocol):
-    """`adapmixed_ext.gaussian`, as a filter calls it: one N(0, sigma²) variate."""
-
-    def __call__(self, shape: tuple[()], *, sigma: float, rng: Any) -> SupportsFloat: ...
 
 
 class PerModelFilter:
@@ -260,37 +255,33 @@ class PerModelFilter:
             self._spent, self._answers = spent, self._answers + shape[1]
         return active
 
-    def noisy_count(self, threshold: float, gaussian: Gaussian, *, rng: object) -> float:
-        """#{i : spent_i > threshold} + N(0, sigma²), one of the budget's releases, whose cost is no
+    def noisy_count(self, threshold: float, *, rng: Any) -> int:
+        """#{i : spent_i > threshold} plus noise, one of the budget's releases, whose cost is no
         part of spent_i; where the filter serves a ledger, recorded there, durably, beforehand.
 
-        The Gaussian mechanism on a count of sensitivity 1 (docs/privacy.md, section 13, "Who has
-        spent what"). Rounded to an integer, which costs nothing: the last digits of a sum of
-        floats tell more than the sum.
+        The discrete Gaussian on a count of sensitivity 1 (docs/privacy.md, section 13, "Who has
+        spent what"), drawn exactly, at the sigma that every model has paid for.
 
         Args:
             threshold: a public number ≥ 0.
-            gaussian: `adapmixed_ext.gaussian`, which is asked here for one variate of the sigma
-                that every model has paid for.
-            rng: what it draws from: `SecureRandom`, or, where no accountant rests on this filter,
-                a source that is seeded.
+            rng: what it is drawn from: `SecureRandom`, or, where no accountant rests on this
+                filter, a source that is seeded.
 
         Raises:
-            ValueError: no release is left, a variate that is not finite or exactly 0, a child of a
-                fork; a source that is seeded, or does not say, beside an accountant; a filter that
-                goes on from `spent` and is attached to no ledger.
+            ValueError: no release is left, a child of a fork; a source that is seeded, or does not
+                say, beside an accountant; a filter that goes on from `spent` and is attached to no
+                ledger.
             LedgerError: the count could not be recorded. It counts as released, and nobody has it.
         """
         threshold = check_real("threshold", threshold, infinite=True)
         self._check_process()
-        sigma = self.budget.sigma
         with self._lock:
             if self._left is None:
                 raise ValueError(
                     "model_filter must be attached to its ledger (Ledger.attach) before a count: "
                     "how many were released before, the ledger alone knows"
                 )
-            if self._left == 0 or sigma is None:
+            if self._left == 0:
                 raise ValueError(
                     "releases must be reserved by the filter's budget, got none left of "
                     f"{self.budget.releases}"
@@ -302,17 +293,25 @@ class PerModelFilter:
                     f"{type(rng).__name__}: the count is public, and whoever knows a seed can undo "
                     "its noise"
                 )
-            noise = float(gaussian((), sigma=sigma, rng=rng))
-            if not math.isfinite(noise) or noise == 0:
-                raise ValueError(f"gaussian must draw from N(0, sigma²), got {noise!r}")
+            noise = self._noise(rng)
             self._left -= 1
             self._seeded |= seeded
-            above = np.count_nonzero(self._spent - self.budget.reserved > threshold)
+            above = int(np.count_nonzero(self._spent - self.budget.reserved > threshold))
             record = self._record
-        count = round(float(above) + noise)
+        count = above + noise
         if record is not None:  # a ledger takes its own lock
-            record(ReleasedCount(self.num_models, threshold, sigma, count))
-        return float(count)
+            record(self._released(threshold, count))
+        return count
+
+    def _noise(self, rng: Any) -> int:
+        return discrete_gaussian(self._sigma(), rng.bits)
+
+    def _released(self, threshold: float, count: int) -> ReleasedCount:
+        return ReleasedCount(self.num_models, threshold, self._sigma(), count)
+
+    def _sigma(self) -> float:
+        assert self.budget.sigma is not None  # it is given where there are releases
+        return self.budget.sigma
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
