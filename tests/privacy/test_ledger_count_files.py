@@ -134,7 +134,7 @@ def serve(path: Path, shown: Path, telling: int) -> None:
         file = os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             while True:
-                noise = float(random.SystemRandom().randrange(1, 2**50))
+                noise = random.SystemRandom().randrange(1, 2**50)
                 os.write(file, b"%d\n" % count(model_filter, noise=noise))
                 os.write(telling, b"r")
         except ValueError:
