@@ -10,11 +10,12 @@ import numpy as np
 from ledger_cases import DELTA
 
 from adapmixed.privacy import FilterBudget, IndividualCharge, Ledger, PerModelFilter
+from adapmixed.rng import SeededRandom
 
 MODELS, K, SIGMA = 3, 3, 20.0
 BUDGET = FilterBudget("zcdp", 1.0, DELTA, releases=K, sigma=SIGMA)
 SETTINGS: dict[str, Any] = dict(delta=DELTA, configuration="a pool", filter_budget=BUDGET)
-SECURE = SimpleNamespace(seeded=False)
+SECURE = SimpleNamespace(seeded=False, bits=SeededRandom(0).bits)
 
 
 def begin(ledger: Ledger, budget: FilterBudget = BUDGET) -> PerModelFilter:

@@ -216,6 +216,8 @@ def test_seeded_noise_is_for_filters_that_nothing_rests_on() -> None:
         for _ in range(2):  # a refused count is not spent
             one.noisy_count(0.0, rng=UNSEEDED)
     alone = counting()
+    with pytest.raises(ValueError, match=r"rng must give random bits, .* got object without bits"):
+        alone.noisy_count(0.0, rng=object())
     alone.noisy_count(0.0, rng=SEEDED)
     with pytest.raises(ValueError, match="must not have released counts with seeded noise"):
         Accountant(1e-5, filter_budget=budget).attach(alone)

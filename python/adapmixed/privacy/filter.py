@@ -268,9 +268,9 @@ class PerModelFilter:
                 filter, a source that is seeded.
 
         Raises:
-            ValueError: no release is left, a child of a fork; a source that is seeded, or does not
-                say, beside an accountant; a filter that goes on from `spent` and is attached to no
-                ledger.
+            ValueError: no release is left, a child of a fork; a source without `bits`, or that is
+                seeded, or does not say, beside an accountant; a filter that goes on from `spent`
+                and is attached to no ledger.
             LedgerError: the count could not be recorded. It counts as released, and nobody has it.
         """
         threshold = check_real("threshold", threshold, infinite=True)
@@ -292,6 +292,11 @@ class PerModelFilter:
                     "rng must be SecureRandom() where an accountant rests on the filter, got "
                     f"{type(rng).__name__}: the count is public, and whoever knows a seed can undo "
                     "its noise"
+                )
+            if not callable(getattr(rng, "bits", None)):
+                raise ValueError(
+                    "rng must give random bits, as SecureRandom() does, got "
+                    f"{type(rng).__name__} without bits(count)"
                 )
             noise = self._noise(rng)
             self._left -= 1
