@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from fake_ensemble import FakeEnsemble
+from matplotlib.figure import Figure
 
 from adapmixed.cli import main
+from adapmixed.experiments.drawing import draw
 from adapmixed.experiments.inputs import Inputs, Sources
+from adapmixed.experiments.result import read_experiment
+from adapmixed.report.style import svg_text
 
 
 def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
@@ -22,6 +28,22 @@ def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
 
 def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
     return [one for one in result["rows"] if one["method"] == method]
+
+
+def drawn(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, file: str, name: str
+) -> list[Figure]:
+    """The figures of that name that the module draws of a committed result."""
+    figures: list[Figure] = []
+
+    def noted(figure: Figure, found: str, title: str) -> str:
+        if found == name:
+            figures.append(figure)
+        return svg_text(figure, found, title)
+
+    monkeypatch.setattr(module, "svg_text", noted)
+    draw(read_experiment(Path(__file__).parents[2] / "benchmarks" / "results" / file))
+    return figures
 
 
 def check_redrawn(written: list[Path], folder: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_cases import check_redrawn, inputs, rows_of
+from experiment_cases import check_redrawn, drawn, inputs, rows_of
 from fake_ensemble import FakeEnsemble
 
 from adapmixed.evaluation import evaluate
 from adapmixed.experiments import figure2 as figure2_module
-from adapmixed.experiments import paper
+from adapmixed.experiments import panels, paper
 from adapmixed.experiments import table1 as table1_module
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.figure2 import figure2, mechanism_of, settings
@@ -356,3 +356,18 @@ def test_what_a_legend_says_of_a_method(results: dict[str, dict[str, Any]]) -> N
 def test_points_that_would_squeeze_a_panel_stand_at_its_edge() -> None:
     assert _edge([1.0, 0.3, 0.02]) == 0.0
     assert _edge([1.0, 0.3, 1e-5, 0.0]) == pytest.approx(0.18)
+
+
+def test_figure_2_says_what_an_arrow_stands_for(
+    monkeypatch: pytest.MonkeyPatch, results: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """In the figure itself, where it has one; its whole caption goes with the file."""
+    (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")
+    words = [one.get_text() for axes in figure.axes for one in axes.texts]
+    assert [one for one in words if one.startswith("←")] == ["← 2000 · 3000"]
+    assert figure.get_supxlabel().endswith("(←: less than 0.005)")
+    monkeypatch.setattr(panels, "_FAR", 0.0)
+    (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")
+    assert "←" not in figure.get_supxlabel()
+    svg = write_outputs(results["figure2"], tmp_path)[-1].read_text(encoding="utf-8")
+    assert re.search(r"<svg [^>]*>\s*<desc>At the preset: [^<]* far to the left\.</desc>", svg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,16 @@ def test_coinciding_marks_and_curves_are_all_seen() -> None:
     assert "a wider one lies beneath" in curves.caption
     assert {"8", "5", "2"} <= set(re.findall(r"stroke-width: (\d+)[;\"]", curves.svg))
     assert "side by side, a little off their ε" in tradeoff.caption
+
+
+def test_end_marks_of_curves_are_filled_by_their_neighbours() -> None:
+    """As the marks of the second figure are; the legends hold one mark of each, too."""
+    source = evaluation("m", "data-dependent, ex-post", epsilon=1.0)
+    for way, white in (("zero_out", 0), ("add_remove", 2)):
+        other = replace(source, guarantee=replace(source.guarantee, adjacency=way))
+        for drawing in draw(build([other]))[:2]:
+            marks = re.findall(r"<use [^>]*style=\"(fill: [^;\"]*)", drawing.svg)
+            assert marks.count("fill: #ffffff") == white, (drawing.name, way)
 
 
 def test_names_of_close_points_do_not_overlap() -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_cases import check_redrawn, inputs
+from experiment_cases import check_redrawn, drawn, inputs
 from fake_ensemble import FakeEnsemble
 
 from adapmixed.data import demo_base, private_documents
 from adapmixed.experiments.divided import builtin_divided
 from adapmixed.experiments.measure import Run
 from adapmixed.experiments.outputs import write_outputs
+from adapmixed.experiments.studies import drawing as studies_drawing
 from adapmixed.experiments.studies import frontiers, models, screening, studies
 from adapmixed.experiments.tables import text
 from adapmixed.mechanisms import AdaPMixED
@@ -45,6 +46,19 @@ def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = [found[label]["epsilon"] for label in weights]
     assert costs == sorted(costs) and costs[0] < costs[-1]
     assert sum(found["λ = 1"]["queries_by_top_probability"]) == 300
+
+
+def test_all_lines_of_the_screening_figure_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    (figure,) = drawn(monkeypatch, studies_drawing, "reproduce-studies.json", "studies-screening")
+    left, right = figure.axes
+    lines = right.get_lines()
+    assert len(lines) == 8
+    for look in ("get_color", "get_marker"):
+        assert len({getattr(line, look)() for line in lines}) == len(lines), look
+    # A legend's marks among a panel's would be read as data.
+    renderer = figure.canvas.get_renderer()
+    legend = left.get_legend().get_window_extent(renderer)
+    assert not any(legend.overlaps(axes.get_window_extent(renderer)) for axes in figure.axes)
 
 
 def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

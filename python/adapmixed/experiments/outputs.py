@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from adapmixed.files import write_file
 def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Writes NAME.json, NAME.csv and an SVG for every figure; NAME has experiment and data set.
 
-    Everything but the JSON follows from it alone.
+    Everything but the JSON follows from it alone. A figure's caption is its SVG's description.
 
     Returns:
         the files.
@@ -26,5 +27,7 @@ def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     for drawing in draw(result):
         suffix = drawing.name.removeprefix(result["experiment"])
         paths.append(folder / f"{stem}{suffix}.svg")
-        write_file(paths[-1], (drawing.svg + "\n").encode())
+        start, rest = drawing.svg.split(">", 1)
+        svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
+        write_file(paths[-1], svg.encode())
     return paths

@@ -54,9 +54,10 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
             axes.axvline(1, color=GREY, linewidth=0.8, zorder=0)
             _scale(axes, [x for _, x, _ in words])
             labels.append((axes, words, colours, edge))
-        figure.supxlabel(
-            "ε without its conversion (f: with it), as a multiple of the reference's", fontsize=9
-        )
+        below = "ε without its conversion (f: with it), as a multiple of the reference's"
+        if any(edge > 0 for *_, edge in labels):
+            below += f" (←: less than {_FAR:g})"
+        figure.supxlabel(below, fontsize=9)
         figure.supylabel("change of perplexity (%)", fontsize=9)
         names = {"ours": _legend(result), "paper": "the paper, N = 100 (both ε ex-post)"}
         figure.legend(

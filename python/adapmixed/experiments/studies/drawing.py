@@ -116,7 +116,8 @@ def _screening(rows: Sequence[Row]) -> Drawing:
         number_axis(left.xaxis)
         others = [one for one in rows if not one["label"].startswith("λ")]
         # Where lines coincide, wider marks lie beneath narrower ones.
-        styles = zip(cycle(COLOURS), cycle("osD^vP*X"), cycle(("-", (0, (4, 1.6)), (0, (1, 1)))))
+        inks = cycle((*COLOURS, GREY))
+        styles = zip(inks, cycle("osD^vP*X"), cycle(("-", (0, (4, 1.6)), (0, (1, 1)))))
         for number, (one, (colour, marker, dash)) in enumerate(zip(others, styles, strict=False)):
             shares = one["ours"]["by_top_probability"]
             middles = [(i + 0.5) / len(shares) for i in range(len(shares))]
@@ -190,7 +191,7 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
         svg = svg_text(figure, "studies-frontiers", title)
     caption = (
         f"{_KINDS} DP-SGD's ε is for adding or removing what its name says: a block of text is far "
-        "less than the shard or the whole topic of the others."
+        "less than a whole topic, and a shard may hold several topics."
     )
     return Drawing("studies-frontiers", title, caption, svg)
 
