@@ -22,6 +22,7 @@ from adapmixed.evaluation import read_result
 from adapmixed.privacy import FilterBudget, PerModelFilter
 from adapmixed.rng import SecureRandom, SeededRandom
 
+FORMATS = Path(__file__).parents[1] / "formats"
 # Every call by which a result file changes what is on the disk.
 CALLS = ("open", "fsync", "replace", "unlink")
 
@@ -267,12 +268,29 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole[:at] + (b"1" if whole[at : at + 1] == b"2" else b"2") + whole[at + 1 :])
     with pytest.raises(ValueError, match="truncated or corrupted: its checksum differs"):
         answer(path, resume=True)
-    path.write_text(json.dumps({"format_version": 2}), encoding="ascii")
+    path.write_text(json.dumps(json.loads(whole) | {"format_version": 2}), encoding="ascii")
     with pytest.raises(ValueError, match="format_version must be 1, got 2"):
         answer(path, resume=True)
-    path.write_text(json.dumps({"methods": []}), encoding="ascii")
-    with pytest.raises(ValueError, match="must be a result file of an evaluation"):
+
+
+FOREIGN = [path for path in sorted(FORMATS.glob("*.json")) if path.name != "evaluation-1.json"]
+
+
+@pytest.mark.parametrize("other", FOREIGN, ids=lambda path: path.name)
+def test_another_kind_of_file_is_called_that(tmp_path: Path, other: Path) -> None:
+    """Not damaged: whoever names a report.json is to hear that it is the wrong file."""
+    path, before = tmp_path / "result.json", other.read_bytes()
+    path.write_bytes(before)
+    with pytest.raises(ValueError) as refused:
         answer(path, resume=True)
+    words = f"{path} must be a result file of evaluate (--result), it is another kind of file: "
+    assert str(refused.value).startswith(f"{words}it has no ")
+    assert path.read_bytes() == before
+    for content, reason in ((b"\x89PNG\xff", " or corrupted: it is no text"), (b"[1]\n", ": it ")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError) as refused:
+            answer(path, resume=True)
+        assert str(refused.value).startswith(words.removesuffix(": ") + reason)
 
 
 def test_files_that_cannot_be(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ NOTICE = (
     "PRIVATE, for the operator: losses, perplexities and what each model was charged depend on the "
     "private data and must not be published."
 )
+_ENTRIES = {"format_version", "configuration", "complete", "state", "checksum"}  # of all versions
 _TOLERANCE = 1e-3  # of a probe: other threads or another machine round, another ensemble differs
 
 
@@ -109,17 +110,20 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     damaged = f"{path} must be a whole result file as it was written, it is truncated or corrupted"
+    other = f"{path} must be a result file of evaluate (--result), it is another kind of file"
     data = Path(path).read_bytes()
-    if not data.isascii():
-        raise ValueError(
-            f"{path} must be a result file of an evaluation, which is ASCII, it is not"
-        )
     try:
-        content = parse(data.decode("ascii"))
+        text = data.decode("utf-8")  # as other kinds of JSON are
+    except UnicodeDecodeError:
+        raise ValueError(f"{other} or corrupted: it is no text") from None
+    try:
+        content = parse(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{damaged}: {error}") from error
-    if not isinstance(content, dict) or "format_version" not in content:
-        raise ValueError(f"{path} must be a result file of an evaluation")
+    if not isinstance(content, dict):
+        raise ValueError(f"{other}: it holds no JSON object")
+    if not content.keys() >= _ENTRIES:
+        raise ValueError(f"{other}: it has no {', '.join(sorted(_ENTRIES - content.keys()))}")
     version = content["format_version"]
     if version != FORMAT_VERSION:
         raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
