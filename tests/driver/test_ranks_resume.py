@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from result_cases import DELTA, MECHANISMS, numbers
 from training_cases import status_of
 
 from adapmixed.evaluation import evaluate_runs, read_result
+from adapmixed.files import sole_writer
 from adapmixed.models import Ensemble
 from adapmixed.privacy import FilterBudget, PerModelFilter
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.ranks import ALONE, RankError, Ranks
 from adapmixed.rng import SeededRandom
 
 RUNS, QUERIES, BLOCK = 2, 30, 11  # three windows a run
@@ -32,7 +34,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(
-    models: Path, path: Path, ranks: Ranks, progress: Callable[[int, int], None] | None = None
+    models: Path,
+    path: Path | None,
+    ranks: Ranks,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Any]:
     ensemble = Ensemble.load(models / "base", models / "ensemble", ranks=ranks)
     budget = FilterBudget("renyi", 0.05, DELTA, 4.0)
@@ -40,23 +45,37 @@ def answer(
         evaluate_runs(
             ensemble, TOKENS, MECHANISMS, runs=RUNS, queries=QUERIES, delta=DELTA,
             rng=SeededRandom(3), block=BLOCK, rule={"noisy, the paper's rule": "paper"},
-            model_filters={"filtered": PerModelFilter(3, budget)}, result=path, resume=True,
-            save_seconds=0.0, progress=progress,
+            model_filters={"filtered": PerModelFilter(3, budget)}, result=path,
+            resume=path is not None, save_seconds=0.0, progress=progress,
         )
     )  # fmt: skip
 
 
-def killed(models: Path, path: Path, folder: Path, after: int) -> None:
-    """Ends the leading rank after so many queries; the other one hears of it."""
+def killed(
+    models: Path, path: Path, folder: Path, after: int, victims: tuple[int, ...] = (0, 1)
+) -> None:
+    """Ends ranks after so many queries; one that is left hears of it."""
+    reached, go = folder / "reached", folder / "go"
 
-    def end(done: int, total: int) -> None:
+    def wait(done: int, total: int) -> None:
         if done > after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            reached.touch()
+            while not go.exists():
+                time.sleep(0.01)
 
-    children = started(2, lambda ranks: answer(models, path, ranks, end), folder)
-    assert [status_of(child) for child in children] == [-signal.SIGKILL, 0]
-    assert "another rank has ended" in str(result(folder, 1))
+    children = started(2, lambda ranks: answer(models, path, ranks, wait), folder)
+    while not reached.exists():
+        time.sleep(0.01)
+    for rank in victims:
+        os.kill(children[rank], signal.SIGKILL)
+    go.touch()
+    expected = [-signal.SIGKILL if rank in victims else 0 for rank in range(2)]
+    assert [status_of(child) for child in children] == expected
+    for rank in {0, 1} - set(victims):
+        assert "another rank has ended" in str(result(folder, rank))
     assert not read_result(path).complete
+    reached.unlink()
+    go.unlink()
 
 
 def test_killed_and_resumed(models: Path, tmp_path: Path) -> None:
@@ -66,8 +85,9 @@ def test_killed_and_resumed(models: Path, tmp_path: Path) -> None:
     reference, nothing = in_ranks(2, whole, tmp_path)
     assert len(reference) == RUNS * len(MECHANISMS) and nothing == []
     path = tmp_path / "killed.json"
-    for after in (4, 16, 36, 45):  # in each run, in the first window and later
-        killed(models, path, tmp_path, after)
+    # In each run, in the first window and later.
+    for after, victims in ((4, (0, 1)), (16, (0,)), (36, (1,)), (45, (0, 1))):
+        killed(models, path, tmp_path, after, victims)
     resumed, _ = in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)
     assert resumed == reference
     assert in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)[0] == reference
@@ -81,3 +101,37 @@ def test_resumed_over_another_number_of_ranks(models: Path, tmp_path: Path) -> N
     for mine, theirs in zip(found, reference, strict=True):
         assert mine[0] == theirs[0] and mine[2] == theirs[2] == QUERIES
         assert mine[1] == pytest.approx(theirs[1], rel=1e-6)
+
+
+def test_what_the_leading_rank_refuses_ends_all(models: Path, tmp_path: Path) -> None:
+    """No rank answers anything, and the file stays as it is."""
+    path = tmp_path / "result.json"
+
+    def refused() -> str:
+        before = path.read_bytes()
+        first, second = in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)
+        assert isinstance(first, ValueError) and isinstance(second, RankError)
+        assert path.read_bytes() == before
+        return str(first)
+
+    killed(models, path, tmp_path, 16)
+    whole = path.read_bytes()
+    with sole_writer(path):
+        assert "must name a file that no other process writes" in refused()
+    path.write_bytes(whole[:-9])
+    assert "it is truncated or corrupted" in refused()
+    path.write_text('{"methods": []}')
+    assert "it is another kind of file" in refused()
+
+
+def test_ranks_agree_on_whether_a_file_is_kept(models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    for keeps in (0, 1):
+
+        def work(ranks: Group, keeps: int = keeps) -> list[Any]:
+            return answer(models, path if ranks.rank == keeps else None, ranks)
+
+        for error in in_ranks(2, work, tmp_path):
+            assert isinstance(error, ValueError)
+            assert "ranks must agree on whether a result file is kept" in str(error)
+    assert not path.exists()

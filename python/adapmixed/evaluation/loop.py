@@ -225,6 +225,7 @@ def _evaluate(
                 "the filters": {name: one.budget for name, one in filters(0).items()},
                 "the tokens": list(tokens),
                 "the settings of the evaluation": (windows, memory_bytes),
+                "whether a result file is kept": result is not None,
             }
         )
     settings = Settings(
