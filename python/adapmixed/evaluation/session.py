@@ -111,7 +111,7 @@ class Session:
 
     def follow(self, run: int, window: int) -> None:
         """Goes on at the `place` of the rank that leads, which keeps all accounts."""
-        for _ in range(run + (window > 0)):
+        for _ in range(run):  # the run under way begins with its next step
             self._begin()
         self._run, self._window = run, window
 
