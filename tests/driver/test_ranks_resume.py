@@ -100,7 +100,7 @@ def test_resumed_over_another_number_of_ranks(models: Path, tmp_path: Path) -> N
     reference, _ = in_ranks(2, lambda ranks: answer(models, tmp_path / "2.json", ranks), tmp_path)
     for mine, theirs in zip(found, reference, strict=True):
         assert mine[0] == theirs[0] and mine[2] == theirs[2] == QUERIES
-        assert mine[1] == pytest.approx(theirs[1], rel=1e-6)
+        assert mine[1] == pytest.approx(theirs[1], rel=1e-9)
 
 
 def test_what_the_leading_rank_refuses_ends_all(models: Path, tmp_path: Path) -> None:

@@ -87,6 +87,12 @@ def test_the_command_answers_for_a_constant_n(capsys):
     assert "--lower" in capsys.readouterr().err
 
 
+def test_the_command_answers_for_a_box_from_zero(capsys):
+    given = ["plan", "--lower=0", "--upper=4", "--models=64", "--queries=99840"]
+    assert main(given) == 0
+    assert "clipped-mixing lower=0.0 upper=4.0: ε = inf for 99840" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("adjacency", ["zero_out", "add_remove"])
 def test_one_of_each_clipped_mechanism_is_chosen(adjacency):
     """By shape and κ alone, whatever else is listed; under add/remove with N a constant."""

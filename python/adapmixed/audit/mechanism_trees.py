@@ -29,7 +29,7 @@ History = tuple[int, ...]
 class _Telling(PerModelFilter):
     """Its counts have no noise."""
 
-    def _noise(self, rng: object) -> int:
+    def _noise(self, sigma: float, rng: object) -> int:
         return 0
 
 

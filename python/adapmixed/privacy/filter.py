@@ -275,13 +275,14 @@ class PerModelFilter:
         """
         threshold = check_real("threshold", threshold, infinite=True)
         self._check_process()
+        sigma = self.budget.sigma
         with self._lock:
             if self._left is None:
                 raise ValueError(
                     "model_filter must be attached to its ledger (Ledger.attach) before a count: "
                     "how many were released before, the ledger alone knows"
                 )
-            if self._left == 0:
+            if self._left == 0 or sigma is None:
                 raise ValueError(
                     "releases must be reserved by the filter's budget, got none left of "
                     f"{self.budget.releases}"
@@ -298,25 +299,18 @@ class PerModelFilter:
                     "rng must give random bits, as SecureRandom() does, got "
                     f"{type(rng).__name__} without bits(count)"
                 )
-            noise = self._noise(rng)
+            noise = self._noise(sigma, rng)
             self._left -= 1
             self._seeded |= seeded
             above = int(np.count_nonzero(self._spent - self.budget.reserved > threshold))
             record = self._record
         count = above + noise
         if record is not None:  # a ledger takes its own lock
-            record(self._released(threshold, count))
+            record(ReleasedCount(self.num_models, threshold, sigma, count))
         return count
 
-    def _noise(self, rng: Any) -> int:
-        return discrete_gaussian(self._sigma(), rng.bits)
-
-    def _released(self, threshold: float, count: int) -> ReleasedCount:
-        return ReleasedCount(self.num_models, threshold, self._sigma(), count)
-
-    def _sigma(self) -> float:
-        assert self.budget.sigma is not None  # it is given where there are releases
-        return self.budget.sigma
+    def _noise(self, sigma: float, rng: Any) -> int:
+        return discrete_gaussian(sigma, rng.bits)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

@@ -191,10 +191,9 @@ def _count_above(curves: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
     """Of each curve, how many later ones cover it: all points alike to half a percent."""
 
     def alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
-        pairs = zip(one, other, strict=False)
         return len(one) == len(other) and all(
-            first[0] == second[0] and math.isclose(first[1], second[1], rel_tol=5e-3)
-            for first, second in pairs
+            queries == others and math.isclose(epsilon, another, rel_tol=5e-3)
+            for (queries, epsilon), (others, another) in zip(one, other, strict=True)
         )
 
     return [
