@@ -53,6 +53,12 @@ def ids() -> torch.Tensor:
     return torch.randint(0, VOCAB, (2, 9), generator=torch.Generator().manual_seed(7))
 
 
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token ends an answer: as many are charged as are asked for, whatever is drawn."""
+    monkeypatch.setattr(Ensemble, "end_tokens", frozenset())
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
     """The demo's first two members."""

@@ -17,6 +17,7 @@ from adapmixed.data.demo import demo_base, demo_ensemble_path
 from adapmixed.generation import PrivateGenerator
 from adapmixed.privacy.ledger import read
 
+pytestmark = pytest.mark.usefixtures("endless")
 MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
 POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=0.5", "--filter-epsilon", "2"]
 COUNTS = ["--release-counts", "3", "--release-sigma", "60"]

@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rank_cases import Group, commands, free_port, in_ranks, said, status_of, write_models
+from training_cases import until
 
 import adapmixed.models.ensemble
 from adapmixed.cli import main
@@ -122,6 +122,7 @@ def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert ended.stdout == capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("endless")
 def test_generate_in_two_ranks(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +170,7 @@ def test_refused_in_ranks(
     assert "chat must run in one process" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("endless")
 def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
     """Without torchrun's own watch: the rank that lives says why it ends, and what was charged."""
     ledger = tmp_path / "ledger.db"
@@ -177,8 +179,7 @@ def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
         2, [*arguments, "--max-new-tokens", "100000", "--overflow", "slide"], tmp_path
     )
     output = tmp_path / "out-0"
-    while not output.exists() or output.stat().st_size < 20:  # in the middle
-        time.sleep(0.02)
+    until(lambda: output.exists() and output.stat().st_size >= 20, seconds=45)  # in the middle
     os.kill(children[1], signal.SIGKILL)
     assert [status_of(child) for child in children] == [2, -signal.SIGKILL]
     text = said(tmp_path, 0)[1]

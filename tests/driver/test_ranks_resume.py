@@ -13,7 +13,7 @@ import pytest
 import torch
 from rank_cases import Group, in_ranks, result, started, write_models
 from result_cases import DELTA, MECHANISMS, numbers
-from training_cases import status_of
+from training_cases import status_of, until
 
 from adapmixed.evaluation import evaluate_runs, read_result
 from adapmixed.files import sole_writer
@@ -64,8 +64,7 @@ def killed(
                 time.sleep(0.01)
 
     children = started(2, lambda ranks: answer(models, path, ranks, wait), folder)
-    while not reached.exists():
-        time.sleep(0.01)
+    until(reached.exists, seconds=45)
     for rank in victims:
         os.kill(children[rank], signal.SIGKILL)
     go.touch()

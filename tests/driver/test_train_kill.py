@@ -15,7 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from training_cases import CONFIG, NUM_MODELS, a_run, contents, forked, status_of, write_base
+from training_cases import (
+    CONFIG,
+    NUM_MODELS,
+    a_run,
+    contents,
+    forked,
+    status_of,
+    until,
+    write_base,
+)
 
 from adapmixed.training import TrainingRun, train_ensemble
 
@@ -142,13 +151,6 @@ def test_worker_processes_give_the_same_and_end_with_their_parent(
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=30)
     train(killed)
     assert contents(killed.output) == reference
-
-
-def until(condition: Callable[[], object], *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def descendants(process: int) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,3 +102,11 @@ def forked(work: Callable[[], object]) -> int:
 def status_of(child: int) -> int:
     """How a child ended: its exit status, or minus the signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def until(condition: Callable[[], object], *, seconds: float) -> None:
+    """Waits; a condition that never comes fails the test."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
