@@ -286,11 +286,15 @@ def test_another_kind_of_file_is_called_that(tmp_path: Path, other: Path) -> Non
     words = f"{path} must be a result file of evaluate (--result), it is another kind of file: "
     assert str(refused.value).startswith(f"{words}it has no ")
     assert path.read_bytes() == before
-    for content, reason in ((b"\x89PNG\xff", " or corrupted: it is no text"), (b"[1]\n", ": it ")):
+    for content, reason in (
+        (b"\x89PNG\xff", "it is no text"),
+        (b"[1]\n", "it holds no JSON object"),
+        (b"# Notes\n", "it holds no JSON object"),
+    ):
         path.write_bytes(content)
         with pytest.raises(ValueError) as refused:
             answer(path, resume=True)
-        assert str(refused.value).startswith(words.removesuffix(": ") + reason)
+        assert str(refused.value).startswith(f"{words[:-2]} or corrupted: {reason}")
 
 
 def test_files_that_cannot_be(tmp_path: Path) -> None:

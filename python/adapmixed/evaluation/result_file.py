@@ -116,12 +116,12 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
         text = data.decode("utf-8")  # as other kinds of JSON are
     except UnicodeDecodeError:
         raise ValueError(f"{other} or corrupted: it is no text") from None
+    if text.strip() and not text.lstrip().startswith("{"):
+        raise ValueError(f"{other} or corrupted: it holds no JSON object")
     try:
-        content = parse(text)
+        content: dict[str, Any] = parse(text)  # begins with a brace
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{damaged}: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{other}: it holds no JSON object")
     if not content.keys() >= _ENTRIES:
         raise ValueError(f"{other}: it has no {', '.join(sorted(_ENTRIES - content.keys()))}")
     version = content["format_version"]
