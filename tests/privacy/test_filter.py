@@ -6,8 +6,10 @@ import copy
 import math
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -173,15 +175,24 @@ def test_bad_charges_are_refused_and_change_nothing(charges: np.ndarray, message
     assert not filter_.spent.any()
 
 
-def test_a_child_of_a_fork_spends_nothing() -> None:
-    shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5, releases=1, sigma=9.0))
+@pytest.mark.parametrize("recycled", [False, True], ids=["another id", "its parent's id"])
+def test_a_child_of_a_fork_spends_nothing(recycled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one whose process id is its parent's, as in a namespace of its own."""
+    budget = FilterBudget("zcdp", 1.0, 1e-5, releases=1, sigma=9.0)
+    shared, written = PerModelFilter(1, budget), PerModelFilter(1, budget).state()
     asked: list[Callable[[], object]] = [
+        shared.state,
+        lambda: shared.restore(written),
+        lambda: Accountant(1e-5, filter_budget=budget).attach(shared),
         lambda: shared.admit(np.zeros((1, 1))),
         lambda: shared.noisy_count(0.0, rng=UNSEEDED),
     ]
+    parent = os.getpid()
     for ask in asked:
         child = os.fork()
         if child == 0:
+            if recycled:
+                monkeypatch.setattr(os, "getpid", lambda: parent)
             try:
                 ask()
             except ValueError as error:
@@ -190,6 +201,29 @@ def test_a_child_of_a_fork_spends_nothing() -> None:
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         ask()
+
+
+def test_a_state_that_is_asked_for_amid_a_seeded_count_is_refused() -> None:
+    shared = PerModelFilter(1, FilterBudget("zcdp", 1.0, 1e-5, releases=2, sigma=9.0))
+    found: list[object] = []
+
+    def ask() -> None:
+        try:
+            found.append(shared.state())
+        except ValueError as error:
+            found.append(str(error))
+
+    asking = threading.Thread(target=ask)
+
+    def bits(count: int) -> int:
+        if not asking.ident:
+            asking.start()
+            asking.join(0.2)  # it waits for the count
+        return SEEDED.bits(count)
+
+    shared.noisy_count(0.0, rng=SimpleNamespace(seeded=True, bits=bits))
+    asking.join()
+    assert found == ["a filter that has released counts with seeded noise has no state"]
 
 
 def test_there_are_no_copies() -> None:

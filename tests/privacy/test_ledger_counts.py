@@ -73,7 +73,9 @@ def test_what_is_shown_was_recorded_before(path: Path, monkeypatch: pytest.Monke
             count(model_filter)
     assert Ledger.verify(path).charges == 0
     with Ledger.open(path, **SETTINGS) as ledger:
-        with pytest.raises(ValueError, match="no counts but the 0 that the ledger holds, got 3"):
+        with pytest.raises(
+            ValueError, match="no counts but the 0 of its own that the ledger holds, got 3"
+        ):
             ledger.attach(model_filter)
         assert [count(begin(ledger)) for _ in range(K)] == [0.0] * K
 
@@ -154,11 +156,35 @@ def test_several_filters_share_the_counts_and_the_budget(path: Path) -> None:
         assert not begin(ledger).admit(np.full((MODELS, 1), BUDGET.reserved / 2)).any()
 
 
+def test_counts_of_another_filter_stand_for_none_of_its_own(path: Path) -> None:
+    """The ledger holds as many as this filter has released: they are not the same ones."""
+    elsewhere = PerModelFilter(MODELS, BUDGET)
+    count(elsewhere)
+    written = elsewhere.state()
+    with Ledger.open(path, **SETTINGS) as ledger:
+        count(begin(ledger))
+        for one in (elsewhere, PerModelFilter.from_state(written)):
+            with pytest.raises(ValueError, match="no counts but the 0 of its own that the ledger"):
+                ledger.attach(one)
+        late = begin(ledger)
+        with pytest.raises(ValueError, match="restore needs a filter that is new, got one with a"):
+            late.restore(written)
+        new = PerModelFilter(MODELS, BUDGET)
+        new.restore(written)
+        with pytest.raises(ValueError, match="no counts but the 0 of its own that the ledger"):
+            ledger.attach(new)
+        assert [count(late), count(late)] == [0, 0]
+        with pytest.raises(ValueError, match="got none left of 3"):
+            count(late)
+
+
 def test_counts_that_no_record_holds_are_refused(path: Path) -> None:
     elsewhere = PerModelFilter(MODELS, BUDGET)
     count(elsewhere)
     with Ledger.open(path, **SETTINGS) as ledger:
-        with pytest.raises(ValueError, match="no counts but the 0 that the ledger holds, got 1"):
+        with pytest.raises(
+            ValueError, match="no counts but the 0 of its own that the ledger holds, got 1"
+        ):
             ledger.attach(elsewhere)
         model_filter = begin(ledger)
         count(model_filter)

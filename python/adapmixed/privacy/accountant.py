@@ -204,8 +204,9 @@ class Accountant:
         From then on the filter holds at least what its models were charged here.
 
         Args:
-            record: adds each noisy count of the filter here before it is known (`Ledger.attach`);
-                then other filters may go on with the counts that are left.
+            record: for `Ledger.attach` alone: adds each noisy count of the filter here before it
+                is known, so that other filters may go on with the counts that are left. Nothing
+                here checks that it does.
 
         Raises:
             ValueError: a filter of another budget; one that does not hold what the models were

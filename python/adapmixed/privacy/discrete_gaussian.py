@@ -24,16 +24,16 @@ def discrete_gaussian(sigma: float, bits: Bits) -> int:
     their Algorithms 1 to 3 (docs/privacy.md, section 13, "Who has spent what").
 
     Args:
-        sigma: > 0, as it is written: its square is taken exactly.
+        sigma: > 0, a float, of which the square is taken exactly.
         bits: where the randomness comes from.
 
     Raises:
         ValueError: sigma is not finite and > 0.
     """
-    variance = Fraction(check_real("sigma", sigma)) ** 2
-    if variance == 0:
+    exact = Fraction(check_real("sigma", sigma))
+    if exact == 0:
         raise ValueError("sigma must be > 0, got 0.0")
-    scale = math.floor(Fraction(sigma)) + 1
+    variance, scale = exact**2, math.floor(exact) + 1
     while True:
         drawn = _discrete_laplace(scale, bits)
         away = (abs(drawn) - variance / scale) ** 2 / (2 * variance)

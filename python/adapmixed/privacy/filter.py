@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -92,6 +93,7 @@ class PerModelFilter:
                 )
             self._left = None if budget.releases else 0
         self._answers = 0
+        _filters.add(self)
         self._serves = self._seeded = False  # an accountant rests on it; seeded counts are out
 
     def __reduce__(self) -> NoReturn:
@@ -110,18 +112,20 @@ class PerModelFilter:
 
         Raises:
             ValueError: counts were released with seeded noise, or are recorded by a ledger, where
-                the filter made from the state would not have to be attached to release them again.
+                the filter made from the state would not have to be attached to release them again;
+                a child of a fork.
         """
-        if self._seeded:
-            raise ValueError("a filter that has released counts with seeded noise has no state")
-        if self.budget.releases and (self._left is None or self._record is not None):
-            raise ValueError(
-                "a filter that releases counts beside a ledger has no state: one that is made with "
-                "spent=ledger.accountant.individual_spent goes on"
-            )
-        values = {name: getattr(self, name) for name in ("identity", "num_models", "budget")}
-        values |= {"releases": self.budget.releases, "sigma": self.budget.sigma}
+        self._check_process()
         with self._lock:
+            if self._seeded:
+                raise ValueError("a filter that has released counts with seeded noise has no state")
+            if self.budget.releases and (self._left is None or self._record is not None):
+                raise ValueError(
+                    "a filter that releases counts beside a ledger has no state: one that is made "
+                    "with spent=ledger.accountant.individual_spent goes on"
+                )
+            values = {name: getattr(self, name) for name in ("identity", "num_models", "budget")}
+            values |= {"releases": self.budget.releases, "sigma": self.budget.sigma}
             values |= {"spent": self._spent, "left": self._left, "answers": self._answers}
         return write_state("filter", FORMAT_VERSION, _FIELDS, values)
 
@@ -153,17 +157,22 @@ class PerModelFilter:
         """Goes on where a filter with the same settings had come when its `state()` was asked.
 
         Raises:
-            ValueError: other settings, this filter has already answered, or as `from_state`.
+            ValueError: other settings, this filter has already answered or is attached to a
+                ledger, a child of a fork, or as `from_state`.
         """
+        self._check_process()
         other = PerModelFilter.from_state(state)
         for name in ("num_models", "budget"):
             mine, found = getattr(self, name), getattr(other, name)
             if mine != found:
                 raise ValueError(f"filter.{name} must be {mine!r}, got {found!r}")
-        if self._answers or self._left != self.budget.releases:
-            raise ValueError(f"restore needs a filter that is new, got {self._answers} answers")
-        self._spent, self._left, self._answers = other._spent, other._left, other._answers
-        self.identity, self._serves = other.identity, True
+        with self._lock:
+            if self._record is not None:
+                raise ValueError("restore needs a filter that is new, got one with a ledger")
+            if self._answers or self._left != self.budget.releases:
+                raise ValueError(f"restore needs a filter that is new, got {self._answers} answers")
+            self._spent, self._left, self._answers = other._spent, other._left, other._answers
+            self.identity, self._serves = other.identity, True
 
     def serve(
         self,
@@ -184,8 +193,10 @@ class PerModelFilter:
 
         Raises:
             ValueError: it lacks charges of before, or is of another number of models; counts were
-                released with seeded noise, or, with `record`, more than are said.
+                released with seeded noise, or, with `record`, any that no ledger recorded, or more
+                than are said; a child of a fork.
         """
+        self._check_process()
         # The sums of the same charges may differ, since threads add in another order. Adding ends
         # above the exact sum, by at most 2^-51 of it (of the least float below that) a step; some
         # ulps of the budget more do no harm. What is smaller than all that could be missing unseen,
@@ -215,11 +226,13 @@ class PerModelFilter:
         most = self.budget.releases
         if self._left is None:
             return most - released
-        # Attached once more, it may be amid a count that it has taken and not yet recorded.
-        if record != self._record and most - self._left > released:
+        # What was released beside no ledger none of those that it holds can be. Attached once more,
+        # it may be amid a count that it has taken and not yet recorded.
+        known = 0 if self._record is None else released
+        if record != self._record and most - self._left > known:
             raise ValueError(
-                f"model_filter must have released no counts but the {released} that the ledger "
-                f"holds, got {most - self._left}"
+                f"model_filter must have released no counts but the {known} of its own that the "
+                f"ledger holds, got {most - self._left}"
             )
         return min(self._left, most - released)
 
@@ -330,3 +343,17 @@ class PerModelFilter:
         if np.isnan(values).any() or (values < 0).any():
             raise ValueError(f"{name} must be >= 0 and not NaN in every entry")
         return values
+
+
+_filters: weakref.WeakSet[PerModelFilter] = weakref.WeakSet()
+
+
+def _leave_in_child() -> None:
+    # Besides its process id, which a child in a new namespace can share with its parent. Another
+    # thread of the parent may have held a lock at the fork.
+    for one in list(_filters):
+        one._lock = threading.Lock()
+        one._process = 0
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
