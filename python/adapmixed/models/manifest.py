@@ -1,12 +1,15 @@
 """`ensemble.json`: what an ensemble folder says about itself.
 
-    {"format_version": 1, "base_model": "...", "num_models": N, "members": ["member-000", ...],
+    {"format_version": 2, "base_model": "...", "num_models": N,
+     "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
      "tokenizer_files": {"tokenizer.json": "...", ...}, "base_sha256": "...", "training": {...},
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
-The members are ordinary peft folders beside it; `shards` is what `shards.check_shards` reads. Shard
-digests identify the data that a member was trained on to whoever holds it; they are the operator's
-and are not meant for publication.
+The members are ordinary peft folders in the same place. `null` stands for a missing member, which
+answers as the public model does. N and `adapted` are public constants: they decide what members
+share with the public model and every shape of the computation, whichever members are there.
+`shards.check_shards` reads `shards`. Shard digests tell whoever holds a shard's data that a member
+was trained on it; they are the operator's and must not be published.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 from adapmixed.files import write_file
 from adapmixed.models.shards import check_shards
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE_NAME = "ensemble.json"
 
 
@@ -32,7 +35,8 @@ class Manifest:
 
     Attributes:
         base_model: name of the public model, for people; loading is given the base itself.
-        members: folder names, one per private model, N = len(members) >= 1.
+        members: folder names, N = len(members) >= 1; None for a missing member.
+        adapted: names of the layers that members may adapt, each with its ranks, ascending.
         tokenizer_sha256: digest of the bytes of the base's `tokenizer.json`, or None; what early
             ensembles recorded.
         tokenizer_files: digests of the base's tokenizer (`provenance.tokenizer_files`), by file.
@@ -44,7 +48,8 @@ class Manifest:
     """
 
     base_model: str
-    members: tuple[str, ...]
+    members: tuple[str | None, ...]
+    adapted: Mapping[str, tuple[int, ...]]
     tokenizer_sha256: str | None = None
     base_sha256: str | None = None
     revision: str | None = None
@@ -56,11 +61,13 @@ class Manifest:
     def __post_init__(self) -> None:
         if not self.members:
             raise ValueError("members must name at least one private model, got none")
-        if len(set(self.members)) != len(self.members):
+        present = [name for name in self.members if name is not None]
+        if len(set(present)) != len(present):
             raise ValueError("members must be distinct: one listed twice counts its shard twice")
-        for name in self.members:
+        for name in present:
             if not name or name in (".", "..") or "/" in name or "\\" in name:
                 raise ValueError(f"members must be plain folder names, got {name!r}")
+        object.__setattr__(self, "adapted", checked_layers(self.adapted))
         object.__setattr__(self, "disjoint", check_shards(self.members, self.shards))
 
 
@@ -82,14 +89,19 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     version = data.get("format_version")
     if type(version) is not int or version < 1:
         raise ValueError(f"{path}: format_version must be an integer >= 1, got {version!r}")
+    if version < FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, which does not record "
+            "the adapted layers: train the ensemble again"
+        )
     if version > FORMAT_VERSION:
         raise ValueError(
             f"{path}: format_version must be <= {FORMAT_VERSION}, got {version}; "
             "the ensemble was written by a newer adapmixed"
         )
     members = data.get("members")
-    if not isinstance(members, list) or not all(isinstance(name, str) for name in members):
-        raise ValueError(f"{path}: members must be a list of folder names, got {members!r}")
+    if not isinstance(members, list) or not all(isinstance(name, str | None) for name in members):
+        raise ValueError(f"{path}: members must be folder names or null, got {members!r}")
     if data.get("num_models") != len(members):
         raise ValueError(
             f"{path}: num_models must be the number of members {len(members)}, "
@@ -99,6 +111,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         return Manifest(
             base_model=str(data.get("base_model", "")),
             members=tuple(members),
+            adapted=data.get("adapted"),
             tokenizer_sha256=_digest_or_none(data.get("tokenizer_sha256"), "tokenizer_sha256"),
             base_sha256=_digest_or_none(data.get("base_sha256"), "base_sha256"),
             revision=_text_or_none(data.get("revision"), "revision"),
@@ -116,6 +129,7 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
         "format_version": FORMAT_VERSION,
         "base_model": manifest.base_model,
         "num_models": len(manifest.members),
+        "adapted": {name: list(ranks) for name, ranks in manifest.adapted.items()},
         "members": list(manifest.members),
         "tokenizer_sha256": manifest.tokenizer_sha256,
         "tokenizer_files": dict(manifest.tokenizer_files),
@@ -128,6 +142,23 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
     write_file(Path(folder) / FILE_NAME, text.encode())
 
 
+def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
+    """Return the adapted layers in alphabetical order, each with its ascending ranks.
+
+    Raises:
+        ValueError: if `adapted` does not map at least one name to distinct integers >= 1.
+    """
+    if not isinstance(adapted, Mapping) or not adapted:
+        raise ValueError(f"adapted must map layers to their ranks, got {adapted!r}")
+    for name, ranks in adapted.items():
+        valid = isinstance(ranks, list | tuple) and ranks and len(set(ranks)) == len(ranks)
+        if not isinstance(name, str) or not valid or not all(map(_is_rank, ranks)):
+            raise ValueError(
+                f"adapted must map layer names to distinct integers >= 1, got {name!r}: {ranks!r}"
+            )
+    return {name: tuple(sorted(adapted[name])) for name in sorted(adapted)}
+
+
 def file_sha256(path: str | os.PathLike[str]) -> str:
     """Hexadecimal SHA-256 of a file."""
     digest = hashlib.sha256()
@@ -135,6 +166,10 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and value >= 1
 
 
 def _text_or_none(value: Any, name: str) -> str | None:

@@ -17,11 +17,11 @@ _HEX = frozenset(string.digits + "abcdef")
 _EMPTY = hashlib.sha256().hexdigest()
 
 
-def check_shards(members: Sequence[str], shards: Sequence[Mapping[str, Any]]) -> bool:
+def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the records show that the shards are disjoint; False where they do not say.
 
     Args:
-        members: N folder names.
+        members: N folder names, None for missing members, whose records are not read.
         shards: N records {"documents": count, "sha256": digest of the content, "identifiers":
             [keyed hash, ...], "identifier_key": digest of the key}, every entry optional, or none.
 
@@ -38,6 +38,8 @@ def check_shards(members: Sequence[str], shards: Sequence[Mapping[str, Any]]) ->
     first_key: tuple[Any, str] | None = None
     known = bool(shards)
     for member, shard in zip(members, shards, strict=False):
+        if member is None:
+            continue
         _check_record(member, shard)
         digest, key = shard.get("sha256"), shard.get("identifier_key")
         if digest not in (None, _EMPTY) and shard.get("documents") != 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class BaseFacts:
         base_sha256: `provenance.base_sha256` of a folder; of a hub name the digest of
             `model.safetensors`, None where its weights lie in several files.
         positions: longest input in tokens, or None.
+        linear_layers: full names of the layers that a LoRA can adapt, in the model's order.
         default_targets: the layers peft adapts in this architecture, () if it knows none.
     """
 
@@ -36,7 +38,13 @@ class BaseFacts:
     tokenizer_files: dict[str, str]
     base_sha256: str | None
     positions: int | None
+    linear_layers: tuple[str, ...]
     default_targets: tuple[str, ...]
+
+    def targets(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the full names of the layers that peft adapts for these `target_modules`."""
+        suffixes = tuple(f".{name}" for name in names)
+        return tuple(layer for layer in self.linear_layers if f".{layer}".endswith(suffixes))
 
 
 def base_facts(base: str, revision: str | None = None) -> BaseFacts:
@@ -48,14 +56,17 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     """
     import torch
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
+    from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
 
     local = Path(base).is_dir()
     if local and revision is not None:
         raise ValueError(f"revision applies to hub names, got {revision!r} for the folder {base}")
     config = AutoConfig.from_pretrained(base, revision=revision)
     with torch.device("meta"):  # its modules, without weights
-        check_model(AutoModelForCausalLM.from_config(config))
+        model = AutoModelForCausalLM.from_config(config)
+    check_model(model)
     commit = None if local else getattr(config, "_commit_hash", None) or revision
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return BaseFacts(
@@ -64,6 +75,9 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         tokenizer_files=tokenizer_files(base) if local else _tokenizer_of_hub(base, commit),
         base_sha256=base_sha256(base) if local else _digest(base, WEIGHTS, commit),
         positions=None if positions is None else int(positions),
+        linear_layers=tuple(
+            name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)
+        ),
         default_targets=tuple(TARGETS.get(config.model_type, ())),
     )
 

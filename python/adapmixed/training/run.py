@@ -167,6 +167,9 @@ def train_ensemble(
         manifest = Manifest(
             base_model=facts.name,
             members=folder.members,
+            adapted={
+                layer: (run.config.rank,) for layer in facts.targets(run.config.target_modules)
+            },
             tokenizer_files=facts.tokenizer_files,
             base_sha256=facts.base_sha256,
             revision=facts.revision,
