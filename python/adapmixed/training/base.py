@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapmixed.models.layers import linear_names
 from adapmixed.models.manifest import file_sha256
 from adapmixed.models.provenance import (
     TOKENIZER_PARTS,
@@ -56,9 +57,7 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     """
     import torch
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
-    from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.pytorch_utils import Conv1D
 
     local = Path(base).is_dir()
     if local and revision is not None:
@@ -75,9 +74,7 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         tokenizer_files=tokenizer_files(base) if local else _tokenizer_of_hub(base, commit),
         base_sha256=base_sha256(base) if local else _digest(base, WEIGHTS, commit),
         positions=None if positions is None else int(positions),
-        linear_layers=tuple(
-            name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)
-        ),
+        linear_layers=linear_names(model),
         default_targets=tuple(TARGETS.get(config.model_type, ())),
     )
 
