@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fake_ensemble import FakeEnsemble
-from tiny_models import TARGETS, tiny_model, write_adapter
+from tiny_models import ADAPTED, TARGETS, tiny_model, write_adapter
 
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 from adapmixed.decoding import generate
@@ -40,7 +40,7 @@ def two_adapters(folder: Path) -> list[Path]:
     ]
     for path in paths:
         name_base(path, "some-org/Tiny")
-    write_manifest(folder, Manifest("", ("m0", "m1")))
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))
     return paths
 
 
@@ -61,5 +61,7 @@ def public_folder(folder: Path, **manifest: Any) -> Path:
     """The public model's folder, whose digest the ensemble then records."""
     base = folder.parent / "tiny"
     tiny_model("gpt2").save_pretrained(base)
-    write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256=base_sha256(base), **manifest))
+    write_manifest(
+        folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=base_sha256(base), **manifest)
+    )
     return base

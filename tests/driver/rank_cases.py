@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny_models import write_adapter
+from tiny_models import adapted_layers, write_adapter
 from training_cases import forked, status_of, write_base
 
 from adapmixed.cli import main
@@ -34,7 +34,10 @@ def write_models(folder: Path, *, members: int, zero: int | None = None) -> None
         config = json.loads((path / "adapter_config.json").read_text())
         config["base_model_name_or_path"] = "base"
         (path / "adapter_config.json").write_text(json.dumps(config))
-    write_manifest(folder / "ensemble", Manifest("base", names))
+    write_manifest(
+        folder / "ensemble",
+        Manifest("base", names, adapted_layers([folder / "ensemble" / n for n in names])),
+    )
 
 
 def free_port() -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ensemble_cases import Make
+from tiny_models import ADAPTED, adapted_layers
 
 from adapmixed.models import Ensemble, Manifest, read_manifest, write_manifest
 
@@ -20,7 +21,8 @@ def save_ensemble(folder: Path, adapters: list[Path], **settings: Any) -> Path:
     for index, adapter in enumerate(adapters):
         names.append(f"member-{index:03d}")
         adapter.rename(folder / names[-1])
-    write_manifest(folder, Manifest("tiny", tuple(names), **settings))
+    layers = adapted_layers([folder / name for name in names])
+    write_manifest(folder, Manifest("tiny", tuple(names), layers, **settings))
     return folder
 
 
@@ -45,7 +47,7 @@ def test_another_base_is_refused(make_adapters: Make, base: Any, tmp_path: Path)
     with pytest.raises(ValueError, match="base must be the one"):
         Ensemble.load(tmp_path / "base", folder)
     (tmp_path / "base" / "tokenizer.json").write_text("{}")
-    write_manifest(folder, Manifest("tiny", ("member-000",), tokenizer_sha256="0" * 64))
+    write_manifest(folder, Manifest("tiny", ("member-000",), ADAPTED, tokenizer_sha256="0" * 64))
     with pytest.raises(ValueError, match="tokenizer.json has another SHA-256"):
         Ensemble.load(tmp_path / "base", folder)
 
@@ -94,7 +96,7 @@ def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path
     ],
 )
 def test_manifest_refusals(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
-    write_manifest(tmp_path, Manifest("tiny", ("a", "b")))
+    write_manifest(tmp_path, Manifest("tiny", ("a", "b"), ADAPTED))
     path = tmp_path / "ensemble.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=reason):
@@ -104,7 +106,8 @@ def test_manifest_refusals(tmp_path: Path, change: dict[str, Any], reason: str) 
 def test_manifest_round_trip(tmp_path: Path) -> None:
     manifest = Manifest(
         "tiny",
-        ("a", "b"),
+        ("a", None),
+        {"lm_head": (2, 8)},
         tokenizer_sha256="a" * 64,
         tokenizer_files={"merges.txt": "d" * 64},
         training={"rank": 4},

@@ -191,5 +191,4 @@ def test_the_cache_is_as_large_as_it_is_counted(family: Family) -> None:
         // (3 if getattr(layer, "sliding_window", None) else 1)
         for layer in cache.layers
     ]
-    rows = (forward.num_models + 1) * len(family.ids)
-    assert forward.cache_bytes(rows, LENGTH) == sum(layers) + max(layers)
+    assert forward.cache_bytes(len(family.ids), LENGTH) == sum(layers) + max(layers)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from misuse_cases import answer, name_base, named, public_folder, two_adapters
-from tiny_models import tiny_model
+from tiny_models import ADAPTED, tiny_model
 
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 from adapmixed.models import Ensemble, Manifest, read_manifest, write_manifest
@@ -45,7 +45,7 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
         tiny_model("gpt2", 1).save_pretrained(tmp_path / f"{name}-other", max_shard_size=size)
         digest = base_sha256(tmp_path / name)
         assert digest is not None and digest != base_sha256(tmp_path / f"{name}-other")
-        write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256=digest))
+        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
         # The digest tells, whatever the folder is called; a model object by where it came from.
         assert "base" not in Ensemble.load(tmp_path / name, folder).unverified
         # An object may have been changed since it was read.
@@ -75,7 +75,7 @@ def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: 
                 index = {"metadata": {}, "weight_map": where}
                 (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
         digest = base_sha256(tmp_path / f"bin-{parts}-0")
-        write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256=digest))
+        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
         assert Ensemble.load(tmp_path / f"bin-{parts}-0", folder).unverified == ("shards",)
         with pytest.raises(ValueError, match="has another SHA-256"):
             Ensemble.load(tmp_path / f"bin-{parts}-1", folder)
@@ -96,7 +96,7 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
     recorded = tokenizer_files(base)
     assert recorded.keys() == forms.keys()
     digest = base_sha256(base)
-    plain = Manifest("", ("m0", "m1"), base_sha256=digest, tokenizer_files=recorded)
+    plain = Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest, tokenizer_files=recorded)
     write_manifest(folder, plain)
     assert Ensemble.load(base, folder).unverified == ("shards",)
     config = {"model_max_length": 7, "tokenizer_class": "GPT2Tokenizer", "chat_template": "x"}
@@ -121,7 +121,7 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
     with pytest.raises(ValueError, match="in the same files: .* has added_tokens.json, merges"):
         Ensemble.load(base, folder)
     words = "tokenizer was not compared"
-    for manifest in (replace(plain, tokenizer_files={}), Manifest("", ("m0", "m1"))):
+    for manifest in (replace(plain, tokenizer_files={}), Manifest("", ("m0", "m1"), ADAPTED)):
         write_manifest(folder, manifest)
         ensemble = Ensemble.load(base, folder)
         missing = "tokenizer" if manifest.base_sha256 else "base"
@@ -138,9 +138,9 @@ def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
     first = Ensemble.load(base, folder).fingerprint
     shutil.copytree(base, tmp_path / "copy" / "Tiny")
     assert Ensemble.load(tmp_path / "copy" / "Tiny", folder).fingerprint == first
-    write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256=base_sha256(base)))
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=base_sha256(base)))
     assert Ensemble.load(base, folder).fingerprint == first  # recorded, then compared
-    write_manifest(folder, Manifest("", ("m0", "m1")))
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))
     (base / "special_tokens_map.json").write_text('{"eos_token": "a"}')
     second = Ensemble.load(base, folder).fingerprint
     tiny_model("gpt2", 1).save_pretrained(base)
@@ -205,12 +205,12 @@ def test_a_public_model_from_the_hub_is_compared(
     monkeypatch.setattr("adapmixed.models.ensemble.load_base", lambda *_, **__: (named("x"), None))
     folder = adapters[0].parent
     digest = base_sha256(cached / "snapshots" / "abc")
-    write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256=digest))
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
     assert Ensemble.load("some-org/Tiny", folder).unverified == ("shards",)
-    write_manifest(folder, Manifest("", ("m0", "m1"), base_sha256="0" * 64))
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256="0" * 64))
     with pytest.raises(ValueError, match="has another SHA-256"):
         Ensemble.load("some-org/Tiny", folder)
-    write_manifest(folder, Manifest("", ("m0", "m1")))  # no digest: the hub's full name
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))  # no digest: the hub's full name
     assert Ensemble.load("some-org/Tiny", folder).unverified == ("shards",)
     assert Ensemble.load("Tiny", folder).unverified == ("shards", "base")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_ensemble import FakeEnsemble
 from misuse_cases import answer, named, public_folder, two_adapters
+from tiny_models import ADAPTED
 
 from adapmixed.data import Document
 from adapmixed.data.demo import demo_base, demo_ensemble_path
@@ -31,7 +32,7 @@ def shard(*names: str, key: bytes = KEY) -> dict[str, Any]:
 def test_overlapping_shards_are_refused(tmp_path: Path) -> None:
     members = ("m0", "m1", "m2")
     alice, bob, empty = shard("alice", "carol"), shard("bob"), shard()
-    good = Manifest("", members, shards=(alice, empty, bob))
+    good = Manifest("", members, ADAPTED, shards=(alice, empty, bob))
     write_manifest(tmp_path, good)
     assert good.disjoint and read_manifest(tmp_path) == good
     text = (tmp_path / "ensemble.json").read_text()
@@ -48,7 +49,7 @@ def test_overlapping_shards_are_refused(tmp_path: Path) -> None:
         ((alice, bob, {"identifiers": []}), "identifier_key of m2 must be given"),
     ]:
         with pytest.raises(ValueError, match=why):
-            Manifest("", members, shards=shards)
+            Manifest("", members, ADAPTED, shards=shards)
     with pytest.raises(ValueError, match="key must have 16 to 64 bytes"):
         shard("alice", key=b"short")
 

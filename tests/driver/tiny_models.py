@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ TARGETS = {
     "gpt2": ["c_attn", "c_proj"],
     "llama": ["q_proj", "v_proj", "down_proj"],
 }
+
+ADAPTED = {
+    f"transformer.h.{i}.{name}": (3,)
+    for i in range(2)
+    for name in ("attn.c_attn", "attn.c_proj", "mlp.c_proj")
+}
+"""What adapters of the tiny GPT-2 adapt."""
 
 
 def tiny_model(family: str, seed: int = 0) -> Any:
@@ -69,6 +77,19 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
                 torch.nn.init.normal_(parameter.data, std=0.3)
     model.save_pretrained(folder)
     return folder
+
+
+def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    """What `ensemble.json` says that these peft folders adapt, read off their weights' shapes."""
+    from safetensors.torch import load_file
+
+    found: dict[str, set[int]] = {}
+    for folder in folders:
+        for key, value in load_file(folder / "adapter_model.safetensors").items():
+            if key.endswith(".lora_A.weight"):
+                name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+                found.setdefault(name, set()).add(len(value))
+    return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
 
 
 def peft_logits(base: Any, folders: list[Path], ids: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,10 @@ class Adapter:
         return all(not bool(up.any()) for _, up in self.updates.values())
 
 
+MISSING = Adapter({})
+"""In the place of a member that is not there: it answers as the public model does."""
+
+
 def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
     """Reads an ordinary peft LoRA folder for `model`, which is not changed.
 

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from adapmixed.models.forward import BatchedForward, Beside
+from adapmixed.models.room import LogitsRoom
 
 
 class Decoder:
     """Holds the next position's logits and advances by the tokens that were chosen for it.
 
-    Made by `Ensemble.decoder`. The cache holds (N + 1) b rows of keys and values, and has room for
-    all positions that were counted when the memory was asked for.
+    Made by `Ensemble.decoder`. The cache holds b rows of keys and values in layers that the members
+    share with the public model and (N + 1) b rows in the others. It has room for all positions that
+    were counted when the memory was asked for.
 
     Where the window slides, it is each sequence's own: what is forgotten, and when, is what would
     be if the sequence were alone, whatever lies beside it. All are read anew when one is cut.
@@ -37,6 +39,7 @@ class Decoder:
         self._ids = ids
         self._mask = mask
         self._logits: Tensor
+        self._room = LogitsRoom()
         limit = forward.max_positions if slide else None
         if limit is not None:
             self._keep(limit, limit)
@@ -90,8 +93,10 @@ class Decoder:
             ended: (b,) bool, at least one of them False.
         """
         going = (~ended).nonzero()[:, 0].to(self._ids.device)
-        rows = torch.arange(len(self._logits), device=going.device)[:, None] * len(ended) + going
-        self._cache.reorder_cache(rows.flatten())  # what beam search reorders with also selects
+        blocks = torch.arange(len(self._logits), device=going.device)[:, None] * len(ended)
+        for layer in self._cache.layers:
+            rows = going if len(layer.keys) == len(ended) else (blocks + going).flatten()
+            layer.reorder_cache(rows)  # what beam search reorders with also selects
         self._logits = self._logits[:, going]
         self._ids = self._ids[going]
         if self._mask is not None:
@@ -124,4 +129,4 @@ class Decoder:
 
     def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
         self._logits = ids.new_empty(0)  # the old ones go before the new ones are computed
-        self._logits = self._forward(ids, mask, self._cache, last_only=True)
+        self._logits = self._forward(ids, mask, self._cache, last_only=True, room=self._room)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adapmixed.models.adapters import Adapter, read_adapter
-from adapmixed.models.batched_lora import stack_adapters
+from adapmixed.models.adapters import MISSING, Adapter, read_adapter
+from adapmixed.models.batched_lora import adapted_layers, stack_adapters
 from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.models.loading import load_base
-from adapmixed.models.manifest import read_manifest
+from adapmixed.models.manifest import checked_layers, read_manifest
 from adapmixed.models.provenance import (
     check_files,
     check_names,
@@ -25,7 +25,9 @@ from adapmixed.models.provenance import (
     fingerprint,
     source_of,
 )
+from adapmixed.models.room import LogitsRoom
 from adapmixed.models.support import TESTED, check_behaviour, check_model, max_positions
+from adapmixed.models.trunk import find_trunk, repeat_at
 from adapmixed.models.vocabulary import check_tokenizers, unnamed_ids
 from adapmixed.ranks import ALONE, Ranks
 
@@ -52,6 +54,8 @@ class Ensemble:
         vocab_size: V, the width of the logits.
         tokenizer: the base's tokenizer, or None if it has none.
         config: the base's transformers configuration.
+        trunk: what the members share with the public model, which is computed once; prints as a
+            phrase.
         max_positions: longest input in tokens, or None if the base sets no limit.
         unverified: what loading could not check and every guarantee then says: "shards", that they
             are disjoint; "base", that the public model is the one the adapters were trained on;
@@ -67,13 +71,16 @@ class Ensemble:
         model: Any,
         adapters: Sequence[Adapter],
         *,
+        adapted: Mapping[str, Sequence[int]] | None = None,
         tokenizer: Any = None,
         unverified: tuple[str, ...] = ("shards", "base"),
         ranks: Ranks = ALONE,
     ) -> None:
         """Takes over `model`, which is changed; `Ensemble.load` is the ordinary way in.
 
-        `adapters` are those of this rank; `ranks` know the number of all (`Ranks.over`).
+        `adapters` are those of this rank; `ranks` know the number of all (`Ranks.over`). `adapted`
+        names the layers that members may adapt, with their ranks: a public constant; None for what
+        these adapters adapt.
 
         Raises:
             ValueError: if there are no adapters, tokenizer and model do not fit, or the model is
@@ -85,7 +92,10 @@ class Ensemble:
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
         masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
-        stack_adapters(model, adapters)
+        adapted = adapted_layers(adapters) if adapted is None else adapted
+        self.trunk = find_trunk(model, adapted)
+        stack_adapters(model, adapters, adapted, shared_head=self.trunk.head)
+        repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)
         self.ranks = ranks
@@ -102,6 +112,7 @@ class Ensemble:
             vocab_size=vocab_size,
             max_positions=self.max_positions,
             zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
+            trunk=self.trunk,
             masked_ids=masked.to(model.device) if masked is not None and len(masked) else None,
             ranks=ranks,
         )
@@ -112,8 +123,9 @@ class Ensemble:
     def load(
         cls,
         base: Any,
-        folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | None],
         *,
+        adapted: Mapping[str, Sequence[int]] | None = None,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         ranks: Ranks = ALONE,
@@ -124,7 +136,10 @@ class Ensemble:
             base: a folder, a hub name (given to `from_pretrained`), or a transformers model, which
                 is copied and never changed (its tokenizer is then None).
             folder: an ensemble folder (`ensemble.json`), or a sequence of peft folders, one per
-                private model.
+                private model, and None for a missing one, which answers as the public model does.
+            adapted: of a sequence: the layers that members may adapt, with their ranks, for
+                instance {"lm_head": [8]}. It must not depend on which members there are; without
+                it, members that differ here cannot be missing. `ensemble.json` has its own.
             dtype: of the base; None means fp32, or a model object's own. Adapters stay in fp32.
             device: None means the CPU, or a model object's own.
             ranks: among which the members are spread (`adapmixed.ranks.joined`): this process reads
@@ -132,7 +147,8 @@ class Ensemble:
 
         Raises:
             ValueError: if the folder is unreadable, newer than this version, empty or lists a
-                member twice; if its shards overlap; if an adapter is not a plain LoRA adapter or
+                member twice; if its shards overlap; if members adapt other layers than `adapted`, or
+                `adapted` is needed and not given; if an adapter is not a plain LoRA adapter or
                 does not fit the base; if the base or its tokenizer is not the one that the ensemble
                 was trained with: by its digest or, where none was recorded, by the name in
                 `adapter_config.json`; or if the base is of a kind that is refused (docs/models.md);
@@ -143,12 +159,16 @@ class Ensemble:
             root = Path(folder)
             manifest = read_manifest(root)
             revision = manifest.revision
-            paths = [root / name for name in manifest.members]
+            if adapted is not None:
+                raise ValueError(f"adapted must be None for {root}: its ensemble.json names layers")
+            adapted = manifest.adapted
+            paths = [None if name is None else root / name for name in manifest.members]
         else:
-            paths = [Path(path) for path in folder]
+            adapted = None if adapted is None else checked_layers(adapted)
+            paths = [None if path is None else Path(path) for path in folder]
         if not paths:
             raise ValueError("an ensemble must have at least one private model, got 0")
-        resolved = [path.resolve() for path in paths]
+        resolved = [path.resolve() for path in paths if path is not None]
         if len(set(resolved)) != len(resolved):
             raise ValueError("members must be distinct: one listed twice counts its shard twice")
         ranks = ranks.over(len(paths))
@@ -162,10 +182,13 @@ class Ensemble:
         if device is not None:
             model = model.to(device)
         name = source or type(base).__name__
-        check_tokenizers(mine, tokenizer, name, int(model.config.get_text_config().vocab_size))
+        present = [path for path in mine if path is not None]
+        check_tokenizers(present, tokenizer, name, int(model.config.get_text_config().vocab_size))
         _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
-        adapters = [read_adapter(model, path) for path in mine]
-        names = {str(path): one.base_name for path, one in zip(mine, adapters, strict=True)}
+        read = {path: read_adapter(model, path) for path in present}
+        adapters = [MISSING if path is None else read[path] for path in mine]
+        adapted = _layers(read, adapted, missing=None in paths)
+        names = {str(path): one.base_name for path, one in read.items()}
         if same_base:
             check_one_base(names)
         else:
@@ -173,7 +196,8 @@ class Ensemble:
             same_base = same_tokenizer = check_names(source, names)
         if not ranks.alone:
             facts = {
-                "the ensemble": manifest or [path.name for path in paths],
+                "the ensemble": manifest or [path and path.name for path in paths],
+                "the adapted layers": adapted,
                 "the base": source if manifest is None else None,
                 "whether the base was verified": (same_base, same_tokenizer),
                 "the dtype": model.dtype,
@@ -190,14 +214,22 @@ class Ensemble:
             "tokenizer": same_tokenizer or not same_base or tokenizer is None,
         }
         unverified = tuple(name for name, done in checked.items() if not done)
-        ensemble = cls(model, adapters, tokenizer=tokenizer, unverified=unverified, ranks=ranks)
+        ensemble = cls(
+            model,
+            adapters,
+            adapted=adapted,
+            tokenizer=tokenizer,
+            unverified=unverified,
+            ranks=ranks,
+        )
         recorded = None if manifest is None else manifest.base_sha256
         ensemble.fingerprint = fingerprint(base, paths, recorded)
         _LOG.info(
-            "ensemble of %d models over %d tokens, window %s; not verified: %s",
+            "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,
             ensemble.vocab_size,
             ensemble.max_positions or "unlimited",
+            ensemble.trunk,
             ", ".join(unverified) or "nothing",
         )
         return ensemble
@@ -321,9 +353,39 @@ class Ensemble:
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         length = ids.shape[1]
         cache = self._forward.new_cache(length) if chunk < length else None
+        room = LogitsRoom()
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
             part = None if mask is None else mask[:, :stop]
-            result = self._forward(ids[:, start:stop], part, cache)
+            result = self._forward(ids[:, start:stop], part, cache, room=room)
             yield slice(start, stop), result[1:], result[0]
             del result  # gone, if the reader's are, before the next one is computed
+
+
+def _layers(
+    read: Mapping[Path, Adapter],
+    adapted: Mapping[str, Sequence[int]] | None,
+    *,
+    missing: bool,
+) -> Mapping[str, Sequence[int]]:
+    """The layers that members may adapt, which must not depend on who is there."""
+    if adapted is None and not read:
+        raise ValueError("adapted must be given if all members are missing")
+    found = {path: adapted_layers([one]) for path, one in read.items()}
+    if adapted is None:
+        first, *others = found
+        other = next((path for path in others if found[path] != found[first]), None)
+        if missing and other is not None:
+            raise ValueError(
+                f"adapted must be given if members are missing and others differ: {first} adapts "
+                f"other layers or ranks than {other}"
+            )
+        return adapted_layers(list(read.values()))
+    for path, layers in found.items():
+        for name, ranks in layers.items():
+            if not set(ranks) <= set(adapted.get(name, ())):
+                raise ValueError(
+                    f"adapted must hold the layers and ranks of every member, {path} adapts {name} "
+                    f"with rank {ranks[0]}, got {adapted.get(name)}"
+                )
+    return adapted

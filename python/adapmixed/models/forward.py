@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed.models.batched_lora import HEAD_MEMBERS
+from adapmixed.models.room import LogitsRoom
+from adapmixed.models.trunk import Trunk
 from adapmixed.ranks import ALONE, Ranks
 
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -30,6 +33,7 @@ class BatchedForward:
         zero_members: members whose update vanishes. Their logits are a copy of the public block:
             the same numbers computed in another row of a matrix product may round differently, and
             an empty shard must answer exactly as the public model does.
+        trunk: what the members share; the model repeats its rows where it ends.
         masked_ids: (m,) int64 on the model's device, whose logits are -inf in every row, or None.
         ranks: that run other members on the same tokens; all answer with the public row of the
             leading one, since the same numbers in another batch may round differently.
@@ -40,6 +44,7 @@ class BatchedForward:
     vocab_size: int
     max_positions: int | None
     zero_members: tuple[int, ...]
+    trunk: Trunk = Trunk()
     masked_ids: Tensor | None = None
     ranks: Ranks = ALONE
 
@@ -96,31 +101,44 @@ class BatchedForward:
 
     @torch.no_grad()
     def __call__(
-        self, ids: Tensor, mask: Tensor | None, cache: Any, *, last_only: bool = False
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        *,
+        last_only: bool = False,
+        room: LogitsRoom | None = None,
     ) -> Tensor:
-        """Logits of all rows.
+        """Return the logits of all rows.
 
         Args:
             ids: (b, s) int64, the tokens that the cache does not hold yet.
             mask: (b, cached + s) int64 or None.
             cache: a transformers cache, which advances by s, or None for a single pass.
             last_only: only the last position's logits are computed.
+            room: memory for the logits, used if the output layer alone is adapted.
 
         Returns:
             (N + 1, b, s or 1, V) in the model's dtype, block 0 public.
         """
         rows = self.num_models + 1
-        arguments: dict[str, Any] = {"input_ids": ids.repeat(rows, 1)}
+        copies = rows if self.trunk.repeats_input else 1
+        arguments: dict[str, Any] = {"input_ids": ids.repeat(copies, 1)}
         if mask is not None:
             positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-            arguments["attention_mask"] = mask.repeat(rows, 1)
-            arguments["position_ids"] = positions.repeat(rows, 1)
+            arguments["attention_mask"] = mask.repeat(copies, 1)
+            arguments["position_ids"] = positions.repeat(copies, 1)
+        head = None if self.trunk.head is None else self.model.get_submodule(self.trunk.head)
+        if head is not None:
+            head.room = room
         output = self.model(
             **arguments,
             past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=1 if last_only else 0,
         ).logits
+        if head is not None:
+            head.room = None
         logits: Tensor = output.view(rows, ids.shape[0], -1, output.shape[-1])
         if not self.ranks.alone:
             logits[0].copy_(self.ranks.same(logits[0]))
@@ -132,32 +150,34 @@ class BatchedForward:
 
     @cached_property
     @torch.no_grad()
-    def _cached_bytes(self) -> tuple[tuple[int, int | None], ...]:
-        """Of each layer: bytes of a row's keys and values of one position, and its window or None.
+    def _cached_bytes(self) -> tuple[tuple[int, bool, int | None], ...]:
+        """Of each layer: bytes of a row's keys and values of one position, whether every member has
+        rows of its own, and the window or None.
 
         Read off a cache that holds one position: configurations name heads in too many ways.
         """
-        cache, rows = self.new_cache(), self.num_models + 1
-        token = torch.zeros((rows, 1), dtype=torch.int64, device=self.model.device)
-        self.model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return tuple(
-            (
-                sum(part.numel() * part.element_size() for part in (layer.keys, layer.values))
-                // rows,
-                getattr(layer, "sliding_window", None),
-            )
-            for layer in cache.layers
-        )
+        cache = self.new_cache()
+        token = torch.zeros((1, 1), dtype=torch.int64, device=self.model.device)
+        self(token, None, cache, last_only=True)
+        found = []
+        for layer in cache.layers:
+            rows = len(layer.keys)
+            size = sum(part.numel() * part.element_size() for part in (layer.keys, layer.values))
+            found.append((size // rows, rows > 1, getattr(layer, "sliding_window", None)))
+        return tuple(found)
 
-    def cache_bytes(self, rows: int, positions: int) -> int:
-        """Bytes of a key/value cache: layers 2 rows positions heads head_dim bytes-per-number.
+    def cache_bytes(self, batch: int, positions: int) -> int:
+        """Return the bytes of a key/value cache of b sequences.
 
+        A layer has 2 rows positions heads head_dim numbers: b rows in the trunk, (N + 1) b above.
         Layers with a sliding window keep no more positions than it. The largest layer counts twice:
         layer by layer it is copied when sequences end, and a sliding window with every token.
         """
         layers = [
-            rows * size * (positions if window is None else min(positions, window))
-            for size, window in self._cached_bytes
+            (self._rows(batch) if own else batch)
+            * size
+            * (positions if window is None else min(positions, window))
+            for size, own, window in self._cached_bytes
         ]
         return sum(layers) + max(layers)
 
@@ -183,19 +203,18 @@ class BatchedForward:
             ValueError: naming the bytes needed, if not even one position fits.
         """
         window = length if window is None else window
-        rows = self._rows(batch)
         logits, activations = self._position_bytes(batch, window, beside)
         fixed, per_position = (logits, activations) if last_only else (0, logits + activations)
         if not last_only and memory_bytes >= length * per_position:
             return length
-        cache = self.cache_bytes(rows, window)
+        cache = self.cache_bytes(batch, window)
         needed = cache + fixed + per_position
         if not last_only:
             needed = min(needed, length * per_position)
         if memory_bytes < needed:
             raise ValueError(
-                f"memory_bytes must be >= {needed} for {rows} rows (a row for the public and each "
-                f"private model, times the batch): {cache} bytes of keys and values of {window} "
+                f"memory_bytes must be >= {needed} for {self._rows(batch)} rows (a row for the "
+                f"public and each private model, times the batch): {cache} bytes of keys and values of {window} "
                 f"positions, and {fixed + per_position} to compute one, got {memory_bytes}"
             )
         return min(length, (memory_bytes - cache - fixed) // per_position)
@@ -205,7 +224,7 @@ class BatchedForward:
 
         See `chunk_size`.
         """
-        cache = self.cache_bytes(self._rows(1), window)
+        cache = self.cache_bytes(1, window)
         return cache + sum(self._position_bytes(1, window, beside))
 
     def _rows(self, batch: int) -> int:
@@ -228,7 +247,10 @@ class BatchedForward:
         # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
         # attention adds a score or mask row over all positions for every head at worst.
         heads = int(getattr(config, "num_attention_heads", 1))
-        activations = rows * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
+        computed = batch if self.trunk.head is not None else rows
+        activations = computed * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
         if element < 4:  # adapters read and add in fp32
-            activations += rows * 4 * (hidden + inner)
+            activations += computed * 4 * (hidden + inner)
+            if self.trunk.head is not None:
+                activations += batch * 4 * (HEAD_MEMBERS * self.vocab_size + hidden)
         return logits, activations

@@ -211,7 +211,7 @@ def _compare(path: Path, found: str, folder: Path, expected: str) -> None:
         )
 
 
-def fingerprint(base: object, members: Sequence[Path], recorded: str | None) -> str:
+def fingerprint(base: object, members: Sequence[Path | None], recorded: str | None) -> str:
     """SHA-256 of the base and of every member's files, in their order: which slot is whose.
 
     Of a base folder the digests of its weights and of its tokenizer's files count, and its name; of
@@ -219,7 +219,7 @@ def fingerprint(base: object, members: Sequence[Path], recorded: str | None) -> 
 
     Args:
         base: as it was given to be loaded.
-        members: peft folders.
+        members: peft folders; None for missing members.
         recorded: `base_sha256` of the manifest, with which the folder was compared; None: read.
     """
     digest = hashlib.sha256(_last(source_of(base) or "").encode())
@@ -228,6 +228,9 @@ def fingerprint(base: object, members: Sequence[Path], recorded: str | None) -> 
         facts += [f"{name} {found}" for name, found in sorted(tokenizer_files(base).items())]
         digest.update("".join(f"\n{fact}" for fact in facts).encode())
     for path in members:
+        if path is None:
+            digest.update(b"\nmissing")
+            continue
         for file in (WEIGHTS_FILE, CONFIG_FILE):
             digest.update(f"\n{file} {file_sha256(path / file)}".encode())
     return digest.hexdigest()

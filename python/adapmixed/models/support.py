@@ -160,7 +160,7 @@ def _only(model: Any, kept: int) -> Iterator[None]:
     try:
         for group in groups:
             for member in range(len(group.up)):
-                if member + 1 != kept:
+                if group.first + member + 1 != kept:
                     group.up[member].zero_()
         yield
     finally:
