@@ -147,8 +147,8 @@ class Ensemble:
 
         Raises:
             ValueError: if the folder is unreadable, newer than this version, empty or lists a
-                member twice; if its shards overlap; if members adapt other layers than `adapted`, or
-                `adapted` is needed and not given; if an adapter is not a plain LoRA adapter or
+                member twice; if its shards overlap; if members adapt other layers than `adapted`,
+                or `adapted` is needed and not given; if an adapter is not a plain LoRA adapter or
                 does not fit the base; if the base or its tokenizer is not the one that the ensemble
                 was trained with: by its digest or, where none was recorded, by the name in
                 `adapter_config.json`; or if the base is of a kind that is refused (docs/models.md);

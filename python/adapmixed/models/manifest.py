@@ -91,8 +91,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         raise ValueError(f"{path}: format_version must be an integer >= 1, got {version!r}")
     if version < FORMAT_VERSION:
         raise ValueError(
-            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, which does not record "
-            "the adapted layers: train the ensemble again"
+            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, which does not say "
+            "what members adapt: train the ensemble again"
         )
     if version > FORMAT_VERSION:
         raise ValueError(
