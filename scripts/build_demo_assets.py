@@ -156,6 +156,7 @@ def build_ensemble(folder: Path, base: Path, num_models: int, seed: int, workers
                 "corpus": "pydoc_data.topics of Python {}.{}".format(*sys.version_info),
             },
             shards=tuple(shard_record(shard, key=SHARD_KEY) for shard in shards),
+            document_names="stable",  # topics
         ),
     )
 

@@ -64,7 +64,7 @@ def test_a_guarantee_says_that_shards_were_not_verified(adapters: list[Path]) ->
         ((shard("alice"), shard("bob")), True),
         ((shard("alice"), {"documents": 0}), True),
     ]:
-        base = public_folder(folder, shards=shards)
+        base = public_folder(folder, shards=shards, document_names="stable")
         ensemble = Ensemble.load(base, folder)
         assert ensemble.unverified == (() if verified else ("shards",))
         assert (words not in answer(ensemble=ensemble)) == verified

@@ -95,6 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dp_sgd:
         return _train_dp(arguments, corpus, config, facts)
     print(f"Corpus {corpus.name}. What stays in one shard: {corpus.unit}.", file=sys.stderr)
+    if corpus.positional:
+        print(
+            "Its documents have no names of their own: an edit that changes their number or order "
+            "can move all later ones to other shards. Every guarantee of the ensemble will say so. "
+            "Rows with --id-column and folders of text files have names.",
+            file=sys.stderr,
+        )
     return _train_ensemble(arguments, corpus, config, facts)
 
 

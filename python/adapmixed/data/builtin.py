@@ -33,10 +33,11 @@ _MIN_PARAGRAPH = 40
 
 @dataclass(frozen=True)
 class Document:
-    """One text with the stable name it is known by.
+    """One text with the name it is known by.
 
     Attributes:
-        identifier: names the document whatever its content; documents are assigned to shards by it.
+        identifier: assigns the document to a shard. It should not depend on the text, nor on other
+            documents: then no edit moves another document.
         text: the content.
     """
 

@@ -1,4 +1,4 @@
-"""A corpus named on a command line: documents with stable identifiers, read as a stream.
+"""A corpus named on a command line: documents and their identifiers, read as a stream.
 
 | source | a document is | its identifier |
 | --- | --- | --- |
@@ -12,9 +12,17 @@ Ends of names count in any case; `*.jsonlines` and `*.ndjson` are JSON lines, to
 forms (`*.csv`, `*.tsv` ...) are refused: as text, everybody's rows would be one document.
 
 Documents that share an identifier stay in one shard, so the identifier is what a shard's guarantee
-is about: name a column of users, and each user is protected whole. A position is the weakest
-choice: a document edited in place keeps its shard, but one inserted or removed renumbers those that
-follow, which then move to other shards.
+is about: name a column of users, and each user is protected whole.
+
+A name is stable: whatever happens to other documents, a document keeps its shard. A position is not
+stable. It counts from the beginning of a file, or of the split of a hub data set, so one edit can
+renumber all later documents there and move them to other shards (`Corpus.positional`):
+
+| named by position | keeps all others in their shards | moves later ones |
+| --- | --- | --- |
+| rows | editing or emptying the text of a row | inserting or removing a row |
+| articles between blank lines | changing words | a blank line inside one, emptying one |
+| lines or rows joined by `new_document` | changing words | a match inside one, emptying one |
 """
 
 from __future__ import annotations
@@ -121,6 +129,11 @@ class Corpus:
         if self._is_text_folder:
             return "document (file)"
         return f"document ({'article' if self.kind == 'text' else 'row'}, by its position)"
+
+    @property
+    def positional(self) -> bool:
+        """Whether documents are named by their position, so that an edit can rename later ones."""
+        return not self._has_names
 
     def with_new_document(self, pattern: str | None) -> Corpus:
         """The same with a default for `new_document`, where documents have no names."""

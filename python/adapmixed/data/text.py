@@ -57,7 +57,10 @@ def relative_name(root: Path, file: Path) -> str:
 
 
 def article_documents(file: Path, new_document: str | None) -> Iterator[Document]:
-    """The articles of one file, named by their position: `name#0`, `name#1` ...
+    """Yield the articles of one file, named by their position: `name#0`, `name#1` ...
+
+    Articles without text are left out and not counted. So an edit that begins, joins or empties an
+    article renames all later ones.
 
     Args:
         file: UTF-8 text, read line by line.

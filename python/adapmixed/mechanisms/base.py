@@ -4,9 +4,12 @@
     accountant.add(proposal.events())          # charged before anything is released
     answer = proposal.release()
 
+With a filter, both take the slots that may contribute: `events(active)`, then `release(active)`.
+
 N models, B positions, V tokens, K orders, as in ``adapmixed_ext``.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +52,9 @@ class Retirement:
 class Proposal:
     """An answer that waits to be charged.
 
+    It has one set of contributing slots, which the first `events(active)` or `release` fixes. Later
+    calls must name the same set, so the charge is always that of the released answer.
+
     Attributes:
         charges: (N, B, K) float64, what each model would be charged; None where the charge does
             not depend on the model.
@@ -66,7 +72,9 @@ class Proposal:
     _retirement: Retirement | None = None
     ranks: Ranks = ALONE
     _answers: list[Answer] = field(default_factory=list, repr=False, compare=False)
-    _charged: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    # The fixed set of slots, in a list so that copies share it: a mask, or None for all of them.
+    _slots: list[Tensor | None] = field(default_factory=list, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def individual_charges(self) -> Tensor | None:
@@ -78,53 +86,88 @@ class Proposal:
         return self.charges[..., 0]
 
     def events(self, active: Tensor | None = None) -> list[Event]:
-        """The privacy events of this answer, to be charged before :meth:`release`.
+        """Return the privacy events of this answer, to be charged before :meth:`release`.
 
-        Under a source that is seeded, or does not say, a `Caveat` is among them.
+        A `Caveat` is among them if the source of randomness is seeded or does not say.
 
         Args:
-            active: (N, B) bool, the slots that a filter lets contribute, charged one by one; None:
-                no filter, and the charge of the whole answer is the one fixed beforehand.
+            active: (N, B) bool, the slots that a filter lets contribute, each charged on its own.
+                None means no filter: the whole answer has the charge that was fixed beforehand.
 
         Raises:
-            ValueError: another set of slots was charged before, or a slot is to be retired where
-                charges are those of the whole ensemble.
+            ValueError: if the answer has other slots: `events(active)` was called with another
+                mask, or `release()` answered from all slots and `active` leaves one out; or if a
+                slot is to be retired and the charges are those of the whole ensemble.
         """
         self._check_active(active)
         seeded = [Caveat("seeded")] if getattr(self._rng, "seeded", True) else []
-        if active is None or self._retirement is None:
+        if self._retirement is None:
             return [*self._events, *seeded]
-        if not self._charged:
-            self._charged.append(active.clone())
-        self._check_charged(active)
+        active = None if active is None else active.clone()  # the caller may change the mask later
+        with self._lock:
+            if active is not None and not self._slots:
+                self._slots.append(active)
+            self._check_slots(active)
+        if active is None:
+            return [*self._events, *seeded]
         return [*self._retirement.events(active), *seeded]
 
     def release(self, active: Tensor | None = None) -> Answer:
-        """Draws the tokens, or gives log p(target) where targets were proposed.
+        """Draw the tokens, or return log p(target) if targets were proposed.
 
-        One charge pays for one answer: asked again, it returns the same answer, never a new draw.
+        One charge pays for one answer: every further call returns the same answer.
+
+        Args:
+            active: the mask that `events(active)` has charged. None means no filter.
+
+        Raises:
+            ValueError: if `active` is not the mask that `events(active)` has charged, or is missing
+                after `events(active)`.
         """
         self._check_active(active)
-        self._check_charged(active)
-        if not self._answers:
-            law = self.law
-            if active is not None and self._retirement is not None:
-                law = self._retirement.law(active)
-            if self._targets is not None:
-                answer = Answer(None, law.log_prob(self._targets), self.public)
-            else:
-                answer = Answer(law.sample(self._rng), None, self.public)
-            self._answers.append(answer)
-        return self._answers[0]
+        active = None if active is None else active.clone()
+        with self._lock:
+            if self._retirement is not None:
+                self._check_charged(active)
+                if not self._slots:
+                    self._slots.append(None)
+                self._check_slots(active)
+            if not self._answers:
+                law = self.law
+                if active is not None and self._retirement is not None:
+                    law = self._retirement.law(active)
+                if self._targets is not None:
+                    answer = Answer(None, law.log_prob(self._targets), self.public)
+                else:
+                    answer = Answer(law.sample(self._rng), None, self.public)
+                self._answers.append(answer)
+            return self._answers[0]
 
     def _check_charged(self, active: Tensor | None) -> None:
-        """What is released is what was charged."""
-        if self._retirement is None or (active is None and not self._charged):
-            return
-        if active is None or not self._charged or not torch.equal(active, self._charged[0]):
+        """Raise unless `events` was asked as `release` is: with a mask, or without."""
+        if active is None and self._slots and self._slots[0] is not None:
+            raise ValueError("active must be the slots that events(active) has charged, got None")
+        if active is not None and not self._slots:
             raise ValueError(
-                "active must be the slots that events(active) has charged: another set of slots "
-                "is another answer"
+                "active must be the slots that events(active) has charged, got a mask before "
+                "events(active) was called"
+            )
+
+    def _check_slots(self, active: Tensor | None) -> None:
+        """Raise if the answer has other slots than `active`; None means all of them."""
+        if not self._slots:
+            return
+        fixed = self._slots[0]
+        if fixed is None:
+            if active is not None and not bool(active.all()):
+                raise ValueError(
+                    "active must be all True after release(), which answered from all slots, got a "
+                    "mask that leaves one out: call events(active) before release(active)"
+                )
+        elif not (bool(fixed.all()) if active is None else torch.equal(active, fixed)):
+            raise ValueError(
+                "active must be the slots that the first events(active) has charged, got another "
+                "set of slots"
             )
 
     def _check_active(self, active: Tensor | None) -> None:

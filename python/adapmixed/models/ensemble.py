@@ -57,9 +57,10 @@ class Ensemble:
         trunk: what the members share with the public model, which is computed once; prints as a
             phrase.
         max_positions: longest input in tokens, or None if the base sets no limit.
-        unverified: what loading could not check and every guarantee then says: "shards", that they
-            are disjoint; "base", that the public model is the one the adapters were trained on;
-            "tokenizer", that a public model of which this is known has the same tokenizer, too.
+        unverified: what loading could not check or found missing; every guarantee says it.
+            "shards": they may overlap. "positions": positions in a file assigned them, so one edit
+            can move other documents. "names": what assigned them is not recorded. "base": the
+            public model may not be that of the training. "tokenizer": only its tokenizer may not.
         fingerprint: of the base (its files where it is a folder, else its name) and the members'
             files in their order, hexadecimal; None if it was not loaded from files. A ledger's
             charges are those of slots: its configuration should hold this
@@ -206,10 +207,13 @@ class Ensemble:
             }
             ranks.agree(facts)
         disjoint = len(paths) == 1 if manifest is None else manifest.disjoint
+        assigned_by = None if manifest is None else manifest.document_names
         # A model object may have been changed since it was read from the files it names.
         same_base = same_base and isinstance(base, str | os.PathLike)
         checked = {
             "shards": disjoint,
+            "positions": len(paths) == 1 or assigned_by != "positions",
+            "names": len(paths) == 1 or assigned_by is not None or not disjoint,
             "base": same_base,
             "tokenizer": same_tokenizer or not same_base or tokenizer is None,
         }

@@ -3,6 +3,7 @@
     {"format_version": 2, "base_model": "...", "num_models": N,
      "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
      "tokenizer_files": {"tokenizer.json": "...", ...}, "base_sha256": "...", "training": {...},
+     "document_names": "stable",
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
 The members are ordinary peft folders in the same place. `null` stands for a missing member, which
@@ -27,6 +28,8 @@ from adapmixed.models.shards import check_shards
 
 FORMAT_VERSION = 2
 FILE_NAME = "ensemble.json"
+DOCUMENT_NAMES = ("stable", "positions")
+"""What assigned the shards: names that no other document can change, or positions in a file."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Manifest:
         revision: the hub's commit of the base, or None; loading by hub name asks for it.
         training: settings the members were trained with.
         shards: per member what `training.shard_record` makes; empty if not recorded.
+        document_names: one of `DOCUMENT_NAMES`, or None if not recorded. With "positions", one edit
+            can move all later documents of a file to other shards.
         disjoint: whether `shards` shows that no two members share an identifier.
     """
 
@@ -56,6 +61,7 @@ class Manifest:
     training: Mapping[str, Any] = field(default_factory=dict)
     shards: tuple[Mapping[str, Any], ...] = ()
     tokenizer_files: Mapping[str, str] = field(default_factory=dict)
+    document_names: str | None = None
     disjoint: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +73,11 @@ class Manifest:
         for name in present:
             if not name or name in (".", "..") or "/" in name or "\\" in name:
                 raise ValueError(f"members must be plain folder names, got {name!r}")
+        if self.document_names not in (None, *DOCUMENT_NAMES):
+            raise ValueError(
+                f"document_names must be one of {DOCUMENT_NAMES} or None, got "
+                f"{self.document_names!r}"
+            )
         object.__setattr__(self, "adapted", checked_layers(self.adapted))
         object.__setattr__(self, "disjoint", check_shards(self.members, self.shards))
 
@@ -118,6 +129,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             training=dict(data.get("training") or {}),
             shards=tuple(data.get("shards") or ()),
             tokenizer_files=_digests(data.get("tokenizer_files") or {}, "tokenizer_files"),
+            document_names=data.get("document_names"),
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -136,6 +148,7 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
         "base_sha256": manifest.base_sha256,
         "revision": manifest.revision,
         "training": dict(manifest.training),
+        "document_names": manifest.document_names,
         "shards": [dict(shard) for shard in manifest.shards],
     }
     text = json.dumps(data, indent=1) + "\n"

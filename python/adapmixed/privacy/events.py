@@ -268,9 +268,9 @@ class UnprotectedAnswer:
         object.__setattr__(self, "queries", check_count("queries", self.queries, 0))
 
 
-CAVEATS = ("seeded", "shards", "base", "tokenizer")
-"""Seeded randomness; shards not known to be disjoint; a public model not compared with that of the
-adapters."""
+CAVEATS = ("seeded", "shards", "positions", "names", "base", "tokenizer")
+"""Seeded randomness; shards not known to be disjoint; shards assigned by positions in a file, or
+not known by which names; a public model or tokenizer not compared with that of the adapters."""
 
 
 @dataclass(frozen=True)

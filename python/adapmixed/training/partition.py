@@ -1,14 +1,17 @@
 """Shards: which documents belong together behind one private model.
 
 The unit of protection is a shard, so what a document may influence is settled here: a document is
-assigned by a keyed hash of a stable *identifier* (a user, an account, a document id),
+assigned by a keyed hash of its *identifier* (a user, an account, a document id),
 
-    shard(identifier) = BLAKE2b(key, identifier) mod N,
+    shard(identifier) = BLAKE2b(key, identifier) mod N.
 
-never of its content and never of the other documents. Hence an edited document stays in its shard,
-adding or removing one document moves no other, and a person whose records share one identifier lies
-in one shard. The hash is keyed so that nobody can choose identifiers that crowd into a shard of
-their liking; use a secret key of at least 16 random bytes for real data.
+If identifiers depend neither on content nor on other documents, an edited document stays in its
+shard, and adding or removing one document moves no other. That holds for names, but not for
+positions in a file (`data.corpus`): there one edit can rename all later documents, so every
+guarantee of the ensemble says it. A person whose records share one identifier lies in one shard.
+
+The hash is keyed so that nobody can choose identifiers that crowd into a shard of their liking; use
+a secret key of at least 16 random bytes for real data.
 
 Assignment comes before text is cut into blocks: blocks that run across documents of two shards
 would tie their models together.

@@ -174,6 +174,7 @@ def train_ensemble(
             base_sha256=facts.base_sha256,
             revision=facts.revision,
             training={**_training(run), "corpus_hmac": spooled.fingerprint},
+            document_names="positions" if run.corpus.positional else "stable",
             shards=tuple(folder.record(index)["shard"] for index in range(run.num_models)),
         )
         folder.finish(manifest)
