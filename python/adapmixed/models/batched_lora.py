@@ -181,7 +181,8 @@ class HeadLoRA(nn.Module):
         y[0] = public
         positions = len(public)
         step = HEAD_POSITIONS if y.device.type == "cpu" else positions
-        for groups in self.parts:
+        for part in self.parts:
+            groups: list[RankGroup] = list(part.children())  # type: ignore[arg-type]
             members = slice(groups[0].first + 1, groups[0].first + 1 + len(groups[0].up))
             for start in range(0, positions, step):
                 stop = min(start + step, positions)

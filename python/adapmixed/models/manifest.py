@@ -122,7 +122,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         return Manifest(
             base_model=str(data.get("base_model", "")),
             members=tuple(members),
-            adapted=data.get("adapted"),
+            adapted=checked_layers(data.get("adapted")),
             tokenizer_sha256=_digest_or_none(data.get("tokenizer_sha256"), "tokenizer_sha256"),
             base_sha256=_digest_or_none(data.get("base_sha256"), "base_sha256"),
             revision=_text_or_none(data.get("revision"), "revision"),

@@ -68,7 +68,7 @@ def find_trunk(model: Any, adapted: Collection[str]) -> Trunk:
         return Trunk(head=head, depth=len(block_names(model)))
     blocks = block_names(model)
     own = {name: _block_of(name, blocks) for name in adapted if name != head}
-    if not blocks or None in own.values():
+    if not own or not blocks or None in own.values():
         return Trunk()
     first = min(blocks.index(block) for block in own.values() if block is not None)
     trunk = Trunk(blocks=blocks[first:], depth=len(blocks))
@@ -187,9 +187,10 @@ def _fault(model: Any, trunk: Trunk) -> str | None:
             )
         return torch.cat(parts, dim=1).float()[..., 1:, :]
 
-    expected = answers()
-    handles = repeat_at(model, trunk, 2)
+    handles = []
     try:
+        expected = answers()
+        handles = repeat_at(model, trunk, 2)
         found = answers()
     except Exception as error:  # whatever a model's own code may raise
         return f"{type(error).__name__}: {error}"
