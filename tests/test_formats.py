@@ -53,19 +53,25 @@ def test_there_is_a_specimen_of_every_version(kind: str) -> None:
     assert found == {f"{kind}-{version}{suffix}" for version in range(1, newest + 1)}
 
 
-@pytest.mark.parametrize("path", sorted(FORMATS.glob("ensemble-*.json")), ids=lambda p: p.stem)
-def test_ensembles(path: Path, tmp_path: Path) -> None:
-    """Before shards had identifiers: what cannot be checked is not verified."""
-    shutil.copyfile(path, tmp_path / "ensemble.json")
+def test_ensembles(tmp_path: Path) -> None:
+    """Shards without identifiers, and a missing member: what cannot be checked is not verified."""
+    shutil.copyfile(FORMATS / "ensemble-2.json", tmp_path / "ensemble.json")
     read = manifest.read_manifest(tmp_path)
     assert read.base_model == "adapmixed-demo-base"
-    assert read.members == ("member-000", "member-001")
-    assert [shard["documents"] for shard in read.shards] == [23, 1]
+    assert read.members == ("member-000", "member-001", None)
+    assert read.adapted == {"lm_head": (4,), "transformer.h.3.attn.c_attn": (4, 8)}
+    assert [shard.get("documents") for shard in read.shards] == [23, 1, None]
     assert not read.disjoint and read.revision is None
     manifest.write_manifest(tmp_path, read)
     written = json.loads((tmp_path / "ensemble.json").read_text(encoding="utf-8"))
     assert written["format_version"] == manifest.FORMAT_VERSION
     assert manifest.read_manifest(tmp_path) == read
+
+
+def test_ensembles_that_do_not_say_what_members_adapt_are_refused(tmp_path: Path) -> None:
+    shutil.copyfile(FORMATS / "ensemble-1.json", tmp_path / "ensemble.json")
+    with pytest.raises(ValueError, match="format_version must be 2, got 1, .* train the ensemble"):
+        manifest.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("path", sorted(FORMATS.glob("ledger-*.sqlite")), ids=lambda p: p.stem)

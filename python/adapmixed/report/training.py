@@ -21,7 +21,7 @@ def training_losses(folder: Path) -> list[dict[str, object]]:
         return []
     found: list[dict[str, object]] = []
     for member in read_manifest(folder).members:
-        if not (folder / member / MEMBER_FILE).is_file():
+        if member is None or not (folder / member / MEMBER_FILE).is_file():
             continue
         record = read_member_record(folder / member)
         losses: dict[str, object] = {}
