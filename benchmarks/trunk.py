@@ -16,19 +16,19 @@ The logits of every kind are compared with peft's own for a few members before t
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.models import Ensemble
 from adapmixed.models.adapters import Adapter
+from adapmixed.models.cache import key_value_cache
 from adapmixed.models.decoder import Decoder
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
@@ -63,8 +63,6 @@ def layers_of(kind: str, base: Any) -> dict[str, tuple[int, int]]:
 
 def make_ensemble(base: Any, kind: str, models: int) -> Ensemble:
     """Random members, those of N = `CHECKED` first compared with peft's own."""
-    import copy
-
     layers = layers_of(kind, base)
     generator = torch.Generator().manual_seed(2)
     adapters = [
@@ -84,8 +82,6 @@ def make_ensemble(base: Any, kind: str, models: int) -> Ensemble:
 
 
 def check(base: Any, ensemble: Ensemble, adapters: list[Adapter], targets: list[str]) -> None:
-    import copy
-
     from peft import LoraConfig, get_peft_model
 
     ids = make_prompt(ensemble.vocab_size, 2, 5)
@@ -136,7 +132,7 @@ class Public:
     @torch.no_grad()
     def __init__(self, base: Any, ids: Tensor) -> None:
         self._base, self._ids = base, ids
-        self._cache = Ensemble_cache(base, ids.shape[1] + 1)
+        self._cache = key_value_cache(base.config, ids.shape[1] + 1)
         base(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
 
     @torch.no_grad()
@@ -150,12 +146,6 @@ class Public:
 
     def cache_bytes(self) -> int:
         return cache_bytes(self._cache)
-
-
-def Ensemble_cache(base: Any, positions: int) -> DynamicCache:
-    from adapmixed.models.cache import key_value_cache
-
-    return key_value_cache(base.config, positions)
 
 
 def cache_bytes(cache: Any) -> int:
@@ -229,8 +219,8 @@ def main() -> None:
     models, prompt, length, runs = (4, 8, 16, 2) if quick else (100, 128, 512, arguments.runs)
     report.say(
         f"{about['cpu']}, {about['cores']} cores, {about['instruction_set']}, torch "
-        f"{about['torch']}, commit {about['commit'][:12]}{' with changes' if about['dirty'] else ''}"
-        f"\n{shape.name} shape, N = {models}, r = {RANK}, fp32\n"
+        f"{about['torch']}, commit {about['commit'][:12]}"
+        f"{' with changes' if about['dirty'] else ''}\n{shape.name} shape, N = {models}, r = {RANK}, fp32\n"
     )
     base = make_base(shape, torch.device("cpu"))
     kinds = ("head", "last:1", "deep (c_attn)")

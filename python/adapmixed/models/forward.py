@@ -214,8 +214,9 @@ class BatchedForward:
         if memory_bytes < needed:
             raise ValueError(
                 f"memory_bytes must be >= {needed} for {self._rows(batch)} rows (a row for the "
-                f"public and each private model, times the batch): {cache} bytes of keys and values "
-                f"of {window} positions, and {fixed + per_position} to compute one, got {memory_bytes}"
+                f"public and each private model, times the batch): {cache} bytes of keys and "
+                f"values of {window} positions, and {fixed + per_position} to compute one, got "
+                f"{memory_bytes}"
             )
         return min(length, (memory_bytes - cache - fixed) // per_position)
 
