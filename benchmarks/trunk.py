@@ -159,7 +159,7 @@ def tokens(
     public = Public(base, ids)
     private = {kind: Private(ensemble, ids) for kind, ensemble in ensembles.items()}
     calls: dict[str, Call] = {"public model": public, **private}
-    timings = interleave(calls, dict.fromkeys(calls, runs))
+    timings = interleave(calls, {name: runs if "deep" not in name else 5 for name in calls})
     one = timings["public model"].median
     report.say(f"token: {queries} queries at a time, after {prompt} tokens; ratio to the public")
     for name, timing in timings.items():
@@ -216,19 +216,20 @@ def main() -> None:
     torch.set_num_threads(2)
     about, report, neighbours = machine(), Report(), Neighbours()
     shape: Shape = TINY if quick else SMALL
-    models, prompt, length, runs = (4, 8, 16, 2) if quick else (100, 128, 512, arguments.runs)
+    models, prompt, long_prompt, runs = (4, 8, 16, 2) if quick else (100, 128, 512, arguments.runs)
     report.say(
         f"{about['cpu']}, {about['cores']} cores, {about['instruction_set']}, torch "
         f"{about['torch']}, commit {about['commit'][:12]}"
-        f"{' with changes' if about['dirty'] else ''}\n{shape.name} shape, N = {models}, r = {RANK}, fp32\n"
+        f"{' with changes' if about['dirty'] else ''}\n"
+        f"{shape.name} shape, N = {models}, r = {RANK}, fp32\n"
     )
     base = make_base(shape, torch.device("cpu"))
     kinds = ("head", "last:1", "deep (c_attn)")
     ensembles = {kind: make_ensemble(base, kind, models) for kind in kinds}
-    for queries in (1, 8):
-        tokens(report, base, ensembles, queries, prompt, runs)
+    for queries, length in ((1, prompt), (8, prompt // 4)):
+        tokens(report, base, ensembles, queries, length, runs)
         gc.collect()
-    prompts(report, base, ensembles, length, 3)
+    prompts(report, base, ensembles, long_prompt, 3)
     others = neighbours.share()
     if others is not None:
         verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"
