@@ -42,7 +42,7 @@ DOORS: dict[str, set[str]] = {
     "experiments": BELOW_REPORT | {"report", "files"},
     "audit": BELOW_REPORT,
     "integrations": BELOW_REPORT | {"generation"},
-    "doctor": {"ext", "rng"},
+    "doctor": {"ext", "models", "rng"},
     "commands": BELOW_COMMANDS,
     "cli": BELOW_COMMANDS | {"commands"},
     "__main__": {"cli"},

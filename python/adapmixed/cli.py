@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     ):  # fmt: skip
         module.add_parser(commands)
     doctor = commands.add_parser("doctor", help="what is installed, built and used")
+    doctor.add_argument("--base", help="public model to try: what can its members share?")
     doctor.set_defaults(run=_doctor)
     for name, command in commands.choices.items():
         private = "nothing of what depends on private text"
@@ -50,9 +51,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from adapmixed.doctor import report_lines
+    from adapmixed.doctor import report_lines, sharing_lines
 
     print("\n".join(report_lines()))
+    if arguments.base is not None:
+        print("\n".join(sharing_lines(arguments.base)))
     return 0
 
 

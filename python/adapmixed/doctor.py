@@ -1,4 +1,4 @@
-"""What is installed, what was built, what is used: the text of ``adapmixed doctor``."""
+"""The text of ``adapmixed doctor``: what is installed, built, used, and what a model can share."""
 
 import platform
 from importlib import metadata
@@ -27,6 +27,31 @@ def report_lines() -> list[str]:
         "randomness: ChaCha20, key from the operating system (os.urandom); "
         "--seed replaces it in evaluations",
     ]
+    return lines
+
+
+def sharing_lines(base: str) -> list[str]:
+    """Return one line for each kind of member: what it shares with this public model.
+
+    Args:
+        base: folder or hub name; the model is loaded and tried on a few tokens.
+
+    Raises:
+        ValueError, OSError: if there is no such model, or none that an ensemble can be built on.
+    """
+    from adapmixed.models.layers import block_names, head_name, linear_names
+    from adapmixed.models.loading import load_base
+    from adapmixed.models.support import TESTED, check_model
+    from adapmixed.models.trunk import find_trunk
+
+    model, _ = load_base(base, None)
+    check_model(model)
+    kind = model.config.model_type
+    lines = [f"base: {base} ({kind}, {'tested' if kind in TESTED else 'tried when it is loaded'})"]
+    lines.append(f"head members share {find_trunk(model, [head_name(model)])}")
+    blocks = block_names(model)
+    last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
+    lines.append(f"members of the last block share {find_trunk(model, last)}")
     return lines
 
 

@@ -12,7 +12,8 @@ from families import linear_names, tiny
 from tiny_models import VOCAB, peft_logits, write_adapter
 from torch import Tensor
 
-from adapmixed.models import Ensemble
+from adapmixed.doctor import sharing_lines
+from adapmixed.models import Ensemble, Manifest, write_manifest
 from adapmixed.models.layers import block_names
 from adapmixed.models.support import TESTED
 
@@ -65,10 +66,12 @@ def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtyp
     base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
     ensemble = Ensemble.load(base, folders)
     depth = len(block_names(base))
-    assert (ensemble.trunk.head is not None) == (kind == "head")
-    assert (
-        len(ensemble.trunk.blocks) == (0 if kind == "head" else 1) and ensemble.trunk.depth == depth
-    )
+    if base.config.model_type == "gpt_bigcode" and kind != "head":
+        assert ensemble.trunk.repeats_input  # its blocks cannot be shared
+    elif kind == "head":
+        assert ensemble.trunk.head == "lm_head"
+    else:
+        assert (len(ensemble.trunk.blocks), ensemble.trunk.depth) == (1, depth)
     ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(7))
     private, public = ensemble.logits(ids)
     close(private, peft_logits(base, folders, ids), LOOP[dtype])
@@ -158,3 +161,62 @@ def _chunked(ensemble: Ensemble, ids: Tensor, mask: Tensor | None, cut: int) -> 
         for i in range(0, ids.shape[1], cut)
     ]
     return torch.cat(parts, dim=2)
+
+
+def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path) -> None:
+    base = tiny("gpt2")
+    head = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    deep = write_adapter(base, tmp_path / "b", seed=1, target_modules=["c_attn"])
+    assert Ensemble.load(base, [head, deep]).trunk.head is None
+    assert Ensemble.load(base, [head, None]).trunk.head == "lm_head"
+    with pytest.raises(ValueError, match="adapted must be given if members are missing"):
+        Ensemble.load(base, [head, deep, None])
+    with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
+        Ensemble.load(base, [None, None])
+    with pytest.raises(ValueError, match="adapts transformer.h.0.* with rank 3, got None"):
+        Ensemble.load(base, [head, deep], adapted={"lm_head": [3]})
+    with pytest.raises(ValueError, match="got .*4"):
+        Ensemble.load(base, [head], adapted={"lm_head": [4]})
+    with pytest.raises(ValueError, match="adapted must name layers of the base"):
+        Ensemble.load(base, [head], adapted={"lm_head": [3], "nothing": [1]})
+    both = {"lm_head": [3], "transformer.h.0.attn.c_attn": [3]}
+    assert len(Ensemble.load(base, [head, None], adapted=both).trunk.blocks) == 2
+
+
+def test_a_missing_member_in_the_folder(tmp_path: Path) -> None:
+    base = tiny("llama")
+    write_adapter(base, tmp_path / "m0", seed=0, target_modules=["lm_head"])
+    write_manifest(tmp_path, Manifest("tiny", ("m0", None), {"lm_head": (3,)}))
+    ensemble = Ensemble.load(base, tmp_path)
+    private, public = ensemble.logits(torch.tensor([[1, 2, 3]]))
+    assert ensemble.num_models == 2
+    assert torch.equal(private[1], public) and not torch.equal(private[0], public)
+    with pytest.raises(ValueError, match="its ensemble.json names layers"):
+        Ensemble.load(base, tmp_path, adapted={"lm_head": (3,)})
+
+
+def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
+    """The memory of a step is used again, unless a view of it or an array over it is left."""
+    base = tiny("gpt2")
+    folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    ensemble = Ensemble.load(base, [folder])
+    decoder = ensemble.decoder(torch.tensor([[1, 2, 3]]), new_tokens=4)
+    place = decoder.logits[0].data_ptr()
+    decoder.append(torch.tensor([4]))
+    assert decoder.logits[0].data_ptr() == place
+    kept, copied = decoder.logits[0][0].numpy(), decoder.logits[0][0].clone()
+    decoder.append(torch.tensor([5]))
+    assert decoder.logits[0].data_ptr() != place
+    assert (kept == copied.numpy()).all() and not torch.equal(decoder.logits[0][0], copied)
+    ids = torch.randint(1, VOCAB, (1, LENGTH))
+    chunks = list(ensemble.iter_logits(ids, memory_bytes=ensemble.sequence_bytes(LENGTH) * 2))
+    assert len(chunks) > 1
+    found = torch.cat([private for _, private, _ in chunks], dim=2)
+    torch.testing.assert_close(found, ensemble.logits(ids)[0])
+
+
+def test_what_a_model_can_share_is_said(tmp_path: Path) -> None:
+    for family, said in (("gpt2", "the first 1 of 2 blocks"), ("gpt_bigcode", "no block")):
+        tiny(family).save_pretrained(tmp_path / family)
+        base, head, last = sharing_lines(str(tmp_path / family))
+        assert base.endswith("tested)") and "all blocks" in head and said in last

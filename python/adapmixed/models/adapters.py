@@ -41,6 +41,11 @@ class Adapter:
     base_name: str | None = None
 
     @property
+    def layers(self) -> dict[str, tuple[int, ...]]:
+        """The adapted layers, each with its rank."""
+        return {name: (int(down.shape[-1]),) for name, (down, _) in self.updates.items()}
+
+    @property
     def is_zero(self) -> bool:
         """Whether every update vanishes, so that the model is the public one."""
         return all(not bool(up.any()) for _, up in self.updates.values())
@@ -78,6 +83,27 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
         updates[name] = _update(path, config, name, modules[name], pair)
     _check_targets(path, config, modules, set(updates))
     return Adapter(updates, config.get("base_model_name_or_path"))
+
+
+def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Return the layers that a peft folder adapts, each with its rank, without reading weights.
+
+    Raises:
+        ValueError: if the folder holds no readable weights.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = Path(folder) / WEIGHTS_FILE
+    found: dict[str, tuple[int, ...]] = {}
+    try:
+        with safe_open(str(file), framework="pt") as weights:
+            for key in weights.keys():
+                match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_A\.weight", key)
+                if match is not None:
+                    found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
+    except (FileNotFoundError, SafetensorError) as error:
+        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
+    return found
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:

@@ -26,7 +26,7 @@ once (`HeadLoRA`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -215,7 +215,8 @@ def stack_adapters(
     """
     if not adapters:
         raise ValueError("adapters must hold at least one adapter, got 0")
-    adapted = adapted_layers(adapters) if adapted is None else adapted
+    if adapted is None:
+        adapted = merged_layers([adapter.layers for adapter in adapters])
     for adapter in adapters:
         for name in adapter.updates.keys() - adapted.keys():
             raise ValueError(f"adapted must name every adapted layer, {name!r} is not in it")
@@ -230,12 +231,14 @@ def stack_adapters(
         setattr(model.get_submodule(parent), leaf, stacked)
 
 
-def adapted_layers(adapters: Sequence[Adapter]) -> dict[str, tuple[int, ...]]:
-    """Return the layers that any of the adapters adapts, each with its ranks, ascending."""
+def merged_layers(
+    members: Iterable[Mapping[str, Sequence[int]]],
+) -> dict[str, tuple[int, ...]]:
+    """Return the layers that any of the members adapts, each with all ranks, ascending."""
     found: dict[str, set[int]] = {}
-    for adapter in adapters:
-        for name, (down, _) in adapter.updates.items():
-            found.setdefault(name, set()).add(down.shape[-1])
+    for layers in members:
+        for name, ranks in layers.items():
+            found.setdefault(name, set()).update(ranks)
     return {name: tuple(sorted(found[name])) for name in sorted(found)}
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.models.adapters import MISSING, Adapter, read_adapter
-from adapmixed.models.batched_lora import adapted_layers, stack_adapters
+from adapmixed.models.adapters import MISSING, Adapter, adapter_layers, read_adapter
+from adapmixed.models.batched_lora import merged_layers, stack_adapters
 from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.models.loading import load_base
@@ -93,7 +93,7 @@ class Ensemble:
         text_config = model.config.get_text_config()
         vocab_size = int(text_config.vocab_size)
         masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
-        adapted = adapted_layers(adapters) if adapted is None else adapted
+        adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
         stack_adapters(model, adapters, adapted, shared_head=self.trunk.head)
         repeat_at(model, self.trunk, len(adapters) + 1)
@@ -188,7 +188,7 @@ class Ensemble:
         _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
         read = {path: read_adapter(model, path) for path in present}
         adapters = [MISSING if path is None else read[path] for path in mine]
-        adapted = _layers(read, adapted, missing=None in paths)
+        adapted = _layers(paths, adapted)
         names = {str(path): one.base_name for path, one in read.items()}
         if same_base:
             check_one_base(names)
@@ -367,29 +367,26 @@ class Ensemble:
 
 
 def _layers(
-    read: Mapping[Path, Adapter],
-    adapted: Mapping[str, Sequence[int]] | None,
-    *,
-    missing: bool,
-) -> Mapping[str, Sequence[int]]:
-    """The layers that members may adapt, which must not depend on who is there."""
-    if adapted is None and not read:
-        raise ValueError("adapted must be given if all members are missing")
-    found = {path: adapted_layers([one]) for path, one in read.items()}
+    paths: Sequence[Path | None], adapted: Mapping[str, Sequence[int]] | None
+) -> dict[str, tuple[int, ...]]:
+    """The layers that members may adapt, which must not depend on which members there are."""
+    found = {path: adapter_layers(path) for path in paths if path is not None}
     if adapted is None:
-        first, *others = found
-        other = next((path for path in others if found[path] != found[first]), None)
-        if missing and other is not None:
+        first, *others = found.items() or [(None, {})]
+        other = next((path for path, layers in others if layers != first[1]), None)
+        if None in paths and other is not None:
             raise ValueError(
-                f"adapted must be given if members are missing and others differ: {first} adapts "
-                f"other layers or ranks than {other}"
+                f"adapted must be given if members are missing and others differ: {first[0]} "
+                f"adapts other layers or ranks than {other}"
             )
-        return adapted_layers(list(read.values()))
+        if not found:
+            raise ValueError("adapted must be given if all members are missing")
+        return merged_layers(found.values())
     for path, layers in found.items():
-        for name, ranks in layers.items():
-            if not set(ranks) <= set(adapted.get(name, ())):
+        for name, (rank,) in layers.items():
+            if rank not in adapted.get(name, ()):
                 raise ValueError(
                     f"adapted must hold the layers and ranks of every member, {path} adapts {name} "
-                    f"with rank {ranks[0]}, got {adapted.get(name)}"
+                    f"with rank {rank}, got {adapted.get(name)}"
                 )
-    return adapted
+    return {name: tuple(ranks) for name, ranks in adapted.items()}
