@@ -37,8 +37,9 @@ from adapmixed.commands.options import progress_bar
 from adapmixed.data.builtin import docstring_documents, private_documents
 from adapmixed.models.manifest import Manifest, write_manifest
 from adapmixed.models.provenance import base_sha256, tokenizer_files
+from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_blocks, token_stream
-from adapmixed.training.finetune import FinetuneConfig, fit, save_adapter, train_adapter
+from adapmixed.training.finetune import FinetuneConfig, fit, train_adapter
 from adapmixed.training.partition import partition_documents, shard_record
 
 ASSETS = Path(__file__).resolve().parents[1] / "python" / "adapmixed" / "assets" / "demo"
@@ -122,8 +123,8 @@ def train_member(task: tuple[int, list[str], Path, Path, int]) -> int:
     disable_progress_bar()
     base, tokenizer = load_base(base_folder)
     stream = token_stream(tokenizer, texts)
-    model = train_adapter(base, stream, PRIVATE, seed=seed, shard=shard)
-    save_adapter(model, target, PRIVATE, base_name=BASE_NAME, dtype=torch.float16)
+    trained = train_adapter(base, stream, PRIVATE, seed=seed, shard=shard)
+    save_adapter(trained.model, target, PRIVATE, base_name=BASE_NAME, dtype=torch.float16)
     return len(stream)
 
 

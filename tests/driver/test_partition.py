@@ -111,7 +111,7 @@ def test_training_learns_and_leaves_the_base_alone(base: Any, family: str) -> No
     before = copy.deepcopy(base.state_dict())
     tokens = stream(1)
     state = torch.get_rng_state()
-    model = train_adapter(base, tokens, config, seed=0, shard=3)
+    model = train_adapter(base, tokens, config, seed=0, shard=3).model
     assert torch.equal(torch.get_rng_state(), state)
     after = base.state_dict()
     assert before.keys() == after.keys()
@@ -128,7 +128,7 @@ def test_training_learns_and_leaves_the_base_alone(base: Any, family: str) -> No
 def test_training_depends_on_shard_and_seed_only(base: Any, family: str) -> None:
     def weights(seed: int, shard: int) -> list[torch.Tensor]:
         torch.rand(5)  # whatever ran before
-        model = train_adapter(base, stream(1), settings(family), seed=seed, shard=shard)
+        model = train_adapter(base, stream(1), settings(family), seed=seed, shard=shard).model
         return [p for name, p in model.named_parameters() if "lora_" in name]
 
     first = weights(0, 1)
@@ -145,7 +145,7 @@ def test_an_empty_shard_is_the_public_model(
 ) -> None:
     config = settings(family)
     for shard, text in enumerate((tokens, stream(1))):
-        model = train_adapter(base, text, config, seed=0, shard=shard)
+        model = train_adapter(base, text, config, seed=0, shard=shard).model
         save_adapter(model, tmp_path / str(shard), config, base_name="tiny", dtype=torch.float16)
     private, public = Ensemble.load(base, [tmp_path / "0", tmp_path / "1"]).logits(ids)
     assert torch.equal(private[0], public)
@@ -156,7 +156,7 @@ def test_saved_adapter_is_ordinary_and_neutral(base: Any, family: str, tmp_path:
     from tiny_models import peft_logits
 
     config = settings(family)
-    model = train_adapter(base, stream(1), config, seed=0, shard=0)
+    model = train_adapter(base, stream(1), config, seed=0, shard=0).model
     save_adapter(model, tmp_path / "a", config, base_name="tiny")
     text = (tmp_path / "a" / "adapter_config.json").read_text()
     assert json.loads(text)["base_model_name_or_path"] == "tiny"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from adapmixed.training import FinetuneConfig
 from adapmixed.training.base import BaseFacts
 from adapmixed.training.presets import PRESETS
 
-FACTS = BaseFacts("gpt2", None, {}, None, 1024, ("c_attn",))
+FACTS = BaseFacts(
+    name="gpt2", revision=None, tokenizer_files={}, base_sha256=None, positions=1024,
+    linear_layers=(
+        "h.0.c_attn", "h.0.c_proj", "h.1.c_attn", "h.1.c_proj", "h.10.c_attn", "lm_head"
+    ),
+    default_targets=("c_attn",), head="lm_head", blocks=("h.0", "h.1", "h.10"),
+)  # fmt: skip
 
 
 def parsed(*options: str) -> argparse.Namespace:
@@ -53,8 +60,40 @@ def test_options_come_before_presets() -> None:
     arguments = parsed("--preset", "pubmed", "--epochs", "2", "--target-modules", "a", "b")
     config = train._config(arguments, FACTS)
     assert (config.epochs, config.rank, config.target_modules) == (2, 4, ("a", "b"))
-    with pytest.raises(ValueError, match="--target-modules must be given"):
-        train._config(parsed(), BaseFacts("new", None, {}, None, None, ()))
+    unknown = replace(FACTS, default_targets=())
+    with pytest.raises(ValueError, match="--adapt or --target-modules must be given"):
+        train._config(parsed("--preset", "pubmed"), unknown)
+
+
+def test_adapted_layers() -> None:
+    def config(*options: str) -> FinetuneConfig:
+        return train._config(parsed(*options), FACTS)
+
+    assert config().target_modules == config("--adapt", "head").target_modules == ("lm_head",)
+    assert config("--adapt", "last:1").target_modules == ("h.10.c_attn",)
+    assert config("--adapt", "last:2").target_modules == (
+        "h.1.c_attn", "h.1.c_proj", "h.10.c_attn"
+    )  # fmt: skip
+    assert config("--adapt", "all").target_modules == FACTS.linear_layers[:-1]
+    # What head members begin with holds however they are asked for, and not for others.
+    assert (config().rank, config().learning_rate) == (8, 3e-3)
+    assert config("--target-modules", "lm_head") == config()
+    assert config("--rank", "2", "--early-stopping") == replace(
+        config(), rank=2, early_stopping=True
+    )
+    assert config("--adapt", "all").rank == FinetuneConfig().rank
+    # A preset keeps the paper's numbers, and its layers unless others are asked for.
+    assert config("--preset", "pubmed").target_modules == ("c_attn",)
+    of_preset = config("--preset", "pubmed", "--adapt", "head")
+    assert (of_preset.rank, of_preset.target_modules) == (4, ("lm_head",))
+    assert config("--dp-sgd").target_modules == ("c_attn",)
+    for what in ("last:0", "last:4", "first", "last:-1"):
+        with pytest.raises(ValueError, match=f"adapt must be head.*got '{what}'"):
+            config("--adapt", what)
+    with pytest.raises(ValueError, match="0 blocks found in gpt2, got 'all'"):
+        train._config(parsed("--adapt", "all"), replace(FACTS, blocks=()))
+    with pytest.raises(SystemExit):
+        parsed("--adapt", "head", "--target-modules", "c_attn")
 
 
 def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from adapmixed.training.base import BaseFacts
 
 NUM_MODELS = 64
+ADAPT = "head"  # of an ensemble without a preset
 CLIPPING_NORM = 1.0
 # FinetuneConfig's fields and how the options read them; defaults are those of the class or preset.
 _NUMBERS = {
@@ -56,7 +57,20 @@ def add_parser(commands: Any) -> None:
     group = parser.add_argument_group("training (defaults: the preset's)")
     for name, (kind, text) in _NUMBERS.items():
         group.add_argument(_flag(name), type=kind, help=text)
-    group.add_argument("--target-modules", nargs="+", help="adapted layers (peft's choice)")
+    group.add_argument(
+        "--early-stopping",
+        action="store_true",
+        default=None,
+        help="keep each member's best epoch, or the public model, by its own held-out text",
+    )
+    layers = group.add_mutually_exclusive_group()
+    layers.add_argument(
+        "--adapt",
+        metavar="head|last:K|all",
+        help="adapted layers: the output layer, or all linear layers of the last K or all blocks "
+        f"({ADAPT}; with --preset or --dp-sgd peft's choice for the architecture)",
+    )
+    layers.add_argument("--target-modules", nargs="+", help="adapted layers by name")
     group = parser.add_argument_group("DP-SGD")
     group.add_argument("--dp-sgd", action="store_true", help="one adapter, on the same corpus")
     group.add_argument("--epsilon", type=float, help="of its guarantee")
@@ -159,7 +173,7 @@ def _train_dp(
             f"--dp-sgd must run in one process, got {place.world} ranks: each would train an "
             "adapter of its own on the whole corpus, and the guarantee is for one"
         )
-    names = ("models", "key_file", "validation_fraction", "workers")
+    names = ("models", "key_file", "validation_fraction", "workers", "early_stopping")
     _refuse(arguments, "with --dp-sgd", *names)
     if arguments.seed is not None:
         raise ValueError(
@@ -199,20 +213,32 @@ def _train_dp(
 def _config(arguments: argparse.Namespace, facts: "BaseFacts") -> "FinetuneConfig":
     """The options where they are given, then the preset, then the class's defaults."""
     from adapmixed.training import FinetuneConfig
+    from adapmixed.training.presets import HEAD
     from adapmixed.training.presets import PRESETS as SETTINGS
 
+    targets = _targets(arguments, facts)
     settings: dict[str, Any] = {}
     if arguments.preset is not None:
         settings = SETTINGS[arguments.preset].finetune_settings(dp_sgd=arguments.dp_sgd)
-    settings |= {
-        name: getattr(arguments, name) for name in _NUMBERS if getattr(arguments, name) is not None
-    }
-    targets = arguments.target_modules or facts.default_targets
-    if not targets:
-        raise ValueError(
-            f"--target-modules must be given: peft knows no layers to adapt in {facts.name}"
-        )
-    return FinetuneConfig(**settings, target_modules=tuple(targets))
+    elif facts.targets(targets) == (facts.head,) and not arguments.dp_sgd:
+        settings = HEAD
+    given = {name: getattr(arguments, name) for name in (*_NUMBERS, "early_stopping")}
+    settings = settings | {name: value for name, value in given.items() if value is not None}
+    return FinetuneConfig(**settings, target_modules=targets)
+
+
+def _targets(arguments: argparse.Namespace, facts: "BaseFacts") -> tuple[str, ...]:
+    """Return the layers that were asked for: by name, by kind, or by default."""
+    if arguments.target_modules:
+        return tuple(arguments.target_modules)
+    if arguments.adapt is None and (arguments.preset is not None or arguments.dp_sgd):
+        if not facts.default_targets:
+            raise ValueError(
+                "--adapt or --target-modules must be given: peft knows no layers to adapt in "
+                f"{facts.name}"
+            )
+        return facts.default_targets
+    return facts.adapt(arguments.adapt or ADAPT)
 
 
 def _add_corpus_options(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
 """From documents to shards, from shards to adapters."""
 
+from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_blocks, token_stream
-from adapmixed.training.finetune import FinetuneConfig, fit, save_adapter, shard_seed, train_adapter
+from adapmixed.training.finetune import FinetuneConfig, Trained, fit, shard_seed, train_adapter
 from adapmixed.training.partition import assign_shards, partition_documents, shard_record
 from adapmixed.training.ranks import Place
 from adapmixed.training.run import TrainingRun, train_ensemble
@@ -9,6 +10,7 @@ from adapmixed.training.run import TrainingRun, train_ensemble
 __all__ = [
     "FinetuneConfig",
     "Place",
+    "Trained",
     "TrainingRun",
     "assign_shards",
     "fit",

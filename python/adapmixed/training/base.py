@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapmixed.models.layers import linear_names
+from adapmixed.models.layers import block_names, head_name, linear_names
 from adapmixed.models.manifest import file_sha256
 from adapmixed.models.provenance import (
     TOKENIZER_PARTS,
@@ -32,6 +33,9 @@ class BaseFacts:
         positions: longest input in tokens, or None.
         linear_layers: full names of the layers that a LoRA can adapt, in the model's order.
         default_targets: the layers peft adapts in this architecture, () if it knows none.
+        head: full name of the output layer.
+        hidden_bytes: of one token's hidden state in fp32.
+        blocks: full names of the decoder blocks, () if they are not one list.
     """
 
     name: str
@@ -41,6 +45,33 @@ class BaseFacts:
     positions: int | None
     linear_layers: tuple[str, ...]
     default_targets: tuple[str, ...]
+    head: str = ""
+    hidden_bytes: int = 0
+    blocks: tuple[str, ...] = ()
+
+    def adapt(self, what: str) -> tuple[str, ...]:
+        """Return the full names of the layers that members adapt.
+
+        Args:
+            what: "head": the output layer; "last:K": all linear layers of the last K blocks;
+                "all": all linear layers of all blocks.
+
+        Raises:
+            ValueError: for other words, more blocks than there are, or unknown blocks.
+        """
+        if what == "head":
+            return (self.head,)
+        last = re.fullmatch(r"last:([1-9]\d*)|all", what)
+        if last is None:
+            raise ValueError(f"adapt must be head, last:K with K >= 1, or all, got {what!r}")
+        count = int(last[1] or len(self.blocks))
+        if not 1 <= count <= len(self.blocks):
+            raise ValueError(
+                f"adapt must be head or name at most the {len(self.blocks)} blocks found in "
+                f"{self.name}, got {what!r}"
+            )
+        prefixes = tuple(f"{block}." for block in self.blocks[-count:])
+        return tuple(layer for layer in self.linear_layers if layer.startswith(prefixes))
 
     def targets(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the full names of the layers that peft adapts for these `target_modules`."""
@@ -76,6 +107,9 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         positions=None if positions is None else int(positions),
         linear_layers=linear_names(model),
         default_targets=tuple(TARGETS.get(config.model_type, ())),
+        head=head_name(model),
+        hidden_bytes=4 * int(model.get_output_embeddings().weight.shape[1]),
+        blocks=block_names(model),
     )
 
 

@@ -32,15 +32,14 @@ from adapmixed.data.builtin import Document
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.models.loading import load_base
 from adapmixed.rng import SecureRandom
+from adapmixed.training.adapter import adapted_copy, save_adapter
 from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
 from adapmixed.training.dp_guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
 from adapmixed.training.finetune import (
     FinetuneConfig,
     Progress,
-    adapted_copy,
     check_block_size,
     linear_schedule,
-    save_adapter,
 )
 
 FORMAT_VERSION = 1

@@ -10,13 +10,9 @@ An empty shard yields the zero adapter (B = 0), which answers exactly as the pub
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import json
 import math
-import os
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import IGNORED, token_blocks
+from adapmixed.training.head import trunk_once
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps of all)."""
@@ -44,6 +42,8 @@ class FinetuneConfig:
         epochs: passes over the shard, >= 1.
         batch_size: blocks per step, >= 1.
         block_size: tokens per block, >= 2.
+        early_stopping: whether the weights with the least loss on the shard's own held-out text
+            are kept, among the public model and those after each epoch.
     """
 
     rank: int = 4
@@ -55,6 +55,7 @@ class FinetuneConfig:
     epochs: int = 10
     batch_size: int = 8
     block_size: int = 512
+    early_stopping: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("epochs", 1), ("batch_size", 1), ("block_size", 2)):
@@ -77,6 +78,25 @@ def shard_seed(seed: int, shard: int) -> int:
     return int.from_bytes(digest.digest(), "big") >> 1
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What training on one shard has given.
+
+    Attributes:
+        model: the adapted copy of the base, a peft model in eval mode.
+        losses: mean loss of each epoch while it was trained, in nats per token; () if the shard
+            has nothing to predict.
+        held_out_losses: on the held-out tokens, of the public model and then after each epoch;
+            () without such tokens.
+        epoch: the one after which the weights were taken, 0: the public model.
+    """
+
+    model: Any
+    losses: tuple[float, ...]
+    held_out_losses: tuple[float, ...]
+    epoch: int
+
+
 def train_adapter(
     base: Any,
     tokens: Sequence[int],
@@ -84,13 +104,16 @@ def train_adapter(
     *,
     seed: int,
     shard: int,
+    held_out: Sequence[int] = (),
+    scratch: Path | None = None,
     progress: Progress | None = None,
-    on_epoch: Callable[[float], None] | None = None,
-) -> Any:
-    """Trains one adapter on one shard; `base` is copied and never changed.
+) -> Trained:
+    """Train one adapter on one shard; `base` is never changed.
 
-    AdamW with a rate that falls linearly from `learning_rate` to zero over all steps, after the
-    warm-up if there is one. The global random state is left as it was.
+    AdamW minimises the next-token cross entropy with a rate that falls linearly from
+    `learning_rate` to zero over all steps, after the warm-up if there is one. The global random
+    state is left as it was. If the output layer alone is adapted, all below it runs once per token
+    and in eval mode (`head.trunk_once`).
 
     Args:
         base: a transformers causal language model.
@@ -98,45 +121,74 @@ def train_adapter(
         config: the settings.
         seed: the run's seed.
         shard: the shard's number, >= 0.
+        held_out: tokens of the same shard to measure the loss on after each epoch.
+        scratch: a private folder for hidden states that are too large for memory.
         progress: told of every step.
-        on_epoch: told the mean loss of each epoch, in nats per token, when all are done.
-
-    Returns:
-        the adapted copy, a peft model in eval mode.
 
     Raises:
         ValueError: if a block is longer than the base's context.
+        RuntimeError: if `scratch` is full.
     """
     check_block_size(base, config)
     devices = [base.device] if base.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(shard_seed(seed, shard))
-        model = adapted_copy(base, config)
+        model = adapted_copy(base, config).eval()
         inputs, labels = token_blocks(tokens, config.block_size)
-        if inputs.shape[0] > 0:
-            generator = _generator(seed, shard)
-            history = fit(model, inputs, labels, config, generator=generator, progress=progress)
-            for loss in history:
-                if on_epoch is not None:
-                    on_epoch(loss)
-    return model.eval()
+        held_inputs, held_labels = token_blocks(held_out, config.block_size)
+        blocks = inputs.shape[0]
+        losses: list[float] = []
+        with trunk_once(model, torch.cat([inputs, held_inputs]), scratch) as rows:
+            best = _Best(model, rows[blocks:], held_labels, config)
+            if blocks > 0:
+                losses = fit(
+                    model,
+                    rows[:blocks],
+                    labels,
+                    config,
+                    generator=torch.Generator().manual_seed(shard_seed(seed, shard)),
+                    progress=progress,
+                    after_epoch=best.look,
+                )
+            epoch = best.restore() if config.early_stopping else len(losses)
+    return Trained(model.eval(), tuple(losses), tuple(best.losses), epoch)
 
 
-def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
-    """A copy of `base` with a new LoRA adapter (B = 0), drawn from the global random state."""
-    from peft import LoraConfig, get_peft_model
+class _Best:
+    """The weights so far with the least loss on held-out text, the public model's included."""
 
-    settings = LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        target_modules=list(config.target_modules),
-        fan_in_fan_out=_is_conv1d(base, config.target_modules),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    with warnings.catch_warnings():  # peft asks transformers by an old name
-        warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(copy.deepcopy(base), settings)
+    def __init__(self, model: Any, inputs: Tensor, labels: Tensor, config: FinetuneConfig) -> None:
+        self._model, self._inputs, self._labels = model, inputs, labels
+        self._config = config
+        self._kept: dict[str, Tensor] = {}
+        self._looks = 0
+        self.epoch = 0
+        self.losses: list[float] = []
+        self.look()
+
+    def look(self) -> None:
+        """Measure the loss of the weights as they are, and copy them if there is none less."""
+        epoch, self._looks = self._looks, self._looks + 1
+        if self._inputs.shape[0] > 0:
+            self._model.eval()
+            loss = mean_loss(self._model, self._inputs, self._labels, self._config.batch_size)
+            better = not self.losses or loss < min(self.losses)
+            self.losses.append(loss)
+        else:
+            better = True
+        if better and self._config.early_stopping:
+            self.epoch = epoch
+            self._kept = {name: p.detach().clone() for name, p in self._trained()}
+
+    @torch.no_grad()
+    def restore(self) -> int:
+        """Put the best weights back; return their epoch."""
+        for name, parameter in self._trained():
+            parameter.copy_(self._kept[name])
+        return self.epoch
+
+    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
 
 
 def check_block_size(base: Any, config: FinetuneConfig) -> None:
@@ -156,15 +208,18 @@ def fit(
     *,
     generator: torch.Generator,
     progress: Progress | None = None,
+    after_epoch: Callable[[], None] | None = None,
 ) -> list[float]:
     """Minimises the next-token cross entropy of `model`'s trainable parameters.
 
     Args:
         model: a causal language model; its parameters with requires_grad are trained in place.
-        inputs, labels: (blocks, t) int64 from `blocks.token_blocks`, blocks >= 1.
+        inputs: what the model takes as input_ids, one row per block, blocks >= 1.
+        labels: (blocks, t) int64 from `blocks.token_blocks`.
         config: learning_rate, weight_decay, epochs and batch_size are used.
         generator: draws the order of blocks.
         progress: told of every step.
+        after_epoch: called after each epoch; it may leave the model in eval mode.
 
     Returns:
         mean loss of each epoch, in nats per token.
@@ -179,28 +234,24 @@ def fit(
     schedule = linear_schedule(optimizer, config, steps)
     history: list[float] = []
     done = 0
-    model.train()
     for _ in range(config.epochs):
+        model.train()
         total, count = 0.0, 0
         order = torch.randperm(blocks, generator=generator)
         for rows in torch.split(order, config.batch_size):
-            ids = inputs[rows].to(model.device)
-            targets = labels[rows, 1:].to(model.device)
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-            loss = torch.nn.functional.cross_entropy(
-                logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED
-            )
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss, scored = _total_loss(model, inputs[rows], labels[rows])
+            (loss / scored).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
-            scored = int((targets != IGNORED).sum())
-            total += float(loss.detach()) * scored
+            total += float(loss.detach())
             count += scored
             done += 1
             if progress is not None:
                 progress(done, steps)
         history.append(total / count)
+        if after_epoch is not None:
+            after_epoch()
     return history
 
 
@@ -219,76 +270,28 @@ def mean_loss(model: Any, inputs: Tensor, labels: Tensor, batch_size: int) -> fl
 
     Args:
         model: a causal language model in eval mode.
-        inputs, labels: (blocks, t) int64 from `blocks.token_blocks`, blocks >= 1.
+        inputs, labels: as `fit`.
         batch_size: blocks per forward pass.
     """
     total, count = 0.0, 0
-    for ids, targets in zip(
+    for rows, targets in zip(
         torch.split(inputs, batch_size), torch.split(labels, batch_size), strict=True
     ):
-        logits = model(input_ids=ids.to(model.device), use_cache=False).logits[:, :-1]
-        scored = targets[:, 1:].to(model.device)
-        loss = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), scored.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        loss, scored = _total_loss(model, rows, targets)
         total += float(loss)
-        count += int((scored != IGNORED).sum())
+        count += scored
     return total / count
 
 
-def save_adapter(
-    model: Any,
-    folder: str | os.PathLike[str],
-    config: FinetuneConfig,
-    *,
-    base_name: str,
-    dtype: torch.dtype = torch.float32,
-) -> None:
-    """Writes an ordinary peft folder that names no path of this machine.
+def _total_loss(model: Any, inputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    """Return the sum of the next-token cross entropies, and how many they are.
 
-    Args:
-        model: what `train_adapter` returned.
-        folder: created if need be; its adapter files are replaced.
-        config: the settings the adapter was trained with.
-        base_name: written as `base_model_name_or_path`: a hub name or a neutral word.
-        dtype: of the stored weights; readers compute in fp32.
+    The labels are shifted, not the logits: a slice of the logits would be copied, and so would
+    its gradient.
     """
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    peft_config = {
-        "base_model_name_or_path": base_name,
-        "bias": "none",
-        "fan_in_fan_out": _is_conv1d(model, config.target_modules),
-        "inference_mode": True,
-        "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
-        "lora_dropout": 0.0,
-        "peft_type": "LORA",
-        "r": config.rank,
-        "target_modules": list(config.target_modules),
-        "task_type": "CAUSAL_LM",
-    }
-    text = json.dumps(peft_config, indent=2) + "\n"
-    (target / "adapter_config.json").write_text(text, encoding="utf-8")
-    weights = {
-        name: value.detach().to("cpu", dtype).contiguous()
-        for name, value in get_peft_model_state_dict(model).items()
-    }
-    save_file(weights, str(target / "adapter_model.safetensors"), metadata={"format": "pt"})
-
-
-def _generator(seed: int, shard: int) -> torch.Generator:
-    return torch.Generator().manual_seed(shard_seed(seed, shard))
-
-
-def _is_conv1d(model: Any, targets: Sequence[str]) -> bool:
-    """Whether the adapted layers store (in, out), as GPT-2's Conv1D does."""
-    from transformers.pytorch_utils import Conv1D
-
-    return any(
-        isinstance(getattr(module, "base_layer", module), Conv1D)
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] in targets
+    targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).to(model.device)
+    logits = model(input_ids=inputs.to(model.device), use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
     )
+    return loss, int((targets != IGNORED).sum())

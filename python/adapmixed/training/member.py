@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ import torch
 from adapmixed.data.builtin import Document
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.models.loading import load_base
-from adapmixed.training.blocks import token_blocks, token_stream
-from adapmixed.training.finetune import FinetuneConfig, mean_loss, save_adapter, train_adapter
+from adapmixed.training.adapter import save_adapter
+from adapmixed.training.blocks import token_stream
+from adapmixed.training.finetune import FinetuneConfig, Trained, train_adapter
 from adapmixed.training.folder import FORMAT_VERSION, MEMBER_FILE
 from adapmixed.training.partition import shard_record
-from adapmixed.training.shards import Spool, hold_out
+from adapmixed.training.shards import Spool, hold_out, hold_out_end
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class MemberSettings:
         base_name: what the adapter's folder calls it.
         config: of the training.
         seed: of the run.
-        validation_fraction: expected share of a shard's identifiers that is kept for validation.
+        validation_fraction: expected share of a shard that is kept for validation.
         device: e.g. "cpu", "cuda:0".
         dtype: of the public model.
         stored_dtype: of the adapter's file.
@@ -75,33 +77,41 @@ class MemberTrainer:
 
         Raises:
             ValueError: if training diverged.
+            RuntimeError: if the disk is full.
         """
         settings, config = self._settings, self._settings.config
         documents = self._spool.read(shard)
         training, validation = hold_out(documents, settings.validation_fraction, key=self._key)
-        tokens = self._tokens(training)
-        losses: list[float] = []
-        model = train_adapter(
+        tokens, held = self._tokens(training), self._tokens(validation)
+        if not validation:
+            tokens, held = hold_out_end(tokens, settings.validation_fraction)
+        trained = train_adapter(
             self._base,
             tokens,
             config,
             seed=settings.seed,
             shard=shard,
+            held_out=held,
+            scratch=self._spool.folder,
             progress=lambda done, steps: progress(done / steps),
-            on_epoch=losses.append,
         )
-        if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
+        if not _is_finite(trained):
             raise ValueError(f"{folder.name}: training diverged, a lower learning_rate is needed")
         record = {
             "format_version": FORMAT_VERSION,
             "shard": shard_record(documents, key=self._key),
             "tokens": len(tokens),
-            "losses": losses,
-            "validation": self._validate(model, validation),
+            "losses": trained.losses,
+            "epoch": trained.epoch,
+            "validation": _validation(trained, len(validation), len(held)),
         }
         temporary = temporary_folder(folder)
         save_adapter(
-            model, temporary, config, base_name=settings.base_name, dtype=settings.stored_dtype
+            trained.model,
+            temporary,
+            config,
+            base_name=settings.base_name,
+            dtype=settings.stored_dtype,
         )
         text = json.dumps(record, indent=1) + "\n"
         (temporary / MEMBER_FILE).write_text(text, encoding="utf-8")
@@ -110,14 +120,23 @@ class MemberTrainer:
     def _tokens(self, documents: Sequence[Document]) -> list[int]:
         return token_stream(self._tokenizer, [document.text for document in documents])
 
-    def _validate(self, model: Any, documents: Sequence[Document]) -> dict[str, Any] | None:
-        """Losses in nats per token on what was held out, the public model's beside; or None."""
-        config = self._settings.config
-        inputs, labels = token_blocks(self._tokens(documents), config.block_size)
-        if inputs.shape[0] == 0:
-            return None
-        return {
-            "documents": len(documents),
-            "loss": mean_loss(model, inputs, labels, config.batch_size),
-            "public_loss": mean_loss(self._base, inputs, labels, config.batch_size),
-        }
+
+def _is_finite(trained: Trained) -> bool:
+    weights = (p for p in trained.model.parameters() if p.requires_grad)
+    return all(bool(p.isfinite().all()) for p in weights) and all(
+        map(math.isfinite, (*trained.losses, *trained.held_out_losses))
+    )
+
+
+def _validation(trained: Trained, documents: int, tokens: int) -> dict[str, Any] | None:
+    """Return losses in nats per token on what was held out, or None if nothing was."""
+    if not trained.held_out_losses:
+        return None
+    public, *losses = trained.held_out_losses
+    return {
+        "documents": documents,
+        "tokens": tokens,
+        "loss": trained.held_out_losses[trained.epoch],
+        "public_loss": public,
+        "losses": losses,
+    }

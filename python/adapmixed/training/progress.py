@@ -20,18 +20,25 @@ class Progress:
     its validation loss above all, is logged and in no line.
     """
 
-    def __init__(self, sizes: Mapping[int, int], say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[int, int],
+        say: Callable[[str], None] | None = None,
+        told: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Args:
         sizes: bytes of each shard that is to be trained.
         say: takes a line; None: standard error.
+        told: takes (work done, work of all) instead of the bar.
         """
+        self._told = told
         self._sizes = {shard: size + 1 for shard, size in sizes.items()}
         self._fractions = dict.fromkeys(sizes, 0.0)
         self._say = say
         self._started = time.monotonic()
         self._bar = tqdm(
             total=sum(self._sizes.values()),
-            disable=None,
+            disable=None if told is None else True,
             leave=False,
             bar_format="{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left",
         )
@@ -41,6 +48,8 @@ class Progress:
         self._fractions[shard] = fraction
         self._bar.n = min(self._done(), self._bar.total)
         self._bar.refresh()
+        if self._told is not None:
+            self._told(int(self._done()), sum(self._sizes.values()))
 
     def finished(self, shard: int, name: str, record: Mapping[str, Any]) -> None:
         """Says in a line what became of a member."""

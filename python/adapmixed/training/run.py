@@ -24,14 +24,15 @@ import torch
 
 from adapmixed.data.corpus import Corpus
 from adapmixed.models.manifest import Manifest
-from adapmixed.training.base import base_facts
+from adapmixed.training.base import BaseFacts, base_facts
 from adapmixed.training.finetune import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
+from adapmixed.training.head import IN_MEMORY
 from adapmixed.training.member import MemberSettings
 from adapmixed.training.pool import train_members
 from adapmixed.training.progress import Progress
 from adapmixed.training.ranks import Place
-from adapmixed.training.shards import spool
+from adapmixed.training.shards import Spool, spool
 
 _LOG = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -50,8 +51,8 @@ class TrainingRun:
         seed: of the run, public.
         revision: of a hub name: commit, tag or branch; its commit is recorded.
         key_file: the partition's key; None: `<output>.private/shard.key`, drawn if need be.
-        validation_fraction: expected share of each shard's identifiers that is not trained on but
-            validated with, in [0, 1).
+        validation_fraction: expected share of each shard that is not trained on but validated
+            with, in [0, 1) (`shards.hold_out`, `shards.hold_out_end`).
         threads: of every process, >= 1.
         device: "cpu" or "cuda"; of several ranks each takes the GPU of its local rank.
         dtype: of the public model: "float32" or "bfloat16". Adapters are trained in float32.
@@ -98,6 +99,7 @@ def train_ensemble(
     place: Place | None = None,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
     """Trains what is missing of an ensemble; returns when all of it is there.
 
@@ -107,11 +109,12 @@ def train_ensemble(
         workers: processes that train at a time, >= 1.
         say: takes a line about every finished member; None: standard error. Losses are functions of
             the private text: for the operator.
+        progress: told of every step as (work done, work of all); None: a bar on a terminal.
 
     Raises:
         ValueError: if the output was begun with other settings or another corpus, or an argument is
             out of range; see `Corpus`, `TrainingFolder`, `base_facts`.
-        RuntimeError: if a worker or another rank was killed.
+        RuntimeError: if a worker or another rank was killed, or the disk is full.
     """
     if workers < 1:
         raise ValueError(f"workers must be >= 1, got {workers}")
@@ -149,7 +152,10 @@ def train_ensemble(
             settings["corpus_hmac"] = spooled.fingerprint
             folder.begin(settings)
             if mine:
-                progress = Progress({i: spooled.sizes.get(i, 0) for i in mine}, say)
+                shown = Progress({i: spooled.sizes.get(i, 0) for i in mine}, say, progress)
+                layers = facts.targets(run.config.target_modules)
+                if layers == (facts.head,):
+                    shown.say(_hidden_states(facts, run, spooled, workers))
                 try:
                     train_members(
                         folder,
@@ -159,10 +165,10 @@ def train_ensemble(
                         key,
                         workers=workers,
                         threads=run.threads,
-                        progress=progress,
+                        progress=shown,
                     )
                 finally:
-                    progress.close()
+                    shown.close()
         place.wait(folder.private, folder.missing)
         manifest = Manifest(
             base_model=facts.name,
@@ -180,6 +186,14 @@ def train_ensemble(
         folder.finish(manifest)
         _LOG.info("%s is whole", folder.output)
     return manifest
+
+
+def _hidden_states(facts: BaseFacts, run: TrainingRun, spooled: Spool, workers: int) -> str:
+    """Say how large the hidden states of head members become: a token has at least one byte."""
+    tokens = max(spooled.sizes.values(), default=0) + run.config.block_size
+    size = tokens * facts.hidden_bytes * DTYPES[run.dtype].itemsize // 4
+    place = "in memory" if size <= IN_MEMORY else f"in memory, or above {IN_MEMORY:,} in a file"
+    return f"hidden states: at most {size:,} bytes for each of {workers} workers, {place}"
 
 
 def _training(run: TrainingRun) -> dict[str, Any]:

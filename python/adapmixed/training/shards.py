@@ -131,7 +131,7 @@ def hold_out(
     """(training, validation): whole identifiers are held out, by a keyed hash of each.
 
     Which ones depends on the identifier and the key alone. If nothing would be left to train on,
-    nothing is held out.
+    nothing is held out (see `hold_out_end`).
 
     Args:
         documents: of one shard.
@@ -147,6 +147,20 @@ def hold_out(
         held = int.from_bytes(digest, "big") < fraction * 2.0**64
         (validation if held else training).append(document)
     return (training, validation) if training else (validation, [])
+
+
+def hold_out_end(tokens: list[int], fraction: float) -> tuple[list[int], list[int]]:
+    """Return (training, validation): the end of a shard's stream is held out.
+
+    This is for shards of which no whole identifier is held out, for instance of one user's text.
+    Fewer than two tokens have nothing to predict, so then none is held out.
+
+    Args:
+        tokens: of one shard.
+        fraction: share of the tokens, in [0, 1).
+    """
+    count = int(fraction * len(tokens))
+    return (tokens[:-count], tokens[-count:]) if count >= 2 else (tokens, [])
 
 
 def _file(folder: Path, shard: int) -> Path:

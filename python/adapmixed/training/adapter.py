@@ -1,0 +1,93 @@
+"""A peft adapter on a copy of the public model, and its folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from adapmixed.training.finetune import FinetuneConfig
+
+
+def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
+    """Return a copy of `base` with a new LoRA adapter (B = 0), drawn from the global random state.
+
+    Modules are copied. Weights are shared with `base` and frozen in the copy.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(config.target_modules),
+        fan_in_fan_out=_is_conv1d(base, config.target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    shared = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in base.parameters()}
+    with warnings.catch_warnings():
+        # peft asks transformers by an old name, and warns of merging an adapter of a tied head.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", message=r"Model has `tie_word_embeddings=True`")
+        return get_peft_model(copy.deepcopy(base, shared), settings)
+
+
+def save_adapter(
+    model: Any,
+    folder: str | os.PathLike[str],
+    config: FinetuneConfig,
+    *,
+    base_name: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write an ordinary peft folder that names no path of this machine.
+
+    Args:
+        model: an `adapted_copy`.
+        folder: created if need be; its adapter files are replaced.
+        config: the settings the adapter was trained with.
+        base_name: written as `base_model_name_or_path`: a hub name or a neutral word.
+        dtype: of the stored weights; readers compute in fp32.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    peft_config = {
+        "base_model_name_or_path": base_name,
+        "bias": "none",
+        "fan_in_fan_out": _is_conv1d(model, config.target_modules),
+        "inference_mode": True,
+        "lora_alpha": int(config.alpha) if float(config.alpha).is_integer() else config.alpha,
+        "lora_dropout": 0.0,
+        "peft_type": "LORA",
+        "r": config.rank,
+        "target_modules": list(config.target_modules),
+        "task_type": "CAUSAL_LM",
+    }
+    text = json.dumps(peft_config, indent=2) + "\n"
+    (target / "adapter_config.json").write_text(text, encoding="utf-8")
+    # By default peft adds the whole output layer where that is adapted.
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in state.items()}
+    save_file(weights, str(target / "adapter_model.safetensors"), metadata={"format": "pt"})
+
+
+def _is_conv1d(model: Any, targets: Sequence[str]) -> bool:
+    """Whether the adapted layers store (in, out), as GPT-2's Conv1D does."""
+    from transformers.pytorch_utils import Conv1D
+
+    suffixes = tuple(f".{target}" for target in targets)
+    return any(
+        isinstance(getattr(module, "base_layer", module), Conv1D)
+        for name, module in model.named_modules()
+        if f".{name}".endswith(suffixes)
+    )

@@ -1,0 +1,181 @@
+"""Members that adapt the output layer alone: the trunk runs once per token of a shard.
+
+Everything below the output layer is public and frozen, so its hidden states are the same in every
+epoch. They are computed once in eval mode and kept; then training is a softmax regression. Hidden
+states are functions of the private text: a file of them is the owner's alone, and has no name
+while it is in use, so that nothing is left of it when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adapmixed.models.layers import head_name
+
+_LOG = logging.getLogger(__name__)
+IN_MEMORY = 256 << 20
+"""Bytes of one shard's hidden states up to which they are held in memory and not in a file."""
+_TOKENS = 512  # per pass of the trunk: activations of few blocks stay in a core's cache
+_TRIAL = 8  # tokens
+
+
+@contextmanager
+def trunk_once(model: Any, inputs: Tensor, scratch: Path | None = None) -> Iterator[Tensor]:
+    """Let a model that adapts its output layer alone answer from stored hidden states.
+
+    The model is changed while the context is entered, and then restored. A model that adapts
+    other layers, or keeps its trunk where it is not found, is left as it is.
+
+    Args:
+        model: an `adapter.adapted_copy` in eval mode.
+        inputs: (blocks, t) int64 token ids.
+        scratch: a private folder for states above `IN_MEMORY`; None: always in memory.
+
+    Yields:
+        what the model takes as `input_ids` instead of `inputs`, one row per block: (blocks, 1)
+        block numbers, or `inputs` themselves if the model is left as it is.
+
+    Raises:
+        RuntimeError: if `scratch` has no room for the states.
+    """
+    inner = model.get_base_model()
+    name = _trunk_name(inner) if inputs.shape[0] and adapts_head_alone(inner) else None
+    if name is None:
+        yield inputs
+        return
+    trunk = inner.get_submodule(name)
+    head = head_name(inner)
+    layer = inner.get_submodule(head)
+    stored = _Stored(_states(trunk, inputs, scratch))
+    inner.set_submodule(name, stored)
+    if layer.base_layer.weight.dtype == torch.float32:
+        inner.set_submodule(head, _Head(layer))
+    try:
+        yield torch.arange(inputs.shape[0])[:, None]
+    finally:
+        inner.set_submodule(name, trunk)
+        inner.set_submodule(head, layer)
+
+
+def adapts_head_alone(inner: Any) -> bool:
+    """Return whether the output layer is the only one of peft's LoRA layers."""
+    layers = [module for module in inner.modules() if hasattr(module, "lora_A")]
+    return len(layers) == 1 and layers[0] is inner.get_output_embeddings()
+
+
+class _Stored(nn.Module):
+    """Stands in for the trunk and answers with stored hidden states."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+        states = self.states[input_ids[:, 0].to(self.states.device)]
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=states.to(input_ids.device)
+        )
+
+
+class _Head(nn.Module):
+    """peft's output layer in fewer passes over the logits, fp32.
+
+    The copy of Bᵀ lets the gradient of B be a product of short rows with the logits' gradient,
+    which is ten times as fast as the one with its transpose.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.weight = layer.base_layer.weight
+        self._layer = layer
+        (self._adapter,) = layer.active_adapters
+
+    def forward(self, states: Tensor) -> Tensor:
+        layer, adapter = self._layer, self._adapter
+        rows = states.flatten(0, -2)
+        low = layer.lora_A[adapter](rows) * layer.scaling[adapter]
+        logits: Tensor = layer.base_layer(rows)
+        logits = logits.addmm_(low, layer.lora_B[adapter].weight.t().contiguous())
+        return logits.view(*states.shape[:-1], -1)
+
+
+def _trunk_name(inner: Any) -> str | None:
+    """Return the name of the module whose output alone decides the logits, or None.
+
+    A few public tokens tell: the model must answer the same bits from the trunk's stored output.
+    """
+    trunk = inner.get_decoder()
+    name = next((name for name, module in inner.named_modules() if module is trunk), "")
+    device = inner.get_output_embeddings().weight.device
+    ids = torch.arange(_TRIAL, device=device)[None] % inner.config.get_text_config().vocab_size
+    try:
+        with torch.no_grad():
+            expected = inner(input_ids=ids, use_cache=False).logits
+            stored = _Stored(trunk(input_ids=ids, use_cache=False)[0])
+            inner.set_submodule(name, stored)
+            found = inner(input_ids=torch.zeros_like(ids[:, :1]), use_cache=False).logits
+        if torch.equal(found, expected):
+            return name
+    except Exception as error:  # whatever a model's own code may raise
+        _LOG.info("%s: %s", type(error).__name__, error)
+    finally:
+        if name:
+            inner.set_submodule(name, trunk)
+    _LOG.warning(
+        "%s does not show its trunk: it runs in every epoch instead of once", type(inner).__name__
+    )
+    return None
+
+
+@torch.no_grad()
+def _states(trunk: Any, inputs: Tensor, scratch: Path | None) -> Tensor:
+    """Return the trunk's hidden states, (blocks, t, d) in the model's dtype."""
+    device = next(trunk.parameters()).device
+    states, done = None, 0
+    for ids in torch.split(inputs, max(1, _TOKENS // inputs.shape[1])):
+        found = trunk(input_ids=ids.to(device), use_cache=False)[0]
+        if states is None:
+            states = _storage((*inputs.shape, found.shape[-1]), found.dtype, scratch)
+        states[done : done + len(ids)] = found
+        done += len(ids)
+    assert states is not None
+    return states
+
+
+def _storage(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path | None) -> Tensor:
+    """Return an uninitialised tensor in memory, or mapped from a nameless file in `scratch`.
+
+    The file's blocks are allocated at once: a full disk is an error here, not a crash later.
+    """
+    size = torch.Size(shape).numel() * dtype.itemsize
+    if scratch is None or size <= IN_MEMORY:
+        return torch.empty(shape, dtype=dtype)
+    _LOG.info("hidden states of the shard: %d bytes in %s", size, scratch)
+    path = scratch / f"states-{os.getpid()}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        free = shutil.disk_usage(scratch).free
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            raise RuntimeError(
+                f"{scratch} must have room for the hidden states of a shard, {size} bytes, "
+                f"got {free} free"
+            ) from error
+        return torch.from_file(
+            str(path), shared=True, size=torch.Size(shape).numel(), dtype=dtype
+        ).view(shape)
+    finally:
+        path.unlink()
+        os.close(descriptor)
