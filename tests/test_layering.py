@@ -21,18 +21,21 @@ BELOW_DECODING = {
 }  # fmt: skip
 BELOW_EVALUATION = BELOW_DECODING | {"decoding"}
 BELOW_REPORT = BELOW_EVALUATION | {"evaluation", "data", "training"}
-BELOW_COMMANDS = BELOW_REPORT | {"generation", "report", "experiments", "audit", "doctor"}
+BELOW_COMMANDS = BELOW_REPORT | {
+    "generation", "report", "experiments", "audit", "doctor", "workers"
+}  # fmt: skip
 DOORS: dict[str, set[str]] = {
     "ext": set(),
     "rng": set(),
     "misuse": set(),
     "files": set(),
+    "workers": set(),
     "ranks": {"ext"},
     "privacy": set(),
     "models": {"ext", "ranks", "files"},
     "mechanisms": {"ext", "ranks", "privacy"},  # of privacy, costs and events only: see below
     "data": set(),
-    "training": {"ext", "ranks", "models", "data", "rng", "files"},
+    "training": {"ext", "ranks", "models", "data", "rng", "files", "workers"},
     "arguments": {"mechanisms", "privacy"},
     "charging": {"ext", "ranks", "models", "mechanisms", "privacy"},
     "decoding": BELOW_DECODING,
@@ -239,8 +242,9 @@ def test_no_cycles() -> None:
 def test_rooms_form_no_cycle() -> None:
     """The table above is itself one-way."""
     order = [
-        "ext", "rng", "files", "misuse", "ranks", "privacy", "data", "models", "mechanisms",
-        "training", "arguments", "charging", "decoding", "evaluation", "generation", "report",
+        "ext", "rng", "files", "workers", "misuse", "ranks", "privacy", "data", "models",
+        "mechanisms", "training", "arguments", "charging", "decoding", "evaluation", "generation",
+        "report",
         "experiments", "audit", "integrations", "doctor", "commands", "cli", "__main__",
     ]  # fmt: skip
     assert set(order) == set(DOORS)

@@ -8,10 +8,8 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,15 +19,13 @@ from training_cases import (
     a_run,
     contents,
     forked,
+    killed_before,
     status_of,
     until,
     write_base,
 )
 
 from adapmixed.training import TrainingRun, train_ensemble
-
-# Every call by which training changes what is on the disk.
-CALLS = ("fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir")
 
 
 @pytest.fixture(scope="module")
@@ -49,30 +45,6 @@ def train(run: TrainingRun) -> None:
     train_ensemble(run, say=lambda line: None)
 
 
-def dying(call: Callable[..., Any], countdown: list[int]) -> Callable[..., Any]:
-    """The call, before which the process ends once the countdown is over."""
-
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        countdown[0] -= 1
-        if countdown[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*arguments, **named)
-
-    return wrapped
-
-
-def killed_before(run: TrainingRun, number: int) -> int:
-    """Trains in a child that is killed before its number-th change of the disk: how it ended."""
-
-    def work() -> None:
-        countdown = [number]
-        for name in CALLS:
-            setattr(os, name, dying(getattr(os, name), countdown))
-        train(run)
-
-    return status_of(forked(work))
-
-
 def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
     """What has its final name is final: temporary files apart, nothing differs from the end."""
     for path, content in contents(folder).items() if folder.exists() else ():
@@ -87,7 +59,7 @@ def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path) -> N
     reference = contents(run.output)
     for number in itertools.count(1):
         run = a_run(tmp_path, base, str(number), **small)
-        status = killed_before(run, number)
+        status = killed_before(lambda: train(run), number)  # noqa: B023
         assert_whole(run.output, reference)
         if status == 0:
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,8 @@ CONFIG = FinetuneConfig(
     rank=2, alpha=4, target_modules=("c_attn",), learning_rate=0.01, epochs=2, batch_size=2,
     block_size=16,
 )  # fmt: skip
+# Every call by which training changes what is on the disk.
+CALLS = ("fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir")
 USERS = [f"user-{number}" for number in range(12)]
 KEY = "00112233445566778899aabbccddeeff" * 2
 NUM_MODELS = 4
@@ -97,6 +100,28 @@ def forked(work: Callable[[], object]) -> int:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def killed_before(work: Callable[[], object], number: int) -> int:
+    """Work in a child that is killed before its number-th change of the disk: how it ended."""
+    left = number
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        return wrapped
+
+    def watched() -> None:
+        for name in CALLS:
+            setattr(os, name, dying(getattr(os, name)))
+        work()
+
+    return status_of(forked(watched))
 
 
 def status_of(child: int) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import PRESETS, progress_bar, quiet_libraries
+from adapmixed.workers import start_server
 
 if TYPE_CHECKING:
     from adapmixed.data import Corpus
@@ -52,6 +53,12 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--validation-fraction", type=float, help="of each shard's names, not trained on (0.05)"
     )
+    group.add_argument(
+        "--retrain",
+        metavar="MEMBER",
+        help="train this member alone again, by number or folder name: its shard has changed, the "
+        "others have not",
+    )
     group.add_argument("--workers", type=int, help="members trained at a time (1)")
     group.add_argument("--threads", type=int, help="of each worker (1), or of DP-SGD (torch's)")
     group = parser.add_argument_group("training (defaults: the preset's)")
@@ -86,6 +93,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; standard error says which members are finished."""
+    if (arguments.workers or 1) > 1:
+        start_server()  # before this process imports the same for seconds
     from adapmixed.data import Corpus
     from adapmixed.training.presets import PRESETS as SETTINGS
 
@@ -149,6 +158,7 @@ def _train_ensemble(
         ),
         place=place,
         workers=_first(arguments.workers, 1),
+        retrain=arguments.retrain,
     )
     if place.rank == 0:
         empty = sum(shard["documents"] == 0 for shard in manifest.shards)
@@ -173,7 +183,9 @@ def _train_dp(
             f"--dp-sgd must run in one process, got {place.world} ranks: each would train an "
             "adapter of its own on the whole corpus, and the guarantee is for one"
         )
-    names = ("models", "key_file", "validation_fraction", "workers", "early_stopping")
+    names = (
+        "models", "key_file", "validation_fraction", "workers", "retrain", "early_stopping"
+    )  # fmt: skip
     _refuse(arguments, "with --dp-sgd", *names)
     if arguments.seed is not None:
         raise ValueError(

@@ -26,6 +26,8 @@ from adapmixed.training.head import trunk_once
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps of all)."""
+PASS_TOKENS = 512
+"""Tokens of a forward pass on a CPU, but at least one block."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def train_adapter(
         blocks = inputs.shape[0]
         losses: list[float] = []
         with trunk_once(model, torch.cat([inputs, held_inputs]), scratch) as rows:
-            best = _Best(model, rows[blocks:], held_labels, config)
+            best = _Best(model, rows[blocks:], held_labels, keep=config.early_stopping)
             if blocks > 0:
                 losses = fit(
                     model,
@@ -157,9 +159,9 @@ def train_adapter(
 class _Best:
     """The weights so far with the least loss on held-out text, the public model's included."""
 
-    def __init__(self, model: Any, inputs: Tensor, labels: Tensor, config: FinetuneConfig) -> None:
+    def __init__(self, model: Any, inputs: Tensor, labels: Tensor, *, keep: bool) -> None:
         self._model, self._inputs, self._labels = model, inputs, labels
-        self._config = config
+        self._keep = keep
         self._kept: dict[str, Tensor] = {}
         self._looks = 0
         self.epoch = 0
@@ -171,12 +173,12 @@ class _Best:
         epoch, self._looks = self._looks, self._looks + 1
         if self._inputs.shape[0] > 0:
             self._model.eval()
-            loss = mean_loss(self._model, self._inputs, self._labels, self._config.batch_size)
+            loss = mean_loss(self._model, self._inputs, self._labels)
             better = not self.losses or loss < min(self.losses)
             self.losses.append(loss)
         else:
             better = True
-        if better and self._config.early_stopping:
+        if better and self._keep:
             self.epoch = epoch
             self._kept = {name: p.detach().clone() for name, p in self._trained()}
 
@@ -239,12 +241,14 @@ def fit(
         total, count = 0.0, 0
         order = torch.randperm(blocks, generator=generator)
         for rows in torch.split(order, config.batch_size):
-            loss, scored = _total_loss(model, inputs[rows], labels[rows])
-            (loss / scored).backward()  # type: ignore[no-untyped-call]
+            scored = _scored(labels[rows])
+            for part in torch.split(rows, _blocks_of_a_pass(model, labels)):
+                loss = _total_loss(model, inputs[part], labels[part])
+                (loss / scored).backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
-            total += float(loss.detach())
             count += scored
             done += 1
             if progress is not None:
@@ -265,33 +269,41 @@ def linear_schedule(
 
 
 @torch.no_grad()
-def mean_loss(model: Any, inputs: Tensor, labels: Tensor, batch_size: int) -> float:
-    """Next-token cross entropy over all scored tokens, in nats per token.
+def mean_loss(model: Any, inputs: Tensor, labels: Tensor) -> float:
+    """Return the next-token cross entropy over all scored tokens, in nats per token.
 
     Args:
         model: a causal language model in eval mode.
         inputs, labels: as `fit`.
-        batch_size: blocks per forward pass.
     """
-    total, count = 0.0, 0
-    for rows, targets in zip(
-        torch.split(inputs, batch_size), torch.split(labels, batch_size), strict=True
-    ):
-        loss, scored = _total_loss(model, rows, targets)
-        total += float(loss)
-        count += scored
-    return total / count
+    blocks = _blocks_of_a_pass(model, labels)
+    parts = zip(torch.split(inputs, blocks), torch.split(labels, blocks), strict=True)
+    total = sum(float(_total_loss(model, ids, targets)) for ids, targets in parts)
+    return total / _scored(labels)
 
 
-def _total_loss(model: Any, inputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """Return the sum of the next-token cross entropies, and how many they are.
+def _blocks_of_a_pass(model: Any, labels: Tensor) -> int:
+    """Return how many blocks one forward pass takes: all on a GPU, on a CPU those of few tokens.
+
+    Logits of many tokens would leave a CPU's cache. The gradients of a step's passes add up.
+    """
+    blocks, length = labels.shape
+    return blocks if model.device.type == "cuda" else max(1, PASS_TOKENS // length)
+
+
+def _scored(labels: Tensor) -> int:
+    """Return how many tokens are predicted."""
+    return int((labels[:, 1:] != IGNORED).sum())
+
+
+def _total_loss(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the next-token cross entropies.
 
     The labels are shifted, not the logits: a slice of the logits would be copied, and so would
     its gradient.
     """
     targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).to(model.device)
     logits = model(input_ids=inputs.to(model.device), use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(
+    return torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
     )
-    return loss, int((targets != IGNORED).sum())

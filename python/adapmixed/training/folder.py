@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from adapmixed.files import create_file, remove_leftovers
+from adapmixed.files import create_file, flush, remove_leftovers, temporary_folder, write_file
 from adapmixed.models.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from adapmixed.training.shards import create_key, load_key
 
@@ -104,12 +104,38 @@ class TrainingFolder:
         Raises:
             ValueError: as `check_settings`.
         """
-        data = {"format_version": FORMAT_VERSION, "settings": settings}
-        text = json.dumps(data, indent=1) + "\n"
         with self._alone():
             remove_leftovers(self.private, "run.json")
-            create_file(self.private / "run.json", text.encode(), mode=0o600)
+            create_file(self.private / "run.json", _run_text(settings), mode=0o600)
         self.check_settings(settings)
+
+    def exchange(
+        self, settings: Mapping[str, Any], member: int | None = None, new: Path | None = None
+    ) -> None:
+        """Record another corpus, and put a member that was trained on it in its place.
+
+        `ensemble.json` is removed. Whenever the process ends, each member in place was trained on
+        the corpus that is recorded, so that training can go on with that corpus.
+
+        Args:
+            settings: as `begin`, of the new corpus.
+            member: number of the member; None: all are as they were.
+            new: its new folder, on the same file system.
+        """
+        with self._alone():
+            (self.output / FILE_NAME).unlink(missing_ok=True)
+            flush(self.output)
+            if member is not None:
+                place = self.output / self.members[member]
+                if place.exists():
+                    os.rename(place, old := temporary_folder(place))
+                    flush(self.output)
+                    shutil.rmtree(old)
+            remove_leftovers(self.private, "run.json")
+            write_file(self.private / "run.json", _run_text(settings), mode=0o600)
+            if new is not None:
+                os.rename(new, place)
+                flush(self.output)
 
     def key(self, key_file: Path | None) -> bytes:
         """The operator's key; one that is drawn at first where no file is given.
@@ -178,3 +204,8 @@ class TrainingFolder:
             yield
         finally:
             os.close(descriptor)
+
+
+def _run_text(settings: Mapping[str, Any]) -> bytes:
+    data = {"format_version": FORMAT_VERSION, "settings": settings}
+    return (json.dumps(data, indent=1) + "\n").encode()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for
@@ -15,17 +16,18 @@ from typing import Any
 
 import torch
 
-from adapmixed.training.folder import TrainingFolder
+from adapmixed.training.folder import read_member_record
 from adapmixed.training.member import MemberSettings, MemberTrainer
 from adapmixed.training.progress import Progress
 from adapmixed.training.shards import Spool
+from adapmixed.workers import start_server
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _worker: tuple[MemberTrainer, Any] | None = None
 
 
 def train_members(
-    folder: TrainingFolder,
-    shards: Sequence[int],
+    paths: Mapping[int, Path],
     settings: MemberSettings,
     spool: Spool,
     key: bytes,
@@ -37,8 +39,7 @@ def train_members(
     """Trains the given members, in this process or in several; each is written when it is done.
 
     Args:
-        folder: where they go.
-        shards: numbers of those to be trained.
+        paths: the folder that each member goes to, by number; none is there yet.
         settings, spool, key: as `MemberTrainer`.
         workers: processes, >= 1; 1: this one.
         threads: of each process. Sums depend on their number in the last bits, so that it is part
@@ -51,9 +52,8 @@ def train_members(
     """
 
     def finished(shard: int) -> None:
-        progress.finished(shard, folder.members[shard], folder.record(shard))
+        progress.finished(shard, paths[shard].name, read_member_record(paths[shard]))
 
-    paths = {shard: folder.output / folder.members[shard] for shard in shards}
     if workers == 1:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -65,13 +65,10 @@ def train_members(
         finally:
             torch.set_num_threads(before)
         return
-    # A server that has imported what workers need, and done nothing with it: forks of this process
-    # could hang in its thread pools, and fresh interpreters import for seconds.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["adapmixed.training.member", "peft"])
+    context = start_server()
     messages = context.Queue()
     executor = ProcessPoolExecutor(
-        min(workers, len(shards)),
+        min(workers, len(paths)),
         mp_context=context,
         initializer=_begin,
         initargs=(settings, spool, key, threads, messages),
@@ -113,8 +110,16 @@ def _begin(settings: MemberSettings, spool: Spool, key: bytes, threads: int, mes
     """In a worker process, once."""
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    _keep_freed_memory()
     torch.set_num_threads(threads)
     _worker = MemberTrainer(settings, spool, key), messages
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what is freed, up to 1 GiB: else every step takes its pages anew."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, 1 << 30):
+        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 def _end_with_parent() -> None:

@@ -5,6 +5,8 @@
    from (seed, member): nothing else is at hand;
 3. a member's folder appears whole; `ensemble.json` appears when all of them are there.
 
+With `retrain` one member of a finished ensemble is trained again (`training.retrain`).
+
 A run that was killed at any moment goes on when it is begun again with the same settings and the
 same corpus, and ends with the same files, bit for bit (on the same machine and versions).
 """
@@ -15,7 +17,7 @@ import hashlib
 import hmac
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 
 from adapmixed.data.corpus import Corpus
+from adapmixed.files import remove_leftovers
 from adapmixed.models.manifest import Manifest
 from adapmixed.training.base import BaseFacts, base_facts
 from adapmixed.training.finetune import FinetuneConfig
@@ -32,7 +35,9 @@ from adapmixed.training.member import MemberSettings
 from adapmixed.training.pool import train_members
 from adapmixed.training.progress import Progress
 from adapmixed.training.ranks import Place
+from adapmixed.training.retrain import RETRAINED, member_number, retrain_member
 from adapmixed.training.shards import Spool, spool
+from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -100,6 +105,7 @@ def train_ensemble(
     workers: int = 1,
     say: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    retrain: int | str | None = None,
 ) -> Manifest:
     """Trains what is missing of an ensemble; returns when all of it is there.
 
@@ -110,10 +116,13 @@ def train_ensemble(
         say: takes a line about every finished member; None: standard error. Losses are functions of
             the private text: for the operator.
         progress: told of every step as (work done, work of all); None: a bar on a terminal.
+        retrain: a member, by number or folder name, whose shard alone has changed since the
+            ensemble was trained: it is trained again, by one process.
 
     Raises:
-        ValueError: if the output was begun with other settings or another corpus, or an argument is
-            out of range; see `Corpus`, `TrainingFolder`, `base_facts`.
+        ValueError: if the output was begun with other settings or another corpus, an argument is
+            out of range, or other shards than that of `retrain` have changed; see `Corpus`,
+            `TrainingFolder`, `base_facts`.
         RuntimeError: if a worker or another rank was killed, or the disk is full.
     """
     if workers < 1:
@@ -121,6 +130,10 @@ def train_ensemble(
     place = place or Place()
     if place.world > run.num_models:
         raise ValueError(f"ranks must be at most the {run.num_models} members, got {place.world}")
+    if retrain is not None and place.world > 1:
+        raise ValueError(f"retrain must run in one process, got {place.world} ranks")
+    if workers > 1:
+        start_server()
     facts = base_facts(run.base, run.revision)
     if facts.positions is not None and run.config.block_size > facts.positions:
         raise ValueError(
@@ -140,26 +153,29 @@ def train_ensemble(
         key = folder.key(run.key_file)
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
         folder.check_settings(settings)
-        mine = [index for index in place.members(run.num_models) if not folder.is_finished(index)]
+        if retrain is None:
+            mine = [i for i in place.members(run.num_models) if not folder.is_finished(i)]
+            wanted = set(mine)
+        else:
+            mine = [member_number(retrain, folder.members)]
+            wanted = set(range(run.num_models))
+        if place.rank == 0:
+            remove_leftovers(folder.output, RETRAINED)
         _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(mine))
-        for index in mine:
-            folder.remove_leftovers(index)
         with folder.shards_folder(place.rank) as shards:
             spooled = spool(
-                run.corpus.documents(), run.num_models, key=key, wanted=set(mine), folder=shards
+                run.corpus.documents(), run.num_models, key=key, wanted=wanted, folder=shards
             )
             _LOG.info("the corpus is read and shared out")
             settings["corpus_hmac"] = spooled.fingerprint
-            folder.begin(settings)
-            if mine:
-                shown = Progress({i: spooled.sizes.get(i, 0) for i in mine}, say, progress)
-                layers = facts.targets(run.config.target_modules)
-                if layers == (facts.head,):
+
+            def train(paths: Mapping[int, Path]) -> None:
+                shown = Progress({i: spooled.sizes.get(i, 0) for i in paths}, say, progress)
+                if facts.targets(run.config.target_modules) == (facts.head,):
                     shown.say(_hidden_states(facts, run, spooled, workers))
                 try:
                     train_members(
-                        folder,
-                        mine,
+                        paths,
                         _member_settings(run, facts.name, facts.revision, place),
                         spooled,
                         key,
@@ -169,6 +185,17 @@ def train_ensemble(
                     )
                 finally:
                     shown.close()
+
+            if retrain is not None:
+                retrain_member(
+                    folder, mine[0], spooled, key, settings, lambda path: train({mine[0]: path})
+                )
+            else:
+                for index in mine:
+                    folder.remove_leftovers(index)
+                folder.begin(settings)
+                if mine:
+                    train({index: folder.output / folder.members[index] for index in mine})
         place.wait(folder.private, folder.missing)
         manifest = Manifest(
             base_model=facts.name,

@@ -1,0 +1,19 @@
+"""The server that worker processes are forked from."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+
+
+def start_server() -> ForkServerContext:
+    """Start the server, which imports what training needs meanwhile; a second call finds it.
+
+    Forks of this process could hang in its thread pools, and fresh interpreters import for seconds.
+    The server has imported and done nothing else.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["adapmixed.training.member", "peft"])
+    forkserver.ensure_running()
+    return context
