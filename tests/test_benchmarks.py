@@ -14,7 +14,14 @@ import adapmixed_ext
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # they are not installed, and pytest may be started anywhere
 
-from benchmarks import contestants, cuda_tables, harness, inputs, operators  # noqa: E402
+from benchmarks import (  # noqa: E402
+    contestants,
+    cuda_tables,
+    harness,
+    inputs,
+    operators,
+    training,
+)
 
 TABLES = {
     "speed",
@@ -225,3 +232,11 @@ def test_the_ledger_is_timed(tmp_path: Path) -> None:
     for words in ("8 charges", "charges per second: ", "bytes per charge", "opening, per charge"):
         assert words in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_training_is_timed_to_the_end(tmp_path: Path) -> None:
+    texts = training.documents(8_000)
+    assert sum(len(text.encode()) for text in texts) <= 8_000 < 2 * training.DOCUMENT * len(texts)
+    found = training.timed(texts, 2, "head", tmp_path)
+    assert (tmp_path / "head" / "ensemble.json").exists()
+    assert 0 < found["first"] <= found["seconds"] and found["processor"] > 1
