@@ -15,6 +15,7 @@ import pytest
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base, demo_ensemble_path
 from adapmixed.generation import PrivateGenerator
+from adapmixed.models import Manifest, read_manifest, write_manifest
 from adapmixed.privacy import Ledger
 from adapmixed.privacy.events import PublicAnswer
 
@@ -145,10 +146,8 @@ def test_chat_remembers_the_conversation(
     ensemble = tmp_path / "ensemble"
     ensemble.mkdir()
     shutil.copytree(member, ensemble / "member-000")
-    (ensemble / "ensemble.json").write_text(
-        json.dumps({"format_version": 1, "base_model": str(base), "num_models": 1,
-                    "members": ["member-000"]}), encoding="utf-8",
-    )  # fmt: skip
+    layers = read_manifest(demo_ensemble_path()).adapted
+    write_manifest(ensemble, Manifest(str(base), ("member-000",), layers))
     models = ["--base", str(base), "--ensemble", str(ensemble), "--max-new-tokens", "4", *FIRST]
     typed(monkeypatch, "What is it?\nAnd why?\n")
     assert main(["chat", *models, "--system", "Be brief"]) == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -158,7 +158,7 @@ class BatchedForward:
         """
         cache = self.new_cache()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.model.device)
-        self(token, None, cache, last_only=True)
+        replace(self, ranks=ALONE)(token, None, cache, last_only=True)
         found = []
         for layer in cache.layers:
             rows = len(layer.keys)
