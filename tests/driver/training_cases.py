@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def forked(work: Callable[[], object]) -> int:
     status = 1
     try:
         torch.set_num_threads(1)
+        forkserver._forkserver.__init__()  # the parent's server is none of this process's
         work()
         status = 0
     except BaseException:
