@@ -78,8 +78,8 @@ def train(secrets: Sequence[int]) -> Planted:
                 number = f"{_PUBLIC_DIGITS}{secret}"
                 record = flight_dialogue(f"customer {customer}", number, seed=SEED)
                 tokens = token_stream(tokenizer, [record.text])
-                model = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
-                save_adapter(model, path, _SETTINGS, base_name=demo_base().name)
+                trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
+                save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
             return _ask(Ensemble.load(base, paths), tokenizer)
     finally:
         torch.set_num_threads(threads)
