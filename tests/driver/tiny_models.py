@@ -80,16 +80,11 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
 
 
 def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """What `ensemble.json` says that these peft folders adapt, read off their weights' shapes."""
-    from safetensors.torch import load_file
+    """What `ensemble.json` says that these peft folders adapt."""
+    from adapmixed.models.adapters import adapter_layers
+    from adapmixed.models.batched_lora import merged_layers
 
-    found: dict[str, set[int]] = {}
-    for folder in folders:
-        for key, value in load_file(folder / "adapter_model.safetensors").items():
-            if key.endswith(".lora_A.weight"):
-                name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-                found.setdefault(name, set()).add(len(value))
-    return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
+    return merged_layers(adapter_layers(folder) for folder in folders)
 
 
 def peft_logits(base: Any, folders: list[Path], ids: torch.Tensor) -> torch.Tensor:

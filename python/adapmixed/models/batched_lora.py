@@ -225,10 +225,10 @@ def stack_adapters(
         layer = HeadLoRA if name == shared_head else BatchedLoRA
         updates = [adapter.updates.get(name) for adapter in adapters]
         try:
-            stacked = layer(model.get_submodule(name), updates, adapted[name])
+            base = model.get_submodule(name)
         except AttributeError as error:
             raise ValueError(f"adapted must name layers of the base, got {name!r}") from error
-        setattr(model.get_submodule(parent), leaf, stacked)
+        setattr(model.get_submodule(parent), leaf, layer(base, updates, adapted[name]))
 
 
 def merged_layers(

@@ -372,15 +372,15 @@ def _layers(
     """The layers that members may adapt, which must not depend on which members there are."""
     found = {path: adapter_layers(path) for path in paths if path is not None}
     if adapted is None:
-        first, *others = found.items() or [(None, {})]
-        other = next((path for path, layers in others if layers != first[1]), None)
-        if None in paths and other is not None:
-            raise ValueError(
-                f"adapted must be given if members are missing and others differ: {first[0]} "
-                f"adapts other layers or ranks than {other}"
-            )
         if not found:
             raise ValueError("adapted must be given if all members are missing")
+        first = next(iter(found))
+        other = next((path for path in found if found[path] != found[first]), None)
+        if None in paths and other is not None:
+            raise ValueError(
+                f"adapted must be given if members are missing and others differ: {first} adapts "
+                f"other layers or ranks than {other}"
+            )
         return merged_layers(found.values())
     for path, layers in found.items():
         for name, (rank,) in layers.items():

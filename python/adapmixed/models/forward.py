@@ -26,7 +26,7 @@ class BatchedForward:
     """Runs a model with stacked adapters on the same tokens for every member.
 
     Attributes:
-        model: a causal language model whose adapted layers are `BatchedLoRA`.
+        model: a causal language model with stacked adapters (`stack_adapters`).
         num_models: N, of this rank.
         vocab_size: V, the width of the logits.
         max_positions: longest input, or None if the model sets no limit.

@@ -22,7 +22,7 @@ from adapmixed.models.layers import block_names, head_name
 
 _LOG = logging.getLogger(__name__)
 # Arguments of decoder blocks by the meaning of their first dimension.
-_SEQUENCES = frozenset({"hidden_states", "attention_mask", "position_ids", "position_embeddings"})
+_SEQUENCES = frozenset({"attention_mask", "position_ids", "position_embeddings"})
 _HEADS_OF_SEQUENCES = frozenset({"alibi"})  # (b heads, ...)
 _NO_SEQUENCES = frozenset({"position_bias", "cache_position"})
 
