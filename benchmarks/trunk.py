@@ -1,14 +1,17 @@
 """What private tokens cost when members share the public trunk, against the public model's own.
 
     python -m benchmarks.trunk [--quick] [--out PREFIX]
+    python -m benchmarks.trunk --only evaluation --out PREFIX     # half an hour
 
 GPT-2 shapes with random weights and adapters of rank 8, fp32, on the CPU: members of the output
 layer alone (head), of the last block, of all blocks (c_attn). All ratios are to the public model's
 own time for the same queries, taken in turns in one run:
 
 - token: the pass, ClippedLogPool, charge and draw of one token, for 1 and 8 queries at a time;
+- cache: bytes of keys and values;
 - prompt: reading a prompt until its first logits are there;
-- cache: bytes of keys and values.
+- evaluation: every token of a stream scored by `evaluate` with ClippedLogPool: 99 840 queries of
+  head members, and one block of 512 tokens where every block costs the same.
 
 The logits of every kind are compared with peft's own for a few members before the timing.
 """
@@ -18,6 +21,9 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import statistics
+import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.models import Ensemble
 from adapmixed.models.adapters import Adapter
@@ -204,10 +211,63 @@ def prompts(
     report.say()
 
 
+def evaluations(
+    report: Report, base: Any, ensembles: dict[str, Ensemble], block: int, queries: int
+) -> None:
+    """Head members answer all queries; the public model and other members those of one block."""
+    in_block = block - 1
+    tokens = make_prompt(base.config.vocab_size, 1, block * -(-queries // in_block))[0].tolist()
+
+    @torch.no_grad()
+    def public() -> None:
+        ids = torch.tensor([tokens[:block]])
+        found = base(input_ids=ids[:, :-1]).logits[0].log_softmax(-1)
+        found.gather(1, ids[0, 1:, None]).mean()
+
+    def private(ensemble: Ensemble, queries: int) -> float:
+        started = time.perf_counter()
+        evaluate(
+            ensemble, tokens, {"pool": POOL}, delta=1e-5, rng=SecureRandom(), block=block,
+            queries=queries, progress=tell,
+        )  # fmt: skip
+        return time.perf_counter() - started
+
+    def tell(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"  {done} of {total}", end="\r", file=sys.stderr)
+
+    report.say(f"evaluation: blocks of {block} tokens; ms a query, ratio to the public model")
+    public()
+    public_seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        public()
+        public_seconds.append(time.perf_counter() - started)
+    one = statistics.median(public_seconds) / in_block
+    rows = [("public model", in_block, one)]
+    for name, ensemble in ensembles.items():
+        count = queries if name == "head" else in_block
+        rows.append((name, count, private(ensemble, count) / count))
+    for name, count, seconds in rows:
+        ratio = seconds / one
+        report.say(
+            f"  {name:16}{1e3 * seconds:9.2f} ms  {ratio:7.2f}x   {count:6} queries in "
+            f"{seconds * count:.0f} s"
+        )
+        report.tables.setdefault("evaluation", []).append(
+            {"name": name, "block": block, "queries": count, "seconds": seconds * count,
+             "seconds_per_query": seconds, "ratio": ratio}
+        )  # fmt: skip
+    report.say()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    names = ["token", "prompt", "evaluation"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names[:2], metavar="TABLE",
+                        help=f"of {', '.join(names)}; token and prompt")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few runs, no meaning")
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--out", type=Path, metavar="PREFIX")
@@ -226,10 +286,14 @@ def main() -> None:
     base = make_base(shape, torch.device("cpu"))
     kinds = ("head", "last:1", "deep (c_attn)")
     ensembles = {kind: make_ensemble(base, kind, models) for kind in kinds}
-    for queries, length in ((1, prompt), (8, prompt // 4)):
-        tokens(report, base, ensembles, queries, length, runs)
-        gc.collect()
-    prompts(report, base, ensembles, long_prompt, 3)
+    if "token" in arguments.only:
+        for queries, length in ((1, prompt), (8, prompt // 4)):
+            tokens(report, base, ensembles, queries, length, runs)
+            gc.collect()
+    if "prompt" in arguments.only:
+        prompts(report, base, ensembles, long_prompt, 3)
+    if "evaluation" in arguments.only:
+        evaluations(report, base, ensembles, *((8, 14) if quick else (512, 99_840)))
     others = neighbours.share()
     if others is not None:
         verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"
