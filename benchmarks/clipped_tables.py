@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
+from adapmixed.data.demo import demo_base, held_out_tokens
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import (
     AdaPMixED,
@@ -28,6 +28,7 @@ from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.planner import epsilon_of, plan
 from adapmixed.report.view import NEIGHBOUR_LABELS
 from adapmixed.rng import SeededRandom
+from benchmarks.demo import demo_ensemble
 
 DELTA = 1e-5
 POOLS = [
@@ -101,7 +102,7 @@ def evaluated(
 
 def table(queries: int) -> list[str]:
     """The lines to print, from one pass over the held-out text."""
-    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    ensemble = Ensemble.load(demo_base(), demo_ensemble())
     compared, models = settings(queries), ensemble.num_models
     found = evaluated(ensemble, compared, queries)
     public = found[0].perplexity
@@ -122,7 +123,7 @@ def against_adapmixed(queries: int, adjacency: str) -> list[str]:
     Every ε is for the same neighbours. AdaPMixED's depends on the private data, is known afterwards
     and may not be published; the others are fixed beforehand, planned for `EPSILONS`.
     """
-    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    ensemble = Ensemble.load(demo_base(), demo_ensemble())
     adaptive = AdaPMixED(order=18.0, target_leakage=0.1, adjacency=adjacency)
     per_model, paper = "adapmixed, per-model rule", "adapmixed, paper's rule"
     compared: dict[str, Mechanism] = {"public": PublicOnly(), per_model: adaptive, paper: adaptive}

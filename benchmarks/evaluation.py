@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
-from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
+from adapmixed.data.demo import demo_base, held_out_tokens
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.models import Ensemble
 from adapmixed.rng import SeededRandom
 from benchmarks.contestants import published
-from benchmarks.forward import QUIET
-from benchmarks.harness import Neighbours, Report, Timing, machine
+from benchmarks.demo import demo_ensemble
+from benchmarks.harness import Neighbours, Report, Timing, headline, machine
 
 SETTINGS = ((18.0, 0.2), (3.0, 0.1))  # orders and betas: the paper's, and one that float32 bears
 BLOCK = 128
@@ -44,7 +44,7 @@ def peft_model(models: int) -> Any:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    folders = sorted(demo_ensemble_path().glob("member-*"))
+    folders = sorted(demo_ensemble().glob("member-*"))
     assert len(folders) == models
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -143,22 +143,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     about, report, neighbours = machine(), Report(), Neighbours()
-    report.say(
-        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, "
-        f"{about['instruction_set']}\nadapmixed {about['adapmixed']}, torch {about['torch']}, "
-        f"commit {about['commit'][:12]}{' with changes' if about['dirty'] else ''}\n"
-    )
+    report.say(f"{headline(about)}\n")
     queries, runs = (5, 1) if arguments.quick else (arguments.queries, arguments.runs)
-    ensemble = Ensemble.load(demo_base(), demo_ensemble_path(), device=arguments.device)
+    ensemble = Ensemble.load(demo_base(), demo_ensemble(), device=arguments.device)
     models = ensemble.num_models
     tokens = held_out_tokens(ensemble.tokenizer)
     model = peft_model(models).to(arguments.device)
     for order, beta in SETTINGS:
         compare(report, ensemble, model, tokens, queries, runs, order, beta)
-    others = neighbours.share()
-    if others is not None:
-        verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"
-        report.say(f"Other processes used {others:.1%} of the cores{verdict}.")
+    others = report.others(neighbours)
     if arguments.out:
         report.write(arguments.out, machine=about, quick=arguments.quick, others=others)
 

@@ -31,10 +31,9 @@ from adapmixed.mechanisms import AdaPMixED
 from adapmixed.models import BatchedLoRA, Decoder, Ensemble
 from adapmixed.rng import SeededRandom
 from benchmarks.cuda_timing import Card, awaited
-from benchmarks.harness import Call, Neighbours, Report, Timing, interleave, machine
+from benchmarks.harness import Call, Neighbours, Report, Timing, headline, interleave, machine
 from benchmarks.parts import parts
 
-QUIET = 0.05  # share of the cores that others may use
 RANK = 4
 _MEMORY = 1 << 32  # keys and values of N = 100 included, so that a prompt is read at once
 
@@ -278,12 +277,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     about, report, neighbours = machine(), Report(), Neighbours()
     about["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    report.say(
-        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, "
-        f"{about['instruction_set']}\nadapmixed {about['adapmixed']}, torch {about['torch']}, "
-        f"commit {about['commit'][:12]}{' with changes' if about['dirty'] else ''}; "
-        f"on {about['device']}\n"
-    )
+    report.say(f"{headline(about)}; on {about['device']}\n")
     quick = arguments.quick
     prompt, runs = (8, 2) if quick else (arguments.prompt, arguments.runs)
     if "step" in arguments.only:
@@ -291,10 +285,7 @@ def main() -> None:
     if "decode" in arguments.only:
         for shape in (TINY,) if quick else (DEMO, SMALL):
             decode(report, shape, 4 if quick else 64, prompt, runs, device)
-    others = neighbours.share()
-    if others is not None:
-        verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"
-        report.say(f"Other processes used {others:.1%} of the cores{verdict}.")
+    others = report.others(neighbours)
     if arguments.out:
         report.write(arguments.out, machine=about, quick=quick, others=others)
 

@@ -22,6 +22,7 @@ Query = tuple[Tensor, Tensor]  # private logits (N, B, V), public logits (B, V)
 Call = Callable[[int], object]
 
 WARM_UP = 0.02  # seconds
+QUIET = 0.05  # share of the cores that others may use
 READ_ONCE = "floor: reading the logits once"
 READ_TWICE = "floor: reading the logits twice"
 
@@ -187,6 +188,14 @@ class Report:
             )  # fmt: skip
         self.say()
 
+    def others(self, neighbours: "Neighbours") -> float | None:
+        """Says how much other processes used since `neighbours` was made; returns the share."""
+        share = neighbours.share()
+        if share is not None:
+            verdict = "" if share < QUIET else ": TOO MUCH, these figures mean nothing"
+            self.say(f"Other processes used {share:.1%} of the cores{verdict}.")
+        return share
+
     def write(self, prefix: Path, **head: object) -> None:
         """Writes PREFIX.json and PREFIX.txt."""
         prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -275,3 +284,13 @@ def machine() -> dict[str, Any]:
         if _git("rev-parse", "HEAD")
         else None,
     }
+
+
+def headline(about: Mapping[str, Any]) -> str:
+    """What `machine` found, in two lines."""
+    return (
+        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, "
+        f"{about['instruction_set']}\nadapmixed {about['adapmixed']}, torch {about['torch']}, "
+        f"Python {about['python']}, commit {str(about['commit'])[:12]}"
+        f"{' with changes' if about['dirty'] else ''}"
+    )

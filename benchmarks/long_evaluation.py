@@ -21,10 +21,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapmixed.data import demo_base, demo_ensemble_path
+from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents, private_documents
 from adapmixed.evaluation import Evaluation, read_result
-from benchmarks.harness import Report, machine
+from benchmarks.demo import demo_ensemble
+from benchmarks.harness import Report, headline, machine
 
 METHODS = (
     "pmixed epsilon=8",
@@ -38,7 +39,7 @@ MARKS = (11_000, 25_000, 49_000, 75_000)
 def command(text: Path, result: Path, queries: int) -> list[str]:
     """The evaluation as a user starts it."""
     words = [sys.executable, "-m", "adapmixed", "evaluate", "--base", str(demo_base())]
-    words += ["--ensemble", str(demo_ensemble_path()), "--text", str(text), "--block", "128"]
+    words += ["--ensemble", str(demo_ensemble()), "--text", str(text), "--block", "128"]
     words += ["--queries", str(queries), "--memory", MEMORY, "--result", str(result), "--resume"]
     words += ["--seed", "0", "--mechanism", "unprotected"]
     for method in METHODS:
@@ -121,12 +122,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="PREFIX")
     arguments = parser.parse_args()
     about, report = machine(), Report()
-    report.say(
-        f"{about['cpu']}, {about['cores']} cores, {about['instruction_set']}; adapmixed "
-        f"{about['adapmixed']}, torch {about['torch']}, commit {about['commit'][:12]}"
-        f"{' with changes' if about['dirty'] else ''}, "
-        f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}\n"
-    )
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    report.say(f"{headline(about)}, OMP_NUM_THREADS {threads}\n")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
         documents = [*held_out_documents(), *private_documents()]

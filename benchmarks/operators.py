@@ -51,7 +51,6 @@ from benchmarks.inputs import (
 from benchmarks.scaling import Sizes, check_setting
 
 SETTINGS = ((18.0, 3.6), (3.0, 0.03), (17.5, 3.6))
-QUIET = 0.05  # share of the cores that other processes may take
 TABLES = {
     "operators": scaling.operators,
     "evaluation": scaling.evaluation,
@@ -176,10 +175,7 @@ def main() -> None:
     for name in names:
         if name in arguments.only:
             (speed if name == "speed" else TABLES[name])(report, sizes)
-    others = neighbours.share()
-    if others is not None:
-        verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"
-        report.say(f"Other processes used {others:.1%} of the cores{verdict}.")
+    others = report.others(neighbours)
     if arguments.out is not None:
         report.write(arguments.out, machine=about, quick=sizes.quick, others=others)
 

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from adapmixed.data import demo_base
-from benchmarks.harness import Report, machine
+from benchmarks.harness import Report, headline, machine
 
 TEXT_BYTES = 2_000_000
 DOCUMENT = 2_000  # characters
@@ -94,7 +94,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a hundredth of the text")
     parser.add_argument("--out", type=Path, help="write PREFIX.json and PREFIX.txt")
     arguments = parser.parse_args()
-    report = Report()
+    about, report = machine(), Report()
+    report.say(f"{headline(about)}\n")
     texts = documents(TEXT_BYTES // (100 if arguments.quick else 1))
     shards = 10 if arguments.quick else SHARDS
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +116,7 @@ def main() -> None:
         {"adapt": "all", "part": PART, "whole": whole, **part},
     ]
     if arguments.out:
-        report.write(arguments.out, machine=machine())
+        report.write(arguments.out, machine=about)
 
 
 if __name__ == "__main__":

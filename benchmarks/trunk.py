@@ -39,8 +39,8 @@ from adapmixed.models.cache import key_value_cache
 from adapmixed.models.decoder import Decoder
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
-from benchmarks.forward import QUIET, SMALL, TINY, Shape, make_base
-from benchmarks.harness import Call, Neighbours, Report, interleave, machine
+from benchmarks.forward import SMALL, TINY, Shape, make_base
+from benchmarks.harness import Call, Neighbours, Report, headline, interleave, machine
 
 RANK = 8
 MEMORY = 16 << 30
@@ -224,11 +224,11 @@ def evaluations(
         found = base(input_ids=ids[:, :-1]).logits[0].log_softmax(-1)
         found.gather(1, ids[0, 1:, None]).mean()
 
-    def private(ensemble: Ensemble, queries: int) -> float:
+    def private(ensemble: Ensemble, queries: int, memory: int) -> float:
         started = time.perf_counter()
         evaluate(
             ensemble, tokens, {"pool": POOL}, delta=1e-5, rng=SecureRandom(), block=block,
-            queries=queries, progress=tell,
+            queries=queries, memory_bytes=memory, progress=tell,
         )  # fmt: skip
         return time.perf_counter() - started
 
@@ -246,8 +246,9 @@ def evaluations(
     one = statistics.median(public_seconds) / in_block
     rows = [("public model", in_block, one)]
     for name, ensemble in ensembles.items():
-        count = queries if name == "head" else in_block
-        rows.append((name, count, private(ensemble, count) / count))
+        # The caches of the others do not fit into what is usual.
+        count, memory = (queries, 1 << 30) if name == "head" else (in_block, MEMORY)
+        rows.append((name, count, private(ensemble, count, memory) / count))
     for name, count, seconds in rows:
         ratio = seconds / one
         report.say(
@@ -277,12 +278,7 @@ def main() -> None:
     about, report, neighbours = machine(), Report(), Neighbours()
     shape: Shape = TINY if quick else SMALL
     models, prompt, long_prompt, runs = (4, 8, 16, 2) if quick else (100, 128, 512, arguments.runs)
-    report.say(
-        f"{about['cpu']}, {about['cores']} cores, {about['instruction_set']}, torch "
-        f"{about['torch']}, commit {about['commit'][:12]}"
-        f"{' with changes' if about['dirty'] else ''}\n"
-        f"{shape.name} shape, N = {models}, r = {RANK}, fp32\n"
-    )
+    report.say(f"{headline(about)}\n{shape.name} shape, N = {models}, r = {RANK}, fp32\n")
     base = make_base(shape, torch.device("cpu"))
     kinds = ("head", "last:1", "deep (c_attn)")
     ensembles = {kind: make_ensemble(base, kind, models) for kind in kinds}
@@ -294,10 +290,7 @@ def main() -> None:
         prompts(report, base, ensembles, long_prompt, 3)
     if "evaluation" in arguments.only:
         evaluations(report, base, ensembles, *((8, 14) if quick else (512, 99_840)))
-    others = neighbours.share()
-    if others is not None:
-        verdict = "" if others < QUIET else ": TOO MUCH, these figures mean nothing"
-        report.say(f"Other processes used {others:.1%} of the cores{verdict}.")
+    others = report.others(neighbours)
     if arguments.out:
         report.write(arguments.out, machine=about, quick=quick, others=others)
 

@@ -5,11 +5,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser
 from adapmixed.commands.methods import choices_of
 from adapmixed.commands.options import mechanism_of
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,7 +23,7 @@ COMMANDS = re.findall(r"^ {4}(adapmixed [a-z].*)$", README + EVALUATION, flags=r
 # What a reader has to put in, and fewer tokens. Each must occur in the README.
 REPLACED = {
     '"path/or/hub-name-of-the-base"': repr(str(demo_base())),
-    '"path/to/ensemble"': repr(str(demo_ensemble_path())),
+    '"path/to/ensemble"': repr(str(DEMO_ENSEMBLE)),
     "max_new_tokens=32": "max_new_tokens=3",
 }
 

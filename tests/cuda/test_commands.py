@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.data import demo_base, demo_ensemble_path
+from adapmixed.data import demo_base
 
-DEMO = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+DEMO = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 
 
 def test_evaluate(gpu: torch.device, tmp_path: Path) -> None:

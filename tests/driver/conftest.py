@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
 
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.models import Ensemble, read_manifest, write_manifest
 
 
@@ -60,11 +60,11 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+def demo(tmp_path_factory: pytest.TempPathFactory, demo_ensemble: Path) -> Ensemble:
     """The demo's first two members."""
     folder = tmp_path_factory.mktemp("ensemble")
-    whole = read_manifest(demo_ensemble_path())
+    whole = read_manifest(demo_ensemble)
     write_manifest(folder, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
     for name in whole.members[:2]:
-        (folder / name).symlink_to(demo_ensemble_path() / name)
+        (folder / name).symlink_to(demo_ensemble / name)
     return Ensemble.load(demo_base(), folder)

@@ -65,7 +65,7 @@ class FakeEnsemble:
         return public + self._members[:, ids], public
 
     def iter_logits(
-        self, ids: Tensor, *, memory_bytes: int
+        self, ids: Tensor, *, memory_bytes: int, room: object = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Chunks of ``memory_bytes`` positions."""
         self.budgets.append(memory_bytes)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from fake_ensemble import FakeEnsemble
 from tiny_models import ADAPTED, TARGETS, tiny_model, write_adapter
+from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.decoding import generate
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.models import Manifest, write_manifest
@@ -20,7 +21,7 @@ from adapmixed.rng import SecureRandom
 
 PROMPT = torch.tensor([[1, 2, 3]])
 POOL = ClippedLogPool(-0.5, 0.5, queries=40)
-MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 
 
 def answer(mechanism: Any = POOL, ensemble: Any = None, **settings: Any) -> str:

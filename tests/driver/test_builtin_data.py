@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.data import (
     demo_base,
-    demo_ensemble_path,
     docstring_documents,
     held_out_documents,
     held_out_text,
@@ -25,6 +25,8 @@ from adapmixed.data import (
 )
 from adapmixed.models import Ensemble, read_manifest
 from adapmixed.training.partition import partition_documents
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 
 def test_docstrings_are_many_and_distinct() -> None:
@@ -91,7 +93,7 @@ def test_data_needs_no_torch() -> None:
 
 
 def test_demo_ensemble_is_complete_and_small() -> None:
-    folder = demo_ensemble_path()
+    folder = DEMO_ENSEMBLE
     manifest = read_manifest(folder)
     assert len(manifest.members) == len(manifest.shards) == 64
     files = [p for root in (demo_base(), folder) for p in root.rglob("*") if p.is_file()]
@@ -107,7 +109,7 @@ def test_demo_ensemble_is_complete_and_small() -> None:
 
 
 def test_demo_ensemble_beats_the_public_model_on_held_out_text() -> None:
-    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    ensemble = Ensemble.load(demo_base(), DEMO_ENSEMBLE)
     assert ensemble.num_models == 64
     assert ensemble.tokenizer is not None
     text = "def f(x):\n\treturn 'é'  # ok"

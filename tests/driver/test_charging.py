@@ -16,10 +16,11 @@ import pytest
 import torch
 from decoding_cases import MECHANISMS, PROMPT, Spy
 from fake_ensemble import FakeEnsemble
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.charging import BudgetSpentError
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.decoding import generate, stream
 from adapmixed.mechanisms import (
     ClippedLogPool,
@@ -34,7 +35,9 @@ from adapmixed.privacy.ledger import LedgerWriteError
 from adapmixed.privacy.ledger import head as heads
 from adapmixed.rng import SecureRandom, SeededRandom
 
-MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 SETTINGS: dict[str, Any] = dict(delta=1e-5, configuration="test")
 SHORT = ["--prompt", "The try statement", "--max-new-tokens", "3"]
 
@@ -297,7 +300,7 @@ def test_a_ledger_belongs_to_the_members_in_their_order(
 ) -> None:
     """Charges are those of slots: in another order one shard would pay for another."""
     folder = tmp_path / "ensemble"
-    shutil.copytree(demo_ensemble_path(), folder)
+    shutil.copytree(DEMO_ENSEMBLE, folder)
     models = ["--base", str(demo_base()), "--ensemble", str(folder)]
     command = ["generate", *models, *SHORT, "--ledger", str(path)]
     assert main(command) == 0

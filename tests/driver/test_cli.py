@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text
+from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.privacy import Ledger
 
-MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 METHOD_FIELDS = {
     "name", "perplexity", "queries", "epsilon", "delta", "guarantee", "unit", "adjacency", "rule",
     "order",
@@ -299,7 +302,7 @@ def test_bad_outputs_are_refused_before_the_work(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = str(tmp_path / "missing" / "out.json")
-    missing_base = ["--base", str(tmp_path / "no-base"), "--ensemble", str(demo_ensemble_path())]
+    missing_base = ["--base", str(tmp_path / "no-base"), "--ensemble", str(DEMO_ENSEMBLE)]
     assert main(["evaluate", *missing_base, "--text", str(text), "--json", nowhere]) == 2
     assert "--json must name a file in an existing folder" in capsys.readouterr().err
     assert main(["evaluate", *missing_base, "--text", str(text)]) == 2

@@ -11,14 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.generation import PrivateGenerator
 from adapmixed.privacy.ledger import read
 
-pytestmark = pytest.mark.usefixtures("endless")
-MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+pytestmark = pytest.mark.usefixtures("demo_ensemble", "endless")
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=0.5", "--filter-epsilon", "2"]
 COUNTS = ["--release-counts", "3", "--release-sigma", "60"]
 ANSWER = ["--prompt", "The value", "--max-new-tokens", "2"]

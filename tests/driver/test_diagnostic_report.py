@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation
 from result_cases import NOISY, answer
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
 from adapmixed.data.builtin import held_out_documents
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.evaluation import Diagnosis, Evaluation, Utility, Weights, read_result
 from adapmixed.evaluation.diagnosis import QUANTILES
 from adapmixed.models import read_manifest, write_manifest
@@ -29,6 +30,8 @@ from adapmixed.report.diagnostic_figures import draw_charges
 from adapmixed.report.figures import draw
 from adapmixed.report.training import training_losses
 from adapmixed.report.view import read_methods
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 FORMATS = Path(__file__).parents[1] / "formats"
 INF = math.inf
@@ -307,10 +310,10 @@ def test_a_result_file_is_the_whole_report(
     """Of `evaluate`: training curves, settings and environment, too, of the folders no more."""
     ensemble, text, result = (tmp_path / name for name in ("ensemble", "text.txt", "result.json"))
     ensemble.mkdir()
-    whole = read_manifest(demo_ensemble_path())
+    whole = read_manifest(DEMO_ENSEMBLE)
     write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
     for index, member in enumerate(whole.members[:2]):
-        shutil.copytree(demo_ensemble_path() / member, ensemble / member)
+        shutil.copytree(DEMO_ENSEMBLE / member, ensemble / member)
         record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": [5.0, 4.5 - index]}
         record["validation"] = {"documents": 3, "loss": 4.25 + index, "public_loss": 4.5}
         (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
@@ -335,7 +338,7 @@ def test_evaluate_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:8]), encoding="utf-8")
     written = tmp_path / "seeded.json"
-    models = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+    models = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
     options = ["--queries", "40", "--seed", "3", "--diagnostics", "--screen", "public"]
     arguments = ["--text", str(text), "--json", str(written)]
     assert main(["evaluate", *models, *arguments, *options]) == 0

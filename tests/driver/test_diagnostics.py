@@ -26,6 +26,7 @@ from logit_tables import (
 )
 from result_cases import MECHANISMS, NOISY, QUERIES, RUNS, answer, numbers, stream
 from torch import Tensor
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.evaluation import Diagnosis, read_result
 from adapmixed.evaluation.diagnosis import QUANTILES
@@ -33,6 +34,8 @@ from adapmixed.evaluation.diagnostics import BINS, POINTS, Diagnostics, utility_
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, Shaped, Unprotected
 from adapmixed.privacy.fields import canonical, parse
 from adapmixed.rng import SeededRandom
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 
 def at_most(least: float, most: float) -> bool:
@@ -276,10 +279,10 @@ def test_public_answers_of_a_single_model_are_no_mixture() -> None:
 
 
 def test_the_theorem_holds_on_the_built_in_models() -> None:
-    from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
+    from adapmixed.data.demo import demo_base, held_out_tokens
     from adapmixed.models import Ensemble
 
-    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    ensemble = Ensemble.load(demo_base(), DEMO_ENSEMBLE)
     found = diagnosed(
         ensemble,
         {

@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 import torch
 from misuse_cases import answer
+from trained_demo import DEMO_ENSEMBLE
 from training_cases import write_base
 
 from adapmixed.cli import main
 from adapmixed.data import Corpus
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.models import Ensemble, read_manifest
 from adapmixed.privacy import Ledger
 from adapmixed.training import partition_documents
 from adapmixed.training.presets import PRESETS
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 SHARDS, LENGTH = 16, 200
 HEADING = PRESETS["wikitext-103"].new_document
@@ -225,5 +228,5 @@ def test_a_single_member_has_all_documents(trained: tuple[Path, Path], tmp_path:
 
 
 def test_the_demonstration_has_names() -> None:
-    assert read_manifest(demo_ensemble_path()).document_names == "stable"
-    assert Ensemble.load(demo_base(), demo_ensemble_path()).unverified == ()
+    assert read_manifest(DEMO_ENSEMBLE).document_names == "stable"
+    assert Ensemble.load(demo_base(), DEMO_ENSEMBLE).unverified == ()

@@ -31,7 +31,7 @@ class Reading(FakeEnsemble):
         self.read: list[list[list[int]]] = []
 
     def iter_logits(
-        self, ids: Tensor, *, memory_bytes: int
+        self, ids: Tensor, *, memory_bytes: int, room: object = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         self.read.append(ids.tolist())
         yield from super().iter_logits(ids, memory_bytes=memory_bytes)

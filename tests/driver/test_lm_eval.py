@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.charging import BudgetSpentError
-from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
+from adapmixed.data.demo import demo_base, held_out_tokens
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PublicOnly
 from adapmixed.models import Ensemble
@@ -21,6 +22,8 @@ from lm_eval.api.instance import Instance
 
 from adapmixed.integrations.lm_eval import MixtureLM
 
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
 MECHANISMS: dict[str, Mechanism] = {
     "public": PublicOnly(),
     "adapmixed": AdaPMixED(18.0, 0.1, screen=None),
@@ -30,7 +33,7 @@ MECHANISMS: dict[str, Mechanism] = {
 
 @pytest.fixture(scope="module")
 def ensemble() -> Ensemble:
-    return Ensemble.load(demo_base(), demo_ensemble_path())
+    return Ensemble.load(demo_base(), DEMO_ENSEMBLE)
 
 
 def harness(ensemble: Ensemble, mechanism: Mechanism) -> MixtureLM:

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.decoding import generate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import Accountant, FilterBudget, Ledger, PerModelFilter
 from adapmixed.rng import SecureRandom, SeededRandom
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
 MECHANISMS: dict[str, Mechanism] = {
@@ -74,7 +77,7 @@ def test_private_values_are_in_no_message(
 
 
 def test_verbose(capsys: pytest.CaptureFixture[str]) -> None:
-    models = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+    models = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
     short = ["--prompt", "The", "--max-new-tokens", "2", "--seed", "1"]
     command = ["generate", *models, *short]
     assert main(command) == 0

@@ -71,7 +71,7 @@ class Lending(FakeEnsemble):
         self.held: list[int] = []
 
     def iter_logits(
-        self, ids: Tensor, *, memory_bytes: int
+        self, ids: Tensor, *, memory_bytes: int, room: object = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for where, *logits in super().iter_logits(ids, memory_bytes=memory_bytes):
             # The memory of such a tensor, and of its views, is an array's.

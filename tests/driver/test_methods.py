@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser, main
 from adapmixed.commands.evaluate import Asked
 from adapmixed.commands.methods import choices_of
-from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text
+from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.evaluation import read_result
 from adapmixed.mechanisms import (
     AdaPMixED,
@@ -23,7 +24,9 @@ from adapmixed.mechanisms import (
     Unprotected,
 )
 
-MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 
 
 def parsed(*options: str) -> argparse.Namespace:

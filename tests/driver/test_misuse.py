@@ -33,6 +33,8 @@ from adapmixed.privacy import (
 )
 from adapmixed.rng import SecureRandom, SeededRandom
 
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
 # Asking for something other than a sample
 
 

@@ -11,10 +11,13 @@ import pytest
 import torch
 from misuse_cases import answer, name_base, named, public_folder, two_adapters
 from tiny_models import ADAPTED, tiny_model
+from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.models import Ensemble, Manifest, read_manifest, write_manifest
 from adapmixed.models.provenance import base_sha256, tokenizer_files
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 
 @pytest.fixture
@@ -161,16 +164,16 @@ def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
     pairs = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
     (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
     with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
-        Ensemble.load(base, demo_ensemble_path())
+        Ensemble.load(base, DEMO_ENSEMBLE)
     early = tmp_path / "early"  # the bytes of tokenizer.json alone
-    shutil.copytree(demo_ensemble_path(), early)
+    shutil.copytree(DEMO_ENSEMBLE, early)
     recorded = replace(read_manifest(early), tokenizer_files={}, tokenizer_sha256="0" * 64)
     write_manifest(early, recorded)
     with pytest.raises(ValueError, match="records tokenizer.json, .* has merges.txt.*vocab.json"):
         Ensemble.load(base, early)
     for name in tokenizer_files(base):
         (base / name).unlink()
-    assert Ensemble.load(base, demo_ensemble_path()).tokenizer is None
+    assert Ensemble.load(base, DEMO_ENSEMBLE).tokenizer is None
 
 
 def test_what_determines_a_tokenizer(tmp_path: Path) -> None:

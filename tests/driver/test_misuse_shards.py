@@ -10,12 +10,15 @@ import pytest
 from fake_ensemble import FakeEnsemble
 from misuse_cases import answer, named, public_folder, two_adapters
 from tiny_models import ADAPTED
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.data import Document
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.models import Ensemble, Manifest, read_manifest, write_manifest
 from adapmixed.privacy import Ledger
 from adapmixed.training import shard_record
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 KEY = bytes(range(32))
 
@@ -73,7 +76,7 @@ def test_a_guarantee_says_that_shards_were_not_verified(adapters: list[Path]) ->
     path.write_text(json.dumps(overlapping))
     with pytest.raises(ValueError, match="shards must be disjoint, m0 and m1 share the identifier"):
         Ensemble.load(named("tiny"), folder)
-    assert Ensemble.load(demo_base(), demo_ensemble_path()).unverified == ()
+    assert Ensemble.load(demo_base(), DEMO_ENSEMBLE).unverified == ()
 
 
 def test_a_ledger_remembers_what_was_not_verified(tmp_path: Path) -> None:

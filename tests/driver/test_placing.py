@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from trained_demo import DEMO_ENSEMBLE
 
 import adapmixed.commands.placing as placing
 from adapmixed.cli import main
-from adapmixed.data import demo_base, demo_ensemble_path
+from adapmixed.data import demo_base
 from adapmixed.models import Ensemble
 from adapmixed_ext import build_info
 
-DEMO = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+DEMO = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 SHORT = ["--mechanism", "clipped-log-pool", "--lower=-0.25", "--upper=0.5", "--seed", "1"]
 
 

@@ -11,22 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 from adapmixed.generation import PrivateGenerator
 from adapmixed.models import Manifest, read_manifest, write_manifest
 from adapmixed.privacy import Ledger
 from adapmixed.privacy.events import PublicAnswer
 
-MODELS = ["--base", str(demo_base()), "--ensemble", str(demo_ensemble_path())]
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token: no draw
 POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=0.5"]
 
 
 def demo_base_name() -> str:
     """What the demo's adapters call the model that they were trained on."""
-    config = demo_ensemble_path() / "member-000" / "adapter_config.json"
+    config = DEMO_ENSEMBLE / "member-000" / "adapter_config.json"
     return Path(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]).name
 
 
@@ -142,11 +145,11 @@ def test_chat_remembers_the_conversation(
         "<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
     )
     (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    member = demo_ensemble_path() / "member-000"
+    member = DEMO_ENSEMBLE / "member-000"
     ensemble = tmp_path / "ensemble"
     ensemble.mkdir()
     shutil.copytree(member, ensemble / "member-000")
-    layers = read_manifest(demo_ensemble_path()).adapted
+    layers = read_manifest(DEMO_ENSEMBLE).adapted
     write_manifest(ensemble, Manifest(str(base), ("member-000",), layers))
     models = ["--base", str(base), "--ensemble", str(ensemble), "--max-new-tokens", "4", *FIRST]
     typed(monkeypatch, "What is it?\nAnd why?\n")

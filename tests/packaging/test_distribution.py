@@ -17,11 +17,11 @@ PACKAGES = {"adapmixed_ext": ROOT / "adapmixed_ext", "adapmixed": ROOT / "python
 SMOKE = """
 import pathlib, sys, torch
 import adapmixed, adapmixed_ext
-from adapmixed.data.demo import demo_base, demo_ensemble_path
+from adapmixed.data.demo import demo_base
 home = pathlib.Path(sys.argv[1]).resolve()
 for module in (adapmixed, adapmixed_ext):
     assert home in pathlib.Path(module.__file__).resolve().parents, module.__file__
-assert demo_base().is_dir() and demo_ensemble_path().is_dir()
+assert demo_base().is_dir()
 torch.manual_seed(0)
 public = torch.randn(2, 1000)
 private = public + 0.5 * torch.randn(5, 2, 1000)
@@ -104,7 +104,7 @@ def test_the_wheel_contains_the_packages_and_nothing_else(distributions: Path) -
     assert len(compiled) == 1
     assert names - compiled == expected
     assert {"adapmixed/py.typed", "adapmixed_ext/py.typed"} <= names
-    assert any(n.startswith("adapmixed/assets/demo/ensemble/member-063/") for n in names)
+    assert any(n.startswith("adapmixed/assets/demo/base/model") for n in names)
 
 
 def test_torch_is_no_build_requirement() -> None:

@@ -5,7 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text
+import pytest
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.data.demo import demo_base, held_out_text
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 SETTINGS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
@@ -18,7 +23,7 @@ def test_no_progress_bar_off_a_terminal(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "adapmixed", "evaluate",
-            "--base", str(demo_base()), "--ensemble", str(demo_ensemble_path()),
+            "--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE),
             "--text", str(text), "--queries", "20",
         ],
         cwd=tmp_path, env=clean, stdin=subprocess.DEVNULL, capture_output=True, check=False,

@@ -1,4 +1,4 @@
-"""``adapmixed demo``: the built-in models and text, all methods, one report. Works offline."""
+"""``adapmixed demo``: trains members on the built-in text, answers with all methods. Offline."""
 
 import argparse
 import time
@@ -22,19 +22,21 @@ SAMPLE_TOKENS = 40
 DELTA = 1e-5
 PAPER = "adapmixed, paper's rule"
 BUDGETS = (1.0, 3.0)
-SHAPES = (4.0,)  # log C / |log c| of the boxes
-SCALES = (2.0,)  # κ of the log pools
 
 
 def add_parser(commands: Any) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "demo",
-        help="the built-in models and text: all methods, one report",
-        description="Answers held-out text of the built-in corpus with every method, prints a "
-        "table and writes report.json and report.html. Needs no network.",
+        help="trains members on the built-in text and answers: all methods, one report",
+        description="Divides the built-in corpus into 64 shards, trains a member on each, answers "
+        "held-out text with every method, prints a table and writes report.json and report.html. "
+        "Needs no network.",
     )
-    parser.add_argument("--out", type=Path, default=Path("report"), help="folder of the report")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"),
+        help="folder of the report and of the ensemble; members that are there are kept",
+    )  # fmt: skip
     parser.add_argument("--queries", type=int, default=1024, help="tokens answered per method")
     parser.add_argument("--seed", type=int, default=0, help="of the evaluation's randomness")
     parser.add_argument(
@@ -63,22 +65,18 @@ def methods(queries: int, num_models: int, adjacency: Any = None) -> "dict[str, 
 
 
 def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechanism]":
-    """ClippedMixing and ClippedLogPool with what each budget buys: public numbers alone."""
+    """ClippedMixing and ClippedLogPool as the planner chooses them: public numbers alone."""
     from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
     from adapmixed.privacy.planner import plan
 
     found: dict[str, Mechanism] = {}
     for epsilon in BUDGETS:
-        for one in plan(
-            epsilon, DELTA, num_models, queries, adjacency, shapes=SHAPES, scales=SCALES
-        ):
-            name, settings = f"{one.mechanism}, ε ≤ {epsilon:g}", dict(one.settings)
-            if one.mechanism == ClippedMixing.name:
-                found[name] = ClippedMixing(settings["lower"], settings["upper"], queries=queries)
-            elif one.mechanism == ClippedLogPool.name:
-                found[name] = ClippedLogPool(
-                    settings["lower"], settings["upper"], settings["scale"], queries=queries
-                )
+        for one in plan(epsilon, DELTA, num_models, queries, adjacency):
+            if not one.chosen:
+                continue
+            settings: dict[str, Any] = dict(one.settings)
+            kind = ClippedMixing if one.mechanism == ClippedMixing.name else ClippedLogPool
+            found[f"{one.mechanism}, ε ≤ {epsilon:g}"] = kind(**settings, queries=queries)
     return dict(sorted(found.items()))
 
 
@@ -87,13 +85,20 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
     check_output(arguments.out, folder=True)
     quiet_libraries()
-    from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_tokens
+    from adapmixed.data.demo import demo_base, held_out_tokens
     from adapmixed.evaluation import evaluate
     from adapmixed.models import Ensemble
     from adapmixed.report import build_report, environment, write_report
     from adapmixed.report.text import report_text
+    from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo
 
-    ensemble = Ensemble.load(demo_base(), demo_ensemble_path())
+    print(
+        f"training {NUM_MODELS} members that adapt the output layer with rank {CONFIG.rank}, "
+        "each on a shard of the language reference"
+    )
+    folder = train_demo(arguments.out / "ensemble")
+    print(f"{folder} is whole after {time.perf_counter() - started:.0f} s", flush=True)
+    ensemble = Ensemble.load(demo_base(), folder)
     tokens = held_out_tokens(ensemble.tokenizer)
     adjacency = arguments.adjacency
     compared = methods(arguments.queries, ensemble.num_models, adjacency)

@@ -9,14 +9,13 @@ from adapmixed.data.builtin import (
     topic_documents,
 )
 from adapmixed.data.corpus import Corpus
-from adapmixed.data.demo import demo_base, demo_ensemble_path, held_out_text, held_out_tokens
+from adapmixed.data.demo import demo_base, held_out_text, held_out_tokens
 from adapmixed.data.text import read_text
 
 __all__ = [
     "Corpus",
     "Document",
     "demo_base",
-    "demo_ensemble_path",
     "docstring_documents",
     "held_out_documents",
     "held_out_text",

@@ -1,4 +1,4 @@
-"""The demonstration that travels with the package: a public model, 64 adapters, held-out text."""
+"""The demonstration that travels with the package: a public model and held-out text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ def demo_base() -> Path:
     Raises:
         FileNotFoundError: if the package was installed without its assets.
     """
-    return _asset("base", "config.json")
-
-
-def demo_ensemble_path() -> Path:
-    """Folder of the demonstration's ensemble (`ensemble.json`, `member-000/` ...).
-
-    Raises:
-        FileNotFoundError: if the package was installed without its assets.
-    """
-    return _asset("ensemble", "ensemble.json")
+    folder = Path(str(files("adapmixed").joinpath("assets", "demo", "base")))
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"the demonstration's base is not installed ({folder} has no config.json); "
+            "scripts/build_demo_base.py writes it"
+        )
+    return folder
 
 
 def held_out_text() -> list[str]:
@@ -49,13 +46,3 @@ def held_out_tokens(tokenizer: Any) -> list[int]:
         stream += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         stream.append(int(end))
     return stream
-
-
-def _asset(name: str, marker: str) -> Path:
-    folder = Path(str(files("adapmixed").joinpath("assets", "demo", name)))
-    if not (folder / marker).is_file():
-        raise FileNotFoundError(
-            f"the demonstration's {name} is not installed ({folder / marker} is missing); "
-            "scripts/build_demo_assets.py writes it"
-        )
-    return folder

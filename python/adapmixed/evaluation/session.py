@@ -9,6 +9,7 @@ import torch
 from adapmixed.evaluation.methods import Method
 from adapmixed.evaluation.result import Runs
 from adapmixed.evaluation.windows import Window
+from adapmixed.models.room import LogitsRoom
 
 if TYPE_CHECKING:
     from adapmixed.models import Ensemble
@@ -42,6 +43,7 @@ class Session:
         self._run = self._window = 0  # what comes next
         self._begun: list[list[Method]] = []
         self._forward_seconds: list[float] = []
+        self._room = LogitsRoom()
 
     @property
     def complete(self) -> bool:
@@ -125,7 +127,9 @@ class Session:
         labels = torch.tensor(read[1:], device=self._ensemble.device)
         context = window.first - window.start - 1  # positions whose answer another window scores
         start = time.perf_counter()
-        chunks = self._ensemble.iter_logits(inputs, memory_bytes=self._memory_bytes)
+        chunks = self._ensemble.iter_logits(
+            inputs, memory_bytes=self._memory_bytes, room=self._room
+        )
         for where, private, public in chunks:
             self._forward_seconds[self._run] += time.perf_counter() - start
             targets, skipped = labels[where], max(0, context - where.start)

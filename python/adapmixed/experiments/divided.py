@@ -6,22 +6,22 @@ demonstration's own ensemble keeps topics whole instead.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from adapmixed.data import Corpus, Document, private_documents
-from adapmixed.files import create_file
+from adapmixed.data import Document, private_documents
+from adapmixed.experiments.trained import trained, write_corpus
+from adapmixed.training.demo import CONFIG
 from adapmixed.training.finetune import FinetuneConfig
-from adapmixed.training.run import TrainingRun, train_ensemble
+from adapmixed.training.shards import create_public_key
 
 SIZES = (8, 32, 128)
-CONFIG = FinetuneConfig(
-    rank=4, alpha=32.0, learning_rate=3e-3, epochs=20, batch_size=4, block_size=256
-)
-"""Of the demonstration's members."""
+
+
+def paragraphs(documents: Iterable[Document] | None = None) -> list[Document]:
+    """Return the documents, or else the built-in private ones, each under a name of its own."""
+    found = private_documents() if documents is None else documents
+    return [Document(f"paragraph {number}", one.text) for number, one in enumerate(found)]
 
 
 def builtin_divided(
@@ -40,7 +40,7 @@ def builtin_divided(
         base: folder of the public model.
         sizes: numbers of models N.
         documents: the text; None: the built-in private one.
-        config: of every member's training.
+        config: of every member's training; the demonstration's.
         workers: processes that train; None: one a core.
 
     Raises:
@@ -48,48 +48,13 @@ def builtin_divided(
             settings.
         RuntimeError: a worker was killed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        json.dumps({"id": f"paragraph {number}", "text": document.text})
-        for number, document in enumerate(private_documents() if documents is None else documents)
-    ]
-    if not rows:
-        raise ValueError("documents must hold at least one document, got none")
-    text = folder / "divided-text.jsonl"
-    _create_or_match(text, "".join(f"{row}\n" for row in rows).encode())
-    # The text is public, and so is the key: every run divides it alike.
-    key = folder / "divided.key"
-    digest = hashlib.sha256(b"adapmixed built-in text, divided").hexdigest()
-    _create_or_match(key, f"{digest}\n".encode(), mode=0o600)
-    found = []
-    for size in sizes:
-        run = TrainingRun(
-            base=base,
-            corpus=Corpus(str(text), id_column="id"),
-            output=folder / f"divided-{size}",
-            num_models=size,
-            config=config,
-            key_file=key,
-            validation_fraction=0.0,
+    text, key = folder / "divided-text.jsonl", folder / "divided.key"
+    write_corpus(text, paragraphs(documents))
+    create_public_key(key, "adapmixed built-in text, divided")
+    return [
+        trained(
+            folder / f"divided-{size}", base=base, text=text, key=key, num_models=size,
+            config=config, workers=workers,
         )
-        train_ensemble(run, workers=workers or os.cpu_count() or 1, say=lambda _: None)
-        found.append(run.output)
-    return found
-
-
-def _create_or_match(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file, or sees that the one which is there holds the same."""
-    if create_file(path, content, mode=mode):
-        return
-    held = path.read_bytes()
-    if held != content:
-        raise ValueError(
-            f"{path} must hold what is asked for, {_facts(content)}, got {_facts(held)}: give "
-            "another folder, or the text that this one was begun with"
-        )
-
-
-def _facts(content: bytes) -> str:
-    count, digest = content.count(b"\n"), hashlib.sha256(content).hexdigest()
-    lines = f"{count} line" if count == 1 else f"{count} lines"
-    return f"{lines}, {len(content):,} bytes, SHA-256 {digest[:12]}"
+        for size in sizes
+    ]  # fmt: skip

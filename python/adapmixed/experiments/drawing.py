@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.lines import Line2D
 
+from adapmixed.experiments.kinds.drawing import draw_kinds
 from adapmixed.experiments.marks import LEGEND, look, promise
 from adapmixed.experiments.panels import draw_panels
 from adapmixed.experiments.result import show_cost
@@ -49,6 +50,8 @@ def draw(result: Mapping[str, Any]) -> list[Drawing]:
             _breakdown(result),
             _tradeoff("table2", "Table 2: perplexity against ε", result["rows"]),
         ]
+    if result["experiment"] == "kinds":
+        return draw_kinds(result)
     return draw_studies(result)
 
 

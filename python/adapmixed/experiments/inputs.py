@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.data import Corpus, Document, demo_base, demo_ensemble_path, held_out_documents
+from adapmixed.data import Corpus, Document, demo_base, held_out_documents
 from adapmixed.experiments.paper import DATASETS
 from adapmixed.models import read_manifest
 from adapmixed.training.blocks import token_stream
+from adapmixed.training.demo import train_demo
 from adapmixed.training.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -123,12 +124,14 @@ class Inputs:
         ensemble: the models.
         tokens: the evaluation text as one stream, each document followed by the end-of-text token.
         text: name of the text, without a path of this machine.
+        empty: shards of the built-in ensemble that hold no text.
     """
 
     sources: Sources
     ensemble: Ensemble
     tokens: tuple[int, ...]
     text: str
+    empty: int = 0
 
     def description(self) -> dict[str, object]:
         """What a result file says about its inputs; no paths."""
@@ -151,36 +154,39 @@ class Inputs:
         """What a reader must know before comparing with the paper."""
         if self.sources.scale == "full":
             return []
-        shards = read_manifest(demo_ensemble_path()).shards
-        empty = sum(shard["documents"] == 0 for shard in shards)
         return [
-            f"builtin: a 1.1-million-parameter GPT-2 with {self.ensemble.num_models} adapters over "
-            f"Python's documentation stands in for GPT-2 small over {self.sources.dataset}. "
-            f"{empty} of the {len(shards)} shards are empty and answer as the public model. The "
-            f"paper's settings are those of {self.sources.dataset}; perplexities and ε are "
-            "comparable in their order at best, not in their size. A DP-SGD adapter trained here "
-            "had a minute of training, and is no measure of what DP-SGD can do."
+            f"builtin: a 1.1-million-parameter GPT-2 with {self.ensemble.num_models} members over "
+            "Python's documentation, which adapt its output layer alone, stands in for GPT-2 small "
+            f"over {self.sources.dataset}. {self.empty} of the {self.ensemble.num_models} shards "
+            "are empty and answer as the public model. The paper's settings are those of "
+            f"{self.sources.dataset}; perplexities and ε are comparable in their order at best, "
+            "not in their size. A DP-SGD adapter trained here had a minute of training, and is no "
+            "measure of what DP-SGD can do."
         ]
 
 
-def load_inputs(sources: Sources, *, most: int | None = None) -> Inputs:
+def load_inputs(sources: Sources, folder: Path, *, most: int | None = None) -> Inputs:
     """Loads models and text.
 
     Args:
         sources: where they come from.
+        folder: in which the built-in ensemble is trained, as ``ensemble``, if it is not there.
         most: tokens wanted at most: reading stops behind the document that reaches them.
 
     Raises:
         ValueError, OSError: as `Ensemble.load` and `Corpus`; the base has no tokenizer.
     """
     documents: Iterable[Document]
+    empty = 0
     if sources.scale == "builtin":
-        folder, documents, name = demo_ensemble_path(), held_out_documents(), "held-out topics"
+        adapters = train_demo(folder / "ensemble")
+        empty = sum(shard["documents"] == 0 for shard in read_manifest(adapters).shards)
+        documents, name = held_out_documents(), "held-out topics"
     else:
         assert sources.ensemble is not None  # checked by Sources
         corpus = sources.corpus()
-        folder, documents, name = sources.ensemble, corpus.documents(), corpus.name
-    ensemble = sources.load(folder)
+        adapters, documents, name = sources.ensemble, corpus.documents(), corpus.name
+    ensemble = sources.load(adapters)
     if ensemble.tokenizer is None:
         raise ValueError(f"base must have a tokenizer, {sources.public_model} has none")
     tokens: list[int] = []
@@ -188,7 +194,7 @@ def load_inputs(sources: Sources, *, most: int | None = None) -> Inputs:
         tokens += token_stream(ensemble.tokenizer, [document.text])
         if most is not None and len(tokens) >= most:
             break
-    return Inputs(sources, ensemble, tuple(tokens), name)
+    return Inputs(sources, ensemble, tuple(tokens), name, empty)
 
 
 def _name(base: str) -> str:

@@ -28,7 +28,7 @@ _KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "se
 _OURS = (
     "perplexity", "perplexity_deviation", "epsilon", "epsilon_deviation", "delta", "kind",
     "queries", "runs", "unit", "adjacency", "rule", "screened", "mixing", "screening",
-    "conversion", "total", "num_models", "equal_bits", "mechanism",
+    "conversion", "total", "num_models", "adapt", "rank", "cost", "equal_bits", "mechanism",
 )  # fmt: skip
 _PAPER = (
     "perplexity", "perplexity_deviation", "epsilon", "kind", "queries", "screened", "place",

@@ -17,6 +17,7 @@ _TITLES = {
     "table2": "Table 2: screening and data-dependent analysis",
     "figure2": "Figure 2: one setting of AdaPMixED varied at a time",
     "studies": "Studies that the paper does not have",
+    "kinds": "What members adapt: perplexity against the cost of a token",
 }
 KINDS = (
     "Guarantees: 'fixed' holds beforehand and may be published; 'data-dependent, ex-post' depends "
@@ -65,6 +66,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
         ("ε", True, lambda one: _epsilon(one["ours"])),
         ("perplexity", True, lambda one: _perplexity(one["ours"])),
     ]
+    if any((one["ours"] or {}).get("cost") is not None for one in rows):
+        columns.append(("cost", True, lambda one: f"{one['ours']['cost']:.3g}x"))
     if screened:
         columns.append(("screened", True, lambda one: _screened(one, "ours")))
     if any((one["ours"] or {}).get("equal_bits") is not None for one in rows):

@@ -280,6 +280,7 @@ class Ensemble:
         *,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         attention_mask: Tensor | None = None,
+        room: LogitsRoom | None = None,
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Logits in chunks of positions, under a memory budget.
 
@@ -290,6 +291,7 @@ class Ensemble:
             input_ids, attention_mask: as `logits`.
             memory_bytes: bounds the logits of a chunk, an estimate of a layer's activations and,
                 where there are several chunks, the cache; weights and adapters come on top.
+            room: kept by a reader of many inputs, so that each finds the memory of the one before.
 
         Returns:
             iterator of (slice of positions, private (N, b, chunk, V), public (b, chunk, V)).
@@ -301,7 +303,7 @@ class Ensemble:
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
         batch, length = ids.shape
         chunk = self._forward.chunk_size(batch, length, memory_bytes, last_only=False)
-        return self._chunks(ids, mask, chunk)
+        return self._chunks(ids, mask, chunk, room or LogitsRoom())
 
     def decoder(
         self,
@@ -353,11 +355,10 @@ class Ensemble:
         return self._forward.sequence_bytes(window, beside)
 
     def _chunks(
-        self, ids: Tensor, mask: Tensor | None, chunk: int
+        self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         length = ids.shape[1]
         cache = self._forward.new_cache(length) if chunk < length else None
-        room = LogitsRoom()
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
             part = None if mask is None else mask[:, :stop]

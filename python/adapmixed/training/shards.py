@@ -27,6 +27,17 @@ def create_key(path: Path) -> None:
     create_file(path, os.urandom(KEY_BYTES).hex().encode() + b"\n", mode=0o600)
 
 
+def create_public_key(path: Path, words: str) -> None:
+    """Write the key of a division that everybody may repeat, because the text is public.
+
+    Raises:
+        ValueError: if the file is there and holds another key.
+    """
+    key = hashlib.sha256(words.encode()).digest()
+    if not create_file(path, key.hex().encode() + b"\n", mode=0o600) and load_key(path) != key:
+        raise ValueError(f"{path} must hold the key of this text, it holds another: remove it")
+
+
 def load_key(path: Path) -> bytes:
     """Reads the partition's key: 64 hexadecimal digits in a file that its owner alone can read.
 

@@ -1,0 +1,68 @@
+"""Private text by author: the change logs of the Debian packages that are installed here.
+
+Every entry is signed, so the author names the document and is what a shard's guarantee is about.
+Entries differ from machine to machine, and so do numbers computed from them. The text is public; it
+plays the part of private text in studies.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from adapmixed.data.builtin import Document
+
+FOLDER = Path("/usr/share/doc")
+AUTHOR_CHARACTERS = 3_000
+"""What is kept of one author's text, so that no shard consists of one person's."""
+
+_BEGINS = re.compile(r"^\S+ \([^()\s]+\) [^;]+; ", re.MULTILINE)
+_SIGNED = re.compile(r"^ -- (.+?) +<[^>]*>  .*$", re.MULTILINE)
+
+
+def changelog_documents(folder: Path = FOLDER) -> list[Document]:
+    """Return the entries of all change logs below a folder, by author, every text once.
+
+    A document is what an entry says, without its first line and its signature; the author's name
+    is the identifier. Of each author the first `AUTHOR_CHARACTERS` characters are kept, in the
+    order of the files' names; an entry that is longer than what is left is cut at a line's end.
+
+    Returns:
+        documents sorted by author; none where there are no change logs.
+    """
+    kept: dict[str, list[str]] = {}
+    left: dict[str, int] = {}
+    seen: set[str] = set()
+    for path in sorted(folder.glob("*/changelog.Debian.gz")):
+        for author, text in _entries(path):
+            if text in seen:
+                continue
+            seen.add(text)
+            part = text[: left.setdefault(author, AUTHOR_CHARACTERS)]
+            if part != text:
+                part = part.rpartition("\n")[0]
+            if part:
+                kept.setdefault(author, []).append(part)
+                left[author] -= len(part)
+    return [Document(author, text) for author in sorted(kept) for text in kept[author]]
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield author and text of every entry of one change log."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+            log = file.read()
+    except (OSError, EOFError):
+        return  # a dangling link, or no gzip file
+    starts = [match.start() for match in _BEGINS.finditer(log)]
+    for start, stop in zip(starts, [*starts[1:], len(log)], strict=True):
+        entry = log[start:stop]
+        signed = _SIGNED.search(entry)
+        if signed is None:
+            continue
+        text = "\n".join(line.strip() for line in entry[: signed.start()].split("\n")[1:])
+        text = re.sub(r"\n{2,}", "\n", text).strip()
+        if text:
+            yield signed[1].strip().strip('"'), text

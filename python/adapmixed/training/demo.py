@@ -1,0 +1,50 @@
+"""The demonstration's ensemble, trained where it is used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from adapmixed.data.corpus import BUILTIN, Corpus
+from adapmixed.data.demo import demo_base
+from adapmixed.training.finetune import FinetuneConfig
+from adapmixed.training.presets import HEAD
+from adapmixed.training.run import TrainingRun, train_ensemble
+from adapmixed.training.shards import create_public_key
+
+NUM_MODELS = 64
+CONFIG = FinetuneConfig(
+    **HEAD, target_modules=("lm_head",), epochs=20, batch_size=4, block_size=256
+)
+
+
+def train_demo(folder: Path, *, workers: int | None = None) -> Path:
+    """Train head members on the built-in private text: seconds, with a bar on a terminal.
+
+    Members that are there are kept. `<folder>.private` is made beside it; the text is public, and
+    so is the key of its division.
+
+    Args:
+        folder: of the ensemble.
+        workers: processes that train; None: one a core.
+
+    Returns:
+        the folder.
+
+    Raises:
+        ValueError: if the folder holds another ensemble, or that of another Python's text.
+        RuntimeError: if a worker was killed, or the disk is full.
+    """
+    key = folder.with_name(folder.name + ".key")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    create_public_key(key, "adapmixed demonstration shards")
+    run = TrainingRun(
+        base=str(demo_base()),
+        corpus=Corpus(BUILTIN),
+        output=folder,
+        num_models=NUM_MODELS,
+        config=CONFIG,
+        key_file=key,
+    )
+    train_ensemble(run, workers=workers or os.cpu_count() or 1, say=lambda _: None)
+    return folder
