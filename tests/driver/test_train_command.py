@@ -23,7 +23,7 @@ FACTS = BaseFacts(
     linear_layers=(
         "h.0.c_attn", "h.0.c_proj", "h.1.c_attn", "h.1.c_proj", "h.10.c_attn", "lm_head"
     ),
-    default_targets=("c_attn",), head="lm_head", blocks=("h.0", "h.1", "h.10"),
+    default_targets=("c_attn",), head="lm_head", hidden_bytes=64, blocks=("h.0", "h.1", "h.10"),
 )  # fmt: skip
 
 

@@ -25,7 +25,9 @@ from training_cases import (
     write_base,
 )
 
-from adapmixed.training import TrainingRun, train_ensemble
+from adapmixed.training import FinetuneConfig, TrainingRun, head, train_ensemble
+
+HEAD = replace(CONFIG, target_modules=("lm_head",))
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +54,13 @@ def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
             assert content == reference[path], path
 
 
-def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path) -> None:
-    small = {"num_models": 1, "config": replace(CONFIG, epochs=1), "validation_fraction": 0.0}
+@pytest.mark.parametrize("config", [CONFIG, HEAD], ids=["deep", "head"])
+def test_killed_before_every_change_of_the_disk(
+    base: Path, tmp_path: Path, config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of head members' hidden states, too, which are in a file here."""
+    monkeypatch.setattr(head, "IN_MEMORY", 0)
+    small = {"num_models": 1, "config": replace(config, epochs=1), "validation_fraction": 0.0}
     run = a_run(tmp_path, base, "undisturbed", **small)
     train(run)
     reference = contents(run.output)
@@ -71,13 +78,16 @@ def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path) -> N
     assert number > 20
 
 
-def test_killed_at_random_moments(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("config", [CONFIG, HEAD], ids=["deep", "head"])
+def test_killed_at_random_moments(base: Path, tmp_path: Path, config: FinetuneConfig) -> None:
     generator = random.Random(6)
     started = time.monotonic()
-    train(a_run(tmp_path, base, "timed"))
+    timed = a_run(tmp_path, base, "timed", config=config)
+    train(timed)
     whole = time.monotonic() - started
+    reference = contents(timed.output)
     for name in ("first", "second"):
-        run = a_run(tmp_path, base, name)
+        run = a_run(tmp_path, base, name, config=config)
         for _ in range(4):
             child = forked(lambda: train(run))  # noqa: B023
             time.sleep(generator.uniform(0.1, 0.9) * whole)

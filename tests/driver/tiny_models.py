@@ -81,8 +81,7 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
 
 def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
     """What `ensemble.json` says that these peft folders adapt."""
-    from adapmixed.models.adapters import adapter_layers
-    from adapmixed.models.batched_lora import merged_layers
+    from adapmixed.models.adapted import adapter_layers, merged_layers
 
     return merged_layers(adapter_layers(folder) for folder in folders)
 

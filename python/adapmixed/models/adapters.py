@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+LAYER_PREFIX = "base_model.model."
 
 # Settings that are read, that describe without changing the computation, or that concern only how
 # the adapter was initialised or trained. Any other setting must be unset.
@@ -67,7 +67,7 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
     weights = _read_weights(path)
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, value in weights.items():
-        match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_([AB])\.weight", key)
+        match = re.fullmatch(re.escape(LAYER_PREFIX) + r"(.+)\.lora_([AB])\.weight", key)
         if match is None and _is_copy_of_base(path, model, key, value):
             continue
         if match is None:
@@ -83,27 +83,6 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
         updates[name] = _update(path, config, name, modules[name], pair)
     _check_targets(path, config, modules, set(updates))
     return Adapter(updates, config.get("base_model_name_or_path"))
-
-
-def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """Return the layers that a peft folder adapts, each with its rank, without reading weights.
-
-    Raises:
-        ValueError: if the folder holds no readable weights.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    file = Path(folder) / WEIGHTS_FILE
-    found: dict[str, tuple[int, ...]] = {}
-    try:
-        with safe_open(str(file), framework="pt") as weights:
-            for key in weights.keys():
-                match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_A\.weight", key)
-                if match is not None:
-                    found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
-    except (FileNotFoundError, SafetensorError) as error:
-        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
-    return found
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:
@@ -182,7 +161,7 @@ def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> b
     Raises:
         ValueError: if it was trained: the base is shared by all members.
     """
-    name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+    name = key.removeprefix(LAYER_PREFIX).replace(".base_layer.", ".")
     own = dict(model.named_parameters(remove_duplicate=False)).get(name)
     if own is None:
         return False

@@ -26,11 +26,12 @@ once (`HeadLoRA`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from adapmixed.models.adapted import merged_layers
 from adapmixed.models.adapters import Adapter, layer_shape
 from adapmixed.models.room import LogitsRoom
 
@@ -229,17 +230,6 @@ def stack_adapters(
         except AttributeError as error:
             raise ValueError(f"adapted must name layers of the base, got {name!r}") from error
         setattr(model.get_submodule(parent), leaf, layer(base, updates, adapted[name]))
-
-
-def merged_layers(
-    members: Iterable[Mapping[str, Sequence[int]]],
-) -> dict[str, tuple[int, ...]]:
-    """Return the layers that any of the members adapts, each with all ranks, ascending."""
-    found: dict[str, set[int]] = {}
-    for layers in members:
-        for name, ranks in layers.items():
-            found.setdefault(name, set()).update(ranks)
-    return {name: tuple(sorted(found[name])) for name in sorted(found)}
 
 
 def _checked(

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.models.adapters import MISSING, Adapter, adapter_layers, read_adapter
-from adapmixed.models.batched_lora import merged_layers, stack_adapters
+from adapmixed.models.adapted import checked_layers, ensemble_layers, merged_layers
+from adapmixed.models.adapters import MISSING, Adapter, read_adapter
+from adapmixed.models.batched_lora import stack_adapters
 from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.models.loading import load_base
-from adapmixed.models.manifest import checked_layers, read_manifest
+from adapmixed.models.manifest import read_manifest
 from adapmixed.models.provenance import (
     check_files,
     check_names,
@@ -188,7 +189,7 @@ class Ensemble:
         _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
         read = {path: read_adapter(model, path) for path in present}
         adapters = [MISSING if path is None else read[path] for path in mine]
-        adapted = _layers(paths, adapted)
+        adapted = ensemble_layers(paths, adapted)
         names = {str(path): one.base_name for path, one in read.items()}
         if same_base:
             check_one_base(names)
@@ -226,6 +227,8 @@ class Ensemble:
             unverified=unverified,
             ranks=ranks,
         )
+        if not ranks.alone:  # each has tried its own device: caches must have the same rows
+            ranks.agree({"what members share": ensemble.trunk})
         recorded = None if manifest is None else manifest.base_sha256
         ensemble.fingerprint = fingerprint(base, paths, recorded)
         _LOG.info(
@@ -365,29 +368,3 @@ class Ensemble:
             result = self._forward(ids[:, start:stop], part, cache, room=room)
             yield slice(start, stop), result[1:], result[0]
             del result  # gone, if the reader's are, before the next one is computed
-
-
-def _layers(
-    paths: Sequence[Path | None], adapted: Mapping[str, Sequence[int]] | None
-) -> dict[str, tuple[int, ...]]:
-    """The layers that members may adapt, which must not depend on which members there are."""
-    found = {path: adapter_layers(path) for path in paths if path is not None}
-    if adapted is None:
-        if not found:
-            raise ValueError("adapted must be given if all members are missing")
-        first = next(iter(found))
-        other = next((path for path in found if found[path] != found[first]), None)
-        if None in paths and other is not None:
-            raise ValueError(
-                f"adapted must be given if members are missing and others differ: {first} adapts "
-                f"other layers or ranks than {other}"
-            )
-        return merged_layers(found.values())
-    for path, layers in found.items():
-        for name, (rank,) in layers.items():
-            if rank not in adapted.get(name, ()):
-                raise ValueError(
-                    f"adapted must hold the layers and ranks of every member, {path} adapts {name} "
-                    f"with rank {rank}, got {adapted.get(name)}"
-                )
-    return {name: tuple(ranks) for name, ranks in adapted.items()}

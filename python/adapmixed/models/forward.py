@@ -129,16 +129,18 @@ class BatchedForward:
             arguments["attention_mask"] = mask.repeat(copies, 1)
             arguments["position_ids"] = positions.repeat(copies, 1)
         head = None if self.trunk.head is None else self.model.get_submodule(self.trunk.head)
-        if head is not None:
-            head.room = room
-        output = self.model(
-            **arguments,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            logits_to_keep=1 if last_only else 0,
-        ).logits
-        if head is not None:
-            head.room = None
+        try:
+            if head is not None:
+                head.room = room
+            output = self.model(
+                **arguments,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                logits_to_keep=1 if last_only else 0,
+            ).logits
+        finally:
+            if head is not None:
+                head.room = None
         logits: Tensor = output.view(rows, ids.shape[0], -1, output.shape[-1])
         if not self.ranks.alone:
             logits[0].copy_(self.ranks.same(logits[0]))
@@ -252,6 +254,8 @@ class BatchedForward:
         activations = computed * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
         if element < 4:  # adapters read and add in fp32
             activations += computed * 4 * (hidden + inner)
-            if self.trunk.head is not None:
-                activations += batch * 4 * (HEAD_MEMBERS * self.vocab_size + hidden)
+        if self.trunk.head is not None:
+            # Beside the logits of a few members: a copy in fp32, or of those that keep their bits.
+            members = min(HEAD_MEMBERS, rows // batch)
+            activations += batch * 4 * (members * self.vocab_size + hidden)
         return logits, activations

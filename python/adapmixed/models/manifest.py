@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.files import write_file
+from adapmixed.models.adapted import checked_layers
 from adapmixed.models.shards import check_shards
 
 FORMAT_VERSION = 2
@@ -155,23 +156,6 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
     write_file(Path(folder) / FILE_NAME, text.encode())
 
 
-def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
-    """Return the adapted layers in alphabetical order, each with its ascending ranks.
-
-    Raises:
-        ValueError: if `adapted` does not map at least one name to distinct integers >= 1.
-    """
-    if not isinstance(adapted, Mapping) or not adapted:
-        raise ValueError(f"adapted must map layers to their ranks, got {adapted!r}")
-    for name, ranks in adapted.items():
-        valid = isinstance(ranks, list | tuple) and ranks and len(set(ranks)) == len(ranks)
-        if not isinstance(name, str) or not valid or not all(map(_is_rank, ranks)):
-            raise ValueError(
-                f"adapted must map layer names to distinct integers >= 1, got {name!r}: {ranks!r}"
-            )
-    return {name: tuple(sorted(adapted[name])) for name in sorted(adapted)}
-
-
 def file_sha256(path: str | os.PathLike[str]) -> str:
     """Hexadecimal SHA-256 of a file."""
     digest = hashlib.sha256()
@@ -179,10 +163,6 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _is_rank(value: Any) -> bool:
-    return type(value) is int and value >= 1
 
 
 def _text_or_none(value: Any, name: str) -> str | None:

@@ -45,9 +45,9 @@ class BaseFacts:
     positions: int | None
     linear_layers: tuple[str, ...]
     default_targets: tuple[str, ...]
-    head: str = ""
-    hidden_bytes: int = 0
-    blocks: tuple[str, ...] = ()
+    head: str
+    hidden_bytes: int
+    blocks: tuple[str, ...]
 
     def adapt(self, what: str) -> tuple[str, ...]:
         """Return the full names of the layers that members adapt.
