@@ -52,7 +52,7 @@ def one_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(folder: Path, base: str, progress: object = None) -> list[corpora.Domain]:
         path = folder / "few.jsonl"
         write_corpus(path, private_documents()[:6])
-        held_out = tuple(one.text for one in held_out_documents()[:4])
+        held_out = tuple(one.text for one in held_out_documents()[:40])
         return [corpora.Domain("few", "few", base, path, held_out, 1)]
 
     monkeypatch.setattr(study, "domains", few)

@@ -76,7 +76,7 @@ def test_adapted_layers() -> None:
     )  # fmt: skip
     assert config("--adapt", "all").target_modules == FACTS.linear_layers[:-1]
     # What head members begin with holds however they are asked for, and not for others.
-    assert (config().rank, config().learning_rate) == (8, 3e-3)
+    assert (config().rank, config().learning_rate) == (8, 6e-3)
     assert config("--target-modules", "lm_head") == config()
     assert config("--rank", "2", "--early-stopping") == replace(
         config(), rank=2, early_stopping=True

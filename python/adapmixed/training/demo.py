@@ -14,7 +14,7 @@ from adapmixed.training.shards import create_public_key
 
 NUM_MODELS = 64
 CONFIG = FinetuneConfig(
-    **HEAD, target_modules=("lm_head",), epochs=20, batch_size=4, block_size=256
+    **HEAD, target_modules=("lm_head",), epochs=8, batch_size=4, block_size=256
 )
 
 

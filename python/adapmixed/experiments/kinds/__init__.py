@@ -36,20 +36,19 @@ from adapmixed.training.blocks import token_stream
 from adapmixed.training.finetune import FinetuneConfig
 from adapmixed.training.shards import create_public_key
 
-RATES = {"head": 3e-3, "last:1": 3e-3, "last:2": 3e-3, "all": 3e-3}
-"""AdamW's rate of every kind of members."""
+RATES = {"head": 1.2e-2, "last:1": 6e-3, "last:2": 6e-3, "all": 3e-3}
+"""AdamW's rate of every kind of members, chosen on text of authors who are in no shard."""
 SETTINGS = ((8, 100), (8, 32), (2, 100), (32, 100))
 """(rank, N); the first stands for each kind."""
 SEEDS = 2
 BUDGETS = (1.0, 3.0)
-RUNS = 2  # of the queries, each with its own budget
 _SCALE = 8.0  # alpha / rank, the paper's
 NOTE = (
     "Cost: multiply-adds of linear layers for one private token over those of the public model's "
     "own; times are in benchmarks/results/cpu-trunk-avx2.txt. The same corpus, division, queries "
     "and passes for all kinds of members; alpha / rank is 8. ClippedMixing and ClippedLogPool have "
     "what 'adapmixed plan' chooses for ε. PMixED's ε is fixed, too; AdaPMixED's is found "
-    "afterwards. Perplexities are means over runs and seeds; a seed is that of the division, too."
+    "afterwards. Perplexities are means over seeds; a seed is that of the division, too."
 )
 
 
@@ -90,7 +89,7 @@ def kinds(
     Args:
         folder: of corpora, ensembles and the state of their evaluations.
         run: seed and progress of the evaluations.
-        queries: of each of the two runs.
+        queries: answered by every method of every ensemble.
         seeds: of training, >= 1.
         settings: (rank, N), the first for all tables.
         workers: processes that train; None: one a core.
@@ -108,7 +107,7 @@ def kinds(
         ensemble, cost = _ensemble(folder, one, run, workers)
         tokens = token_stream(ensemble.tokenizer, one.domain.held_out)
         here = measure(
-            ensemble, tokens, methods(one.num_models, queries), queries, kept, runs=RUNS,
+            ensemble, tokens, methods(one.num_models, queries), queries, kept,
             state=one.name,
         )  # fmt: skip
         key = replace(one, seed=0).name
@@ -125,7 +124,7 @@ def kinds(
         rows,
         inputs={"dataset": "builtin", "scale": "builtin", "base": "base",
                 "num_models": " and ".join(str(n) for n in dict.fromkeys(n for _, n in settings))},
-        settings={"queries": queries, "runs": RUNS, "seeds": seeds, "delta": DELTA, "rates": RATES,
+        settings={"queries": queries, "seeds": seeds, "delta": DELTA, "rates": RATES,
                   "titles": {one.name: f"What members adapt: {one.name}" for one in found}},
         notes=[NOTE, *([] if len(found) > 1 else [NO_CHANGELOGS])],
         seconds=time.perf_counter() - started,

@@ -63,7 +63,7 @@ def domains(folder: Path, base: str, progress: Progress | None = None) -> list[D
     text = folder / "language-reference.jsonl"
     write_corpus(text, paragraphs())
     held_out = tuple(one.text for one in held_out_documents())
-    found = [Domain("language reference", "reference", base, text, held_out, 10)]
+    found = [Domain("language reference", "reference", base, text, held_out, 8)]
     logs = changelog_documents()
     if len({one.identifier for one in logs}) < _FEWEST:
         return found
@@ -80,7 +80,7 @@ def domains(folder: Path, base: str, progress: Progress | None = None) -> list[D
         _tune(base, [one.text for one in parts["public"]], tuned, progress)
     return [
         *found,
-        Domain("change logs", "logs", base, text, held_out, 8),
+        Domain("change logs", "logs", base, text, held_out, 6),
         Domain("change logs, tuned public model", "logs-tuned", str(tuned), text, held_out, 4),
     ]
 
