@@ -67,11 +67,14 @@ def methods(queries: int, num_models: int, adjacency: Any = None) -> "dict[str, 
 def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechanism]":
     """ClippedMixing and ClippedLogPool as the planner chooses them: public numbers alone."""
     from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-    from adapmixed.privacy.planner import plan
+    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 
     found: dict[str, Mechanism] = {}
     for epsilon in BUDGETS:
-        for one in plan(epsilon, DELTA, num_models, queries, adjacency):
+        for one in plan(
+            epsilon, DELTA, num_models, queries, adjacency,
+            shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,),
+        ):  # fmt: skip
             if not one.chosen:
                 continue
             settings: dict[str, Any] = dict(one.settings)

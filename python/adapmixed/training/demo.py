@@ -13,9 +13,7 @@ from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.shards import create_public_key
 
 NUM_MODELS = 64
-CONFIG = FinetuneConfig(
-    **HEAD, target_modules=("lm_head",), epochs=8, batch_size=4, block_size=256
-)
+CONFIG = FinetuneConfig(**HEAD, target_modules=("lm_head",), epochs=8, batch_size=4, block_size=256)
 
 
 def train_demo(folder: Path, *, workers: int | None = None) -> Path:

@@ -30,7 +30,7 @@ from adapmixed.mechanisms import (
     Unprotected,
 )
 from adapmixed.models import Ensemble, read_manifest
-from adapmixed.privacy.planner import plan
+from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 from adapmixed.training.base import base_facts
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.finetune import FinetuneConfig
@@ -135,7 +135,9 @@ def methods(num_models: int, queries: int) -> dict[str, Mechanism]:
     """Return what is compared: public numbers alone choose the settings."""
     found: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
     for epsilon in BUDGETS:
-        for one in plan(epsilon, DELTA, num_models, queries):
+        for one in plan(
+            epsilon, DELTA, num_models, queries, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,)
+        ):
             settings, end = dict(one.settings), f", ε ≤ {epsilon:g}"
             if one.mechanism == PMixED.name:
                 found[PMIXED + end] = PMixED(epsilon, DELTA, queries, settings["order"])
