@@ -92,20 +92,30 @@ def test_data_needs_no_torch() -> None:
     assert result.stdout.strip() == "False"
 
 
-def test_demo_ensemble_is_complete_and_small() -> None:
-    folder = DEMO_ENSEMBLE
-    manifest = read_manifest(folder)
+def test_the_public_model_is_small_and_names_no_place() -> None:
+    files = [path for path in demo_base().rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
+    _names_no_place_and_no_held_out_text(files)
+
+
+def test_the_ensemble_is_complete_and_names_no_place() -> None:
+    manifest = read_manifest(DEMO_ENSEMBLE)
     assert len(manifest.members) == len(manifest.shards) == 64
-    files = [p for root in (demo_base(), folder) for p in root.rglob("*") if p.is_file()]
-    assert sum(p.stat().st_size for p in files) < 5_000_000
+    assert manifest.adapted == {"lm_head": (8,)}
+    _names_no_place_and_no_held_out_text(
+        [path for path in DEMO_ENSEMBLE.rglob("*") if path.is_file()]
+    )
+    config = json.loads((DEMO_ENSEMBLE / "member-000" / "adapter_config.json").read_text())
+    assert "/" not in config["base_model_name_or_path"]
+
+
+def _names_no_place_and_no_held_out_text(files: list[Path]) -> None:
     held_out = held_out_text()
     for path in files:
         if path.suffix == ".json":
             text = path.read_text(encoding="utf-8")
             assert "/root" not in text and "/home" not in text and "/work" not in text
             assert not any(paragraph in text for paragraph in held_out)
-    config = json.loads((folder / "member-000" / "adapter_config.json").read_text())
-    assert "/" not in config["base_model_name_or_path"]
 
 
 def test_demo_ensemble_beats_the_public_model_on_held_out_text() -> None:

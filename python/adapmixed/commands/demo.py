@@ -88,6 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
     check_output(arguments.out, folder=True)
     quiet_libraries()
+    from adapmixed.workers import start_server
+
+    start_server()  # imports what training needs while this process imports the rest
     from adapmixed.data.demo import demo_base, held_out_tokens
     from adapmixed.evaluation import evaluate
     from adapmixed.models import Ensemble

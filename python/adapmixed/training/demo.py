@@ -13,7 +13,14 @@ from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.shards import create_public_key
 
 NUM_MODELS = 64
-CONFIG = FinetuneConfig(**HEAD, target_modules=("lm_head",), epochs=8, batch_size=4, block_size=256)
+CONFIG = FinetuneConfig(
+    **(HEAD | {"learning_rate": 1.2e-2}),
+    target_modules=("lm_head",),
+    epochs=4,
+    batch_size=4,
+    block_size=256,
+)
+"""Few passes at a high rate: the reader waits for it."""
 
 
 def train_demo(folder: Path, *, workers: int | None = None) -> Path:
@@ -43,6 +50,7 @@ def train_demo(folder: Path, *, workers: int | None = None) -> Path:
         num_models=NUM_MODELS,
         config=CONFIG,
         key_file=key,
+        validation_fraction=0.0,
     )
     train_ensemble(run, workers=workers or os.cpu_count() or 1, say=lambda _: None)
     return folder
