@@ -25,7 +25,7 @@ from adapmixed.mechanisms import (
 )
 from adapmixed.models import Ensemble
 from adapmixed.privacy.guarantee import format_epsilon
-from adapmixed.privacy.planner import epsilon_of, plan
+from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, epsilon_of, plan
 from adapmixed.report.view import NEIGHBOUR_LABELS
 from adapmixed.rng import SeededRandom
 from benchmarks.demo import demo_ensemble
@@ -40,11 +40,9 @@ POOLS = [
 ]
 BOXES = [(-0.25, 0.25), (-0.5, 0.5), (-0.25, 1.0), (-1.0, 1.0), (-0.5, 2.0)]
 """Logarithms of lower and upper."""
-EPSILONS = {"add_remove": (1.07, 1.7, 2.17, 2.8), "zero_out": (1.147, 1.3, 2.267)}
+EPSILONS = {"add_remove": (2.2, 2.4, 3.079, 5.545), "zero_out": (2.1, 2.2, 3.167, 5.673)}
 """For each kind of neighbours AdaPMixED's ε over 1 024 queries, by the per-model and by the paper's
 rule, and where ClippedMixing and ClippedLogPool reach its perplexity."""
-SHAPE, SCALE = 4.0, 2.0
-"""log C / |log c| of the planned boxes and κ of the planned pools: the demo's."""
 
 
 def settings(queries: int) -> dict[str, Mechanism]:
@@ -129,7 +127,9 @@ def against_adapmixed(queries: int, adjacency: str) -> list[str]:
     compared: dict[str, Mechanism] = {"public": PublicOnly(), per_model: adaptive, paper: adaptive}
     for epsilon in EPSILONS[adjacency]:
         question = (epsilon, DELTA, ensemble.num_models, queries, adjacency)
-        for one in plan(*question, shapes=(SHAPE,), scales=(SCALE,), constant_models=True):
+        for one in plan(
+            *question, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,), constant_models=True
+        ):
             constant = one.settings.get("num_models")
             name = f"{one.mechanism}{', N constant' if constant else ''}, ε ≤ {epsilon:g}"
             low, high = (one.settings.get(bound, math.nan) for bound in ("lower", "upper"))
@@ -137,7 +137,7 @@ def against_adapmixed(queries: int, adjacency: str) -> list[str]:
                 compared[name] = ClippedMixing(low, high, queries=queries)
             elif one.mechanism == ClippedLogPool.name:
                 compared[name] = ClippedLogPool(
-                    low, high, SCALE, queries=queries, num_models=constant
+                    low, high, CHOSEN_SCALE, queries=queries, num_models=constant
                 )
     found = evaluated(ensemble, compared, queries, rule={paper: "paper"}, adjacency=adjacency)
     public, way = found[0].perplexity, NEIGHBOUR_LABELS[adjacency]
