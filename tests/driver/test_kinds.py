@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from families import tiny
 
+from adapmixed.cli import main
 from adapmixed.data import demo_base, held_out_documents, private_documents
 from adapmixed.experiments import kinds as study
 from adapmixed.experiments.drawing import draw
@@ -89,6 +91,18 @@ def test_rows_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (written,) = (p for p in write_outputs(result, tmp_path) if p.suffix == ".json")
     (figure,) = draw(read_experiment(written))
     assert figure.svg.startswith("<svg") and "ranks 1, 2" in figure.caption
+
+
+@pytest.mark.usefixtures("one_domain")
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = partial(kinds, seeds=1, settings=((1, 2),), workers=1)
+    monkeypatch.setattr(study, "kinds", small)
+    assert main(["reproduce", "kinds", "--queries", "5", "--out", str(tmp_path)]) == 0
+    assert "head, r = 1, N = 2" in capsys.readouterr().out
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"kinds", "kinds-builtin.json", "kinds-builtin.csv", "kinds-builtin-1.svg"}
 
 
 def test_corpora_of_authors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

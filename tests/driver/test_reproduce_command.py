@@ -156,6 +156,9 @@ def test_refusals(
     both = ["--without-divided", "--divided", str(tmp_path)]
     refuses("--without-divided excludes --divided", "studies", *both)
     refuses("--divided does not apply to table1", "table1", "--divided", str(tmp_path))
+    refuses("--scale must be builtin for kinds", "kinds", "--scale", "full")
+    refuses("--device must be cpu for kinds", "kinds", "--device", "cuda")
+    refuses("--runs does not apply to kinds", "kinds", "--runs", "2")
     with monkeypatch.context() as ranks:
         ranks.setenv("RANK", "0")
         ranks.setenv("WORLD_SIZE", "2")

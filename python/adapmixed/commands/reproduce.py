@@ -190,8 +190,14 @@ def _refuse(arguments: argparse.Namespace) -> None:
         if value not in (None, False) and arguments.experiment not in experiments:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} does not apply to {arguments.experiment}, got {value}")
-    if arguments.experiment == "kinds" and arguments.scale == "full":
-        raise ValueError("kinds must run at --scale builtin: it trains its own ensembles, got full")
+    if arguments.experiment == "kinds":
+        only = {"scale": "builtin", "dataset": PRESETS[0], "device": "cpu", "dtype": "float32"}
+        for name, value in only.items():
+            if getattr(arguments, name) != value:
+                raise ValueError(
+                    f"--{name} must be {value} for kinds, which trains ensembles of its own, got "
+                    f"{getattr(arguments, name)}"
+                )
     if arguments.without_divided and arguments.divided is not None:
         raise ValueError(f"--without-divided excludes --divided, got {arguments.divided}")
     if arguments.without_dp_sgd and arguments.dp_adapter is not None:

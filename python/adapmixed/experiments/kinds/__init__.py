@@ -197,13 +197,14 @@ def _rows(seeds: Sequence[Mapping[str, Ours]], facts: Mapping[str, Any]) -> list
         several = [one[name] for one in seeds]
         values: list[Any] = [one["perplexity"] for one in several]
         epsilons: list[Any] = [one["epsilon"] for one in several]
+        seconds: list[Any] = [one["seconds"] for one in several]
         ours = several[0] | {
             "perplexity": statistics.mean(values),
             "perplexities": values,
             "perplexity_deviation": statistics.stdev(values) if len(values) > 1 else None,
             "epsilon": None if None in epsilons else statistics.mean(epsilons),
             "epsilons": epsilons,
-            "seconds": sum(float(one["seconds"]) for one in several),  # type: ignore[arg-type]
+            "seconds": sum(seconds),
             **{name: value for name, value in facts.items() if name != "domain"},
         }
         lines.append(row(name, ours, group=facts["domain"], label=label))

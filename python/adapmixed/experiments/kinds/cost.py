@@ -39,4 +39,4 @@ def token_cost(
     public = sum(weight.numel() for weight in weights.values())
     shared = sum(rows[name] * weight.numel() for name, weight in weights.items())
     updates = sum(max(ranks) * sum(weights[name].shape) for name, ranks in adapted.items())
-    return (shared + num_models * updates) / public
+    return float((shared + num_models * updates) / public)
