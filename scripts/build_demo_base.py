@@ -26,7 +26,8 @@ from transformers import (
 from adapmixed.commands.options import progress_bar
 from adapmixed.data.builtin import docstring_documents
 from adapmixed.training.blocks import token_blocks, token_stream
-from adapmixed.training.finetune import FinetuneConfig, fit
+from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.finetune import fit
 
 ASSETS = Path(__file__).resolve().parents[1] / "python" / "adapmixed" / "assets" / "demo" / "base"
 VOCAB_SIZE = 2048

@@ -21,9 +21,9 @@ from adapmixed.models import Ensemble
 from adapmixed.training import dpsgd
 from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import IGNORED
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.dp_guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
 from adapmixed.training.dpsgd import poisson_sample, record_blocks, train_dp_adapter
-from adapmixed.training.finetune import FinetuneConfig
 
 pytest.importorskip("opacus", reason="opacus is not installed (the train extra)")
 

@@ -19,7 +19,7 @@ from adapmixed.experiments.studies import drawing as studies_drawing
 from adapmixed.experiments.studies import frontiers, models, screening, studies
 from adapmixed.experiments.tables import text
 from adapmixed.mechanisms import AdaPMixED
-from adapmixed.training.finetune import FinetuneConfig
+from adapmixed.training.config import FinetuneConfig
 
 
 def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from adapmixed.data import Document, private_documents
 from adapmixed.experiments.trained import trained, write_corpus
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.demo import CONFIG
-from adapmixed.training.finetune import FinetuneConfig
 from adapmixed.training.shards import create_public_key
 
 SIZES = (8, 32, 128)

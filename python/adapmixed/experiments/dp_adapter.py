@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from adapmixed.data import Corpus
 from adapmixed.experiments.paper import DELTA
 from adapmixed.training.base import base_facts
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.dp_guarantee import PrivacyTarget
 from adapmixed.training.dpsgd import FORMAT_VERSION, GUARANTEE_FILE, train_dp
-from adapmixed.training.finetune import FinetuneConfig
 
 if TYPE_CHECKING:
     from adapmixed.experiments.inputs import Sources

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adapmixed.data import Corpus, Document
 from adapmixed.files import create_file
-from adapmixed.training.finetune import FinetuneConfig
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.run import TrainingRun, train_ensemble
 
 

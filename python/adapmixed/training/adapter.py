@@ -8,12 +8,11 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from adapmixed.training.finetune import FinetuneConfig
+from adapmixed.training.config import FinetuneConfig
 
 
 def adapted_copy(base: Any, config: FinetuneConfig) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adapmixed.data.corpus import BUILTIN, Corpus
 from adapmixed.data.demo import demo_base
-from adapmixed.training.finetune import FinetuneConfig
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.presets import HEAD
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.shards import create_public_key

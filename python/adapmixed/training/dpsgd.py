@@ -34,9 +34,9 @@ from adapmixed.models.loading import load_base
 from adapmixed.rng import SecureRandom
 from adapmixed.training.adapter import adapted_copy, save_adapter
 from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.dp_guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
 from adapmixed.training.finetune import (
-    FinetuneConfig,
     Progress,
     check_block_size,
     linear_schedule,

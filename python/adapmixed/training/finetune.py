@@ -22,56 +22,13 @@ from torch import Tensor
 
 from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import IGNORED, token_blocks
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.head import trunk_once
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps of all)."""
 PASS_TOKENS = 512
 """Tokens of a forward pass on a CPU, but at least one block."""
-
-
-@dataclass(frozen=True)
-class FinetuneConfig:
-    """Settings of one adapter's training; the same for every shard, chosen without private data.
-
-    Attributes:
-        rank: r of the update B A, >= 1.
-        alpha: LoRA's scale; the update is multiplied by alpha / rank.
-        target_modules: names of the layers that are adapted.
-        learning_rate: AdamW's highest rate; it falls linearly to zero.
-        warmup_steps: steps over which the rate first rises linearly, >= 0.
-        weight_decay: AdamW's decoupled weight decay.
-        epochs: passes over the shard, >= 1.
-        batch_size: blocks per step, >= 1.
-        block_size: tokens per block, >= 2.
-        early_stopping: whether the weights with the least loss on the shard's own held-out text
-            are kept, among the public model and those after each epoch.
-    """
-
-    rank: int = 4
-    alpha: float = 32.0
-    target_modules: tuple[str, ...] = ("c_attn",)
-    learning_rate: float = 2e-4
-    warmup_steps: int = 0
-    weight_decay: float = 0.01
-    epochs: int = 10
-    batch_size: int = 8
-    block_size: int = 512
-    early_stopping: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("epochs", 1), ("batch_size", 1), ("block_size", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        for name in ("alpha", "learning_rate"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(f"weight_decay must be >= 0 and finite, got {self.weight_decay}")
-        if not self.target_modules:
-            raise ValueError("target_modules must name at least one layer, got ()")
 
 
 def shard_seed(seed: int, shard: int) -> int:

@@ -16,7 +16,8 @@ from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.models.loading import load_base
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_stream
-from adapmixed.training.finetune import FinetuneConfig, Trained, train_adapter
+from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.finetune import Trained, train_adapter
 from adapmixed.training.folder import FORMAT_VERSION, MEMBER_FILE
 from adapmixed.training.partition import shard_record
 from adapmixed.training.shards import Spool, hold_out, hold_out_end

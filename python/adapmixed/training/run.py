@@ -28,7 +28,7 @@ from adapmixed.data.corpus import Corpus
 from adapmixed.files import remove_leftovers
 from adapmixed.models.manifest import Manifest
 from adapmixed.training.base import BaseFacts, base_facts
-from adapmixed.training.finetune import FinetuneConfig
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.head import IN_MEMORY
 from adapmixed.training.member import MemberSettings

@@ -33,7 +33,7 @@ from adapmixed.models import Ensemble, read_manifest
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 from adapmixed.training.base import base_facts
 from adapmixed.training.blocks import token_stream
-from adapmixed.training.finetune import FinetuneConfig
+from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.shards import create_public_key
 
 RATES = {"head": 1.2e-2, "last:1": 6e-3, "last:2": 6e-3, "all": 3e-3}

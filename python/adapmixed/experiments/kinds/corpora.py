@@ -14,7 +14,8 @@ from adapmixed.experiments.divided import paragraphs
 from adapmixed.experiments.trained import write_corpus
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.training.blocks import token_blocks, token_stream
-from adapmixed.training.finetune import FinetuneConfig, fit
+from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.finetune import fit
 
 NO_CHANGELOGS = (
     "Change logs by author are left out: this machine has none of Debian's packages below "
