@@ -40,6 +40,8 @@ class Domain:
         text: file of the private documents (`write_corpus`).
         held_out: text that is in no shard.
         epochs: passes over a shard, of every kind of member.
+        rate: factor of all learning rates: a public model that is at home in the text is soon
+            overfitted.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Domain:
     text: Path
     held_out: tuple[str, ...]
     epochs: int
+    rate: float = 1.0
 
 
 def domains(folder: Path, base: str, progress: Progress | None = None) -> list[Domain]:
@@ -82,7 +85,9 @@ def domains(folder: Path, base: str, progress: Progress | None = None) -> list[D
     return [
         *found,
         Domain("change logs", "logs", base, text, held_out, 6),
-        Domain("change logs, tuned public model", "logs-tuned", str(tuned), text, held_out, 4),
+        Domain(
+            "change logs, tuned public model", "logs-tuned", str(tuned), text, held_out, 4, 0.25
+        ),
     ]
 
 
