@@ -119,16 +119,28 @@ def kinds(
         for key, facts in about.items():
             if facts["domain"] == domain.name:
                 rows += _rows(measured[key], facts)
+    sizes = dict.fromkeys(str(num_models) for _, num_models in settings)
     return build_result(
         "kinds",
         rows,
-        inputs={"dataset": "builtin", "scale": "builtin", "base": "base",
-                "num_models": " and ".join(str(n) for n in dict.fromkeys(n for _, n in settings))},
-        settings={"queries": queries, "seeds": seeds, "delta": DELTA, "rates": {one.name: {kind: one.rate * rate for kind, rate in RATES.items()} for one in found},
-                  "titles": {one.name: f"What members adapt: {one.name}" for one in found}},
+        inputs={
+            "dataset": "builtin",
+            "scale": "builtin",
+            "base": "base",
+            "num_models": " and ".join(sizes),
+        },
+        settings={
+            "queries": queries,
+            "seeds": seeds,
+            "delta": DELTA,
+            "rates": {
+                one.name: {kind: one.rate * rate for kind, rate in RATES.items()} for one in found
+            },
+            "titles": {one.name: f"What members adapt: {one.name}" for one in found},
+        },
         notes=[NOTE, *([] if len(found) > 1 else [NO_CHANGELOGS])],
         seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    )
 
 
 def methods(num_models: int, queries: int) -> dict[str, Mechanism]:
