@@ -20,9 +20,11 @@ from adapmixed.mechanisms import (
     ClippedLogPool,
     ClippedMixing,
     Mechanism,
+    PMixED,
     PublicOnly,
     Unprotected,
 )
+from adapmixed.mechanisms.planned import planned
 from adapmixed.models import Ensemble
 from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, epsilon_of, plan
@@ -130,15 +132,10 @@ def against_adapmixed(queries: int, adjacency: str) -> list[str]:
         for one in plan(
             *question, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,), constant_models=True
         ):
-            constant = one.settings.get("num_models")
-            name = f"{one.mechanism}{', N constant' if constant else ''}, ε ≤ {epsilon:g}"
-            low, high = (one.settings.get(bound, math.nan) for bound in ("lower", "upper"))
-            if one.mechanism == ClippedMixing.name:
-                compared[name] = ClippedMixing(low, high, queries=queries)
-            elif one.mechanism == ClippedLogPool.name:
-                compared[name] = ClippedLogPool(
-                    low, high, CHOSEN_SCALE, queries=queries, num_models=constant
-                )
+            constant = ", N constant" if "num_models" in one.settings else ""
+            mechanism = planned(one, epsilon)
+            if not isinstance(mechanism, PMixED):
+                compared[f"{mechanism.name}{constant}, ε ≤ {epsilon:g}"] = mechanism
     found = evaluated(ensemble, compared, queries, rule={paper: "paper"}, adjacency=adjacency)
     public, way = found[0].perplexity, NEIGHBOUR_LABELS[adjacency]
     lines = [

@@ -15,6 +15,7 @@ from torch import Tensor
 from adapmixed.doctor import sharing_lines
 from adapmixed.models import Ensemble, Manifest, write_manifest
 from adapmixed.models.layers import block_names
+from adapmixed.models.room import LogitsRoom
 from adapmixed.models.support import TESTED
 
 LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
@@ -202,6 +203,26 @@ def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
     assert len(chunks) > 1
     found = torch.cat([private for _, private, _ in chunks], dim=2)
     close(found, ensemble.logits(ids)[0], PASSES[torch.float32])
+
+
+def test_a_reader_of_many_inputs_finds_the_memory_of_the_one_before(tmp_path: Path) -> None:
+    """Unless it keeps what it was given; the numbers are those of fresh memory, bit by bit."""
+    base = tiny("gpt2")
+    folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    ensemble = Ensemble.load(base, [folder])
+    inputs = torch.randint(1, VOCAB, (3, 1, LENGTH), generator=torch.Generator().manual_seed(9))
+    expected = [ensemble.logits(ids)[0] for ids in inputs]
+    room = LogitsRoom()
+    places: list[int] = []
+    for ids, wanted in zip(inputs[:2], expected, strict=False):
+        ((_, private, public),) = ensemble.iter_logits(ids, room=room)
+        assert torch.equal(private, wanted)
+        places.append(private.data_ptr())
+        if len(places) == 1:
+            del private, public
+    ((_, other, _),) = ensemble.iter_logits(inputs[2], room=room)
+    assert places[0] == places[1] != other.data_ptr()
+    assert torch.equal(private, expected[1]) and torch.equal(other, expected[2])
 
 
 def test_what_a_model_can_share_is_said(tmp_path: Path) -> None:

@@ -66,20 +66,18 @@ def methods(queries: int, num_models: int, adjacency: Any = None) -> "dict[str, 
 
 def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechanism]":
     """ClippedMixing and ClippedLogPool as the planner chooses them: public numbers alone."""
-    from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+    from adapmixed.mechanisms.planned import planned
     from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 
-    found: dict[str, Mechanism] = {}
-    for epsilon in BUDGETS:
+    shapes, scales = (CHOSEN_SHAPE,), (CHOSEN_SCALE,)  # the others take seconds
+    found = {
+        f"{one.mechanism}, ε ≤ {epsilon:g}": planned(one, epsilon)
+        for epsilon in BUDGETS
         for one in plan(
-            epsilon, DELTA, num_models, queries, adjacency,
-            shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,),
-        ):  # fmt: skip
-            if not one.chosen:
-                continue
-            settings: dict[str, Any] = dict(one.settings)
-            kind = ClippedMixing if one.mechanism == ClippedMixing.name else ClippedLogPool
-            found[f"{one.mechanism}, ε ≤ {epsilon:g}"] = kind(**settings, queries=queries)
+            epsilon, DELTA, num_models, queries, adjacency, shapes=shapes, scales=scales
+        )
+        if one.chosen
+    }
     return dict(sorted(found.items()))
 
 

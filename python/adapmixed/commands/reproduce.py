@@ -17,7 +17,7 @@ from adapmixed.commands.placing import add_device_options, check_device
 
 if TYPE_CHECKING:
     from adapmixed.experiments.dp_adapter import DPAdapter
-    from adapmixed.experiments.inputs import Inputs
+    from adapmixed.experiments.inputs import Inputs, Sources
     from adapmixed.experiments.measure import Run
 
 EXPERIMENTS = ("table1", "table2", "figure2", "studies", "kinds")
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse(arguments)
     quiet_libraries()
     check_device(arguments)
-    from adapmixed.experiments.inputs import Sources, load_inputs
+    from adapmixed.experiments.inputs import Sources
     from adapmixed.experiments.measure import Run
     from adapmixed.experiments.outputs import write_outputs
     from adapmixed.experiments.tables import text
@@ -88,16 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     sources = Sources(**{name: getattr(arguments, name) for name in names})
     check_output(arguments.out, folder=True)
     update, close = progress_bar(0, "token")
-    if arguments.experiment == "kinds":
-        from adapmixed.experiments.kinds import kinds
-
-        given = {} if arguments.queries is None else {"queries": arguments.queries}
-        result = kinds(arguments.out / "kinds", Run(arguments.seed, None, update), **given)
-    else:
-        inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments))
-        # At builtin scale an experiment takes minutes and is begun anew.
-        keep = arguments.out if sources.scale == "full" else None
-        result = _experiment(arguments, inputs, Run(arguments.seed, keep, update))
+    # At builtin scale an experiment of the paper takes minutes and is begun anew.
+    keep = arguments.out if sources.scale == "full" else None
+    result = _experiment(arguments, sources, Run(arguments.seed, keep, update))
     close()
     print(text(result))
     for path in write_outputs(result, arguments.out):
@@ -106,13 +99,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _experiment(arguments: argparse.Namespace, inputs: "Inputs", run: "Run") -> dict[str, Any]:
+def _experiment(arguments: argparse.Namespace, sources: "Sources", run: "Run") -> dict[str, Any]:
     from adapmixed.experiments.figure2 import figure2
+    from adapmixed.experiments.inputs import load_inputs
+    from adapmixed.experiments.kinds import kinds
     from adapmixed.experiments.studies import studies
     from adapmixed.experiments.table1 import table1
     from adapmixed.experiments.table2 import table2
 
     given = {} if arguments.queries is None else {"queries": arguments.queries}
+    if arguments.experiment == "kinds":
+        return kinds(arguments.out / "kinds", run, **given)
+    inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments))
     if arguments.experiment == "table2":
         return table2(inputs, run, **given)
     if arguments.experiment == "figure2":

@@ -61,9 +61,9 @@ def trained(
     return output
 
 
-def _create_or_match(path: Path, content: bytes, mode: int = 0o644) -> None:
+def _create_or_match(path: Path, content: bytes) -> None:
     """Write a file, or see that the one which is there holds the same."""
-    if create_file(path, content, mode=mode):
+    if create_file(path, content):
         return
     held = path.read_bytes()
     if held != content:

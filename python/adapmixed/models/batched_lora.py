@@ -36,8 +36,8 @@ from adapmixed.models.adapters import Adapter, layer_shape
 from adapmixed.models.room import LogitsRoom
 
 Update = tuple[Tensor, Tensor]
-# Members and positions that one product of the output layer takes, on a CPU. Fewer positions leave
-# the processor idle; more of them, and what was just written has left the cache.
+# Members and positions that one product of the output layer takes, on a CPU: of 8, 16, 24 and 48
+# positions 24 were the fastest in GPT-2 small's shape.
 HEAD_MEMBERS = 16
 HEAD_POSITIONS = 24
 

@@ -17,18 +17,11 @@ from adapmixed.data.demo import demo_base
 from adapmixed.experiments.kinds.corpora import NO_CHANGELOGS, Domain, domains
 from adapmixed.experiments.kinds.cost import token_cost
 from adapmixed.experiments.measure import UNPROTECTED, Ours, Run, measure
-from adapmixed.experiments.paper import ADAPMIXED, DELTA, PMIXED, PUBLIC, RUN_QUERIES
+from adapmixed.experiments.paper import ADAPMIXED, DELTA, PUBLIC, RUN_QUERIES
 from adapmixed.experiments.result import build_result, row
 from adapmixed.experiments.trained import trained
-from adapmixed.mechanisms import (
-    AdaPMixED,
-    ClippedLogPool,
-    ClippedMixing,
-    Mechanism,
-    PMixED,
-    PublicOnly,
-    Unprotected,
-)
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly, Unprotected
+from adapmixed.mechanisms.planned import planned
 from adapmixed.models import Ensemble, read_manifest
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 from adapmixed.training.base import base_facts
@@ -150,15 +143,8 @@ def methods(num_models: int, queries: int) -> dict[str, Mechanism]:
         for one in plan(
             epsilon, DELTA, num_models, queries, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,)
         ):
-            settings, end = dict(one.settings), f", ε ≤ {epsilon:g}"
-            if one.mechanism == PMixED.name:
-                found[PMIXED + end] = PMixED(epsilon, DELTA, queries, settings["order"])
-            elif one.mechanism == ClippedMixing.name and one.chosen:
-                box = (settings["lower"], settings["upper"])
-                found["ClippedMixing" + end] = ClippedMixing(*box, queries=queries)
-            elif one.mechanism == ClippedLogPool.name and one.chosen:
-                clip = (settings["lower"], settings["upper"], settings["scale"])
-                found["ClippedLogPool" + end] = ClippedLogPool(*clip, queries=queries)
+            mechanism = planned(one, epsilon)
+            found[f"{type(mechanism).__name__}, ε ≤ {epsilon:g}"] = mechanism
     return found | {ADAPMIXED: AdaPMixED(order=18.0, target_leakage=0.1)}
 
 

@@ -12,7 +12,7 @@ from adapmixed.experiments.paper import PUBLIC
 from adapmixed.report.figures import Drawing
 from adapmixed.report.style import COLOURS, GREY, canvas, number_axis, svg_text
 
-_PANELS = ((UNPROTECTED, UNPROTECTED), ("ClippedLogPool, ε ≤ 3", "ClippedLogPool, ε ≤ 3"))
+_PANELS = (UNPROTECTED, "ClippedLogPool, ε ≤ 3")
 _MARKERS = "osD^"
 _FONT_SIZE = 8.0
 
@@ -31,9 +31,9 @@ def draw_kinds(result: Mapping[str, Any]) -> list[Drawing]:
 def _figure(group: str, rows: Sequence[Row], number: int) -> Drawing:
     title = f"What members adapt: {group}"
     kinds = list(dict.fromkeys(one["ours"]["adapt"] for one in rows))
-    public = [float(one["ours"]["perplexity"]) for one in rows if one["method"] == PUBLIC]
+    public = next(float(one["ours"]["perplexity"]) for one in rows if one["method"] == PUBLIC)
     with canvas(3.9, 1, len(_PANELS)) as (figure, panels):
-        for axes, (method, name) in zip(panels, _PANELS, strict=True):
+        for axes, method in zip(panels, _PANELS, strict=True):
             for kind, colour, marker in zip(kinds, COLOURS, _MARKERS, strict=False):
                 mine = [
                     one["ours"]
@@ -52,15 +52,16 @@ def _figure(group: str, rows: Sequence[Row], number: int) -> Drawing:
                         marker=marker, markersize=6, linewidth=1.3,
                         markerfacecolor=colour if largest else "white",
                     )  # fmt: skip
-            axes.axhline(public[0], color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
+            axes.axhline(public, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
             axes.annotate(
-                PUBLIC, (0.995, public[0]), (0, -9), ha="right", color=GREY, fontsize=_FONT_SIZE,
+                PUBLIC, (0.995, public), (0, 2), ha="right", color=GREY, fontsize=_FONT_SIZE,
                 xycoords=("axes fraction", "data"), textcoords="offset points",
             )  # fmt: skip
             axes.set_xscale("log")
+            axes.margins(y=0.12)  # the public model's name stands above its line
             number_axis(axes.xaxis)
             number_axis(axes.yaxis)
-            axes.set(title=name, xlabel="multiply-adds of a token (public model: 1)")
+            axes.set(title=method, xlabel="multiply-adds of a token (public model: 1)")
         panels[0].set_ylabel("perplexity (lower is better)")
         sizes = sorted({one["ours"]["num_models"] for one in rows}, reverse=True)
         entries = [

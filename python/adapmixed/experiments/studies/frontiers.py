@@ -10,17 +10,17 @@ from typing import Any
 from adapmixed.experiments.dp_adapter import DPAdapter
 from adapmixed.experiments.inputs import Inputs
 from adapmixed.experiments.measure import UNPROTECTED, Run, measure
-from adapmixed.experiments.paper import ADAPMIXED, DELTA, DP_SGD, PMIXED, PUBLIC
+from adapmixed.experiments.paper import ADAPMIXED, DELTA, DP_SGD, PUBLIC
 from adapmixed.experiments.result import row
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
     ClippedMixing,
     Mechanism,
-    PMixED,
     PublicOnly,
     Unprotected,
 )
+from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy.planner import plan
 
 GROUP = "frontiers"
@@ -46,18 +46,13 @@ def methods(dataset: str, num_models: int, queries: int) -> dict[tuple[str, str,
     for epsilon in BUDGETS:
         plans = plan(epsilon, DELTA, num_models, queries, shapes=SHAPES, scales=SCALES)
         for one in plans:
-            settings, label = one.settings, f"ε ≤ {epsilon:g}"
-            if one.mechanism == PMixED.name:
-                found[PMIXED, label, ""] = PMixED(epsilon, DELTA, queries, settings["order"])
-            elif one.mechanism == ClippedMixing.name:
-                lower, upper = settings["lower"], settings["upper"]
-                shape = f"shape {-math.log(upper) / math.log(lower):.3g}"
-                box = ClippedMixing(lower, upper, queries=queries)
-                found["ClippedMixing", label, shape] = box
-            else:
-                clip = (settings["lower"], settings["upper"], settings["scale"])
-                pool = ClippedLogPool(*clip, queries=queries)
-                found["ClippedLogPool", label, f"κ = {settings['scale']:g}"] = pool
+            settings, shape = one.settings, ""
+            if one.mechanism == ClippedMixing.name:
+                shape = f"shape {-math.log(settings['upper']) / math.log(settings['lower']):.3g}"
+            elif one.mechanism == ClippedLogPool.name:
+                shape = f"κ = {settings['scale']:g}"
+            mechanism = planned(one, epsilon)
+            found[type(mechanism).__name__, f"ε ≤ {epsilon:g}", shape] = mechanism
     preset = AdaPMixED.preset(dataset)
     for leakage in LEAKAGES:
         found[ADAPMIXED, f"β = {leakage:g}", ""] = replace(preset, target_leakage=leakage)
