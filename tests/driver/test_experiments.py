@@ -335,6 +335,12 @@ def test_marks_that_would_cover_one_another_stand_side_by_side() -> None:
             places = [pixel(x) for x in side_by_side(axes, crowd, 7.0)]
             assert places == sorted(places)
             assert min(b - a for a, b in pairwise(places)) > size
+            # Near an edge they stay whole, in their order.
+            for edge, x in zip(axes.bbox.intervalx, (0.5, 20.0), strict=True):
+                places = [pixel(x) for x in side_by_side(axes, [(x, 90.0, 90.0)] * 4, 7.0)]
+                assert places == sorted(places)
+                assert min(abs(place - edge) for place in places) >= size / 2
+                assert axes.bbox.x0 < places[0] < places[-1] < axes.bbox.x1
 
 
 def test_what_a_legend_says_of_a_method(results: dict[str, dict[str, Any]]) -> None:
@@ -364,7 +370,7 @@ def test_figure_2_says_what_an_arrow_stands_for(
     """In the figure itself, where it has one; its whole caption goes with the file."""
     (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")
     words = [one.get_text() for axes in figure.axes for one in axes.texts]
-    assert [one for one in words if one.startswith("←")] == ["← 2000 · 3000"]
+    assert [one for one in words if one.startswith("←")] == ["← 2000 · 3000", "← 0.05"]
     assert figure.get_supxlabel().endswith("(←: less than 0.005)")
     monkeypatch.setattr(panels, "_FAR", 0.0)
     (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")

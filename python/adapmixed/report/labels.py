@@ -71,7 +71,7 @@ def boxes_of(texts: Sequence[Any]) -> list[Box]:
 def side_by_side(axes: Any, bars: Sequence[Bar], size: float) -> list[float]:
     """Where to draw marks, and their bars, so that none covers another: in ε, as given or near.
 
-    Those that would lie on one another stand around their middle, in their order.
+    Those that would lie on one another stand around their middle, in their order, inside the axes.
 
     Args:
         axes: of a settled figure, with their limits.
@@ -79,6 +79,7 @@ def side_by_side(axes: Any, bars: Sequence[Bar], size: float) -> list[float]:
         size: of a mark, in points.
     """
     width = 1.2 * size * axes.figure.dpi / 72
+    left, right = axes.bbox.x0, axes.bbox.x1
     ends = [[axes.transData.transform((x, y)) for y in (low, high)] for x, low, high in bars]
     places = [float(low[0]) for low, _ in ends]
     groups = [[index] for index in range(len(bars))]
@@ -99,7 +100,9 @@ def side_by_side(axes: Any, bars: Sequence[Bar], size: float) -> list[float]:
         first, second = pair
         groups[first] += groups.pop(second)
         groups[first].sort(key=lambda index: (ends[index][0][0], index))
+        half = len(groups[first]) / 2 * width
         middle = math.fsum(ends[index][0][0] for index in groups[first]) / len(groups[first])
+        middle = max(min(middle, right - half), left + half)
         for rank, index in enumerate(groups[first]):
             places[index] = middle + (rank - (len(groups[first]) - 1) / 2) * width
     back = axes.transData.inverted()
