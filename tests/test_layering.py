@@ -58,6 +58,7 @@ PRIVACY_FOR_MECHANISMS = {
         "conversions",
         "events",
         "law_rounding",
+        "planner",  # a plan becomes a mechanism
         "published_bound",
     )  # fmt: skip
 }

@@ -39,6 +39,10 @@ def sharing_lines(base: str) -> list[str]:
     Raises:
         ValueError, OSError: if there is no such model, or none that an ensemble can be built on.
     """
+    import torch
+
+    from adapmixed.models import Ensemble
+    from adapmixed.models.adapters import Adapter
     from adapmixed.models.layers import block_names, head_name, linear_names
     from adapmixed.models.loading import load_base
     from adapmixed.models.support import TESTED, check_model
@@ -47,11 +51,15 @@ def sharing_lines(base: str) -> list[str]:
     model, _ = load_base(base, None)
     check_model(model)
     kind = model.config.model_type
-    lines = [f"base: {base} ({kind}, {'tested' if kind in TESTED else 'tried when it is loaded'})"]
+    lines = [f"base: {base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})"]
     lines.append(f"head members share {find_trunk(model, [head_name(model)])}")
     blocks = block_names(model)
     last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
     lines.append(f"members of the last block share {find_trunk(model, last)}")
+    if kind not in TESTED:
+        size, vocab_size = model.get_output_embeddings().weight.T.shape
+        update = torch.full((size, 1), 0.1), torch.full((1, vocab_size), 0.1)
+        Ensemble(model, [Adapter({head_name(model): update})])  # tries it
     return lines
 
 

@@ -14,12 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from adapmixed.decoding import StopRule, stream
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED, Shaped
 from adapmixed.models import Ensemble
 from adapmixed.models.adapters import Adapter
+from adapmixed.models.room import LogitsRoom
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
@@ -34,14 +42,27 @@ MECHANISMS: dict[str, Mechanism] = {
 TOKENS = 2
 
 
-def wide(dtype: torch.dtype) -> Ensemble:
+def wide(dtype: torch.dtype, *, head: bool = False) -> Ensemble:
     """Almost all that it holds are logits: 32 members over 50 257 tokens."""
     config = GPT2Config(
         n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    update = {"transformer.h.0.attn.c_attn": (torch.randn(8, 2), torch.randn(2, 24))}
-    return Ensemble(GPT2LMHeadModel(config).to(dtype), [Adapter(update)] * 32, unverified=())
+    layer, size = ("lm_head", 50257) if head else ("transformer.h.0.attn.c_attn", 24)
+    update = {layer: (torch.randn(8, 2), torch.randn(2, size))}
+    model = GPT2LMHeadModel(config).to(dtype)
+    return Ensemble(model, [Adapter(update)] * (100 if head else 32), unverified=())
+
+
+def capped(dtype: torch.dtype) -> Ensemble:
+    """Almost all that it holds are logits, which a cap is put on."""
+    config = Gemma2Config(
+        vocab_size=20000, hidden_size=8, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=8, max_position_embeddings=64,
+        final_logit_softcapping=30.0, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    update = {"lm_head": (torch.randn(8, 2), torch.randn(2, 20000))}
+    return Ensemble(Gemma2ForCausalLM(config).to(dtype), [Adapter(update)] * 100, unverified=())
 
 
 def deep(dtype: torch.dtype, layers: int) -> Ensemble:
@@ -98,6 +119,37 @@ def measure(
     return needed, status("VmHWM") - before
 
 
+def measure_reading() -> Any:
+    """As `measure`, of `iter_logits`: one room, an input in one pass, then one with a cache."""
+    config = LlamaConfig(
+        vocab_size=2000, hidden_size=256, intermediate_size=256, num_hidden_layers=16,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
+    )  # fmt: skip
+    update = {"lm_head": (torch.randn(256, 2), torch.randn(2, 2000))}
+    ensemble = Ensemble(LlamaForCausalLM(config), [Adapter(update)] * 32, unverified=())
+    long = torch.randint(0, 2000, (1, 1024))
+    try:
+        ensemble.iter_logits(long, memory_bytes=1)
+    except ValueError as error:
+        memory = int(1.1 * int(str(error).split(">= ")[1].split()[0]))
+    short = 1024
+    while ensemble._forward.chunk_size(1, short, memory, last_only=False) < short:
+        short -= 8
+
+    def read() -> None:
+        room = LogitsRoom()
+        for ids in (long[:, :short], long):
+            for part in ensemble.iter_logits(ids, memory_bytes=memory, room=room):
+                del part
+
+    read()  # what libraries keep from their first use
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    read()
+    return memory, status("VmHWM") - before
+
+
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -112,10 +164,19 @@ def main() -> None:
         # Almost all is keys and values, copied where a sequence ends.
         longer = torch.randint(0, 500, (3, 160))
         cases.append(("end", deep(dtype, 8), POOL, longer, 4 << 20, first_ends))
+        cases.append(("end of few keys", ensemble, POOL, prompt, 0, first_ends))
+        head = wide(dtype, head=True)
+        cases.append(("head", head, POOL, prompt, 0, None))
+        cases.append(("end of a head", head, POOL, prompt, 0, first_ends))
+        cases.append(("cap", capped(dtype), POOL, prompt % 20000, 0, None))
         for name, owner, mechanism, ids, spare, stop in cases:
-            needed, held = measure(owner, mechanism, ids, spare, stop)
-            found = {"case": name, "dtype": str(dtype), "needed": needed, "held": held}
-            print(json.dumps(found), flush=True)
+            tell(name, dtype, *measure(owner, mechanism, ids, spare, stop))
+    tell("room", torch.float32, *measure_reading())
+
+
+def tell(name: str, dtype: torch.dtype, needed: int, held: int) -> None:
+    found = {"case": name, "dtype": str(dtype), "needed": needed, "held": held}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

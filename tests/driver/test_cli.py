@@ -310,6 +310,19 @@ def test_bad_outputs_are_refused_before_the_work(
     assert "no-base" in error and len(error.strip().splitlines()) == 1
 
 
+def test_the_demo_checks_its_arguments_before_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for queries in ("0", "-5", "10000000"):
+        assert main(["demo", "--out", str(tmp_path / "out"), "--queries", queries]) == 2
+        printed = capsys.readouterr()
+        assert "queries must be" in printed.err and "training" not in printed.out
+    assert list((tmp_path / "out").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
+    assert "--out must name a folder, got the file" in capsys.readouterr().err
+
+
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", *MODELS, "--text", str(tmp_path / "none.txt")]) == 2
     assert "none.txt" in capsys.readouterr().err

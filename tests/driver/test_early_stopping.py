@@ -86,8 +86,9 @@ def test_the_end_of_a_stream_is_held_out() -> None:
     tokens = list(range(100))
     assert hold_out_end(tokens, 0.05) == (tokens[:95], tokens[95:])
     assert hold_out_end(tokens, 0.0) == (tokens, [])
-    assert hold_out_end(tokens[:39], 0.05) == (tokens[:39], [])  # one token predicts nothing
-    assert hold_out_end(tokens[:40], 0.05) == (tokens[:38], tokens[38:40])
+    assert hold_out_end(tokens[:60], 0.05) == (tokens[:57], tokens[57:60])
+    assert hold_out_end(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
+    assert hold_out_end(tokens[:7], 0.05) == (tokens[:7], [])
     assert hold_out_end([], 0.5) == ([], [])
 
 

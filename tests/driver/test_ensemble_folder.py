@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ensemble_cases import Make
-from tiny_models import ADAPTED, adapted_layers
+from tiny_models import ADAPTED, adapted_layers, write_adapter
 
 from adapmixed.models import Ensemble, Manifest, read_manifest, write_manifest
 
@@ -56,10 +56,12 @@ def test_refused_bases(base: Any, make_adapters: Make, tmp_path: Path) -> None:
     from peft import PeftModel
 
     folders = make_adapters(1)
+    head = [write_adapter(base, tmp_path / "head", seed=0, target_modules=["lm_head"])]
     adapted = PeftModel.from_pretrained(copy.deepcopy(base), folders[0])
     for bad, reason in [
         (adapted, "carries adapters"),
         (Ensemble.load(base, folders)._forward.model, "carries adapters"),
+        (Ensemble.load(base, head)._forward.model, "carries adapters"),
         (torch.nn.Linear(2, 2), "transformers model"),
         (3, "transformers model"),
         (tmp_path / "nowhere", "existing folder"),

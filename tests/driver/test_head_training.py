@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from adapmixed.models.layers import block_names, head_name, linear_names
 from adapmixed.models.support import TESTED
-from adapmixed.training import FinetuneConfig, save_adapter, shard_seed, train_adapter
+from adapmixed.training import (
+    FinetuneConfig,
+    finetune,
+    save_adapter,
+    shard_seed,
+    train_adapter,
+)
 from adapmixed.training import head as head_module
 from adapmixed.training.adapter import adapted_copy
 from adapmixed.training.blocks import token_blocks
@@ -103,6 +109,22 @@ def test_equals_peft_without_dropout(family: str, dtype: torch.dtype) -> None:
         assert float(value.abs().max()) > 0.01
     assert losses[-1] < losses[0] - 10 * LOSSES[dtype]
     torch.testing.assert_close(trained.losses, tuple(losses), rtol=0, atol=LOSSES[dtype])
+
+
+@pytest.mark.parametrize("adapt", ["head", "all"])
+def test_steps_in_several_passes_equal_peft(adapt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block a pass, of which the last one is shorter than the others."""
+    monkeypatch.setattr(finetune, "PASS_TOKENS", 1)
+    base = tiny("llama")
+    names = (head_name(base),) if adapt == "head" else linear_names(base)
+    config = replace(CONFIG, target_modules=names, batch_size=4)
+    trained = train_adapter(base, stream(1, 86), config, seed=5, shard=2)
+    model, losses = by_peft(base, stream(1, 86), config)
+    found = weights(trained.model)
+    for name, value in weights(model).items():
+        atol = WEIGHTS[torch.float32] * float(value.abs().max())
+        torch.testing.assert_close(found[name], value, rtol=0, atol=atol)
+    torch.testing.assert_close(trained.losses, tuple(losses), rtol=0, atol=LOSSES[torch.float32])
 
 
 @pytest.mark.parametrize("family", sorted(TESTED))

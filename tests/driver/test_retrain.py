@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import signal
 from dataclasses import replace
@@ -110,9 +111,46 @@ def test_other_shards_must_be_as_they_were(base: Path, tmp_path: Path, folders: 
     assert run_file(run.output) == run_file(folders / "old")
 
 
+def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) -> None:
+    """With its folder or without; neither its shard's text nor a kill brings it back."""
+    other = next(home for home in HOMES if home != HOME)
+    name = f"member-{other:03d}"
+    for removed in (False, True):
+        run = old_copy(folders, tmp_path, base, f"ensemble-{removed}")
+        withdraw(run.output, other)
+        if removed:
+            shutil.rmtree(run.output / name)
+        its_text = {user for user, home in zip(USERS, HOMES, strict=True) if home == other}
+        left = [row for row in LESS if row["user"] not in its_text]
+        run = replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", left))
+        assert [line.split(":")[0] for line in train(run, retrain=HOME)] == [f"member-{HOME:03d}"]
+        assert train(run) == train(run, retrain=HOME) == []
+        (run.output / "ensemble.json").unlink()  # as a kill amid the exchange leaves it
+        assert train(run) == []
+        found = read_manifest(run.output)
+        expected = read_manifest(folders / "new")
+        assert found.members == tuple(
+            None if index == other else one for index, one in enumerate(expected.members)
+        )
+        assert found.shards == expected.shards
+        assert (run.output / name).exists() is not removed
+        # Its own number brings it back.
+        run = less(tmp_path, run)
+        train(run, retrain=other)
+        assert contents(run.output) == contents(folders / "new")
+        assert train(run) == []
+
+
+def withdraw(folder: Path, member: int) -> None:
+    path = folder / "ensemble.json"
+    data = json.loads(path.read_text())
+    data["members"][member] = None
+    path.write_text(json.dumps(data))
+
+
 def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
     run = old_copy(folders, tmp_path, base, "ensemble")
-    for member in (NUM_MODELS, -1, "member-3", "-1", ""):
+    for member in (NUM_MODELS, -1, "member-3", "-1", "", True):
         with pytest.raises(ValueError, match=f"a number below {NUM_MODELS}, got {member!r}"):
             train(run, retrain=member)
     with pytest.raises(ValueError, match="retrain must run in one process, got 2 ranks"):

@@ -272,6 +272,8 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     refuses(
         "block_size must be <= the base's 32", replace(run, config=replace(CONFIG, block_size=64))
     )
+    unknown = replace(CONFIG, target_modules=("lm_head", "nosuch"))
+    refuses("target_modules must name linear layers of .*'nosuch'", replace(run, config=unknown))
     refuses("workers must be >= 1, got 0", run, workers=0)
     refuses("ranks must be at most the 4 members, got 5", run, place=Place(0, 5))
     refuses("revision applies to hub names", replace(run, revision="main"))
@@ -301,6 +303,10 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
         ({"threads": 0}, "threads must be an integer >= 1, got 0"),
         ({"seed": 0.5}, "seed must be an integer, got 0.5"),
         ({"validation_fraction": 1.0}, "validation_fraction must be in"),
+        (
+            {"validation_fraction": 0.0, "config": replace(CONFIG, early_stopping=True)},
+            "validation_fraction must be > 0 with early_stopping",
+        ),
         ({"device": "tpu"}, "device must be one of"),
         ({"dtype": "float16"}, "dtype must be one of"),
     ],

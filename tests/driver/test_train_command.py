@@ -57,9 +57,13 @@ def test_presets(name: str, epochs: int, rate: float, dp_epochs: int, num_models
 
 
 def test_options_come_before_presets() -> None:
-    arguments = parsed("--preset", "pubmed", "--epochs", "2", "--target-modules", "a", "b")
+    arguments = parsed(
+        "--preset", "pubmed", "--epochs", "2", "--target-modules", "c_attn", "lm_head"
+    )
     config = train._config(arguments, FACTS)
-    assert (config.epochs, config.rank, config.target_modules) == (2, 4, ("a", "b"))
+    assert (config.epochs, config.rank, config.target_modules) == (2, 4, ("c_attn", "lm_head"))
+    with pytest.raises(ValueError, match="which end in c_attn, .*, got 'wte'"):
+        train._config(parsed("--target-modules", "c_attn", "wte"), FACTS)
     unknown = replace(FACTS, default_targets=())
     with pytest.raises(ValueError, match="--adapt or --target-modules must be given"):
         train._config(parsed("--preset", "pubmed"), unknown)

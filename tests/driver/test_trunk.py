@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from families import linear_names, tiny
 from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
+from transformers import BertConfig, BertLMHeadModel
 
 from adapmixed.doctor import sharing_lines
-from adapmixed.models import Ensemble, Manifest, write_manifest
+from adapmixed.models import Ensemble, Manifest, batched_lora, write_manifest
 from adapmixed.models.layers import block_names
 from adapmixed.models.room import LogitsRoom
 from adapmixed.models.support import TESTED
@@ -45,6 +47,13 @@ def _inside(base: Any) -> list[str]:
 def close(found: Tensor, expected: Tensor, allowed: float) -> None:
     atol = float(expected.float().abs().max()) * allowed
     torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=atol)
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of the output layer over two members and five positions: each call has several."""
+    monkeypatch.setattr(batched_lora, "HEAD_MEMBERS", 2)
+    monkeypatch.setattr(batched_lora, "HEAD_POSITIONS", 5)
 
 
 @pytest.fixture(scope="module", params=sorted(TESTED))
@@ -225,8 +234,39 @@ def test_a_reader_of_many_inputs_finds_the_memory_of_the_one_before(tmp_path: Pa
     assert torch.equal(private, expected[1]) and torch.equal(other, expected[2])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_share_an_ensemble(kind: str, tmp_path: Path) -> None:
+    base = tiny("llama")
+    folders = [
+        write_adapter(base, tmp_path / str(i), seed=i, target_modules=names)
+        for i, names in enumerate(targets(base, kind))
+    ]
+    ensemble = Ensemble.load(base, folders)
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randint(1, VOCAB, (size, 4 + size), generator=generator) for size in (1, 2, 3)]
+    expected = [ensemble.logits(ids)[0] for ids in inputs]
+
+    def asks(number: int) -> bool:
+        found = [ensemble.logits(inputs[number])[0] for _ in range(40)]
+        return all(torch.equal(one, expected[number]) for one in found)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(asks, range(3)))
+
+
 def test_what_a_model_can_share_is_said(tmp_path: Path) -> None:
     for family, said in (("gpt2", "the first 1 of 2 blocks"), ("gpt_bigcode", "no block")):
         tiny(family).save_pretrained(tmp_path / family)
         base, head, last = sharing_lines(str(tmp_path / family))
         assert base.endswith("tested)") and "all blocks" in head and said in last
+
+
+def test_a_model_of_an_untested_kind_is_tried_before_anything_is_said(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="base must answer as an ensemble needs it, bert does not"):
+        sharing_lines(str(tmp_path))

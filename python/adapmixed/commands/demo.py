@@ -89,21 +89,24 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.workers import start_server
 
     start_server()  # imports what training needs while this process imports the rest
-    from adapmixed.data.demo import demo_base, held_out_tokens
+    from adapmixed.data.demo import demo_base
     from adapmixed.evaluation import evaluate
     from adapmixed.models import Ensemble
     from adapmixed.report import build_report, environment, write_report
     from adapmixed.report.text import report_text
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo
 
-    print(
-        f"training {NUM_MODELS} members that adapt the output layer with rank {CONFIG.rank}, "
-        "each on a shard of the language reference"
-    )
-    folder = train_demo(arguments.out / "ensemble")
+    tokens = _tokens(arguments.queries)
+    folder = arguments.out / "ensemble"
+    left = NUM_MODELS - len(list(folder.glob("member-*")))
+    if left:
+        print(
+            f"training {left} members that adapt the output layer with rank {CONFIG.rank}, each on "
+            "a shard of the language reference"
+        )
+    train_demo(folder)
     print(f"{folder} is whole after {time.perf_counter() - started:.0f} s", flush=True)
     ensemble = Ensemble.load(demo_base(), folder)
-    tokens = held_out_tokens(ensemble.tokenizer)
     adjacency = arguments.adjacency
     compared = methods(arguments.queries, ensemble.num_models, adjacency)
     update, close = progress_bar(arguments.queries, "token")
@@ -141,6 +144,20 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"wrote {path}")
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0
+
+
+def _tokens(queries: int) -> list[int]:
+    """Return the held-out text; ValueError if it is too short for so many queries."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from adapmixed.data.demo import demo_base, held_out_tokens
+    from adapmixed.evaluation.windows import plan_runs
+    from adapmixed.models.support import max_positions
+
+    tokens = held_out_tokens(AutoTokenizer.from_pretrained(demo_base()))
+    window = max_positions(AutoConfig.from_pretrained(demo_base()))
+    plan_runs(tokens, window, None, queries, runs=1)
+    return tokens
 
 
 def _sample(

@@ -260,7 +260,10 @@ def check_output(path: Path | None, *, folder: bool = False) -> None:
     if path is None:
         return
     if folder:
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise ValueError(f"--out must name a folder, got the file {path}") from None
         target = path
     else:
         if path.is_dir() or not path.parent.is_dir():

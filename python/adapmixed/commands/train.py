@@ -161,8 +161,15 @@ def _train_ensemble(
         retrain=arguments.retrain,
     )
     if place.rank == 0:
-        empty = sum(shard["documents"] == 0 for shard in manifest.shards)
+        present = [
+            shard
+            for name, shard in zip(manifest.members, manifest.shards, strict=True)
+            if name is not None
+        ]
+        empty = sum(shard["documents"] == 0 for shard in present)
+        gone = len(manifest.members) - len(present)
         note = f", {empty} of them the public model (empty shards)" if empty else ""
+        note += f", {gone} of them withdrawn (null)" if gone else ""
         print(f"wrote {arguments.output}: {len(manifest.members)} members{note}")
     return 0
 
@@ -229,10 +236,11 @@ def _config(arguments: argparse.Namespace, facts: "BaseFacts") -> "FinetuneConfi
     from adapmixed.training.presets import PRESETS as SETTINGS
 
     targets = _targets(arguments, facts)
+    adapted = facts.targets(targets)  # refuses names of no layer
     settings: dict[str, Any] = {}
     if arguments.preset is not None:
         settings = SETTINGS[arguments.preset].finetune_settings(dp_sgd=arguments.dp_sgd)
-    elif facts.targets(targets) == (facts.head,) and not arguments.dp_sgd:
+    elif adapted == (facts.head,) and not arguments.dp_sgd:
         settings = HEAD
     given = {name: getattr(arguments, name) for name in (*_NUMBERS, "early_stopping")}
     settings = settings | {name: value for name, value in given.items() if value is not None}

@@ -52,8 +52,8 @@ def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
     if not isinstance(adapted, Mapping) or not adapted:
         raise ValueError(f"adapted must map layers to their ranks, got {adapted!r}")
     for name, ranks in adapted.items():
-        valid = isinstance(ranks, list | tuple) and ranks and len(set(ranks)) == len(ranks)
-        if not isinstance(name, str) or not valid or not all(map(_is_rank, ranks)):
+        valid = isinstance(ranks, list | tuple) and ranks and all(map(_is_rank, ranks))
+        if not isinstance(name, str) or not valid or len(set(ranks)) < len(ranks):
             raise ValueError(
                 f"adapted must map layer names to distinct integers >= 1, got {name!r}: {ranks!r}"
             )

@@ -39,6 +39,7 @@ class Decoder:
         self._ids = ids
         self._mask = mask
         self._logits: Tensor
+        self._going: Tensor | None = None  # sequences of these logits that were not dropped
         self._room = LogitsRoom()
         limit = forward.max_positions if slide else None
         if limit is not None:
@@ -56,7 +57,10 @@ class Decoder:
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
         """(private (N, b, V), public (b, V)) of the next position, in the model's dtype."""
-        return self._logits[1:, :, -1], self._logits[0, :, -1]
+        logits = self._logits[:, :, -1]
+        if self._going is not None:
+            logits = logits[:, self._going]
+        return logits[1:], logits[0]
 
     def append(self, tokens: Tensor) -> None:
         """Advances by one token per sequence, the same for every member.
@@ -97,7 +101,8 @@ class Decoder:
         for layer in self._cache.layers:
             rows = going if len(layer.keys) == len(ended) else (blocks + going).flatten()
             layer.reorder_cache(rows)  # what beam search reorders with also selects
-        self._logits = self._logits[:, going]
+        # Their logits are usually done with, and a copy of the others' would be for nothing.
+        self._going = going if self._going is None else self._going[going]
         self._ids = self._ids[going]
         if self._mask is not None:
             self._mask = self._mask[going]
@@ -128,5 +133,6 @@ class Decoder:
             self._advance(self._ids[:, start:stop], part)
 
     def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
+        self._going = None
         self._logits = ids.new_empty(0)  # the old ones go before the new ones are computed
         self._logits = self._forward(ids, mask, self._cache, last_only=True, room=self._room)

@@ -360,7 +360,8 @@ class Ensemble:
     def _chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        length = ids.shape[1]
+        batch, length = ids.shape
+        room.release(chunk * self._forward.logits_size(batch))  # not beside what this input needs
         cache = self._forward.new_cache(length) if chunk < length else None
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,8 @@ _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 @dataclass(frozen=True)
 class BatchedForward:
     """Runs a model with stacked adapters on the same tokens for every member.
+
+    Threads may share it; their passes come one after the other.
 
     Attributes:
         model: a causal language model with stacked adapters (`stack_adapters`).
@@ -47,6 +50,8 @@ class BatchedForward:
     trunk: Trunk = Trunk()
     masked_ids: Tensor | None = None
     ranks: Ranks = ALONE
+    # The layers where rows part remember the shapes of the pass that they are in.
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def check_ids(
         self, input_ids: Tensor, attention_mask: Tensor | None, *, any_length: bool = False
@@ -116,7 +121,8 @@ class BatchedForward:
             mask: (b, cached + s) int64 or None.
             cache: a transformers cache, which advances by s, or None for a single pass.
             last_only: only the last position's logits are computed.
-            room: memory for the logits, used if the output layer alone is adapted.
+            room: memory for the logits, used if the output layer alone is adapted and its output is
+                not scaled: it would be held beside the scaled logits.
 
         Returns:
             (N + 1, b, s or 1, V) in the model's dtype, block 0 public.
@@ -129,18 +135,19 @@ class BatchedForward:
             arguments["attention_mask"] = mask.repeat(copies, 1)
             arguments["position_ids"] = positions.repeat(copies, 1)
         head = None if self.trunk.head is None else self.model.get_submodule(self.trunk.head)
-        try:
-            if head is not None:
-                head.room = room
-            output = self.model(
-                **arguments,
-                past_key_values=cache,
-                use_cache=cache is not None,
-                logits_to_keep=1 if last_only else 0,
-            ).logits
-        finally:
-            if head is not None:
-                head.room = None
+        with self._lock:
+            try:
+                if head is not None:
+                    head.room = None if self._scales_logits else room
+                output = self.model(
+                    **arguments,
+                    past_key_values=cache,
+                    use_cache=cache is not None,
+                    logits_to_keep=1 if last_only else 0,
+                ).logits
+            finally:
+                if head is not None:
+                    head.room = None
         logits: Tensor = output.view(rows, ids.shape[0], -1, output.shape[-1])
         if not self.ranks.alone:
             logits[0].copy_(self.ranks.same(logits[0]))
@@ -230,6 +237,15 @@ class BatchedForward:
         cache = self.cache_bytes(1, window)
         return cache + sum(self._position_bytes(1, window, beside))
 
+    @cached_property
+    def _scales_logits(self) -> bool:
+        config = self.model.config.get_text_config()
+        return any(getattr(config, name, None) for name in _LOGIT_SCALES)
+
+    def logits_size(self, batch: int) -> int:
+        """Return how many numbers the logits of one position are, on this rank."""
+        return (self.num_models + 1) * batch * self.vocab_size
+
     def _rows(self, batch: int) -> int:
         return (self.ranks.most(self.num_models) + 1) * batch  # the same on every rank
 
@@ -241,8 +257,7 @@ class BatchedForward:
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
         element = int(next(self.model.parameters()).element_size())
         # Caps and scales of the output are computed beside what they are applied to.
-        scaled = any(getattr(config, name, None) for name in _LOGIT_SCALES)
-        logits = (2 if scaled else 1) * rows * self.vocab_size * element
+        logits = (2 if self._scales_logits else 1) * rows * self.vocab_size * element
         if beside is not None:
             answering = rows * self.vocab_size * element
             answering += batch * beside(rows // batch, self.vocab_size, element)

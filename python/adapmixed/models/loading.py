@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from adapmixed.models.batched_lora import BatchedLoRA
+from adapmixed.models.batched_lora import BatchedLoRA, HeadLoRA
 from adapmixed.models.vocabulary import TOKENIZER_FILES
 
 
@@ -30,7 +30,8 @@ def load_base(
         ValueError, OSError: if it cannot be read or carries adapters.
     """
     if isinstance(base, torch.nn.Module):
-        if hasattr(base, "peft_config") or any(isinstance(m, BatchedLoRA) for m in base.modules()):
+        adapted = any(isinstance(module, BatchedLoRA | HeadLoRA) for module in base.modules())
+        if adapted or hasattr(base, "peft_config"):
             raise ValueError("base must be the plain public model, got one that carries adapters")
         if not hasattr(base, "config"):
             raise ValueError(

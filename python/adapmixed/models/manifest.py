@@ -104,7 +104,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     if version < FORMAT_VERSION:
         raise ValueError(
             f"{path}: format_version must be {FORMAT_VERSION}, got {version}, which does not say "
-            "what members adapt: train the ensemble again"
+            "what members adapt: train the ensemble again, or add adapted (as a new ensemble.json "
+            "has it) and num_models"
         )
     if version > FORMAT_VERSION:
         raise ValueError(

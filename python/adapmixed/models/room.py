@@ -15,11 +15,16 @@ class LogitsRoom:
     """One block of memory, lent again once nobody else refers to it.
 
     Whoever keeps the tensor, a view of it or an array over it keeps the numbers, too: the next call
-    then gets new memory.
+    then gets new memory. A bare storage (`Tensor.untyped_storage()`) without a tensor does not.
     """
 
     def __init__(self) -> None:
         self._block: Tensor | None = None
+
+    def release(self, size: int) -> None:
+        """Free the block if it holds more than `size` numbers."""
+        if self._block is not None and len(self._block) > size:
+            self._block = None
 
     def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return uninitialised memory of this shape, with the dtype and device of `like`."""

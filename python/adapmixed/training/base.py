@@ -74,7 +74,18 @@ class BaseFacts:
         return tuple(layer for layer in self.linear_layers if layer.startswith(prefixes))
 
     def targets(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the full names of the layers that peft adapts for these `target_modules`."""
+        """Return the full names of the layers that peft adapts for these `target_modules`.
+
+        Raises:
+            ValueError: if a name is that of no linear layer.
+        """
+        for name in names:
+            if not any(f".{layer}".endswith(f".{name}") for layer in self.linear_layers):
+                known = dict.fromkeys(layer.rpartition(".")[2] for layer in self.linear_layers)
+                raise ValueError(
+                    f"target_modules must name linear layers of {self.name}, which end in "
+                    f"{', '.join(known)}, got {name!r}"
+                )
         suffixes = tuple(f".{name}" for name in names)
         return tuple(layer for layer in self.linear_layers if f".{layer}".endswith(suffixes))
 

@@ -1,8 +1,9 @@
 """An ensemble folder while it grows, and the operator's folder beside it.
 
 my-ensemble/            member-000/ ... (each there whole or not at all), ensemble.json at last
-my-ensemble.private/    mode 0700: shard.key, run.json (what the run was begun with), locks, and
-                        while it trains the shards' text
+my-ensemble.private/    mode 0700: shard.key, run.json (what the run was begun with), locks,
+                        withdrawn.json (members that the operator has withdrawn, if there are any),
+                        and while it trains the shards' text
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,32 @@ class TrainingFolder:
                     "output"
                 )
 
+    def withdrawn(self) -> dict[int, dict[str, Any]]:
+        """Return the members that are `null` in `ensemble.json`, with their records in "shards".
+
+        What it says is kept beside the run for the time when it is not there.
+
+        Raises:
+            ValueError: if either file is not of its format.
+        """
+        path = self.private / "withdrawn.json"
+        if not (self.output / FILE_NAME).exists():
+            if not path.exists():
+                return {}
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            return {int(number): record for number, record in kept.items()}
+        manifest = read_manifest(self.output)
+        shards = manifest.shards or ({},) * len(manifest.members)
+        found = {
+            number: dict(record)
+            for number, (name, record) in enumerate(zip(manifest.members, shards, strict=True))
+            if name is None
+        }
+        if found or path.exists():
+            remove_leftovers(self.private, path.name)
+            write_file(path, json.dumps(found).encode(), mode=0o600)
+        return found
+
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Records what the run is begun with; afterwards only the same may go on.
 
@@ -170,9 +197,10 @@ class TrainingFolder:
         """Whether a member is there; it is there whole."""
         return (self.output / self.members[member]).is_dir()
 
-    def missing(self) -> list[int]:
-        """Members that are not finished."""
-        return [index for index in range(len(self.members)) if not self.is_finished(index)]
+    def missing(self, withdrawn: Collection[int]) -> list[int]:
+        """Return the members that are not finished, but for those that are withdrawn."""
+        wanted = set(range(len(self.members))).difference(withdrawn)
+        return [index for index in sorted(wanted) if not self.is_finished(index)]
 
     def remove_leftovers(self, member: int) -> None:
         """Removes what a killed process left of a member."""

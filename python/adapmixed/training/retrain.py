@@ -31,7 +31,7 @@ def member_number(member: int | str, names: Collection[str]) -> int:
     number = known.get(str(member), member)
     if isinstance(number, str) and number.isascii() and number.isdigit():
         number = int(number)
-    if not isinstance(number, int) or not 0 <= number < len(known):
+    if type(number) is not int or not 0 <= number < len(known):
         raise ValueError(
             f"retrain must be a member's folder name or a number below {len(known)}, got {member!r}"
         )
@@ -44,6 +44,7 @@ def retrain_member(
     spool: Spool,
     key: bytes,
     settings: Mapping[str, Any],
+    withdrawn: Collection[int],
     train: Callable[[Path], None],
 ) -> None:
     """Train one member on its shard as it is now; leave all other members' files alone.
@@ -56,6 +57,7 @@ def retrain_member(
         spool: all shards of the present corpus.
         key: of the partition.
         settings: as `TrainingFolder.begin`, of the present corpus.
+        withdrawn: members whose shards may have changed, since they do not answer.
         train: trains the member into the folder it is given, which it creates.
 
     Raises:
@@ -65,7 +67,7 @@ def retrain_member(
     changed = [
         name
         for number, name in enumerate(folder.members)
-        if number != member and not _is_trained(folder, number, spool, key)
+        if number not in (member, *withdrawn) and not _is_trained(folder, number, spool, key)
     ]
     if changed:
         raise ValueError(

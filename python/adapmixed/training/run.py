@@ -5,7 +5,8 @@
    from (seed, member): nothing else is at hand;
 3. a member's folder appears whole; `ensemble.json` appears when all of them are there.
 
-With `retrain` one member of a finished ensemble is trained again (`training.retrain`).
+With `retrain` one member of a finished ensemble is trained again (`training.retrain`). Members that
+the operator has withdrawn, `null` in `ensemble.json`, stay so until they are the one.
 
 A run that was killed at any moment goes on when it is begun again with the same settings and the
 same corpus, and ends with the same files, bit for bit (on the same machine and versions).
@@ -89,6 +90,11 @@ class TrainingRun:
             raise ValueError(
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
             )
+        if self.config.early_stopping and not self.validation_fraction:
+            raise ValueError(
+                "validation_fraction must be > 0 with early_stopping, which measures the epochs on "
+                "each shard's held-out text, got 0"
+            )
         for name, allowed in (
             ("device", ("cpu", "cuda")),
             ("dtype", ("float32", "bfloat16")),
@@ -140,6 +146,7 @@ def train_ensemble(
             f"block_size must be <= the base's {facts.positions} positions, got "
             f"{run.config.block_size}"
         )
+    targets = facts.targets(run.config.target_modules)
     settings = {
         "base_model": facts.name,
         "revision": facts.revision,
@@ -153,12 +160,15 @@ def train_ensemble(
         key = folder.key(run.key_file)
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
         folder.check_settings(settings)
+        withdrawn = folder.withdrawn()
         if retrain is None:
-            mine = [i for i in place.members(run.num_models) if not folder.is_finished(i)]
+            missing = folder.missing(withdrawn)
+            mine = [i for i in place.members(run.num_models) if i in missing]
             wanted = set(mine)
         else:
             mine = [member_number(retrain, folder.members)]
             wanted = set(range(run.num_models))
+            withdrawn.pop(mine[0], None)
         if place.rank == 0:
             remove_leftovers(folder.output, RETRAINED)
         _LOG.info("rank %d of %d trains %d members", place.rank, place.world, len(mine))
@@ -171,7 +181,7 @@ def train_ensemble(
 
             def train(paths: Mapping[int, Path]) -> None:
                 shown = Progress({i: spooled.sizes.get(i, 0) for i in paths}, say, progress)
-                if facts.targets(run.config.target_modules) == (facts.head,):
+                if targets == (facts.head,):
                     shown.say(_hidden_states(facts, run, spooled, workers))
                 try:
                     train_members(
@@ -188,27 +198,31 @@ def train_ensemble(
 
             if retrain is not None:
                 retrain_member(
-                    folder, mine[0], spooled, key, settings, lambda path: train({mine[0]: path})
-                )
+                    folder, mine[0], spooled, key, settings, withdrawn,
+                    lambda path: train({mine[0]: path}),
+                )  # fmt: skip
             else:
                 for index in mine:
                     folder.remove_leftovers(index)
                 folder.begin(settings)
                 if mine:
                     train({index: folder.output / folder.members[index] for index in mine})
-        place.wait(folder.private, folder.missing)
+        place.wait(folder.private, lambda: folder.missing(withdrawn))
         manifest = Manifest(
             base_model=facts.name,
-            members=folder.members,
-            adapted={
-                layer: (run.config.rank,) for layer in facts.targets(run.config.target_modules)
-            },
+            members=tuple(
+                None if index in withdrawn else name for index, name in enumerate(folder.members)
+            ),
+            adapted=dict.fromkeys(targets, (run.config.rank,)),
             tokenizer_files=facts.tokenizer_files,
             base_sha256=facts.base_sha256,
             revision=facts.revision,
             training={**_training(run), "corpus_hmac": spooled.fingerprint},
             document_names="positions" if run.corpus.positional else "stable",
-            shards=tuple(folder.record(index)["shard"] for index in range(run.num_models)),
+            shards=tuple(
+                withdrawn[index] if index in withdrawn else folder.record(index)["shard"]
+                for index in range(run.num_models)
+            ),
         )
         folder.finish(manifest)
         _LOG.info("%s is whole", folder.output)
@@ -217,7 +231,8 @@ def train_ensemble(
 
 def _hidden_states(facts: BaseFacts, run: TrainingRun, spooled: Spool, workers: int) -> str:
     """Say how large the hidden states of head members become: a token has at least one byte."""
-    tokens = max(spooled.sizes.values(), default=0) + run.config.block_size
+    # Training and held-out text are each padded to whole blocks.
+    tokens = max(spooled.sizes.values(), default=0) + 2 * run.config.block_size
     size = tokens * facts.hidden_bytes * DTYPES[run.dtype].itemsize // 4
     place = "in memory" if size <= IN_MEMORY else f"in memory, or above {IN_MEMORY:,} in a file"
     return f"hidden states: at most {size:,} bytes for each of {workers} workers, {place}"

@@ -19,6 +19,7 @@ from adapmixed.files import create_file
 from adapmixed.training.partition import add_document, assign_shards
 
 KEY_BYTES = 32
+_LEAST_HELD_OUT = 8  # tokens of a shard of which some are held out
 _BUFFERED = 64 << 20  # bytes of documents held before they are written to their shards' files
 
 
@@ -164,13 +165,16 @@ def hold_out_end(tokens: list[int], fraction: float) -> tuple[list[int], list[in
     """Return (training, validation): the end of a shard's stream is held out.
 
     This is for shards of which no whole identifier is held out, for instance of one user's text.
-    Fewer than two tokens have nothing to predict, so then none is held out.
+    At least two tokens are held out, since fewer have nothing to predict, but none of a shard with
+    fewer than eight.
 
     Args:
         tokens: of one shard.
         fraction: share of the tokens, in [0, 1).
     """
     count = int(fraction * len(tokens))
+    if fraction > 0 and len(tokens) >= _LEAST_HELD_OUT:
+        count = max(count, 2)
     return (tokens[:-count], tokens[-count:]) if count >= 2 else (tokens, [])
 
 

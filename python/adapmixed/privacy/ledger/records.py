@@ -103,8 +103,14 @@ class Description:
         for name in asdict(self).keys() - {"identity", "format_version"}:
             here, there = getattr(self, name), getattr(wanted, name)
             if here != there:
+                given = f"{here!r}, got {there!r}"
+                if name == "configuration":
+                    given += (
+                        ": another mechanism or ensemble, also one of which a member was retrained "
+                        "or withdrawn, needs a ledger of its own"
+                    )
                 raise LedgerMismatchError(
-                    f"{name} must be what the ledger was created with, {here!r}, got {there!r}"
+                    f"{name} must be what the ledger was created with, {given}"
                 )
 
     def _require_counts(self, wanted: Description) -> None:
