@@ -87,6 +87,29 @@ def timed(texts: list[str], shards: int, adapt: str, folder: Path) -> dict[str, 
     }
 
 
+def training(report: Report, *, quick: bool) -> None:
+    """Train members of both kinds; add lines and the table "training"."""
+    texts = documents(TEXT_BYTES // (100 if quick else 1))
+    shards = 10 if quick else SHARDS
+    with tempfile.TemporaryDirectory() as folder:
+        head = timed(texts, shards, "head", Path(folder))
+        part = timed(texts[::PART], shards // PART, "all", Path(folder))
+    whole = part["first"] + PART * (part["seconds"] - part["first"])
+    report.say(f"training: {len(texts)} documents, {shards} members, 3 epochs, 2 workers")
+    report.say(
+        f"  head: {head['seconds']:.0f} s ({head['processor']:.0f} s of the processor), the first "
+        f"member after {head['first']:.0f} s"
+    )
+    report.say(
+        f"  all:  {whole:.0f} s, from {part['seconds']:.0f} s for one part of {PART} "
+        f"({part['processor']:.0f} s of the processor)"
+    )
+    report.tables["training"] = [
+        {"adapt": "head", **head},
+        {"adapt": "all", "part": PART, "whole": whole, **part},
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -96,25 +119,7 @@ def main() -> None:
     arguments = parser.parse_args()
     about, report = machine(), Report()
     report.say(f"{headline(about)}\n")
-    texts = documents(TEXT_BYTES // (100 if arguments.quick else 1))
-    shards = 10 if arguments.quick else SHARDS
-    with tempfile.TemporaryDirectory() as folder:
-        head = timed(texts, shards, "head", Path(folder))
-        part = timed(texts[::PART], shards // PART, "all", Path(folder))
-    whole = part["first"] + PART * (part["seconds"] - part["first"])
-    report.say(f"{len(texts)} documents, {shards} members, 3 epochs, 2 workers")
-    report.say(
-        f"head: {head['seconds']:.0f} s ({head['processor']:.0f} s of the processor), the first "
-        f"member after {head['first']:.0f} s"
-    )
-    report.say(
-        f"all:  {whole:.0f} s, from {part['seconds']:.0f} s for one part of {PART} "
-        f"({part['processor']:.0f} s of the processor)"
-    )
-    report.tables["training"] = [
-        {"adapt": "head", **head},
-        {"adapt": "all", "part": PART, "whole": whole, **part},
-    ]
+    training(report, quick=arguments.quick)
     if arguments.out:
         report.write(arguments.out, machine=about)
 

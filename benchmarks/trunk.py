@@ -1,7 +1,7 @@
 """What private tokens cost when members share the public trunk, against the public model's own.
 
     python -m benchmarks.trunk [--quick] [--out PREFIX]
-    python -m benchmarks.trunk --only evaluation --out PREFIX     # half an hour
+    python -m benchmarks.trunk --only token prompt evaluation training   # half an hour
 
 GPT-2 shapes with random weights and adapters of rank 8, fp32, on the CPU: members of the output
 layer alone (head), of the last block, of all blocks (c_attn). All ratios are to the public model's
@@ -11,7 +11,8 @@ own time for the same queries, taken in turns in one run:
 - cache: bytes of keys and values;
 - prompt: reading a prompt until its first logits are there;
 - evaluation: every token of a stream scored by `evaluate` with ClippedLogPool: 99 840 queries of
-  head members, and one block of 512 tokens where every block costs the same.
+  head members, and one block of 512 tokens where every block costs the same;
+- training: seconds, as `benchmarks.training`.
 
 The logits of every kind are compared with peft's own for a few members before the timing.
 """
@@ -41,6 +42,7 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from benchmarks.forward import SMALL, TINY, Shape, make_base
 from benchmarks.harness import Call, Neighbours, Report, headline, interleave, machine
+from benchmarks.training import training
 
 RANK = 8
 MEMORY = 16 << 30
@@ -266,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ["token", "prompt", "evaluation"]
+    names = ["token", "prompt", "evaluation", "training"]
     parser.add_argument("--only", nargs="+", choices=names, default=names[:2], metavar="TABLE",
                         help=f"of {', '.join(names)}; token and prompt")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few runs, no meaning")
@@ -290,7 +292,9 @@ def main() -> None:
         prompts(report, base, ensembles, long_prompt, 3)
     if "evaluation" in arguments.only:
         evaluations(report, base, ensembles, *((8, 14) if quick else (512, 99_840)))
-    others = report.others(neighbours)
+    others = report.others(neighbours)  # before processes of our own are started
+    if "training" in arguments.only:
+        training(report, quick=quick)
     if arguments.out:
         report.write(arguments.out, machine=about, quick=quick, others=others)
 
