@@ -12,6 +12,7 @@ import torch
 from families import tiny
 
 from adapmixed.cli import main
+from adapmixed.commands.demo import DEEP
 from adapmixed.data import demo_base, held_out_documents, private_documents
 from adapmixed.experiments import kinds as study
 from adapmixed.experiments.drawing import draw
@@ -26,6 +27,7 @@ from adapmixed.models.layers import linear_names
 from adapmixed.models.trunk import find_trunk
 
 N, RANK = 5, 2
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "reproduce-kinds.json"
 
 
 def test_cost_of_a_token() -> None:
@@ -47,6 +49,23 @@ def test_cost_of_a_token() -> None:
         layers = dict.fromkeys(adapted, (RANK,))
         found = token_cost(base, find_trunk(base, adapted), layers, N)
         assert found == pytest.approx(count / sum(size.values()), rel=1e-12)
+
+
+def test_what_the_demo_quotes() -> None:
+    rows = read_experiment(RESULT)["rows"]
+    corpus = rows[0]["group"]
+    quoted = " ".join(DEEP.split())
+    ours = {
+        one["ours"]["adapt"]: one["ours"]
+        for one in rows
+        if one["group"] == corpus
+        and one["method"] == "ClippedLogPool, ε ≤ 3"
+        and one["label"].endswith("r = 8, N = 100")
+    }
+    deep, head = ours["all"], ours["head"]
+    assert f"perplexity {deep['perplexity']:.2f} if all linear layers" in quoted
+    assert f"adapted, {head['perplexity']:.2f} if the output layer" in quoted
+    assert f"at {deep['cost']:.0f} and {head['cost']:.2f} times" in quoted
 
 
 @pytest.fixture
