@@ -14,7 +14,7 @@ from adapmixed.report.style import COLOURS, GREY, canvas, number_axis, svg_text
 
 _PANELS = (UNPROTECTED, "ClippedLogPool, ε ≤ 3")
 _MARKERS = "osD^"
-_FONT_SIZE = 8.0
+_LEVEL: dict[str, Any] = {"color": GREY, "linestyle": (0, (2, 2)), "linewidth": 1.1}
 
 Row = Mapping[str, Any]
 
@@ -31,6 +31,7 @@ def draw_kinds(result: Mapping[str, Any]) -> list[Drawing]:
 def _figure(group: str, rows: Sequence[Row], number: int) -> Drawing:
     title = f"What members adapt: {group}"
     kinds = list(dict.fromkeys(one["ours"]["adapt"] for one in rows))
+    ranks = ", ".join(map(str, sorted({one["ours"]["rank"] for one in rows})))
     public = next(float(one["ours"]["perplexity"]) for one in rows if one["method"] == PUBLIC)
     with canvas(3.9, 1, len(_PANELS)) as (figure, panels):
         for axes, method in zip(panels, _PANELS, strict=True):
@@ -52,16 +53,14 @@ def _figure(group: str, rows: Sequence[Row], number: int) -> Drawing:
                         marker=marker, markersize=6, linewidth=1.3,
                         markerfacecolor=colour if largest else "white",
                     )  # fmt: skip
-            axes.axhline(public, color=GREY, linestyle=(0, (2, 2)), linewidth=1.1)
-            axes.annotate(
-                PUBLIC, (0.995, public), (0, 2), ha="right", color=GREY, fontsize=_FONT_SIZE,
-                xycoords=("axes fraction", "data"), textcoords="offset points",
-            )  # fmt: skip
+            axes.axhline(public, **_LEVEL)
             axes.set_xscale("log")
-            axes.margins(y=0.12)  # the public model's name stands above its line
             number_axis(axes.xaxis)
             number_axis(axes.yaxis)
-            axes.set(title=method, xlabel="multiply-adds of a token (public model: 1)")
+            axes.set(
+                title=method,
+                xlabel=f"multiply-adds of a token (public model: 1)\nlines join ranks {ranks}",
+            )
         panels[0].set_ylabel("perplexity (lower is better)")
         sizes = sorted({one["ours"]["num_models"] for one in rows}, reverse=True)
         entries = [
@@ -77,14 +76,15 @@ def _figure(group: str, rows: Sequence[Row], number: int) -> Drawing:
                 )
             )  # fmt: skip
             words.append(f"N = {size}")
+        entries.append(Line2D([], [], **_LEVEL))
+        words.append(PUBLIC)
         figure.legend(
             entries, words, loc="outside lower center", ncols=len(words), handlelength=1.8
         )
         svg = svg_text(figure, f"kinds-{number}", title)
-    ranks = sorted({one["ours"]["rank"] for one in rows})
     caption = (
-        f"Perplexity against the cost of a token; lines join ranks {', '.join(map(str, ranks))}, "
-        "which grow to the right. Same shards, queries and passes for all kinds of members; means "
+        f"Perplexity against the cost of a token; lines join ranks {ranks}, which grow to the "
+        "right. Same shards, queries and passes for all kinds of members; means "
         f"over {len(rows[0]['ours']['perplexities'])} seeds."
     )
     return Drawing(f"kinds-{number}", title, caption, svg)
