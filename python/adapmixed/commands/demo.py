@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         environment=environment(),
         sample=_sample(ensemble, compared, adjacency),
     )
-    print(f"{report_text(report)}\n{DEEP}\n")
+    print(f"{report_text(report)}\n\n{DEEP}\n")
     for name in ("pmixed", "adapmixed"):
         if name not in compared:
             print(f"{name} is left out: {adjacency_refusal(name, adjacency)}")

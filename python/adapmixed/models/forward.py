@@ -237,7 +237,7 @@ class BatchedForward:
         cache = self.cache_bytes(1, window)
         return cache + sum(self._position_bytes(1, window, beside))
 
-    @cached_property
+    @property
     def _scales_logits(self) -> bool:
         config = self.model.config.get_text_config()
         return any(getattr(config, name, None) for name in _LOGIT_SCALES)
