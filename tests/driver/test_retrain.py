@@ -134,6 +134,14 @@ def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) 
         )
         assert found.shards == expected.shards
         assert (run.output / name).exists() is not removed
+        (run.output / "ensemble.json").rename(tmp_path / "kept")
+        record = run.output.with_name(f"{run.output.name}.private") / "withdrawn.json"
+        text = record.read_text()
+        record.write_text("[1]")
+        with pytest.raises(ValueError, match="withdrawn.json must map members to their records"):
+            train(run)
+        record.write_text(text)
+        (tmp_path / "kept").rename(run.output / "ensemble.json")
         # Its own number brings it back.
         run = less(tmp_path, run)
         train(run, retrain=other)

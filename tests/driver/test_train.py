@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from training_cases import (
     CONFIG,
     KEY,
@@ -26,7 +27,7 @@ from training_cases import (
 )
 
 from adapmixed.models import Ensemble, read_manifest
-from adapmixed.training import TrainingRun, assign_shards, ranks, train_ensemble
+from adapmixed.training import TrainingRun, assign_shards, head, ranks, train_ensemble
 from adapmixed.training.ranks import Place
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
@@ -260,6 +261,30 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.jsonl")
     (tmp_path / "ensemble" / "ensemble.json").unlink()
     quietly(run)
+
+
+def test_hidden_states_are_no_larger_than_said(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a short text, whose training and held-out blocks are mostly padding."""
+    stored: list[int] = []
+    storage = head._storage
+
+    def counted(*arguments: Any) -> Tensor:
+        states = storage(*arguments)
+        stored.append(states.numel() * states.element_size())
+        return states
+
+    monkeypatch.setattr(head, "_storage", counted)
+    config = replace(CONFIG, target_modules=("lm_head",), epochs=1, block_size=32)
+    run = replace(a_run(tmp_path, base), config=config, num_models=1)
+    corpus = write_corpus(tmp_path / "short.jsonl", [{"user": "u", "text": "a b c d e f g h"}])
+    lines: list[str] = []
+    train_ensemble(replace(run, corpus=corpus), say=lines.append)
+    (said,) = (line for line in lines if line.startswith("hidden states: at most"))
+    allowed = int(said.split("at most ")[1].split(" bytes")[0].replace(",", ""))
+    hidden = Ensemble.load(base, run.output).config.hidden_size
+    assert max(stored) == 2 * 32 * hidden * 4 <= allowed
 
 
 def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:

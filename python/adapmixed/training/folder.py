@@ -108,21 +108,21 @@ class TrainingFolder:
             ValueError: if either file is not of its format.
         """
         path = self.private / "withdrawn.json"
-        if not (self.output / FILE_NAME).exists():
-            if not path.exists():
-                return {}
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            return {int(number): record for number, record in kept.items()}
-        manifest = read_manifest(self.output)
-        shards = manifest.shards or ({},) * len(manifest.members)
-        found = {
-            number: dict(record)
-            for number, (name, record) in enumerate(zip(manifest.members, shards, strict=True))
-            if name is None
-        }
-        if found or path.exists():
+        with self._alone():  # ranks begin at the same time
             remove_leftovers(self.private, path.name)
-            write_file(path, json.dumps(found).encode(), mode=0o600)
+            if not (self.output / FILE_NAME).exists():
+                return _read_withdrawn(path) if path.exists() else {}
+            manifest = read_manifest(self.output)
+            shards = manifest.shards or ({},) * len(manifest.members)
+            found = {
+                number: dict(record)
+                for number, (name, record) in enumerate(zip(manifest.members, shards, strict=True))
+                if name is None
+            }
+            if found:
+                write_file(path, json.dumps(found).encode(), mode=0o600)
+            else:
+                path.unlink(missing_ok=True)
         return found
 
     def begin(self, settings: Mapping[str, Any]) -> None:
@@ -232,6 +232,14 @@ class TrainingFolder:
             yield
         finally:
             os.close(descriptor)
+
+
+def _read_withdrawn(path: Path) -> dict[int, dict[str, Any]]:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return {int(number): dict(record) for number, record in kept.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} must map members to their records: {error}") from error
 
 
 def _run_text(settings: Mapping[str, Any]) -> bytes:
