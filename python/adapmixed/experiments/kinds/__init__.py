@@ -38,7 +38,7 @@ BUDGETS = (1.0, 3.0)
 _SCALE = 8.0  # alpha / rank, the paper's
 NOTE = (
     "Cost: multiply-adds of linear layers for one private token over those of the public model's "
-    "own; times are in benchmarks/results/cpu-trunk-avx2.txt. The same corpus, division, queries "
+    "own; times are in benchmarks/results/cpu-trunk-avx512.txt. The same corpus, division, queries "
     "and passes for all kinds of members; alpha / rank is 8. ClippedMixing and ClippedLogPool have "
     "what 'adapmixed plan' chooses for ε. PMixED's ε is fixed, too; AdaPMixED's is found "
     "afterwards. Perplexities are means over seeds; a seed is that of the division, too."
