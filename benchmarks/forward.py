@@ -240,7 +240,7 @@ def sizes(ensemble: Ensemble, decoder: Decoder) -> dict[str, int]:
     adapters = {
         id(buffer): buffer
         for layer in model.modules() if isinstance(layer, BatchedLoRA)
-        for buffer in layer.groups.buffers()
+        for buffer in layer.parts.buffers()
     }  # fmt: skip
     cached = [t for layer in decoder._cache.layers for t in (layer.keys, layer.values)]
     held = {"weights": list(model.parameters()), "adapters": list(adapters.values()),

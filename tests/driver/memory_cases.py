@@ -54,6 +54,18 @@ def wide(dtype: torch.dtype, *, head: bool = False) -> Ensemble:
     return Ensemble(model, [Adapter(update)] * (100 if head else 32), unverified=())
 
 
+def mixed(dtype: torch.dtype) -> Ensemble:
+    """Members of the output layer, and of a block: most keep the output layer's bits."""
+    config = GPT2Config(
+        n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    head = Adapter({"lm_head": (torch.randn(8, 2), torch.randn(2, 50257))})
+    block = Adapter({"transformer.h.0.attn.c_attn": (torch.randn(8, 2), torch.randn(2, 24))})
+    model = GPT2LMHeadModel(config).to(dtype)
+    return Ensemble(model, [head] * 6 + [block] * 42, unverified=())
+
+
 def capped(dtype: torch.dtype) -> Ensemble:
     """Almost all that it holds are logits, which a cap is put on."""
     config = Gemma2Config(
@@ -168,6 +180,7 @@ def main() -> None:
         head = wide(dtype, head=True)
         cases.append(("head", head, POOL, prompt, 0, None))
         cases.append(("end of a head", head, POOL, prompt, 0, first_ends))
+        cases.append(("head beside blocks", mixed(dtype), POOL, prompt, 0, None))
         cases.append(("cap", capped(dtype), POOL, prompt % 20000, 0, None))
         for name, owner, mechanism, ids, spare, stop in cases:
             tell(name, dtype, *measure(owner, mechanism, ids, spare, stop))

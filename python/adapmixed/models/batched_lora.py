@@ -99,9 +99,11 @@ class BatchedLoRA(nn.Module):
         updates: per member (A (in, r), scale * B (r, out)), or None for a member without an update
             here. They are kept as fp32 on the base's device, 4 N r (in + out) bytes for each rank.
         ranks: all ranks that a member may have here; None for those of `updates`.
+        at_once: members that one product takes; None for all. What a product holds besides its
+            outputs, copies of them in fp32 or of those that keep their bits, is of so many.
 
     Attributes:
-        groups: one `RankGroup` for each rank, ascending.
+        parts: the `RankGroup`s of so many members at a time, one for each rank, ascending.
 
     Raises:
         ValueError: if there are no members, or an update does not fit the base or `ranks`.
@@ -112,13 +114,18 @@ class BatchedLoRA(nn.Module):
         base: nn.Module,
         updates: Sequence[Update | None],
         ranks: Sequence[int] | None = None,
+        *,
+        at_once: int | None = None,
     ) -> None:
         super().__init__()
-        shape, ranks = _checked(base, updates, ranks)
         self.base = base
         self.num_models = len(updates)
-        groups = nn.ModuleList(RankGroup(updates, rank, shape) for rank in ranks)
-        self.groups = groups.to(next(base.parameters()).device)
+        self.parts = _parts(base, updates, ranks, at_once or max(1, len(updates)))
+
+    @property
+    def groups(self) -> list[RankGroup]:
+        """Those of all parts."""
+        return [group for part in self.parts for group in _groups(part)[1]]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ((N + 1) b, ..., in) to ((N + 1) b, ..., out) in the base's dtype."""
@@ -130,8 +137,11 @@ class BatchedLoRA(nn.Module):
         y: Tensor = self.base(x).contiguous()
         block = x.shape[0] // blocks
         inputs = x[block:].reshape(self.num_models, -1, x.shape[-1]).to(torch.float32)
-        for group in self.groups:
-            group(y.view(blocks, -1, y.shape[-1])[1:], inputs)
+        outputs = y.view(blocks, -1, y.shape[-1])[1:]
+        for part in self.parts:
+            members, groups = _groups(part)
+            for group in groups:
+                group(outputs[members], inputs[members])
         return y
 
 
@@ -159,18 +169,10 @@ class HeadLoRA(nn.Module):
         ranks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        shape, ranks = _checked(base, updates, ranks)
         self.base = base
         self.num_models = len(updates)
         self.room: LogitsRoom | None = None
-        parts = nn.ModuleList(
-            nn.ModuleList(
-                RankGroup(updates[first : first + HEAD_MEMBERS], rank, shape, first)
-                for rank in ranks
-            )
-            for first in range(0, len(updates), HEAD_MEMBERS)
-        )
-        self.parts = parts.to(next(base.parameters()).device)
+        self.parts = _parts(base, updates, ranks, HEAD_MEMBERS)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (b, ..., in) to ((N + 1) b, ..., out) in the base's dtype."""
@@ -183,11 +185,10 @@ class HeadLoRA(nn.Module):
         positions = len(public)
         step = HEAD_POSITIONS if y.device.type == "cpu" else positions
         for part in self.parts:
-            groups: list[RankGroup] = list(part.children())  # type: ignore[arg-type]
-            members = slice(groups[0].first + 1, groups[0].first + 1 + len(groups[0].up))
+            members, groups = _groups(part)
             for start in range(0, positions, step):
                 stop = min(start + step, positions)
-                outputs = y[members, start:stop]
+                outputs = y[1:][members, start:stop]
                 outputs.copy_(public[start:stop].expand_as(outputs))
                 for group in groups:
                     group(outputs, inputs[start:stop])
@@ -199,7 +200,8 @@ def stack_adapters(
     adapters: Sequence[Adapter],
     adapted: Mapping[str, Sequence[int]] | None = None,
     *,
-    shared_head: str | None = None,
+    head: str | None = None,
+    shared: bool = False,
 ) -> None:
     """Swap every adapted layer of `model`, in place, for one with the updates of all adapters.
 
@@ -208,7 +210,8 @@ def stack_adapters(
 
     Args:
         adapted: layers and their ranks, a public constant; None for what the adapters adapt.
-        shared_head: the output layer's name if everything below it is shared.
+        head: the output layer's name; a product of it takes a few members at a time.
+        shared: whether everything below the output layer is shared.
 
     Raises:
         ValueError: if there are no adapters, or one adapts a layer or has a rank that is not in
@@ -223,13 +226,40 @@ def stack_adapters(
             raise ValueError(f"adapted must name every adapted layer, {name!r} is not in it")
     for name in sorted(adapted):
         parent, _, leaf = name.rpartition(".")
-        layer = HeadLoRA if name == shared_head else BatchedLoRA
         updates = [adapter.updates.get(name) for adapter in adapters]
         try:
             base = model.get_submodule(name)
         except AttributeError as error:
             raise ValueError(f"adapted must name layers of the base, got {name!r}") from error
-        setattr(model.get_submodule(parent), leaf, layer(base, updates, adapted[name]))
+        layer: nn.Module
+        if name == head and shared:
+            layer = HeadLoRA(base, updates, adapted[name])
+        else:
+            at_once = HEAD_MEMBERS if name == head else None
+            layer = BatchedLoRA(base, updates, adapted[name], at_once=at_once)
+        setattr(model.get_submodule(parent), leaf, layer)
+
+
+def _parts(
+    base: nn.Module, updates: Sequence[Update | None], ranks: Sequence[int] | None, at_once: int
+) -> nn.ModuleList:
+    """The `RankGroup`s of so many members at a time, one for each rank, on the base's device."""
+    shape, ranks = _checked(base, updates, ranks)
+    parts = nn.ModuleList(
+        nn.ModuleList(
+            RankGroup(updates[first : first + at_once], rank, shape, first) for rank in ranks
+        )
+        for first in range(0, len(updates), at_once)
+    )
+    return parts.to(next(base.parameters()).device)
+
+
+def _groups(part: nn.Module) -> tuple[slice, list[RankGroup]]:
+    """The members of a part, and its groups."""
+    groups: list[RankGroup] = list(part.children())  # type: ignore[arg-type]
+    if not groups:
+        return slice(0, 0), []
+    return slice(groups[0].first, groups[0].first + len(groups[0].up)), groups
 
 
 def _checked(

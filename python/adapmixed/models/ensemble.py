@@ -17,6 +17,7 @@ from adapmixed.models.adapters import MISSING, Adapter, read_adapter
 from adapmixed.models.batched_lora import stack_adapters
 from adapmixed.models.decoder import Decoder
 from adapmixed.models.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
+from adapmixed.models.layers import head_name
 from adapmixed.models.loading import load_base
 from adapmixed.models.manifest import read_manifest
 from adapmixed.models.provenance import (
@@ -96,7 +97,8 @@ class Ensemble:
         masked = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
-        stack_adapters(model, adapters, adapted, shared_head=self.trunk.head)
+        head = head_name(model)
+        stack_adapters(model, adapters, adapted, head=head, shared=self.trunk.head is not None)
         repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)
@@ -116,6 +118,7 @@ class Ensemble:
             zero_members=tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero),
             trunk=self.trunk,
             masked_ids=masked.to(model.device) if masked is not None and len(masked) else None,
+            adapts_head=head in adapted,
             ranks=ranks,
         )
         if model.config.model_type not in TESTED:

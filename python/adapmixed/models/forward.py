@@ -38,6 +38,7 @@ class BatchedForward:
             an empty shard must answer exactly as the public model does.
         trunk: what the members share; the model repeats its rows where it ends.
         masked_ids: (m,) int64 on the model's device, whose logits are -inf in every row, or None.
+        adapts_head: whether members may adapt the output layer, alone or with others.
         ranks: that run other members on the same tokens; all answer with the public row of the
             leading one, since the same numbers in another batch may round differently.
     """
@@ -49,6 +50,7 @@ class BatchedForward:
     zero_members: tuple[int, ...]
     trunk: Trunk = Trunk()
     masked_ids: Tensor | None = None
+    adapts_head: bool = False
     ranks: Ranks = ALONE
     # The layers where rows part remember the shapes of the pass that they are in.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -269,8 +271,10 @@ class BatchedForward:
         activations = computed * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
         if element < 4:  # adapters read and add in fp32
             activations += computed * 4 * (hidden + inner)
-        if self.trunk.head is not None:
-            # Beside the logits of a few members: a copy in fp32, or of those that keep their bits.
+        if self.adapts_head:
+            # Beside the logits of a few members: a copy of those that keep their bits, and in
+            # 16 bits one in fp32.
             members = min(HEAD_MEMBERS, rows // batch)
-            activations += batch * 4 * (members * self.vocab_size + hidden)
+            copied = element + (4 if element < 4 else 0)
+            activations += batch * (copied * members * self.vocab_size + 4 * hidden)
         return logits, activations
