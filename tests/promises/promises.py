@@ -34,7 +34,7 @@ PROMISES: dict[str, str] = {
     "repeatable evaluation": "An evaluation with a seed gives the same bits again.",
     "bounded memory": "Logits, activations and caches stay within the stated bound.",
     "ledger notices": "A ledger that was altered, truncated or rolled back raises an error.",
-    "shards are disjoint": "A guarantee says whether the shards were seen to be disjoint.",
+    "shards are disjoint": "Nobody is in two shards and no edit moves others, or it is said.",
     "provenance is checked": "Another public model, tokenizer or order of members is noticed.",
     "screening is paid": "Every screening is charged whatever its outcome.",
     "one process charges": "Of several processes one charges, and then all are told one token.",
