@@ -119,8 +119,8 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
 """(class, settings) under the new names."""
 
 BUDGETS = {"mixing charged": 1.25, "pool charged": 1.25}
-"""ε of a per-shard budget. Of 5 and 12 members it ends within `ANSWERS` answers, of 100 it does not;
-one member alone never contributes."""
+"""ε of a per-shard budget. Of 5 and 12 members it ends within `ANSWERS` answers, of 100 it does
+not. One member alone never contributes."""
 
 ANSWERS = 12
 
