@@ -58,6 +58,14 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
                 Ensemble.load(base, folder)
     assert (tmp_path / "in-parts" / "model.safetensors.index.json").is_file()
     assert base_sha256(folder) is None
+    parts = sorted((tmp_path / "in-parts").glob("model-*.safetensors"))
+    assert len(parts) > 1
+    for part in parts:
+        kept = part.read_bytes()
+        part.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        with pytest.raises(ValueError, match="has another SHA-256"):
+            Ensemble.load(tmp_path / "in-parts", folder)
+        part.write_bytes(kept)
 
 
 def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: Path) -> None:

@@ -117,6 +117,21 @@ def test_ranks_answer_as_one_process(world: int, tmp_path: Path) -> None:
         compare(found, one, f"one of one, rank {rank}")
 
 
+def test_a_rank_that_is_not_charged_states_no_guarantee(tmp_path: Path) -> None:
+    def work(ranks: Group) -> str:
+        private, public = logits()
+        ranks, charge = ranks.over(MODELS), Charge(Accountant(1e-5))
+        charge(PublicOnly().propose(ranks.rows(private), public, rng=SeededRandom(0), ranks=ranks))
+        try:
+            return str(charge.accountant.epsilon())
+        except ValueError as error:
+            return str(error)
+
+    leading, following = in_ranks(2, work, tmp_path)
+    assert leading.startswith("ε = 0")
+    assert "must be asked of the rank that leads" in following
+
+
 def test_losses_are_those_of_the_reference(tmp_path: Path) -> None:
     """Of all rows in float64, and of one process that takes them in double: only its single
     precision is a difference.

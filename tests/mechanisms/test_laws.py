@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms import AdaPMixED, Mechanism
+from adapmixed.mechanisms.law import SplitLaw
 from adapmixed.rng import SeededRandom
 
 
@@ -54,6 +56,25 @@ def test_unprotected_is_the_plain_mean() -> None:
     expected = torch.softmax(private.double(), -1).mean(0)
     scored = log_probs("unprotected", 12).exp()
     torch.testing.assert_close(scored, expected, rtol=1e-13, atol=0.0)
+
+
+@every
+def test_tokens_are_drawn_from_the_law_to_the_last_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer digits of it would show in no number of draws."""
+    drawn: list[Tensor] = []
+
+    def watched(probabilities: Tensor, public_logits: Tensor, *, rng: Any) -> Tensor:
+        drawn.append(probabilities.clone())
+        return sample(probabilities, public_logits, rng=rng)
+
+    sample = ops.sample
+    monkeypatch.setattr(ops, "sample", watched)
+    proposal = propose(name)
+    proposal.release()
+    laws = proposal.law.laws if isinstance(proposal.law, SplitLaw) else (proposal.law,)
+    assert torch.equal(torch.cat(drawn), torch.cat([law._probabilities() for law in laws]))
 
 
 def chi_square(tokens: Tensor, law: Tensor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import FrozenInstanceError
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from protocol_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, every, log
 from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED, PublicOnly
-from adapmixed.privacy import Accountant
-from adapmixed.rng import SeededRandom
+from adapmixed.mechanisms.law import Law
+from adapmixed.privacy import Accountant, Caveat
+from adapmixed.rng import SecureRandom, SeededRandom
 
 
 @every
@@ -176,3 +178,28 @@ def test_logits_changed_after_proposing_are_refused() -> None:
         changed.add_(1.0)
         with pytest.raises(ValueError, match="must not be changed between propose and release"):
             proposal.release()
+
+
+def test_logits_of_inference_mode_are_kept_as_they_were_proposed() -> None:
+    """They carry no counter of changes, so that a change could not be noticed."""
+    with torch.inference_mode():
+        public = torch.randn(3, 7)
+        private = public + torch.randn(2, 3, 7)
+    proposal = AdaPMixED(order=4.0, target_leakage=0.1).propose(
+        private, public, rng=SeededRandom(0)
+    )
+    assert isinstance(proposal.law, Law)
+    before = proposal.law._probabilities()
+    with torch.inference_mode():
+        for changed in (private, public):
+            changed.neg_()
+    assert torch.equal(proposal.law._probabilities(), before)
+    assert proposal.release().tokens is not None
+
+
+@every
+def test_a_source_that_does_not_say_counts_as_seeded(name: str) -> None:
+    source = SeededRandom(5)
+    silent = SimpleNamespace(reserve=source.reserve)
+    assert Caveat("seeded") in propose(name, rng=silent).events()
+    assert Caveat("seeded") not in propose(name, rng=SecureRandom()).events()

@@ -80,6 +80,15 @@ def test_the_charged_slots_alone_are_released(mechanism: Mechanism) -> None:
 
 
 @filtered
+def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
+    """That all are exhausted depends on the private data; that a public rule answered does not."""
+    for active in (slots(), slots((0, 0)), torch.zeros_like(slots())):
+        proposal = proposed(mechanism)
+        proposal.events(active)
+        assert not bool(proposal.release(active).public.any())
+
+
+@filtered
 def test_a_mask_changed_in_place_is_another_one(mechanism: Mechanism) -> None:
     proposal, active = proposed(mechanism), slots((0, 0))
     (event,) = charged(proposal, active)

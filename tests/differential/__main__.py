@@ -1,0 +1,84 @@
+"""Compare this version with the tagged one: guarantees, tokens, losses and charges, bit for bit.
+
+    python -m tests.differential
+
+The tagged version is checked out beside this one and uses its own sources with the compiled module
+that is installed here, unless csrc differs: then it is built. Exits with 1 if anything differs that
+`EXPECTED` does not name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BEFORE = "before-the-rebuild"
+"""The tag of the version to compare with."""
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+
+EXPECTED: dict[str, str] = {}
+"""(prefix of a path that may differ): why."""
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="adapmixed-before-") as folder:
+        tree = Path(folder) / "tree"
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", "-q", str(tree), BEFORE], cwd=ROOT, check=True
+        )
+        try:
+            found = [_run("before.py", tree), _run("now.py", ROOT)]
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT)
+    differences = list(_differences("", *found))
+    unexpected = [one for one in differences if not _reason(one[0])]
+    for path, before, now in unexpected[:40]:
+        print(f"{path}: {before} before, {now} now")
+    print(f"{len(differences)} differences, {len(unexpected)} of them not expected")
+    return 1 if unexpected else 0
+
+
+def _run(program: str, tree: Path) -> Any:
+    if tree != ROOT:
+        same = ["git", "diff", "--quiet", BEFORE, "HEAD", "--", "csrc"]
+        if subprocess.run(same, cwd=ROOT).returncode:
+            _build(tree)
+        else:
+            (module,) = (ROOT / "adapmixed_ext").glob("_C*.so")
+            shutil.copy(module, tree / "adapmixed_ext")
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        paths = os.pathsep.join(map(str, (tree / "python", tree, HERE)))
+        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(HERE / program), out.name]
+        subprocess.run(command, cwd=tree, env=environment, check=True)
+        return json.load(out)
+
+
+def _build(tree: Path) -> None:
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=tree, check=True, env=os.environ | {"ADAPMIXED_CUDA": "OFF"})
+
+
+def _differences(path: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in before.keys() | now.keys():
+            yield from _differences(f"{path}/{key}", before.get(key), now.get(key))
+    elif before != now:
+        yield path, before, now
+
+
+def _reason(path: str) -> str | None:
+    return next((why for prefix, why in EXPECTED.items() if path.startswith(prefix)), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

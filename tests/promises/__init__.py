@@ -1,0 +1,1 @@
+"""What is promised, and planted faults that show that the tests hold it."""
