@@ -1,8 +1,8 @@
-"""Compare this version with the tagged one: guarantees, tokens, losses and charges, bit for bit.
+"""Compare guarantees, tokens, losses and charges with an earlier version, bit for bit.
 
     python -m tests.differential
 
-The tagged version is checked out beside this one and uses its own sources with the compiled module
+The earlier version is checked out beside this one and uses its own sources with the compiled module
 that is installed here, unless csrc differs: then it is built. Exits with 1 if anything differs that
 `EXPECTED` does not name.
 """
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BEFORE = "before-the-rebuild"
-"""The tag of the version to compare with."""
+BEFORE = "a45f23fb338f0893bb8870d1286b4f799f8e62ca"
+"""The commit of the version to compare with."""
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
