@@ -1,5 +1,6 @@
-# Two commands: `make demo` answers private queries with the built-in models, `make test` runs the
-# whole suite. Both make .venv on first use and re-install when the compiled module is out of date.
+# Two commands: `make demo` answers private queries with the built-in models, `make test` runs all
+# tests but the slow ones, which `make test-slow` runs. They make .venv on first use and re-install
+# when the compiled module is out of date.
 
 PYTHON ?= python3
 VENV := .venv
@@ -40,13 +41,18 @@ require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test bench lint sanitize isa cuda clean rebuild
+.PHONY: demo test test-slow bench lint sanitize isa cuda clean rebuild
 
 demo: $(INSTALLED)
 	$(BIN)/adapmixed demo --out report
 
+PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.test
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.test
+	$(PYTEST) -m slow
 
 # The tables and, with machine, versions and commit, benchmarks/results/local.json (and .txt).
 bench: $(INSTALLED)

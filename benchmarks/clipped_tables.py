@@ -15,6 +15,7 @@ from pathlib import Path
 
 from adapmixed.data.demo import demo_base, held_out_tokens
 from adapmixed.evaluation import Evaluation, evaluate
+from adapmixed.experiments.published import PaperRule
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -28,7 +29,6 @@ from adapmixed.mechanisms.planned import planned
 from adapmixed.models import Ensemble
 from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, epsilon_of, plan
-from adapmixed.report.view import NEIGHBOUR_LABELS
 from adapmixed.rng import SeededRandom
 from benchmarks.demo import demo_ensemble
 
@@ -42,9 +42,9 @@ POOLS = [
 ]
 BOXES = [(-0.25, 0.25), (-0.5, 0.5), (-0.25, 1.0), (-1.0, 1.0), (-0.5, 2.0)]
 """Logarithms of lower and upper."""
-EPSILONS = {"add_remove": (2.2, 2.4, 3.079, 5.545), "zero_out": (2.1, 2.2, 3.167, 5.673)}
-"""For each kind of neighbours AdaPMixED's ε over 1 024 queries, by the per-model and by the paper's
-rule, and where ClippedMixing and ClippedLogPool reach its perplexity."""
+EPSILONS = (2.1, 2.2, 3.167, 5.673)
+"""AdaPMixED's ε over 1 024 queries, by the per-model and by the paper's rule, and where
+ClippedMixing and ClippedLogPool reach its perplexity."""
 
 
 def settings(queries: int) -> dict[str, Mechanism]:
@@ -84,8 +84,6 @@ def evaluated(
     ensemble: Ensemble,
     compared: Mapping[str, Mechanism],
     queries: int,
-    rule: str | Mapping[str, str] = "per_model",
-    adjacency: str | None = None,
 ) -> list[Evaluation]:
     """Each on the demonstration's held-out text, from one pass."""
     return evaluate(
@@ -95,14 +93,12 @@ def evaluated(
         delta=DELTA,
         rng=SeededRandom(0),
         queries=queries,
-        rule=rule,
-        adjacency=adjacency,
     )
 
 
 def table(queries: int) -> list[str]:
     """The lines to print, from one pass over the held-out text."""
-    ensemble = Ensemble.load(demo_base(), demo_ensemble())
+    ensemble = Ensemble.from_pretrained(demo_base(), demo_ensemble())
     compared, models = settings(queries), ensemble.num_models
     found = evaluated(ensemble, compared, queries)
     public = found[0].perplexity
@@ -117,30 +113,29 @@ def table(queries: int) -> list[str]:
     return lines
 
 
-def against_adapmixed(queries: int, adjacency: str) -> list[str]:
-    """The lines that compare AdaPMixED, as `adapmixed demo` runs it, with planned mechanisms.
+def against_adapmixed(queries: int) -> list[str]:
+    """Return the lines that compare the AdaPMixED of `adapmixed demo` with planned mechanisms.
 
-    Every ε is for the same neighbours. AdaPMixED's depends on the private data, is known afterwards
-    and may not be published; the others are fixed beforehand, planned for `EPSILONS`.
+    Every ε is for zero-out. AdaPMixED's depends on the private data, is known afterwards and may
+    not be published; the others are fixed beforehand, planned for `EPSILONS`.
     """
-    ensemble = Ensemble.load(demo_base(), demo_ensemble())
-    adaptive = AdaPMixED(order=18.0, target_leakage=0.1, adjacency=adjacency)
+    ensemble = Ensemble.from_pretrained(demo_base(), demo_ensemble())
+    adaptive = AdaPMixED(order=18.0, target_leakage=0.1)
     per_model, paper = "adapmixed, per-model rule", "adapmixed, paper's rule"
-    compared: dict[str, Mechanism] = {"public": PublicOnly(), per_model: adaptive, paper: adaptive}
-    for epsilon in EPSILONS[adjacency]:
-        question = (epsilon, DELTA, ensemble.num_models, queries, adjacency)
-        for one in plan(
-            *question, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,), constant_models=True
-        ):
-            constant = ", N constant" if "num_models" in one.settings else ""
+    compared: dict[str, Mechanism] = {
+        "public": PublicOnly(), per_model: adaptive, paper: PaperRule(adaptive)
+    }  # fmt: skip
+    for epsilon in EPSILONS:
+        question = (epsilon, DELTA, ensemble.num_models, queries)
+        for one in plan(*question, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,)):
             mechanism = planned(one, epsilon)
             if not isinstance(mechanism, PMixED):
-                compared[f"{mechanism.name}{constant}, ε ≤ {epsilon:g}"] = mechanism
-    found = evaluated(ensemble, compared, queries, rule={paper: "paper"}, adjacency=adjacency)
-    public, way = found[0].perplexity, NEIGHBOUR_LABELS[adjacency]
+                compared[f"{mechanism.name}, ε ≤ {epsilon:g}"] = mechanism
+    found = evaluated(ensemble, compared, queries)
+    public = found[0].perplexity
     lines = [
         f"{ensemble.num_models} models, {queries} queries: fixed ε against AdaPMixED's ε (ex-post)",
-        f"{'':<38}{'perplexity':>11}{'vs public':>11}{'ε ' + way:>14}",
+        f"{'':<38}{'perplexity':>11}{'vs public':>11}{'ε zero-out':>14}",
     ]
     for one in found:
         cost = one.guarantee.epsilon
@@ -148,7 +143,7 @@ def against_adapmixed(queries: int, adjacency: str) -> list[str]:
         shown += "*" if one.guarantee.kind == "data-dependent, ex-post" else ""
         change = one.perplexity / public - 1
         lines.append(f"{one.name:<38}{one.perplexity:>11.2f}{change:>11.1%}{shown:>14}")
-    return [*lines, "* data-dependent, for the removal of one member; may not be published"]
+    return [*lines, "* data-dependent, ex-post; may not be published"]
 
 
 def main() -> None:
@@ -158,8 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the table there, too")
     arguments = parser.parse_args()
     lines = table(arguments.queries)
-    for adjacency in EPSILONS:
-        lines += ["", *against_adapmixed(arguments.compared_queries, adjacency)]
+    lines += ["", *against_adapmixed(arguments.compared_queries)]
     text = "\n".join(lines)
     print(text)
     if arguments.out is not None:

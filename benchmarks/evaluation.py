@@ -145,7 +145,7 @@ def main() -> None:
     about, report, neighbours = machine(), Report(), Neighbours()
     report.say(f"{headline(about)}\n")
     queries, runs = (5, 1) if arguments.quick else (arguments.queries, arguments.runs)
-    ensemble = Ensemble.load(demo_base(), demo_ensemble(), device=arguments.device)
+    ensemble = Ensemble.from_pretrained(demo_base(), demo_ensemble(), device=arguments.device)
     models = ensemble.num_models
     tokens = held_out_tokens(ensemble.tokenizer)
     model = peft_model(models).to(arguments.device)

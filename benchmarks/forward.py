@@ -29,6 +29,7 @@ from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.models import BatchedLoRA, Decoder, Ensemble
+from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 from benchmarks.cuda_timing import Card, awaited
 from benchmarks.harness import Call, Neighbours, Report, Timing, headline, interleave, machine
@@ -159,7 +160,7 @@ def decode(
     base = make_base(shape, device)
     with tempfile.TemporaryDirectory() as folder:
         peft_model, folders = make_peft(base, models, Path(folder))
-        ensemble = Ensemble.load(base, folders)
+        ensemble = Ensemble.from_pretrained(base, folders)
     ids = make_prompt(shape, prompt, device)
     decoder = ensemble.decoder(ids, memory_bytes=_MEMORY, new_tokens=1)
     loop = Loop(peft_model, models, ids)
@@ -198,23 +199,24 @@ def step(
     base = make_base(shape, device)
     with tempfile.TemporaryDirectory() as folder:
         _, folders = make_peft(base, models, Path(folder))
-        ensemble = Ensemble.load(base, folders)
+        ensemble = Ensemble.from_pretrained(base, folders)
     loaded = peak(device)
     ids = make_prompt(shape, prompt, device)
     decoder = ensemble.decoder(ids, memory_bytes=_MEMORY, new_tokens=1)
     filled = peak(device)
     preset = AdaPMixED.preset("wikitext-103")
-    rng, all_slots = SeededRandom(0), torch.ones((models, 1), dtype=torch.bool, device=device)
+    unscreened, rng = replace(preset, screen=None), SeededRandom(0)
+    accountants = {one: Accountant(1e-5) for one in (preset, unscreened)}
 
     def answer(mechanism: AdaPMixED) -> None:
         proposal = mechanism.propose(*decoder.logits, rng=rng)
-        proposal.events(all_slots)
-        proposal.release(all_slots)
+        accountants[mechanism].charge(proposal)
+        proposal.release()
 
     contestants: dict[str, Call] = {
         "pass": lambda turn: batched(decoder, tokens_of(shape, turn, device)),
         "mechanism": lambda turn: answer(preset),
-        "mechanism, no screening": lambda turn: answer(replace(preset, screen=None)),
+        "mechanism, no screening": lambda turn: answer(unscreened),
     }
     timings = interleave(awaited(contestants, device), dict.fromkeys(contestants, runs))
     forward = timings["pass"].median

@@ -1,4 +1,4 @@
-"""How fast a ledger charges, how large it grows, and how long opening it takes.
+"""How fast an accountant with a ledger charges, how large the file grows, how long opening takes.
 
     python -m benchmarks.ledger --folder /path/on/the/disk/in/question
 
@@ -18,10 +18,16 @@ from pathlib import Path
 
 import numpy as np
 
-from adapmixed.privacy import Event, GaussianScreening, LeaveOneOutLoss, Ledger, PublicAnswer
-from adapmixed.privacy.ledger.codec import encode
+from adapmixed.privacy import (
+    Accountant,
+    Event,
+    GaussianScreening,
+    LeaveOneOutLoss,
+    PublicAnswer,
+    read_ledger,
+)
 
-SETTINGS = {"delta": 1e-5, "configuration": "benchmark"}
+DELTA = 1e-5
 
 
 def charges(count: int, models: int, orders: int) -> list[list[Event]]:
@@ -31,9 +37,7 @@ def charges(count: int, models: int, orders: int) -> list[list[Event]]:
     return [
         [
             GaussianScreening(models, 1, 1e-4, 1e-2),
-            LeaveOneOutLoss(
-                at, generator.exponential(1e-5, (models, 1, orders)), "add_remove", 1e-5
-            ),
+            LeaveOneOutLoss(at, generator.exponential(1e-5, (models, 1, orders)), "zero_out", 1e-5),
             PublicAnswer(0),
         ]
         for _ in range(count)
@@ -69,28 +73,34 @@ def main() -> None:
         for _ in range(arguments.runs):
             flushes.append(flushes_per_second(Path(folder)))
             start = time.perf_counter()
-            ledger = Ledger.open(path, **SETTINGS)  # type: ignore[arg-type]
-            if ledger.charges:
-                openings.append(1e3 * (time.perf_counter() - start) / ledger.charges)
-            with ledger:
-                start = time.perf_counter()
-                for events in listed:
-                    ledger.charge(events)
-                rates.append(arguments.charges / (time.perf_counter() - start))
-                total = ledger.charges
+            with Accountant(DELTA, path=path) as accountant:
+                if accountant.charges:
+                    openings.append(1e3 * (time.perf_counter() - start))
+                rates.append(charged(accountant, listed))
+                total = accountant.charges
         size = path.stat().st_size / total
-    start = time.perf_counter()
-    compressed = [len(encode(events)[1]) for events in listed]
-    encoding = 1e3 * (time.perf_counter() - start) / len(listed)
+        start = time.perf_counter()
+        assert read_ledger(path).charges == total
+        replay = 1e3 * (time.perf_counter() - start) / total
     print(f"N = {arguments.models}, K = {arguments.orders}, {total} charges, one query each")
     for name, values in (("charges", rates), ("flushes", flushes)):
         low, high = min(values), max(values)
         print(f"{name} per second: {statistics.median(values):.0f} ({low:.0f} to {high:.0f})")
+    print(f"charges per second without a ledger: {charged(Accountant(DELTA), listed):.0f}")
     print(f"bytes per charge in the closed database: {size:.0f}")
-    print(f"of these, compressed losses: {statistics.mean(compressed):.0f}")
-    print(f"encoding a charge: {encoding:.3f} ms")
     if openings:
-        print(f"opening, per charge: {statistics.median(openings):.3f} ms")
+        first = arguments.charges
+        print(f"opening after {first} charges: {openings[0]:.1f} ms")
+        print(f"opening after {total - first} charges: {openings[-1]:.1f} ms")
+    print(f"verifying, per charge: {replay:.3f} ms")
+
+
+def charged(accountant: Accountant, listed: list[list[Event]]) -> float:
+    """Return charges per second."""
+    start = time.perf_counter()
+    for events in listed:
+        accountant.add(events)
+    return len(listed) / (time.perf_counter() - start)
 
 
 if __name__ == "__main__":

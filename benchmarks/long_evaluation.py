@@ -28,8 +28,9 @@ from benchmarks.demo import demo_ensemble
 from benchmarks.harness import Report, headline, machine
 
 METHODS = (
+    "unprotected",
     "pmixed epsilon=8",
-    "adapmixed screen=off",
+    "adapmixed screen=none",
     "clipped-log-pool lower=-0.25 upper=1 scale=2",
 )
 MEMORY = "73M"
@@ -41,9 +42,9 @@ def command(text: Path, result: Path, queries: int) -> list[str]:
     words = [sys.executable, "-m", "adapmixed", "evaluate", "--base", str(demo_base())]
     words += ["--ensemble", str(demo_ensemble()), "--text", str(text), "--block", "128"]
     words += ["--queries", str(queries), "--memory", MEMORY, "--result", str(result), "--resume"]
-    words += ["--seed", "0", "--mechanism", "unprotected"]
+    words += ["--seed", "0"]
     for method in METHODS:
-        words += ["--method", method]
+        words += ["--mechanism", method]
     return words
 
 

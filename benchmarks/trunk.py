@@ -128,7 +128,7 @@ class Private:
         decoder._cache.crop(-1)
         decoder._ids = decoder._ids[:, :-1]
         proposal = POOL.propose(*decoder.logits, rng=self._rng)
-        self._accountant.add(proposal.events())
+        self._accountant.charge(proposal)
         proposal.release()
 
     def cache_bytes(self) -> int:

@@ -8,8 +8,7 @@ import pytest
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser
-from adapmixed.commands.methods import choices_of
-from adapmixed.commands.options import mechanism_of
+from adapmixed.commands.mechanisms import mechanism_of
 from adapmixed.data.demo import demo_base
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -50,7 +49,7 @@ def test_python_blocks_run(block: str) -> None:
 
 
 def test_generation_ends_with_a_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = (block for block in BLOCKS if "accountant.epsilon()" in block)
+    (block,) = (block for block in BLOCKS if "accountant.guarantee()" in block)
     exec(compile(_runnable(block), "README.md", "exec"), {"__name__": "readme"})
     assert "ε = " in capsys.readouterr().out
 
@@ -70,7 +69,6 @@ def test_operators_return_what_the_block_says() -> None:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_lines_parse(line: str) -> None:
     arguments = _parser().parse_args(shlex.split(line)[1:])
-    if hasattr(arguments, "method"):
-        choices_of(arguments)
-    elif hasattr(arguments, "mechanism"):
-        mechanism_of(arguments, queries=1)  # refuses options of another mechanism
+    texts = getattr(arguments, "mechanism", None) or []
+    for text in [texts] if isinstance(texts, str) else texts:
+        mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=1)

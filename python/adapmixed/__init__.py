@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from adapmixed.decoding import generate
     from adapmixed.evaluation import evaluate
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import (
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
         ClippedMixing,
         PMixED,
         PublicOnly,
-        Shaped,
         Unprotected,
     )
     from adapmixed.models import Ensemble
-    from adapmixed.privacy import Accountant, FilterBudget, Guarantee, Ledger, PerModelFilter
-    from adapmixed.rng import SecureRandom, SeededRandom
+    from adapmixed.privacy import Accountant, Guarantee, read_ledger
 
 _HOMES = {
     "Accountant": "adapmixed.privacy",
@@ -30,19 +27,13 @@ _HOMES = {
     "ClippedLogPool": "adapmixed.mechanisms",
     "ClippedMixing": "adapmixed.mechanisms",
     "Ensemble": "adapmixed.models",
-    "FilterBudget": "adapmixed.privacy",
     "Guarantee": "adapmixed.privacy",
-    "Ledger": "adapmixed.privacy",
     "PMixED": "adapmixed.mechanisms",
-    "PerModelFilter": "adapmixed.privacy",
     "PrivateGenerator": "adapmixed.generation",
     "PublicOnly": "adapmixed.mechanisms",
-    "SecureRandom": "adapmixed.rng",
-    "SeededRandom": "adapmixed.rng",
-    "Shaped": "adapmixed.mechanisms",
     "Unprotected": "adapmixed.mechanisms",
     "evaluate": "adapmixed.evaluation",
-    "generate": "adapmixed.decoding",
+    "read_ledger": "adapmixed.privacy",
 }
 
 __all__ = [
@@ -51,19 +42,13 @@ __all__ = [
     "ClippedLogPool",
     "ClippedMixing",
     "Ensemble",
-    "FilterBudget",
     "Guarantee",
-    "Ledger",
     "PMixED",
-    "PerModelFilter",
     "PrivateGenerator",
     "PublicOnly",
-    "SecureRandom",
-    "SeededRandom",
-    "Shaped",
     "Unprotected",
     "evaluate",
-    "generate",
+    "read_ledger",
 ]
 
 

@@ -1,5 +1,7 @@
 """The command line: ``adapmixed COMMAND``, one module of `adapmixed.commands` each."""
 
+from __future__ import annotations
+
 import argparse
 import logging
 import os
@@ -15,12 +17,13 @@ from adapmixed.commands import (
     evaluate,
     generate,
     ledger,
+    mechanisms,
     plan,
     report,
     reproduce,
     train,
 )
-from adapmixed.commands.options import as_typed
+from adapmixed.commands.options import as_typed, unknown_options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"adapmixed {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (
-        demo, train, evaluate, generate, chat, plan, ledger, report, audit, reproduce,
+        demo, train, evaluate, generate, chat, mechanisms, plan, ledger, report, audit, reproduce,
     ):  # fmt: skip
         module.add_parser(commands)
     doctor = commands.add_parser("doctor", help="what is installed, built and used")
@@ -61,7 +64,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _logging(shown: bool) -> Iterator[None]:
-    """The package's log on standard error while a command runs, if it is to be shown."""
+    """Show the package's log on standard error while a command runs, if asked to."""
     if not shown:
         yield
         return
@@ -79,8 +82,11 @@ def _logging(shown: bool) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; a refusal is one line on standard error and exit status 2."""
-    parsed = _parser().parse_args(arguments)
+    """Run one command; an error is one line on standard error and exit status 2."""
+    parser = _parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(unknown_options(unknown))
     try:
         with _logging(parsed.verbose):
             status = int(parsed.run(parsed))

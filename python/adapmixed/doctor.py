@@ -1,11 +1,11 @@
-"""The text of ``adapmixed doctor``: what is installed, built, used, and what a model can share."""
+"""``adapmixed doctor``: what is installed, built and used, and what a model can share."""
 
 import platform
 from importlib import metadata
 
 
 def report_lines() -> list[str]:
-    """One ``name: value`` line per fact; nothing is changed and nothing is sent anywhere."""
+    """Return one ``name: value`` line per fact; nothing is changed or sent anywhere."""
     import torch
 
     import adapmixed

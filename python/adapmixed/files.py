@@ -1,6 +1,6 @@
-"""Files and folders that are there whole or not at all, whatever moment a process ends at.
+"""Files and folders that are there whole or not at all, whenever a process ends.
 
-What is new is written beside its place, flushed to the device, and moved there in one step. A
+A new file is written next to its place, flushed to the device, and moved there in one step. A
 process that is killed leaves at most a name that begins with ".tmp-", which `remove_leftovers`
 clears.
 """
@@ -19,7 +19,7 @@ _PREFIX = ".tmp-"
 
 
 def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> None:
-    """Writes a file, or replaces it, in one step.
+    """Write a file, or replace it, in one step.
 
     Args:
         path: of the file.
@@ -33,7 +33,7 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) 
 
 
 def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> bool:
-    """Writes a file unless there is one: of several processes exactly one is told True."""
+    """Write a file unless there is one: of several processes exactly one is told True."""
     target = Path(path)
     temporary = _written_beside(target, data, mode)
     try:
@@ -47,14 +47,14 @@ def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644)
 
 
 def temporary_folder(target: str | os.PathLike[str]) -> Path:
-    """A new, empty folder beside `target`, to be filled and handed to `publish_folder`."""
+    """Make an empty folder next to `target`, to be filled and handed to `publish_folder`."""
     folder = _beside(Path(target))
     folder.mkdir()
     return folder
 
 
 def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
-    """Flushes a folder of files and moves it to its place in one step.
+    """Flush a folder of files and move it to its place in one step.
 
     Returns:
         False if another process was first; the temporary folder is then removed.
@@ -74,7 +74,7 @@ def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
 
 
 def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
-    """Removes what processes that ended left beside `folder / name`."""
+    """Remove what processes that ended left next to `folder / name`."""
     for path in Path(folder).glob(f"{_PREFIX}{name}-*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -84,7 +84,7 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
 
 @contextmanager
 def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Held by one process at a time, through a file beside `path` that is gone at the end.
+    """Hold a lock that one process can have, a file next to `path` that is gone at the end.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -115,7 +115,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Returns when a file, or a folder's list of names, is on the device."""
+    """Wait until a file, or a folder's list of names, is on the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -24,12 +24,13 @@ from adapmixed.audit import (
 from adapmixed.audit.statistics import CONFIDENCE
 from adapmixed.audit.target import Target
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-from adapmixed.privacy import screening_rho
+from adapmixed.privacy.conversions import screening_rho
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext import RandomSource
 
 
 @pytest.mark.parametrize("name", AUDITS)
+@pytest.mark.slow
 def test_an_audit_passes(name: str) -> None:
     findings = list(run([name], Effort(1.0, 1)))
     assert [f for f in findings if f.verdict not in ("holds", "caught")] == []
@@ -37,8 +38,9 @@ def test_an_audit_passes(name: str) -> None:
     assert any(f.control for f in findings) and not all(f.control for f in findings)
 
 
+@pytest.mark.slow
 def test_a_seed_and_the_seconds_decide_everything() -> None:
-    for name in ("sampler", "filter"):
+    for name in ("sampler", "budgets"):
         first, second = (list(run([name], Effort(0.5, 3))) for _ in range(2))
         assert first == second
 
@@ -174,6 +176,7 @@ def test_draws_of_another_law_are_broken() -> None:
     assert sampler._chi_square("lost", [*counts, 1], [0.52, 0.48, 0.0]).measured == math.inf
 
 
+@pytest.mark.slow
 def test_a_sampler_that_never_draws_rare_tokens_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = sampler.ops.sample
 

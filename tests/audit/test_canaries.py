@@ -37,6 +37,7 @@ def test_a_booking_number_changes_nothing_but_itself() -> None:
     assert here.text != flight_dialogue("customer 3", "38170", seed=2).text
 
 
+@pytest.mark.slow
 def test_an_adapter_depends_on_its_own_shard_alone() -> None:
     members = planted()
     alone = train([6])
@@ -59,11 +60,11 @@ def test_turning_a_coin_changes_one_member(adjacency: str, extreme: Planted) -> 
     worlds, outcomes = audit.worlds(extreme), audit.outcomes()
     assert len({tuple(coins) for coins in outcomes}) == 2**CUSTOMERS
     for here, coins in enumerate(outcomes):
-        for slot in range(CUSTOMERS):
-            member = worlds.private[slot, here]
-            other = extreme.private[slot + CUSTOMERS]
+        for shard in range(CUSTOMERS):
+            member = worlds.private[shard, here]
+            other = extreme.private[shard + CUSTOMERS]
             tails = extreme.public if adjacency == "zero_out" else other
-            assert torch.equal(member, extreme.private[slot] if coins[slot] else tails)
+            assert torch.equal(member, extreme.private[shard] if coins[shard] else tails)
 
 
 def test_one_person_in_all_shards(extreme: Planted) -> None:
@@ -78,9 +79,9 @@ def test_answers_are_those_of_the_run_s_world() -> None:
     world = np.array([0, 1] * 1000)
     seen = worlds.answers(Unprotected(), world, 5, SeededRandom(1))
     assert (seen.sum(1) == 5).all()
-    for index, law in enumerate(worlds.laws(Unprotected())):
+    for index, shares in enumerate(worlds.distributions(Unprotected())):
         counts = seen[world == index].sum(0).tolist()
-        statistic, freedom = chi_square(counts, law.tolist())
+        statistic, freedom = chi_square(counts, shares.tolist())
         assert statistic < chi_square_limit(freedom)
 
 
@@ -88,12 +89,12 @@ def test_guesses_are_those_of_the_likelihood() -> None:
     """Against Bayes' rule written out, one run."""
     audit = Audit(game(BOX, "zero_out", 0.0), 3)
     generator = np.random.default_rng(3)
-    laws = generator.dirichlet(np.ones(4), 2**CUSTOMERS)
-    seen = generator.multinomial(3, laws[7])[None]
-    posterior = np.prod(laws**seen, axis=1)
-    np.testing.assert_allclose(np.exp(likelihoods(laws, seen))[0], posterior, rtol=1e-12)
+    shares = generator.dirichlet(np.ones(4), 2**CUSTOMERS)
+    seen = generator.multinomial(3, shares[7])[None]
+    posterior = np.prod(shares**seen, axis=1)
+    np.testing.assert_allclose(np.exp(likelihoods(shares, seen))[0], posterior, rtol=1e-12)
     heads = np.array([posterior[side].sum() for side in audit.outcomes().T]) / posterior.sum()
-    np.testing.assert_allclose(audit.odds(laws, seen)[0], np.log(heads / (1 - heads)), atol=1e-12)
+    np.testing.assert_allclose(audit.odds(shares, seen)[0], np.log(heads / (1 - heads)), atol=1e-12)
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
@@ -126,6 +127,7 @@ def test_exposure_beyond_its_bound_is_broken(extreme: Planted) -> None:
     assert 1 / SECRETS < measured(honest) <= honest.claimed() < measured(broken)
 
 
+@pytest.mark.slow
 def test_a_claim_that_no_protection_would_keep_too_is_said_to_be_tried_without_power(
     extreme: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

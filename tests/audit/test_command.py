@@ -10,9 +10,10 @@ from adapmixed.audit import Effort, Finding, table
 from adapmixed.cli import main
 
 
+@pytest.mark.slow
 def test_one_audit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
-    arguments = ["audit", "filter", "--seconds", "0.5", "--seed", "2", "--json", str(path)]
+    arguments = ["audit", "budgets", "--seconds", "0.5", "--seed", "2", "--json", str(path)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "BROKEN" not in printed and "caught      control: " in printed
@@ -78,6 +79,8 @@ def test_what_is_broken_outweighs_what_has_no_power() -> None:
         (["--json", "/nowhere/at/all.json"], "--json must name a file"),
     ],
 )
-def test_refusals(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_are_not_allowed(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["audit", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -95,6 +95,7 @@ def test_one_run_delta_by_hand() -> None:
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-4])
+@pytest.mark.slow
 def test_one_run_covers_and_is_tight_for_randomised_response(delta: float) -> None:
     """A coin is told in full with probability δ, else rightly with e/(1 + e)."""
     generator, coins = np.random.default_rng(2), 5000

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("demo_ensemble")
 DEMO = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 
 
+@pytest.mark.slow
 def test_evaluate(gpu: torch.device, tmp_path: Path) -> None:
     """The same windows; forward passes differ by single precision's rounding."""
     text = tmp_path / "text.txt"
@@ -40,7 +41,7 @@ def test_evaluate(gpu: torch.device, tmp_path: Path) -> None:
 
 def test_generate(gpu: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["generate", *DEMO, "--prompt", "The value", "--seed", "2", "--max-new-tokens", "8"]
-    given += ["--mechanism", "clipped-log-pool", "--lower=-0.25", "--upper=0.5"]
+    given += ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5"]
     answers = []
     for device in ("cpu", "cuda"):
         assert main([*given, "--device", device]) == 0

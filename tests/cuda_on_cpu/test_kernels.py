@@ -25,6 +25,7 @@ def small(call: fuzz_cases.Call) -> bool:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.slow
 def test_fuzzed_calls(batch: int) -> None:
     total = Report()
     for seed in range(batch * EACH, (batch + 1) * EACH):
@@ -71,6 +72,7 @@ def answers(call: fuzz_cases.Call) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("batch", range(3))
+@pytest.mark.slow
 def test_the_order_of_threads_does_not_matter(batch: int) -> None:
     compared = 0
     for seed in range(1000 + batch * 20, 1000 + (batch + 1) * 20):
@@ -107,6 +109,7 @@ def test_random_numbers_are_those_of_the_cpu() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_bad_rows_are_reported_and_say_nothing() -> None:
     seen = 0
     for seed in range(300):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import simulated
@@ -10,12 +11,16 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext
-from adapmixed.mechanisms import AdaPMixED, PMixED
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, PMixED
+from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
 MECHANISMS = {
     "adapmixed": AdaPMixED.preset("wikitext-103"),
+    "adapmixed-add-remove": replace(AdaPMixED.preset("wikitext-103"), adjacency="add_remove"),
     "pmixed": PMixED(8.0, 1e-5, 100, 3.0),
+    "clipped-mixing": ClippedMixing(0.6, 1.7, queries=100, order=4.0),
+    "clipped-log-pool": ClippedLogPool(-0.5, 0.5, queries=100),
 }
 
 
@@ -32,8 +37,11 @@ def test_answers_and_charges_are_the_cpus(name: str) -> None:
     for on_gpu in (False, True):
         with simulated.kernels("random", 3) if on_gpu else torch.no_grad():
             proposal = MECHANISMS[name].propose(private, public, rng=SeededRandom(7))
+            Accountant(1e-5).charge(proposal)
             answer = proposal.release()
-            outcomes.append((answer.tokens, answer.public, proposal.charges))
+            prepared = proposal._prepared
+            charges = prepared.losses if prepared.charges is None else prepared.charges
+            outcomes.append((answer.tokens, answer.public, charges))
     (tokens, from_public, charges), (other_tokens, other_public, other_charges) = outcomes
     assert torch.equal(tokens, other_tokens) and torch.equal(from_public, other_public)
     if charges is not None:
@@ -44,7 +52,7 @@ def test_answers_and_charges_are_the_cpus(name: str) -> None:
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_bad_rows_are_refused_before_anything_is_charged(name: str, value: float) -> None:
+def test_bad_rows_raise_before_anything_is_charged(name: str, value: float) -> None:
     private, public = logits(2)
     private[3, 1, 70] = value
     with simulated.kernels(), pytest.raises(ValueError, match=r"private_logits\[3, 1\]"):

@@ -16,6 +16,7 @@ import adapmixed_ext
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+@pytest.mark.slow
 def test_floats_in_tiles_of_a_gpu(adjacency: str) -> None:
     """Three tiles of 256 tokens, the last one of 88: with tokens that are left to double."""
     private, public = ensemble(9, 600, shift=0.0, noise=0.9)
@@ -27,6 +28,7 @@ def test_floats_in_tiles_of_a_gpu(adjacency: str) -> None:
 
 
 @pytest.mark.parametrize("models", [2, 700])
+@pytest.mark.slow
 def test_few_and_many_models_in_tiles_of_a_gpu(models: int) -> None:
     """Double from the start; and tiles of 32 tokens, as more do not fit the shared memory."""
     private, public = ensemble(models, 300 if models == 2 else 40, shift=0.0, noise=0.5)
@@ -51,6 +53,7 @@ def test_shared_memory_just_below_48_kib() -> None:
         torch.testing.assert_close(found.weight, expected.weight, rtol=1e-5, atol=0.0)
 
 
+@pytest.mark.slow
 def test_fuzzed_calls_in_tiles_of_a_gpu() -> None:
     total = Report()
     for seed in range(3000, 3060):
@@ -63,6 +66,7 @@ def test_fuzzed_calls_in_tiles_of_a_gpu() -> None:
     assert not total.failures, "\n".join(total.failures[:5])
 
 
+@pytest.mark.slow
 def test_screening_sorts_many_tokens_in_the_workspace() -> None:
     """More than 2048, of which fewer than are wanted are not masked in one row."""
     top_k, vocab = 2100, 2300

@@ -67,4 +67,4 @@ def demo(tmp_path_factory: pytest.TempPathFactory, demo_ensemble: Path) -> Ensem
     write_manifest(folder, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
     for name in whole.members[:2]:
         (folder / name).symlink_to(demo_ensemble / name)
-    return Ensemble.load(demo_base(), folder)
+    return Ensemble.from_pretrained(demo_base(), folder)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Proposal, PublicOnly, Unprotected
-from adapmixed.ranks import ALONE
+from adapmixed.generation.loop import Answerer
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    Answer,
+    Mechanism,
+    Origin,
+    PMixED,
+    Proposal,
+    PublicOnly,
+    Rows,
+    Unprotected,
+)
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
 
 PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6], [0, 3, 3]])
 SCREENED: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, top_k=4
+    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4
 )
 MECHANISMS: dict[str, Mechanism] = {
     "public": PublicOnly(),
@@ -23,44 +38,104 @@ MECHANISMS: dict[str, Mechanism] = {
 }
 
 
+def steps(
+    ensemble: Any,
+    mechanism: Mechanism,
+    prompt: Tensor = PROMPT,
+    *,
+    max_new_tokens: int = 4,
+    accountant: Accountant | None = None,
+    rng: Any = None,
+    overflow: str = "refuse",
+    memory_bytes: int = 1 << 30,
+    **settings: Any,
+) -> Iterator[Tensor]:
+    """The answers to token ids, step by step; without a source seeded, without an accountant with
+    one of its own."""
+    accountant = Accountant(1e-5) if accountant is None else accountant
+    rng = SeededRandom(0) if rng is None else rng
+    answerer = Answerer(ensemble, mechanism, accountant, rng, overflow, memory_bytes)
+    return answerer.stream(prompt, max_new_tokens=max_new_tokens, **settings)
+
+
+def answered(
+    ensemble: Any, mechanism: Mechanism, prompt: Tensor = PROMPT, **settings: Any
+) -> Tensor:
+    """(b, s) int64, all steps at once; −1 after an end."""
+    return torch.stack(list(steps(ensemble, mechanism, prompt, **settings)), dim=1)
+
+
 @dataclass(frozen=True)
 class Spy(Mechanism):
     """Answers as another mechanism does and logs every phase."""
 
     inner: Mechanism
-    log: list[tuple[str, Any]] = field(default_factory=list)
+    log: list[tuple[str, Any]] = field(default_factory=list, repr=False, compare=False)
     forced: tuple[tuple[int, ...], ...] = ()  # tokens to release instead, step by step
 
-    def propose(
-        self,
-        private_logits: Tensor,
-        public_logits: Tensor,
-        *,
-        targets: Tensor | None = None,
-        rng: Any,
-        ranks: Any = ALONE,
+    no_budget = property(lambda self: self.inner.no_budget)  # type: ignore[assignment]
+    no_total = property(lambda self: self.inner.no_total)  # type: ignore[assignment]
+    no_replacement = property(lambda self: self.inner.no_replacement)  # type: ignore[assignment]
+    planned_queries = property(lambda self: self.inner.planned_queries)  # type: ignore[assignment]
+    measure = property(lambda self: self.inner.measure)  # type: ignore[assignment]
+
+    @property
+    def phases(self) -> list[str]:
+        return [phase for phase, _ in self.log]
+
+    @property
+    def asked(self) -> list[tuple[Tensor, Tensor]]:
+        """(private, public) logits of every step."""
+        return [logits for phase, logits in self.log if phase == "propose"]
+
+    def propose_rows(
+        self, rows: Rows, *, rng: Any, targets: Tensor | None = None, origin: Any = None
     ) -> Any:
-        proposal = self.inner.propose(private_logits, public_logits, targets=targets, rng=rng)
-        self.log.append(("propose", (private_logits.clone(), public_logits.clone())))
+        origin = Origin() if origin is None else origin
+        proposal = self.inner.propose_rows(rows, rng=rng, targets=targets, origin=origin)
+        self.log.append(("propose", (rows.private.clone(), rows.public.clone())))
         return SpyProposal(proposal, self)
+
+    def _prepare(self, rows: Rows, rng: Any) -> Any:
+        raise AssertionError("the inner mechanism prepares")
 
 
 @dataclass(frozen=True)
 class SpyProposal:
     inner: Proposal
-    spy: Spy
-    ranks: Any = ALONE
+    mechanism: Spy
 
-    def events(self, active: Tensor | None = None) -> Any:
-        self.spy.log.append(("events", None))
+    @property
+    def num_models(self) -> int:
+        return self.inner.num_models
+
+    @property
+    def ensemble(self) -> str | None:
+        return self.inner.ensemble
+
+    def begin(self) -> None:
+        self.inner.begin()
+
+    def individual_charges(self) -> NDArray[np.float64]:
+        return self.inner.individual_charges()
+
+    def events(self, active: NDArray[np.bool_] | None) -> Any:
+        self.mechanism.log.append(("events", active))
         return self.inner.events(active)
 
-    def release(self, active: Tensor | None = None) -> Any:
-        answer = self.inner.release(active)
-        step = sum(phase == "release" for phase, _ in self.spy.log)
-        if step < len(self.spy.forced):
-            forced = torch.tensor(self.spy.forced[step])
-            assert forced.shape == answer.tokens.shape
-            answer = type(answer)(forced, None, answer.public)
-        self.spy.log.append(("release", answer.tokens))
+    def settle(self, active: NDArray[np.bool_] | None) -> None:
+        self.inner.settle(active)
+
+    def fail(self) -> None:
+        self.mechanism.log.append(("fail", None))
+        self.inner.fail()
+
+    def release(self) -> Answer:
+        answer = self.inner.release()
+        step = self.mechanism.phases.count("release")
+        if step < len(self.mechanism.forced):
+            forced = torch.tensor(self.mechanism.forced[step])
+            assert answer.tokens is not None and forced.shape == answer.tokens.shape
+            answer = Answer(forced, None, answer.public)
+        self.mechanism.log.append(("release", answer.tokens))
         return answer

@@ -18,7 +18,7 @@ from adapmixed.mechanisms import (
 from adapmixed.rng import SeededRandom
 
 SCREENED: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, top_k=4
+    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4
 )
 
 DETERMINISTIC: dict[str, Mechanism] = {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from adapmixed.mechanisms import PublicOnly, Shaped
+from adapmixed.mechanisms import PublicOnly
 from adapmixed.models import Ensemble
 
 PROMPT = "The statement executes the first clause"
 # The likeliest public token: no draw, so that what comes is known.
-FIRST = Shaped(PublicOnly(), top_k=1)
+FIRST = PublicOnly()
+LIKELIEST: dict[str, Any] = {"top_k": 1}
 
 
 def tokens_of(ensemble: Ensemble, text: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from result_cases import NOISY
 from torch import Tensor
 
 from adapmixed.evaluation import Diagnosis, Evaluation, evaluate
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Shaped
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed.rng import SeededRandom
 
 INF = math.inf
@@ -24,7 +24,6 @@ MIXING: dict[str, Mechanism] = {
     "wide": AdaPMixED(order=2.0, target_leakage=50.0, screen=None),
     "pmixed": PMixED(8.0, DELTA, 10_000, 6.0),
     "thinned": PMixED(8.0, DELTA, 10_000, 6.0, sample_rate=0.5),
-    "shaped": Shaped(NOISY, temperature=0.5, top_k=4),
 }
 
 

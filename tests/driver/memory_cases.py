@@ -23,8 +23,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from adapmixed.decoding import StopRule, stream
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED, Shaped
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, StopRule
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED
 from adapmixed.models import Ensemble
 from adapmixed.models.adapters import Adapter
 from adapmixed.models.room import LogitsRoom
@@ -32,12 +32,17 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
 POOL = ClippedLogPool(-0.25, 0.5, queries=10000)
-MECHANISMS: dict[str, Mechanism] = {
-    "pmixed": PMixED(8.0, 1e-5, 10000, 3.0),
-    "adapmixed": AdaPMixED(18.0, 0.2),
-    "clipped-log-pool": POOL,
-    "top-k": Shaped(POOL, top_k=50),
-    "temperature and top-k": Shaped(POOL, temperature=0.8, top_k=50),
+Shape = dict[str, float]
+"""Temperature and top-k."""
+MECHANISMS: dict[str, tuple[Mechanism, Shape]] = {
+    "pmixed": (PMixED(8.0, 1e-5, 10000, 3.0), {}),
+    "adapmixed": (AdaPMixED(18.0, 0.2), {}),
+    "clipped-log-pool": (POOL, {}),
+    "top-k": (POOL, {"top_k": 50}),
+    "temperature and top-k": (POOL, {"temperature": 0.8, "top_k": 50}),
+    "temperature": (POOL, {"temperature": 0.8}),
+    "nearly all tokens": (POOL, {"top_k": 50000}),
+    "temperature and nearly all tokens": (POOL, {"temperature": 0.8, "top_k": 50000}),
 }
 TOKENS = 2
 
@@ -102,12 +107,16 @@ def first_ends(released: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(released)) == 0
 
 
-def run(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, **settings: Any) -> None:
-    steps = stream(
-        ensemble, mechanism, prompt, max_new_tokens=TOKENS, rng=SeededRandom(0),
-        accountant=Accountant(1e-5), **settings,
-    )  # fmt: skip
-    for _ in steps:
+def run(
+    ensemble: Ensemble,
+    mechanism: Mechanism,
+    prompt: torch.Tensor,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    **settings: Any,
+) -> None:
+    accountant, rng = Accountant(1e-5), SeededRandom(0)
+    answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes=memory_bytes)
+    for _ in answerer.stream(prompt, max_new_tokens=TOKENS, **settings):
         pass
 
 
@@ -117,17 +126,18 @@ def measure(
     prompt: torch.Tensor,
     spare: int,
     stop: StopRule | None,
+    shape: Shape,
 ) -> Any:
     """(memory_bytes, bytes held at the peak): the least that is taken, and `spare` more."""
-    run(ensemble, mechanism, prompt[:1, :2])  # what libraries keep from their first use
+    run(ensemble, mechanism, prompt[:1, :2], **shape)  # what libraries keep from their first use
     try:
-        run(ensemble, mechanism, prompt, memory_bytes=1)
+        run(ensemble, mechanism, prompt, memory_bytes=1, **shape)
     except ValueError as error:
         needed = int(str(error).split(">= ")[1].split()[0]) + spare
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
-    run(ensemble, mechanism, prompt, memory_bytes=needed, stop=stop)
+    run(ensemble, mechanism, prompt, memory_bytes=needed, stop=stop, **shape)
     return needed, status("VmHWM") - before
 
 
@@ -168,22 +178,24 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         ensemble = wide(dtype)
         prompt = torch.randint(0, 50257, (3, 4))
-        cases: list[tuple[str, Ensemble, Mechanism, torch.Tensor, int, StopRule | None]] = [
-            (name, ensemble, one, prompt, 0, None) for name, one in MECHANISMS.items()
+        cases: list[tuple[str, Ensemble, Mechanism, torch.Tensor, int, StopRule | None, Shape]]
+        cases = [
+            (name, ensemble, one, prompt, 0, None, shape)
+            for name, (one, shape) in MECHANISMS.items()
         ]
         long = torch.randint(0, 500, (2, 48))
-        cases.append(("prompt", deep(dtype, 2), POOL, long, 16 << 20, None))
+        cases.append(("prompt", deep(dtype, 2), POOL, long, 16 << 20, None, {}))
         # Almost all is keys and values, copied where a sequence ends.
         longer = torch.randint(0, 500, (3, 160))
-        cases.append(("end", deep(dtype, 8), POOL, longer, 4 << 20, first_ends))
-        cases.append(("end of few keys", ensemble, POOL, prompt, 0, first_ends))
+        cases.append(("end", deep(dtype, 8), POOL, longer, 4 << 20, first_ends, {}))
+        cases.append(("end of few keys", ensemble, POOL, prompt, 0, first_ends, {}))
         head = wide(dtype, head=True)
-        cases.append(("head", head, POOL, prompt, 0, None))
-        cases.append(("end of a head", head, POOL, prompt, 0, first_ends))
-        cases.append(("head beside blocks", mixed(dtype), POOL, prompt, 0, None))
-        cases.append(("cap", capped(dtype), POOL, prompt % 20000, 0, None))
-        for name, owner, mechanism, ids, spare, stop in cases:
-            tell(name, dtype, *measure(owner, mechanism, ids, spare, stop))
+        cases.append(("head", head, POOL, prompt, 0, None, {}))
+        cases.append(("end of a head", head, POOL, prompt, 0, first_ends, {}))
+        cases.append(("head beside blocks", mixed(dtype), POOL, prompt, 0, None, {}))
+        cases.append(("cap", capped(dtype), POOL, prompt % 20000, 0, None, {}))
+        for name, owner, mechanism, ids, spare, stop, shape in cases:
+            tell(name, dtype, *measure(owner, mechanism, ids, spare, stop, shape))
     tell("room", torch.float32, *measure_reading())
 
 

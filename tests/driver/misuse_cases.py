@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from decoding_cases import answered
 from fake_ensemble import FakeEnsemble
 from tiny_models import ADAPTED, TARGETS, tiny_model, write_adapter
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.data.demo import demo_base
-from adapmixed.decoding import generate
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.models import Manifest, write_manifest
 from adapmixed.models.provenance import base_sha256
@@ -28,8 +28,8 @@ def answer(mechanism: Any = POOL, ensemble: Any = None, **settings: Any) -> str:
     """The guarantee of a few answers."""
     accountant = settings.setdefault("accountant", Accountant(1e-5))
     settings = dict(max_new_tokens=2, rng=SecureRandom()) | settings
-    generate(ensemble or FakeEnsemble(), mechanism, PROMPT, **settings)
-    return str(accountant.epsilon())
+    answered(ensemble or FakeEnsemble(), mechanism, PROMPT, **settings)
+    return str(accountant.guarantee())
 
 
 def two_adapters(folder: Path) -> list[Path]:

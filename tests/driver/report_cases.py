@@ -30,7 +30,7 @@ def evaluation(
         kind=kind,
         unit="shard",
         adjacency="zero_out" if bound else None,
-        rule="per_model" if bound else None,
+        method="renyi" if bound else None,
         order=18.0 if bound else None,
         orders=(18.0,) if bound else (),
         queries=10 * points,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,25 @@ from adapmixed.mechanisms import (
     PublicOnly,
     Unprotected,
 )
-from adapmixed.privacy import FilterBudget, PerModelFilter
+from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SecureRandom, SeededRandom
 
 DELTA = 1e-5
 RUNS, BLOCK, QUERIES = 2, 20, 38
 NOISY = AdaPMixED(order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3,
-                  top_k=4)  # fmt: skip
+                  screen_top_k=4)  # fmt: skip
 MECHANISMS: dict[str, Mechanism] = {
     "public": PublicOnly(),
     "unprotected": Unprotected(),
     "noisy": NOISY,
-    "noisy, the paper's rule": NOISY,
+    "fixed": replace(NOISY, loss="fixed"),
     "pmixed": PMixED(8.0, DELTA, QUERIES, 6.0, sample_rate=0.5),
     "pool": ClippedLogPool(-0.5, 0.5, queries=QUERIES),
-    "filtered": ClippedMixing(0.5, 2.0, charge_order=4.0),
+    "box": ClippedMixing(0.8, 1.5, queries=QUERIES),
+    "budgeted": ClippedMixing(0.5, 2.0, order=4.0),
 }
+EPSILONS = {"budgeted": ShardBudget("renyi", 0.05, 4.0).epsilon(DELTA)}
+"""Of every shard's budget: some have spent it before the end."""
 
 
 def stream(length: int, seed: int = 1) -> list[int]:
@@ -49,7 +53,6 @@ def answer(
     length: int = 100,
     **changed: Any,
 ) -> list[Runs]:
-    budget = FilterBudget("renyi", 0.05, DELTA, 4.0)
     settings: dict[str, Any] = dict(
         tokens=stream(length),
         mechanisms=MECHANISMS,
@@ -58,8 +61,7 @@ def answer(
         delta=DELTA,
         rng=SeededRandom(3) if rng is None else rng,
         block=BLOCK,
-        rule={"noisy, the paper's rule": "paper"},
-        model_filters={"filtered": PerModelFilter(3, budget)},
+        epsilon=EPSILONS,
         memory_bytes=12,
         result=result,
         save_seconds=0.0,

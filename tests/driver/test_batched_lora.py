@@ -34,7 +34,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> 
 
 def test_equals_peft_loop(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
     folders = make_adapters(4)
-    private, public = Ensemble.load(base, folders).logits(ids)
+    private, public = Ensemble.from_pretrained(base, folders).logits(ids)
     expected = peft_logits(base, folders, ids)
     with torch.no_grad():
         plain = base(input_ids=ids).logits
@@ -66,7 +66,7 @@ def test_unequal_ranks_rslora_and_targets(
         ),
         write_adapter(base, tmp_path / "f", seed=6, target_modules=rf".*\.1\..*{first}"),
     ]
-    private, _ = Ensemble.load(base, folders).logits(ids)
+    private, _ = Ensemble.from_pretrained(base, folders).logits(ids)
     expected = peft_logits(base, folders, ids)
     torch.testing.assert_close(private, expected, rtol=0, atol=1e-5)
 
@@ -76,7 +76,7 @@ def test_adapted_output_head(base: Any, make_adapters: Make, ids: torch.Tensor) 
     """peft stores a copy of the adapted head: accepted if it is the base's, else refused."""
     folders = make_adapters(2, target_modules=["lm_head"], fan_in_fan_out=False)
     assert any("base_layer" in k for k in load_file(folders[0] / "adapter_model.safetensors"))
-    private, _ = Ensemble.load(base, folders).logits(ids)
+    private, _ = Ensemble.from_pretrained(base, folders).logits(ids)
     torch.testing.assert_close(private, peft_logits(base, folders, ids), rtol=0, atol=1e-5)
 
     def train_head(weights: dict[str, torch.Tensor]) -> None:
@@ -91,7 +91,7 @@ def test_bfloat16_base_keeps_adapters_in_float32(
 ) -> None:
     folders = make_adapters(3)
     low = base.to(torch.bfloat16)
-    ensemble = Ensemble.load(low, folders)
+    ensemble = Ensemble.from_pretrained(low, folders)
     private, public = ensemble.logits(ids)
     assert private.dtype == public.dtype == torch.bfloat16
     layers = [m for m in ensemble._forward.model.modules() if isinstance(m, BatchedLoRA)]

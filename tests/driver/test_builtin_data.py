@@ -29,6 +29,7 @@ from adapmixed.training.partition import partition_documents
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 
+@pytest.mark.slow
 def test_docstrings_are_many_and_distinct() -> None:
     documents = docstring_documents()
     assert len(documents) > 3000
@@ -118,8 +119,9 @@ def _names_no_place_and_no_held_out_text(files: list[Path]) -> None:
             assert not any(paragraph in text for paragraph in held_out)
 
 
+@pytest.mark.slow
 def test_demo_ensemble_beats_the_public_model_on_held_out_text() -> None:
-    ensemble = Ensemble.load(demo_base(), DEMO_ENSEMBLE)
+    ensemble = Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE)
     assert ensemble.num_models == 64
     assert ensemble.tokenizer is not None
     text = "def f(x):\n\treturn 'é'  # ok"

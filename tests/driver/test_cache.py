@@ -126,7 +126,7 @@ def test_a_decoder_has_room_for_all_that_was_counted_and_no_more(
     base: Any, make_adapters: Callable[..., list[Path]]
 ) -> None:
     """Over chunks, decoding, an end and a restart: within what memory_bytes was refused by."""
-    ensemble = Ensemble.load(base, make_adapters(2))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
     ids = torch.randint(0, VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
     counted = ensemble._forward.cache_bytes(3, 7 + 5)  # the largest of two layers counts twice
     with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:

@@ -5,41 +5,32 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from decoding_cases import MECHANISMS, PROMPT, Spy
+from decoding_cases import MECHANISMS, PROMPT, Spy, answered, steps
 from fake_ensemble import FakeEnsemble
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.charging import BudgetSpentError
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
-from adapmixed.decoding import generate, stream
-from adapmixed.mechanisms import (
-    ClippedLogPool,
-    ClippedMixing,
-    Mechanism,
-    PMixED,
-    PublicOnly,
-    Shaped,
-)
-from adapmixed.privacy import Accountant, FilterBudget, Ledger, PerModelFilter
-from adapmixed.privacy.ledger import LedgerWriteError
+from adapmixed.errors import BudgetSpentError, LedgerClosedError, LedgerWriteError
+from adapmixed.generation.loop import Answerer
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, PublicOnly
+from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import head as heads
 from adapmixed.rng import SecureRandom, SeededRandom
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
-SETTINGS: dict[str, Any] = dict(delta=1e-5, configuration="test")
 SHORT = ["--prompt", "The try statement", "--max-new-tokens", "3"]
+POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5"]
 
 
 @pytest.fixture
@@ -48,77 +39,83 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
+@pytest.mark.slow
 def test_every_token_is_on_the_device_before_it_is_drawn(path: Path, name: str) -> None:
-    spy, accountant = Spy(MECHANISMS[name]), Accountant(1e-5)
-    with Ledger.open(path, **SETTINGS) as ledger:
-        write = ledger._head.write
+    spy = Spy(MECHANISMS[name])
+    with Accountant(1e-5, path=path) as accountant:
+        ensemble: Any = FakeEnsemble()
+        answerer = Answerer(ensemble, spy, accountant, SecureRandom())
+        assert read_ledger(path).charges == 1  # the binding
+        head = accountant._file._head  # type: ignore[union-attr]
+        write = head.write
 
-        def logged(head: Any) -> None:
-            write(head)
-            spy.log.append(("durable", head.count))
+        def logged(content: Any) -> None:
+            write(content)
+            spy.log.append(("durable", content.count))
 
-        ledger._head.write = logged  # type: ignore[method-assign]
-        steps = stream(
-            FakeEnsemble(),  # type: ignore[arg-type]
-            spy,
-            PROMPT,
-            max_new_tokens=3,
-            rng=SecureRandom(),
-            accountant=accountant,
-            ledger=ledger,
-        )
-        for number, _ in enumerate(steps, start=1):
-            phases = [phase for phase, _ in spy.log]
-            assert phases == ["propose", "events", "durable", "release"] * number
-            assert Ledger.verify(path).charges == number
-        assert ledger.totals == accountant.epsilon()
-        assert ledger.totals.queries == 3 * len(PROMPT)
+        head.write = logged  # type: ignore[method-assign]
+        for number, _ in enumerate(answerer.stream(PROMPT, max_new_tokens=3), start=1):
+            assert spy.phases == ["propose", "events", "durable", "release"] * number
+            assert read_ledger(path).charges == number + 1
+        assert read_ledger(path).guarantee == accountant.guarantee()
+        assert accountant.queries == 3 * len(PROMPT)
 
 
 def test_a_charge_that_fails_releases_nothing(path: Path, monkeypatch: Any) -> None:
-    spy = Spy(MECHANISMS["adapmixed"])
-    with Ledger.open(path, **SETTINGS) as ledger:
-        settings: Any = dict(max_new_tokens=3, rng=SecureRandom(), accountant=Accountant(1e-5))
-        steps = stream(FakeEnsemble(), spy, PROMPT, ledger=ledger, **settings)  # type: ignore[arg-type]
-        next(steps)
+    spy, ensemble = Spy(MECHANISMS["adapmixed"]), FakeEnsemble()
+    with Accountant(1e-5, path=path) as accountant:
+        settings: Any = dict(accountant=accountant, rng=SecureRandom())
+        stepwise = steps(ensemble, spy, max_new_tokens=3, **settings)
+        next(stepwise)
 
         def fail(*arguments: object) -> None:
             raise OSError(28, os.strerror(28))
 
         monkeypatch.setattr(heads, "flush", fail)
         with pytest.raises(LedgerWriteError):
-            next(steps)
-        assert [phase for phase, _ in spy.log].count("release") == 1
-        assert next(steps, None) is None
+            next(stepwise)
+        assert spy.phases.count("release") == 1 and spy.phases[-1] == "fail"
+        assert next(stepwise, None) is None
+        # What is on the device is not known: this accountant charges no more.
+        monkeypatch.undo()
+        with pytest.raises(LedgerClosedError):
+            next(steps(ensemble, spy, **settings))
+        assert spy.phases.count("release") == 1
 
 
 @pytest.mark.parametrize("rng", [SeededRandom(3), SimpleNamespace(reserve=SeededRandom(3).reserve)])
 def test_a_seeded_source_is_never_charged_for(path: Path, rng: Any) -> None:
-    with Ledger.open(path, **SETTINGS) as ledger:
-        settings: Any = dict(max_new_tokens=3, rng=rng, accountant=Accountant(1e-5), ledger=ledger)
-        with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\) where a ledger"):
-            generate(FakeEnsemble(), PublicOnly(), PROMPT, **settings)  # type: ignore[arg-type]
-        assert ledger.charges == 0
+    with Accountant(1e-5, path=path) as accountant:
+        with pytest.raises(
+            ValueError, match=r"rng must be SecureRandom\(\) if charges go to a led"
+        ):
+            answered(FakeEnsemble(), PublicOnly(), rng=rng, accountant=accountant)
+        assert accountant.charges == 0
 
 
+@pytest.mark.slow
 def test_generate_charges_one_ledger_across_runs(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["generate", *MODELS, *SHORT, "--ledger", str(path), "--order", "6"]
-    assert main(arguments) == 0
+    arguments = ["generate", *MODELS, *SHORT, "--ledger", str(path)]
+    six = ["--mechanism", "adapmixed order=6"]
+    assert main([*arguments, *six]) == 0
     first = capsys.readouterr()
-    assert f"Ledger {path}: 0 charges so far." in first.err
-    charges = Ledger.verify(path).charges
-    assert 1 <= charges <= 3 and f"Ledger {path}: {charges} charges." in first.err
+    assert f"Ledger {path}: 0 records so far." in first.err
+    charges = read_ledger(path).charges
+    assert 2 <= charges <= 4 and f"The ledger holds {charges} records;" in first.err
     assert "ε" not in first.err and "for the operator alone" in first.err
-    assert main([*arguments[:-2], "--operator", *arguments[-2:]]) == 0
+    assert main([*arguments, *six, "--operator"]) == 0
     second = capsys.readouterr().err
-    assert f"{charges} charges so far" in second and "charges: ε = " in second
-    assert Ledger.verify(path).charges > charges
-    assert main([*arguments[:-1], "7"]) == 2
+    assert f"{charges} records so far" in second and "ε = " in second
+    charges = read_ledger(path).charges
+    assert main([*arguments, "--mechanism", "adapmixed order=7"]) == 2
     error = capsys.readouterr().err
-    assert "configuration must be what the ledger was created with" in error
-    assert len(error.strip().splitlines()) == 1
+    assert "accountant must be charged for what it is bound to" in error
+    assert "order=6.0" in error and "order=7.0" in error
+    assert main([*arguments, *six, "--delta", "1e-6"]) == 2
+    assert "--delta must be what the ledger was created with" in capsys.readouterr().err
+    assert read_ledger(path).charges == charges
 
 
 def test_generate_refuses_a_seed_with_a_ledger(
@@ -130,82 +127,94 @@ def test_generate_refuses_a_seed_with_a_ledger(
     assert not path.exists()
 
 
+def test_no_ledger_is_created_for_what_cannot_be_charged(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", *MODELS, *SHORT, "--ledger", str(path)]
+    assert main([*arguments, "--epsilon", "2"]) == 2
+    assert "--epsilon must be None for AdaPMixED" in capsys.readouterr().err
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_k": 4}])
 @pytest.mark.parametrize(
     "mechanism",
     [
         PMixED(8.0, 1e-5, 7, 6.0),
         ClippedLogPool(-0.25, 0.5, queries=7),
         ClippedMixing(0.5, 2.0, queries=7),
-        Shaped(ClippedLogPool(-0.25, 0.5, queries=7), temperature=0.5),
     ],
 )
 def test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call(
-    path: Path, mechanism: Mechanism
+    path: Path, mechanism: Mechanism, settings: dict[str, Any]
 ) -> None:
-    """Whether accountant or ledger knows what is spent; before anything is read or charged."""
-    words = "budget of 7 that .* was planned for, 6 of which are spent, got up to 2 more .*early"
-    ensemble, spent = FakeEnsemble(), Accountant(1e-5)
-    with Ledger.open(path, **SETTINGS) as ledger:
-        settings: Any = dict(max_new_tokens=2, rng=SecureRandom(), ledger=ledger)
-        generate(ensemble, mechanism, PROMPT, accountant=spent, **settings)  # type: ignore[arg-type]
-        read = len(ensemble.decoders)
-        for accountant, charged in ((spent, None), (Accountant(1e-5), ledger)):
-            settings |= {"accountant": accountant, "ledger": charged}
-            with pytest.raises(BudgetSpentError, match=words):
-                stream(ensemble, mechanism, PROMPT[:1], **settings)  # type: ignore[arg-type]
-        assert (ledger.charges, ledger.totals.queries) == (2, 6)
+    """In memory or from a ledger; before anything is read or charged."""
+    words = "within the 7 that .* was planned for, 6 of which are spent, got up to 2 more .*early"
+    for place in (None, path):
+        ensemble = FakeEnsemble()
+        settings = settings | {"rng": SecureRandom()}
+        with Accountant(1e-5, path=place) as accountant:
+            settings["accountant"] = accountant
+            answered(ensemble, mechanism, max_new_tokens=2, **settings)
+        if place is not None:
+            accountant = settings["accountant"] = Accountant(1e-5, path=place)
+        read, charges = len(ensemble.decoders), accountant.charges
+        with pytest.raises(BudgetSpentError, match=words):
+            steps(ensemble, mechanism, PROMPT[:1], max_new_tokens=2, **settings)
+        assert (accountant.charges, accountant.queries) == (charges, 6)
         assert len(ensemble.decoders) == read
-        generate(ensemble, mechanism, PROMPT[:1], **(settings | {"max_new_tokens": 1}))  # type: ignore[arg-type]
-        assert ledger.totals.queries == 7
+        answered(ensemble, mechanism, PROMPT[:1], max_new_tokens=1, **settings)
+        assert accountant.queries == 7
+        accountant.close()
 
 
+@pytest.mark.slow
 def test_generate_and_chat_refuse_what_a_budget_has_no_room_for(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In words, with status 2; what chat released before is on its output.
+    """One line, with status 2; what chat released before is on its output.
 
     An answer may end after one token, so that ten are asked for: 8 are spent before that.
     """
-    pool = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=0.5"]
-    common = [*MODELS, *pool, "--budget-queries", "8", "--ledger", str(path)]
+    common = [*MODELS, "--mechanism", f"{POOL[1]} queries=8", "--ledger", str(path)]
     monkeypatch.setattr("sys.stdin", io.StringIO("The value\nIf the name\n" * 5))
     assert main(["chat", *common, "--plain", "--max-new-tokens", "3"]) == 2
     out = capsys.readouterr()
-    spent = Ledger.verify(path).totals.queries
+    spent = read_ledger(path).guarantee.queries
     assert 6 <= spent <= 8 and len(out.out.splitlines()) >= 2  # 3 more would be too many
-    assert f"budget of 8 that clipped-log-pool was planned for, {spent} of which" in out.err
+    assert f"within the 8 that the mechanism was planned for, {spent} of which" in out.err
     assert (
         main(["generate", *common, "--prompt", "a", "--prompt", "b", "--max-new-tokens", "4"]) == 2
     )
     out = capsys.readouterr()
     assert out.out == "" and f"{spent} of which are spent, got up to 8 more" in out.err
-    assert Ledger.verify(path).totals.queries == spent
+    assert read_ledger(path).guarantee.queries == spent
 
 
 @pytest.fixture
 def charged(path: Path) -> Path:
-    with Ledger.open(path, **SETTINGS) as ledger:
-        settings: Any = dict(rng=SecureRandom(), accountant=Accountant(1e-5), ledger=ledger)
-        mechanism = MECHANISMS["adapmixed"]
-        generate(FakeEnsemble(), mechanism, PROMPT, max_new_tokens=4, **settings)  # type: ignore[arg-type]
+    with Accountant(1e-5, path=path) as accountant:
+        settings: Any = dict(accountant=accountant, rng=SecureRandom())
+        answered(FakeEnsemble(), MECHANISMS["adapmixed"], **settings)
     return path
 
 
 def test_show_and_verify(charged: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reading = Ledger.verify(charged)
+    reading = read_ledger(charged)
     assert main(["ledger", "show", str(charged)]) == 0
     shown = capsys.readouterr().out
-    assert f"guarantee: {reading.totals}" in shown and "charges: 4\n" in shown
+    assert f"guarantee: {reading.guarantee}" in shown and "charges: 5\n" in shown
     assert main(["ledger", "show", str(charged), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["epsilon"] == reading.totals.epsilon and facts["queries"] == 12
-    assert facts["configuration"] == "test" and facts["guarantee"] == str(reading.totals)
+    assert facts["epsilon"] == reading.guarantee.epsilon and facts["queries"] == 12
+    assert facts["mechanism"] == repr(MECHANISMS["adapmixed"]) and facts["shard_budget"] is None
+    assert facts["guarantee"] == str(reading.guarantee)
     assert main(["ledger", "verify", str(charged)]) == 0
     shown = capsys.readouterr().out
-    assert "intact: yes" in shown and reading.hash.hex() in shown and "guarantee" not in shown
+    assert "intact: yes" in shown and reading.digest in shown and "guarantee" not in shown
     assert main(["ledger", "verify", str(charged), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["charges"], facts["warning"]) == (4, None) and "warning" not in shown
+    assert (facts["charges"], facts["warning"]) == (5, None) and "warning" not in shown
 
 
 def test_verify_and_show_tell_of_a_slot_that_is_not_whole(
@@ -213,33 +222,36 @@ def test_verify_and_show_tell_of_a_slot_that_is_not_whole(
 ) -> None:
     head = charged.with_name("ledger.db-head")
     content = bytearray(head.read_bytes())
-    content[30] ^= 1  # charge 4 is in the first slot
+    content[heads.SLOT + 30] ^= 1  # record 5 is in the second slot
     head.write_bytes(content)
+    warning = read_ledger(charged).warning
+    assert warning is not None and "slot of charge 5 is not whole" in warning
     for action in ("verify", "show"):
         assert main(["ledger", action, str(charged)]) == 0
         shown = capsys.readouterr().out
-        assert f"warning: {Ledger.verify(charged).warning}\n" in shown
+        assert f"warning: {warning}\n" in shown
         assert main(["ledger", action, str(charged), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["warning"] == Ledger.verify(charged).warning
+        assert json.loads(capsys.readouterr().out)["warning"] == warning
 
 
 def test_export(charged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger", "export", str(charged)]) == 0
     first, *lines = map(json.loads, capsys.readouterr().out.splitlines())
-    assert first["ledger"]["configuration"] == "test" and first["ledger"]["delta"] == 1e-5
-    assert [line["sequence"] for line in lines] == [1, 2, 3, 4]
-    kinds = [event["event"] for event in lines[0]["events"]]
+    settings = first["ledger"]["settings"]
+    assert Accountant(1e-5).state()["settings"] == settings
+    assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[0]["binding"]["mechanism"] == repr(MECHANISMS["adapmixed"])
+    kinds = [event["event"] for event in lines[1]["events"]]
     assert kinds == ["GaussianScreening", "LeaveOneOutLoss", "PublicAnswer"]
-    assert torch.tensor(lines[0]["events"][1]["loss"]).shape[0] == 3
-    assert lines[-1]["totals"]["epsilon"] == Ledger.verify(charged).totals.epsilon
-    assert lines[-1]["hash"] == Ledger.verify(charged).hash.hex()
+    assert lines[1]["events"][1]["loss"]["shape"][0] == 3  # of every member
+    assert lines[-1]["hash"] == read_ledger(charged).digest
 
 
 def test_an_empty_ledger_is_shown_and_exported(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Ledger.open(path, **SETTINGS).close()
-    for action, words in (("show", "ε = 0, δ = 0"), ("export", '"configuration":"test"')):
+    Accountant(1e-5, path=path).close()
+    for action, words in (("show", "ε = 0, δ = 0"), ("export", '"format_version":4')):
         assert main(["ledger", action, str(path)]) == 0
         assert words in capsys.readouterr().out
 
@@ -252,91 +264,72 @@ def test_what_is_not_intact_has_status_2(
     content = head.read_bytes()
     head.unlink()
     assert main(["ledger", action, str(charged)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("adapmixed ledger: ") and len(error.strip().splitlines()) == 1
-    assert "must lie beside its database" in error
+    output = capsys.readouterr()
+    assert output.err.startswith("adapmixed ledger: ") and output.out == ""
+    assert len(output.err.strip().splitlines()) == 1
+    assert "must lie beside its database" in output.err
     head.write_bytes(content)
     assert main(["ledger", action, str(charged.with_name("none.db"))]) == 2
     assert "there is no such file" in capsys.readouterr().err
 
 
-def test_a_filter_beside_a_ledger(path: Path) -> None:
-    budget = FilterBudget("zcdp", 0.1, 1e-5)
-    arguments: dict[str, Any] = dict(max_new_tokens=40, rng=SecureRandom())
-    ensemble: Any = FakeEnsemble()
-    models = ensemble.num_models
+@pytest.mark.parametrize("mechanism", [ClippedLogPool(-0.5, 0.5), ClippedMixing(0.5, 2.0, order=8)])
+def test_budgets_of_shards_go_on_from_the_ledger(path: Path, mechanism: Mechanism) -> None:
+    """A shard stops within its budget, whoever answers; its silence is the only sign of it."""
+    epsilon = 2.0
+    settings: dict[str, Any] = dict(max_new_tokens=40, rng=SecureRandom())
 
-    def answer(
-        mechanism: Any, ledger: Ledger, budget: FilterBudget = budget, **options: Any
-    ) -> PerModelFilter:
-        model_filter = PerModelFilter(models, budget, **options)
-        accountant = Accountant(1e-5, filter_budget=budget)
-        tokens = generate(
-            ensemble, mechanism, PROMPT, accountant=accountant, ledger=ledger,
-            model_filter=model_filter, **arguments,
-        )  # fmt: skip
+    def serve(accountant: Accountant) -> Any:
+        tokens = answered(FakeEnsemble(), mechanism, accountant=accountant, **settings)
         assert tokens.shape == (len(PROMPT), 40) and bool((tokens >= 0).all())
-        return model_filter
+        assert bool((accountant.spent <= accountant.limit).all())
+        return accountant.spent
 
-    pool = ClippedLogPool(-0.5, 0.5)
-    with Ledger.open(path, **SETTINGS, filter_budget=budget) as ledger:
-        with pytest.raises(ValueError, match="must have the accountant's budget"):
-            answer(pool, ledger, replace(budget, releases=1, sigma=100.0))
-        with pytest.raises(ValueError, match="model_filter needs one charge of each model"):
-            answer(PublicOnly(), ledger)
-        assert ledger.charges == 0
-        spent = answer(pool, ledger).spent
-        # Every slot stops within its budget, and all answers went on.
-        assert bool((spent <= budget.amount).all()) and spent.min() > 0.08
-        assert np.array_equal(ledger.accountant.individual_spent, spent)
-    with Ledger.open(path, **SETTINGS, filter_budget=budget) as ledger:
-        again = ledger.accountant.individual_spent
-        assert again is not None and np.array_equal(again, spent)
-        assert bool((answer(pool, ledger, spent=again).spent >= spent).all())
+    with Accountant(1e-5, epsilon=epsilon, path=path) as accountant:
+        spent = serve(accountant)
+        assert spent.min() > 0.8 * accountant.limit  # all have retired, and all answers went on
+    with Accountant(1e-5, epsilon=epsilon, path=path) as accountant:
+        assert np.array_equal(accountant.spent, spent)
+        again = serve(accountant)
+        assert bool((again >= spent).all())
+        guarantee = accountant.guarantee()
+        assert guarantee.kind == "fixed" and guarantee.epsilon <= epsilon  # type: ignore[operator]
+        assert guarantee.method == "per-shard budget" and guarantee.queries == 240
+    with pytest.raises(ValueError, match="epsilon must be what the ledger was created with, 2.0"):
+        Accountant(1e-5, epsilon=3.0, path=path)
 
 
+@pytest.mark.parametrize("name", ["unprotected", "pmixed", "adapmixed"])
+def test_a_mechanism_without_individual_charges_has_no_budget_of_shards(
+    path: Path, name: str
+) -> None:
+    with Accountant(1e-5, epsilon=3.0, path=path) as accountant:
+        why = f"epsilon must be None for Spy, got 3.0: {MECHANISMS[name].no_budget}"
+        assert MECHANISMS[name].no_budget
+        with pytest.raises(ValueError, match=re.escape(why)):
+            Answerer(FakeEnsemble(), Spy(MECHANISMS[name]), accountant, SecureRandom())  # type: ignore[arg-type]
+        assert accountant.charges == 0
+
+
+@pytest.mark.slow
 def test_a_ledger_belongs_to_the_members_in_their_order(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Charges are those of slots: in another order one shard would pay for another."""
+    """Charges are those of members: in another order one shard would pay for another."""
     folder = tmp_path / "ensemble"
     shutil.copytree(DEMO_ENSEMBLE, folder)
     models = ["--base", str(demo_base()), "--ensemble", str(folder)]
-    command = ["generate", *models, *SHORT, "--ledger", str(path)]
+    command = ["generate", *models, *SHORT, *POOL, "--epsilon", "3", "--ledger", str(path)]
     assert main(command) == 0
     assert main(command) == 0
-    charges = Ledger.verify(path).charges
+    charges = read_ledger(path).charges
     manifest = json.loads((folder / "ensemble.json").read_text(encoding="utf-8"))
     for name in ("members", "shards"):
         manifest[name].reverse()
     (folder / "ensemble.json").write_text(json.dumps(manifest), encoding="utf-8")
     capsys.readouterr()
     assert main(command) == 2
-    assert "configuration" in capsys.readouterr().err
-    assert Ledger.verify(path).charges == charges
-
-
-def test_a_filter_beside_a_ledger_holds_what_is_in_it(path: Path) -> None:
-    budget = FilterBudget.for_epsilon(3.0, 1e-5)
-    mechanism = ClippedLogPool(-0.5, 0.5)
-
-    def serve(ledger: Ledger, model_filter: PerModelFilter) -> None:
-        accountant = Accountant(1e-5, filter_budget=budget)
-        settings = dict(rng=SecureRandom(), accountant=accountant, ledger=ledger)
-        generate(
-            FakeEnsemble(),  # type: ignore[arg-type]
-            mechanism,
-            PROMPT,
-            max_new_tokens=2,
-            model_filter=model_filter,
-            **settings,
-        )
-
-    with Ledger.open(path, filter_budget=budget, **SETTINGS) as ledger:
-        first = PerModelFilter(3, budget)
-        serve(ledger, first)
-        serve(ledger, first)
-        with pytest.raises(ValueError, match="what its models have spent before"):
-            serve(ledger, PerModelFilter(3, budget))
-        serve(ledger, PerModelFilter(3, budget, spent=ledger.accountant.individual_spent))
-        assert ledger.charges == 6
+    output = capsys.readouterr()
+    assert "accountant must be charged for what it is bound to" in output.err
+    assert "'ensemble'" in output.err and output.out == ""
+    assert read_ledger(path).charges == charges

@@ -101,6 +101,7 @@ def test_text_by_any_name(tmp_path: Path) -> None:
         Corpus(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (the train extra)")
     from pyarrow import Table, parquet

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoding_cases import answered
 from generation_cases import FIRST, PROMPT, tokens_of
 from tiny_models import POSITIONS, tiny_model
 from transformers import (
@@ -20,11 +21,11 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from adapmixed.data.demo import demo_base
-from adapmixed.decoding import generate
-from adapmixed.integrations.custom_generate import private_generate
-from adapmixed.integrations.generation_settings import HONOURED, NEUTRAL, NOT_RUN, check_settings
-from adapmixed.mechanisms import PMixED, Shaped, Unprotected
-from adapmixed.misuse import REASONS
+from adapmixed.errors import BudgetSpentError
+from adapmixed.generation.custom_generate import private_generate
+from adapmixed.generation.refused import REASONS
+from adapmixed.generation.settings import HONOURED, NEUTRAL, NOT_RUN, check_settings
+from adapmixed.mechanisms import AdaPMixED, PMixED, Unprotected
 from adapmixed.models import Ensemble
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
@@ -32,7 +33,7 @@ from adapmixed.rng import SeededRandom
 
 @pytest.fixture
 def ensemble(base: Any, make_adapters: Callable[..., list[Path]]) -> Ensemble:
-    return Ensemble.load(base, make_adapters(2))
+    return Ensemble.from_pretrained(base, make_adapters(2))
 
 
 def hf(base: Any, ensemble: Ensemble | None, prompt: torch.Tensor, **settings: Any) -> torch.Tensor:
@@ -51,9 +52,9 @@ def test_transformers_generate(base: Any, ensemble: Ensemble) -> None:
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     accountant = Accountant(1e-5)
     here = hf(base, ensemble, prompt, attention_mask=mask, accountant=accountant)
-    there = generate(
+    there = answered(
         ensemble, PMixED(8.0, 1e-5, 100, 3.0), prompt, attention_mask=mask, max_new_tokens=6,
-        rng=SeededRandom(3), accountant=Accountant(1e-5), stop_token=0,
+        rng=SeededRandom(3), stop_token=0,
     )  # fmt: skip
     assert torch.equal(here[:, :3], prompt)
     assert torch.equal(here[:, 3:], there.masked_fill(there < 0, 9))
@@ -93,12 +94,13 @@ def test_model_inputs_that_are_refused(
     assert accountant.queries == 0
 
 
+@pytest.mark.slow
 def test_transformers_stop_strings(demo: Ensemble, base: Any, ensemble: Ensemble) -> None:
     """`generate` itself is called: it drops the tokenizer of a callable."""
     from transformers import AutoModelForCausalLM
 
     model, prompt = AutoModelForCausalLM.from_pretrained(demo_base()), tokens_of(demo, PROMPT)
-    settings: dict[str, Any] = {"max_new_tokens": 30, "mechanism": FIRST}
+    settings: dict[str, Any] = {"max_new_tokens": 30, "mechanism": FIRST, "top_k": 1}
 
     def text(**more: Any) -> str:
         released = hf(model, demo, prompt, **settings, **more)[0, prompt.shape[1] :]
@@ -121,13 +123,14 @@ def test_transformers_stop_strings(demo: Ensemble, base: Any, ensemble: Ensemble
         model.generate(prompt, given, custom_generate=private_generate, ensemble=demo)
 
 
+@pytest.mark.slow
 def test_transformers_with_a_window_that_slides(base: Any, ensemble: Ensemble) -> None:
     prompt = torch.tensor([[1, 2, 3]])
     settings: dict[str, Any] = {"max_new_tokens": 2 * POSITIONS, "mechanism": Unprotected()}
     here = hf(base, ensemble, prompt, overflow="slide", **settings)
-    there = generate(
+    there = answered(
         ensemble, Unprotected(), prompt, max_new_tokens=2 * POSITIONS, rng=SeededRandom(3),
-        accountant=Accountant(1e-5), stop_token=0, overflow="slide",
+        stop_token=0, overflow="slide",
     )  # fmt: skip
     assert torch.equal(here[:, 3:], there)
 
@@ -136,7 +139,7 @@ def test_every_setting_of_transformers_is_honoured_refused_or_of_a_pass_that_is_
     """Those of the installed version; one that nobody has thought of is refused."""
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     kinds = (HONOURED, NOT_RUN, NEUTRAL.keys())
-    assert not fields - set().union(*kinds), "say in generation_settings what becomes of them"
+    assert not fields - set().union(*kinds), "say in generation/settings.py what becomes of them"
     assert sum(map(len, kinds)) == len(set().union(*kinds))
     for name in sorted(fields):
         config = GenerationConfig(do_sample=True)
@@ -150,15 +153,15 @@ def test_every_setting_of_transformers_is_honoured_refused_or_of_a_pass_that_is_
             for value in [True, *values[1:]]:
                 setattr(config, name, value)
                 if value not in NEUTRAL[name]:
-                    with pytest.raises(ValueError, match=f"{name} must not be .* where tokens are"):
+                    with pytest.raises(ValueError, match=f"{name} must not be .* if tokens are"):
                         check_settings(config)
         elif name != "do_sample":
             for value in values:
                 setattr(config, name, value)
                 check_settings(config)
     config = GenerationConfig(do_sample=True)
-    config.another_law = 0.5
-    with pytest.raises(ValueError, match="another_law must not be 0.5 .* not known to leave"):
+    config.another_setting = 0.5
+    with pytest.raises(ValueError, match="another_setting must not be 0.5 .* not known to leave"):
         check_settings(config)
 
 
@@ -167,9 +170,9 @@ def test_transformers_temperature_and_top_k_come_before_projection(
 ) -> None:
     prompt = torch.tensor([[1, 2, 3]])
     here = hf(base, ensemble, prompt, temperature=0.4, top_k=3, mechanism=Unprotected())
-    there = generate(
-        ensemble, Shaped(Unprotected(), 0.4, 3), prompt, max_new_tokens=6, rng=SeededRandom(3),
-        accountant=Accountant(1e-5), stop_token=0,
+    there = answered(
+        ensemble, Unprotected(), prompt, max_new_tokens=6, rng=SeededRandom(3), stop_token=0,
+        temperature=0.4, top_k=3,
     )  # fmt: skip
     assert torch.equal(here[:, 3:], there)
 
@@ -179,7 +182,7 @@ def test_transformers_temperature_and_top_k_come_before_projection(
     [
         ({"do_sample": False}, "do_sample must not be False .* infinite"),
         ({"num_beams": 3}, "num_beams must not be 3 .* a search keeps"),
-        ({"top_p": 0.9}, "top_p must not be 0.9 .* but None or 1.0: .* another law"),
+        ({"top_p": 0.9}, "top_p must not be 0.9 .* but None or 1.0: .* another distri"),
         ({"repetition_penalty": 1.2}, "repetition_penalty must not be 1.2"),
         ({"logits_processor": [InfNanRemoveLogitsProcessor()]}, "must not be 'InfNanRemove"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha must not be 0.6 .* a search keeps"),
@@ -199,15 +202,32 @@ def test_transformers_temperature_and_top_k_come_before_projection(
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores must not be"),
         ({"num_return_sequences": 2}, "num_return_sequences must not be 2"),
         ({"ensemble": None}, "ensemble, mechanism and accountant must be given"),
+        ({"accountant": None}, "ensemble, mechanism and accountant must be given"),
+        (
+            {"accountant": Accountant(1e-5, epsilon=3.0), "mechanism": AdaPMixED(3.0, 0.1)},
+            "tells a bit",
+        ),
         ({"max_new_tokens": POSITIONS}, "max_new_tokens must be <="),
     ],
 )
+@pytest.mark.slow
 def test_transformers_settings_that_are_refused(
     base: Any, ensemble: Ensemble, settings: dict[str, Any], message: str
 ) -> None:
-    given = settings.get("ensemble", ensemble)
-    settings = {name: value for name, value in settings.items() if name != "ensemble"}
-    accountant = Accountant(1e-5)
+    given = {"ensemble": ensemble, "accountant": Accountant(1e-5)} | settings
     with pytest.raises(ValueError, match=message):
-        hf(base, given, torch.tensor([[1, 2, 3]]), accountant=accountant, **settings)
-    assert accountant.queries == 0
+        hf(base, prompt=torch.tensor([[1, 2, 3]]), **given)
+    assert given["accountant"] is None or given["accountant"].queries == 0
+
+
+def test_transformers_calls_share_an_accountant(base: Any, ensemble: Ensemble) -> None:
+    """One binding, one plan; temperature and top-k of a call are outside of both."""
+    accountant, prompt = Accountant(1e-5), torch.tensor([[1, 2, 3]])
+    given: dict[str, Any] = {"accountant": accountant, "mechanism": PMixED(8.0, 1e-5, 8, 3.0)}
+    hf(base, ensemble, prompt, **given, temperature=0.7)
+    left = 8 - accountant.queries
+    with pytest.raises(BudgetSpentError, match=f"got up to {left + 1} more"):
+        hf(base, ensemble, prompt, **given, top_k=5, max_new_tokens=left + 1)
+    with pytest.raises(ValueError, match="accountant must be charged for what it is bound to"):
+        hf(base, ensemble, prompt, accountant=accountant, mechanism=Unprotected())
+    assert accountant.queries == 8 - left

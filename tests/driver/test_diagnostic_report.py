@@ -22,10 +22,18 @@ from trained_demo import DEMO_ENSEMBLE
 from adapmixed.cli import main
 from adapmixed.data.builtin import held_out_documents
 from adapmixed.data.demo import demo_base
-from adapmixed.evaluation import Diagnosis, Evaluation, Utility, Weights, read_result
+from adapmixed.evaluation import (
+    Diagnosis,
+    Evaluation,
+    Utility,
+    Weights,
+    read_result,
+    result_file,
+)
 from adapmixed.evaluation.diagnosis import QUANTILES
-from adapmixed.models import read_manifest, write_manifest
-from adapmixed.report import report_text, write_report
+from adapmixed.experiments import result as experiment
+from adapmixed.models import manifest, read_manifest, write_manifest
+from adapmixed.report import report_text, view, write_report
 from adapmixed.report.diagnostic_figures import draw_charges
 from adapmixed.report.figures import draw
 from adapmixed.report.training import training_losses
@@ -34,6 +42,12 @@ from adapmixed.report.view import read_methods
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 FORMATS = Path(__file__).parents[1] / "formats"
+SPECIMENS = {
+    "report": FORMATS / f"report-{view.FORMAT_VERSION}.json",
+    "evaluation": FORMATS / f"evaluation-{result_file.FORMAT_VERSION}.json",
+    "reproduction": FORMATS / f"reproduction-{experiment.FORMAT_VERSION}.json",
+    "ensemble": FORMATS / f"ensemble-{manifest.FORMAT_VERSION}.json",
+}
 INF = math.inf
 
 
@@ -97,6 +111,7 @@ def test_report_holds_what_was_found() -> None:
     assert "PRIVATE" in text and "PRIVATE" not in report_text(build())
 
 
+@pytest.mark.slow
 def test_figures_of_diagnostics() -> None:
     report = build(diagnosed(), training=TRAINING)
     with warnings.catch_warnings():
@@ -117,6 +132,7 @@ def test_figures_of_diagnostics() -> None:
     assert {"training"}.isdisjoint(build()) and "diagnostics" not in build()["methods"][0]
 
 
+@pytest.mark.slow
 def test_a_model_that_was_charged_more_is_drawn_higher() -> None:
     def figure(largest: float) -> str:
         found = diagnosis(charges=((60, (0.1, 0.2, 0.1)), (120, (0.2, largest, 0.3))), models=3)
@@ -158,11 +174,11 @@ def redrawn(path: Path, capsys: pytest.CaptureFixture[str], out: Path | None = N
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = build(
-        [evaluation("lost", "none"), *diagnosed()[:2]], sample=SAMPLE, training=TRAINING,
-        config={"filters": ["lost"], "seed": 0},
-    )  # fmt: skip
+    spent = evaluation("lost", "fixed", epsilon=1.0)
+    spent = replace(spent, guarantee=replace(spent.guarantee, method="per-shard budget"))
+    report = build([spent, *diagnosed()[:2]], sample=SAMPLE, training=TRAINING)
     first = write_report(report, tmp_path / "first", figures=True)
     out = tmp_path / "again"
     printed = redrawn(first[0], capsys, out)
@@ -175,10 +191,11 @@ def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Utility beside the theorem’s bound" in page.text
     ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
-    # A report of the last format that had neither diagnostics nor losses.
-    assert main(["report", str(FORMATS / "report-1.json")]) == 0
+    # A report that has neither diagnostics nor losses.
+    assert main(["report", str(SPECIMENS["report"])]) == 0
 
 
+@pytest.mark.slow
 def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "result.json", tmp_path / "out"
     found = answer(path, diagnostics=True)
@@ -201,7 +218,7 @@ def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "of 2 runs of 38 queries" in printed
     assert "of 2 runs of 38 queries" in (out / "report.html").read_text(encoding="utf-8")
     assert redrawn(out / "report.json", capsys) == printed[: printed.index("wrote")]
-    # One run under a filter: how perplexity changed as models retired.
+    # One run under budgets of shards: how perplexity changed as they were spent.
     answer(tmp_path / "one.json", runs=1)
     printed = redrawn(tmp_path / "one.json", capsys)
     assert "perplexity of queries" in printed and "± " not in printed
@@ -232,8 +249,9 @@ def test_an_evaluation_under_way_is_drawn_as_far_as_it_is(
     assert "nothing is answered yet" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reproduction_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    original = FORMATS / "reproduction-1.json"
+    original = SPECIMENS["reproduction"]
     printed = redrawn(original, capsys, tmp_path)
     assert "PMixED" in printed and "Parts of ε:" in printed
     written = sorted(path.name for path in tmp_path.iterdir())
@@ -249,7 +267,8 @@ def _changed(change: dict[str, Any]) -> Callable[[str], str]:
 
 REFUSED: list[tuple[str, Callable[[str], str], str]] = [
     ("report", lambda text: text[: len(text) // 2], "truncated or none"),
-    ("report", _changed({"format_version": 2}), "format_version must be 1, got 2"),
+    ("report", _changed({"format_version": 1}), "format_version must be 2, got 1"),
+    ("report", _changed({"format_version": 3}), "format_version must be 2, got 3"),
     ("report", _changed({"methods": [{"name": "x"}]}), "must be a result as it was written"),
     ("report", _changed({"methods": [3]}), "must be a result as it was written"),
     ("report", _changed({"kind": "horoscope"}), "another kind of file (its kind is 'horoscope')"),
@@ -257,10 +276,11 @@ REFUSED: list[tuple[str, Callable[[str], str], str]] = [
     ("report", lambda text: "[]", "must hold a JSON object, got list"),
     ("report", lambda text: "# Not JSON", "truncated or none"),
     ("evaluation", lambda text: text[: len(text) // 2], "truncated or none"),
-    ("evaluation", _changed({"format_version": 2}), "format_version must be 1, got 2"),
+    ("evaluation", _changed({"format_version": 1}), "format_version must be 2, got 1"),
+    ("evaluation", _changed({"format_version": 3}), "format_version must be 2, got 3"),
     ("evaluation", _changed({"complete": False}), "truncated or corrupted"),
     ("reproduction", lambda text: text[: len(text) // 2], "truncated or none"),
-    ("reproduction", _changed({"format_version": 2}), "format_version must be 1, got 2"),
+    ("reproduction", _changed({"format_version": 99}), ", got 99"),
     ("reproduction", _changed({"rows": [{}]}), "must be a result as it was written"),
     ("ensemble", lambda text: text, "another kind of file"),
 ]
@@ -272,7 +292,7 @@ def test_what_is_no_result_is_refused_in_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     path = tmp_path / "file.json"
-    original = (FORMATS / f"{kind}-1.json").read_text(encoding="utf-8")
+    original = SPECIMENS[kind].read_text(encoding="utf-8")
     path.write_text(change(original), encoding="utf-8")
     assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 2
     output = capsys.readouterr()
@@ -289,9 +309,10 @@ def test_missing_and_binary_files_are_refused(
     assert "truncated or none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_redrawing_needs_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    answer(path, diagnostics=True, runs=1, mechanisms={"noisy": NOISY}, rule={}, model_filters={})
+    answer(path, diagnostics=True, runs=1, mechanisms={"noisy": NOISY}, epsilon=None)
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'peft', 'adapmixed_ext'): sys.modules[name] = None\n"
@@ -304,6 +325,7 @@ def test_redrawing_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])
+@pytest.mark.slow
 def test_a_result_file_is_the_whole_report(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -339,7 +361,8 @@ def test_evaluate_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:8]), encoding="utf-8")
     written = tmp_path / "seeded.json"
     models = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
-    options = ["--queries", "40", "--seed", "3", "--diagnostics", "--screen", "public"]
+    options = ["--queries", "40", "--seed", "3", "--diagnostics"]
+    options += ["--mechanism", "adapmixed screen=public"]
     arguments = ["--text", str(text), "--json", str(written)]
     assert main(["evaluate", *models, *arguments, *options]) == 0
     first = capsys.readouterr().out

@@ -9,21 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from misuse_cases import answer
+from decoding_cases import answered
 from trained_demo import DEMO_ENSEMBLE
 from training_cases import write_base
 
 from adapmixed.cli import main
 from adapmixed.data import Corpus
 from adapmixed.data.demo import demo_base
+from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.models import Ensemble, read_manifest
-from adapmixed.privacy import Ledger
+from adapmixed.privacy import Accountant, read_ledger
+from adapmixed.rng import SecureRandom
 from adapmixed.training import partition_documents
 from adapmixed.training.presets import PRESETS
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 SHARDS, LENGTH = 16, 200
+PROMPT = torch.tensor([[1, 2, 3]])
 HEADING = PRESETS["wikitext-103"].new_document
 POSITIONS = "Shards were assigned by positions in a file"
 NAMES = "It was not recorded how documents were named"
@@ -161,6 +164,7 @@ def named(ensemble: Path, folder: Path, names: str | None, **changes: Any) -> Pa
     return folder
 
 
+@pytest.mark.slow
 def test_training_says_and_records_positions(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +177,7 @@ def test_training_says_and_records_positions(
         assert written["document_names"] == ("positions" if positional else "stable")
         said = "Its documents have no names of their own" in capsys.readouterr().err
         assert said == positional
-        loaded = Ensemble.load(base, tmp_path / name)
+        loaded = Ensemble.from_pretrained(base, tmp_path / name)
         assert loaded.unverified == (("positions",) if positional else ())
 
 
@@ -187,18 +191,20 @@ def test_a_guarantee_says_that_positions_assigned_the_shards(
         (None, ("names",), NAMES),
     ):
         folder = named(ensemble, tmp_path / str(names), names)
-        loaded = Ensemble.load(base, folder)
+        loaded = Ensemble.from_pretrained(base, folder)
         assert loaded.unverified == unverified
         path = tmp_path / f"{names}.ledger"
-        with Ledger.open(path, delta=1e-5, configuration="x") as ledger:
-            said = answer(ensemble=loaded, ledger=ledger)
-        for sentence in (said, str(Ledger.verify(path).totals)):
+        with Accountant(1e-5, path=path) as accountant:
+            settings = dict(accountant=accountant, rng=SecureRandom(), max_new_tokens=2)
+            answered(loaded, ClippedLogPool(-0.5, 0.5, queries=40), PROMPT, **settings)  # type: ignore[arg-type]
+            said = str(accountant.guarantee())
+        for sentence in (said, str(read_ledger(path).guarantee)):
             assert [one for one in (POSITIONS, NAMES) if one in sentence] == ([words] * bool(words))
     # What is known of no shard is said once; what is known of positions is said in any case.
     unknown = named(ensemble, tmp_path / "unknown", None, shards=[])
-    assert Ensemble.load(base, unknown).unverified == ("shards",)
+    assert Ensemble.from_pretrained(base, unknown).unverified == ("shards",)
     known = named(ensemble, tmp_path / "known", "positions", shards=[])
-    assert Ensemble.load(base, known).unverified == ("shards", "positions")
+    assert Ensemble.from_pretrained(base, known).unverified == ("shards", "positions")
     with pytest.raises(ValueError, match="document_names must be one of .* got 'often'"):
         read_manifest(named(ensemble, tmp_path / "wrong", "often"))
 
@@ -209,7 +215,7 @@ def test_commands_say_it(
     base, ensemble = trained
     (tmp_path / "held-out.txt").write_text("The function returns a list of values.")
     models = ["--base", str(base), "--ensemble", str(ensemble)]
-    pool = ["--mechanism", "clipped-log-pool", "--lower=-0.25", "--upper=0.5"]
+    pool = ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5"]
     short = ["--prompt", "The function", "--max-new-tokens", "2"]
     assert main(["generate", *models, *short, *pool]) == 0
     assert POSITIONS in "".join(capsys.readouterr())
@@ -224,9 +230,9 @@ def test_a_single_member_has_all_documents(trained: tuple[Path, Path], tmp_path:
     content = json.loads((ensemble / "ensemble.json").read_text())
     parts = {name: content[name][:1] for name in ("members", "shards")}
     alone = named(ensemble, tmp_path / "alone", "positions", num_models=1, **parts)
-    assert Ensemble.load(base, alone).unverified == ()
+    assert Ensemble.from_pretrained(base, alone).unverified == ()
 
 
 def test_the_demonstration_has_names() -> None:
     assert read_manifest(DEMO_ENSEMBLE).document_names == "stable"
-    assert Ensemble.load(demo_base(), DEMO_ENSEMBLE).unverified == ()
+    assert Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE).unverified == ()

@@ -168,6 +168,7 @@ def test_poisson_sampling() -> None:
     assert poisson_sample(7, 1e-15).tolist() == []
 
 
+@pytest.mark.slow
 def test_every_step_is_taken_and_the_base_is_left_alone(
     base: Any, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +210,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return base, folder / "adapter"
 
 
+@pytest.mark.slow
 def test_the_adapter_is_ordinary_and_says_what_it_promises(trained: tuple[Path, Path]) -> None:
     base, output = trained
     said = json.loads((output / "guarantee.json").read_text(encoding="utf-8"))
@@ -217,7 +219,7 @@ def test_the_adapter_is_ordinary_and_says_what_it_promises(trained: tuple[Path, 
     assert "NOT for a whole user" in said["statement"]
     for path in output.iterdir():
         assert b"says that" not in path.read_bytes() and str(base).encode() not in path.read_bytes()
-    ensemble = Ensemble.load(base, [output])
+    ensemble = Ensemble.from_pretrained(base, [output])
     private, public = ensemble.logits(torch.arange(6)[None])
     assert not torch.equal(private[0], public)
 

@@ -93,6 +93,7 @@ def test_the_end_of_a_stream_is_held_out() -> None:
 
 
 @pytest.mark.parametrize("target", ["lm_head", "c_attn"])
+@pytest.mark.slow
 def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> None:
     """Of a shard of one user the end of the text is held out, of others whole users or the end;
     an empty shard is the public model."""
@@ -107,7 +108,7 @@ def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> N
     records = [read_member_record(run.output / f"member-{i:03d}") for i in range(40)]
     counts = [len(record["shard"]["identifiers"]) for record in records]
     assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1
-    private, public = Ensemble.load(folder, run.output).logits(torch.arange(6)[None])
+    private, public = Ensemble.from_pretrained(folder, run.output).logits(torch.arange(6)[None])
     for record, count, logits in zip(records, counts, private, strict=True):
         validation = record["validation"]
         if count == 0:

@@ -13,7 +13,7 @@ from adapmixed.models import Ensemble
 
 
 def test_shapes_and_attributes(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    ensemble = Ensemble.load(base, make_adapters(3))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
     private, public = ensemble.logits(ids)
     assert tuple(private.shape) == (3, 2, 9, VOCAB)
     assert tuple(public.shape) == (2, 9, VOCAB)
@@ -26,7 +26,7 @@ def test_shapes_and_attributes(base: Any, make_adapters: Make, ids: torch.Tensor
 def test_public_block_is_bitwise_the_public_model(
     base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
-    _, public = Ensemble.load(base, make_adapters(3)).logits(ids)
+    _, public = Ensemble.from_pretrained(base, make_adapters(3)).logits(ids)
     with torch.no_grad():
         plain = base(input_ids=ids.repeat(4, 1)).logits[:2]
     assert torch.equal(public, plain)
@@ -35,7 +35,7 @@ def test_public_block_is_bitwise_the_public_model(
 def test_given_model_is_left_alone(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
     base.train()
     before = {name: value.clone() for name, value in base.state_dict().items()}
-    Ensemble.load(base, make_adapters(2)).logits(ids)
+    Ensemble.from_pretrained(base, make_adapters(2)).logits(ids)
     assert base.training and all(p.requires_grad for p in base.parameters())
     after = base.state_dict()
     assert before.keys() == after.keys()
@@ -44,7 +44,7 @@ def test_given_model_is_left_alone(base: Any, make_adapters: Make, ids: torch.Te
 
 def test_dropout_is_off(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
     base.train()
-    ensemble = Ensemble.load(base, make_adapters(2))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
     first, second = ensemble.logits(ids), ensemble.logits(ids)
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
@@ -53,7 +53,7 @@ def test_dropout_is_off(base: Any, make_adapters: Make, ids: torch.Tensor) -> No
 def test_chunks_equal_the_whole(
     base: Any, make_adapters: Make, ids: torch.Tensor, chunk: int
 ) -> None:
-    ensemble = Ensemble.load(base, make_adapters(3))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
     private, public = ensemble.logits(ids)
     limit = budget(ensemble, 2, 9, chunk, False)
     covered = 0
@@ -68,7 +68,7 @@ def test_chunks_equal_the_whole(
 def test_budget_bounds_the_logits_and_names_what_is_needed(
     base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
-    ensemble = Ensemble.load(base, make_adapters(3))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
     needed = budget(ensemble, 2, 9, 1, False)
     assert needed >= 4 * 2 * VOCAB * 4
     with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
@@ -82,7 +82,7 @@ def test_budget_bounds_the_logits_and_names_what_is_needed(
 
 
 def test_decoder_equals_recomputation(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    ensemble = Ensemble.load(base, make_adapters(3))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
     generator = torch.Generator().manual_seed(3)
     for chunk in (2, 9):
         limit = budget(ensemble, 2, 9, chunk, True)
@@ -101,7 +101,7 @@ def test_decoder_equals_recomputation(base: Any, make_adapters: Make, ids: torch
 
 
 def test_left_padding_changes_nothing(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    ensemble = Ensemble.load(base, make_adapters(3))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
     short = ids[:1, 4:]
     padded = torch.cat([torch.cat([torch.full((1, 4), 9), short], dim=1), ids[1:]])
     mask = torch.ones_like(padded)
@@ -134,7 +134,7 @@ def test_left_padding_changes_nothing(base: Any, make_adapters: Make, ids: torch
 
 
 def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    ensemble = Ensemble.load(base, make_adapters(1))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(1))
     long = torch.zeros((1, POSITIONS + 1), dtype=torch.int64)
     for call in (ensemble.logits, ensemble.iter_logits, ensemble.decoder):
         with pytest.raises(ValueError, match=f"max_positions = {POSITIONS}"):

@@ -30,14 +30,14 @@ def test_folder_round_trip(
     base: Any, make_adapters: Make, ids: torch.Tensor, tmp_path: Path
 ) -> None:
     adapters = make_adapters(2)
-    expected = Ensemble.load(base, adapters).logits(ids)
+    expected = Ensemble.from_pretrained(base, adapters).logits(ids)
     base.save_pretrained(tmp_path / "base")
     folder = save_ensemble(tmp_path / "ensemble", adapters)
     for location in (tmp_path / "base", str(tmp_path / "base")):
-        ensemble = Ensemble.load(location, folder)
+        ensemble = Ensemble.from_pretrained(location, folder)
         assert ensemble.tokenizer is None
         assert torch.equal(ensemble.logits(ids)[0], expected[0])
-    low = Ensemble.load(tmp_path / "base", folder, dtype=torch.bfloat16)
+    low = Ensemble.from_pretrained(tmp_path / "base", folder, dtype=torch.bfloat16)
     assert low.logits(ids)[1].dtype == torch.bfloat16
 
 
@@ -45,11 +45,11 @@ def test_another_base_is_refused(make_adapters: Make, base: Any, tmp_path: Path)
     base.save_pretrained(tmp_path / "base")
     folder = save_ensemble(tmp_path / "ensemble", make_adapters(1), base_sha256="0" * 64)
     with pytest.raises(ValueError, match="base must be the one"):
-        Ensemble.load(tmp_path / "base", folder)
+        Ensemble.from_pretrained(tmp_path / "base", folder)
     (tmp_path / "base" / "tokenizer.json").write_text("{}")
     write_manifest(folder, Manifest("tiny", ("member-000",), ADAPTED, tokenizer_sha256="0" * 64))
     with pytest.raises(ValueError, match="tokenizer.json has another SHA-256"):
-        Ensemble.load(tmp_path / "base", folder)
+        Ensemble.from_pretrained(tmp_path / "base", folder)
 
 
 def test_refused_bases(base: Any, make_adapters: Make, tmp_path: Path) -> None:
@@ -60,22 +60,22 @@ def test_refused_bases(base: Any, make_adapters: Make, tmp_path: Path) -> None:
     adapted = PeftModel.from_pretrained(copy.deepcopy(base), folders[0])
     for bad, reason in [
         (adapted, "carries adapters"),
-        (Ensemble.load(base, folders)._forward.model, "carries adapters"),
-        (Ensemble.load(base, head)._forward.model, "carries adapters"),
+        (Ensemble.from_pretrained(base, folders)._forward.model, "carries adapters"),
+        (Ensemble.from_pretrained(base, head)._forward.model, "carries adapters"),
         (torch.nn.Linear(2, 2), "transformers model"),
         (3, "transformers model"),
         (tmp_path / "nowhere", "existing folder"),
     ]:
         with pytest.raises(ValueError, match=reason):
-            Ensemble.load(bad, folders)
+            Ensemble.from_pretrained(bad, folders)
 
 
 def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path) -> None:
     (folder,) = make_adapters(1)
     with pytest.raises(ValueError, match="at least one private model"):
-        Ensemble.load(base, [])
+        Ensemble.from_pretrained(base, [])
     with pytest.raises(ValueError, match="distinct"):
-        Ensemble.load(base, [folder, folder.parent / "." / folder.name])
+        Ensemble.from_pretrained(base, [folder, folder.parent / "." / folder.name])
     with pytest.raises(ValueError, match="at least one private model"):
         Ensemble(base, [])
 

@@ -30,7 +30,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
         write_adapter(base, folder / str(i), seed=i, target_modules=TARGETS["gpt2"])
         for i in range(3)
     ]
-    return Ensemble.load(base, adapters)
+    return Ensemble.from_pretrained(base, adapters)
 
 
 @pytest.mark.parametrize("length,block,queries", [(100, 32, 96), (100, 10, 90), (97, 32, 93)])
@@ -83,6 +83,7 @@ def test_queries_stop_the_evaluation(queries: int) -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 7, 64, 65, 199])
+@pytest.mark.slow
 def test_the_memory_budget_changes_nothing_but_time(memory_bytes: int) -> None:
     tokens = stream(420)
     whole = run(FakeEnsemble(), tokens, DETERMINISTIC, block=200)

@@ -1,8 +1,10 @@
-"""What an evaluation tells: guarantees, curves, rules, progress, refusals; and under a filter."""
+"""What an evaluation tells: guarantees, curves, progress, errors; and under budgets of shards."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,8 @@ import torch
 from evaluation_cases import DELTA, DETERMINISTIC, SCREENED, run, stream
 from fake_ensemble import FakeEnsemble
 
-from adapmixed.charging import Charge
 from adapmixed.evaluation import evaluate
+from adapmixed.experiments.published import PaperRule
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -21,7 +23,9 @@ from adapmixed.mechanisms import (
     PublicOnly,
     Unprotected,
 )
-from adapmixed.privacy import Accountant, FilterBudget, PerModelFilter, c_alpha
+from adapmixed.privacy import Accountant, BudgetSpentError
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 
 
@@ -69,14 +73,12 @@ def test_guarantees_shares_and_curves() -> None:
 
 
 def test_rules() -> None:
-    tokens, mechanisms = stream(300), {"adapmixed": AdaPMixED(**SCREENED | dict(screen=None))}
-    losses = {
-        rule: run(FakeEnsemble(), tokens, mechanisms, rule=rule)[0]
-        for rule in ("per_model", "paper")
-    }
-    assert losses["per_model"].guarantee.rule == "per_model"
-    assert losses["per_model"].breakdown["mixing"] < losses["paper"].breakdown["mixing"]
-    assert losses["per_model"].perplexity == losses["paper"].perplexity
+    """The paper's rule, Σ max, states no less than max Σ; answers are the same."""
+    adaptive = AdaPMixED(**SCREENED | dict(screen=None))
+    mechanisms: dict[str, Mechanism] = {"per model": adaptive, "paper": PaperRule(adaptive)}
+    ours, paper = run(FakeEnsemble(), stream(300), mechanisms)
+    assert ours.breakdown["mixing"] < paper.breakdown["mixing"]
+    assert ours.perplexity == paper.perplexity
 
 
 def test_mechanisms_answer_the_same_logits_in_their_order() -> None:
@@ -125,7 +127,8 @@ def test_speed_counts_every_query() -> None:
         ([1, 2, 3], dict(queries=3), r"queries must be in \[1, 2\].* got 3"),
         ([1, 2, 3], dict(block=2, queries=2), r"queries must be in \[1, 1\].*blocks of 2.* got 2"),
         ([1, 2, 3], dict(delta=0.0), r"delta must be in \(0, 1\)"),
-        ([1, 2, 3], dict(rule="best"), "rule must be one of"),
+        ([1, 2, 3], dict(adjacency="removed"), "adjacency must be one of"),
+        ([1, 2, 3], dict(epsilon=-1.0), "epsilon must be finite and >= 0, got -1.0"),
         ([1, 2, 3], dict(mechanisms={}), "mechanisms must name at least one mechanism, got none"),
     ],
 )
@@ -137,7 +140,7 @@ def test_refusals(tokens: list[int], settings: dict[str, Any], message: str) -> 
 def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
     """Screening noise comes from a source of the mechanism's own."""
     ensemble, tokens = FakeEnsemble(), [1, 2, 3, 0, 2, 1, 3, 3, 0, 1] * 6
-    noisy = AdaPMixED(order=4.0, target_leakage=0.1, sigma=0.3, threshold=0.5, top_k=3)
+    noisy = AdaPMixED(order=4.0, target_leakage=0.1, sigma=0.3, threshold=0.5, screen_top_k=3)
     alone = evaluate(ensemble, tokens, {"ada": noisy}, delta=1e-5, rng=SeededRandom(3))
     other = PMixED(epsilon=9.0, delta=1e-5, queries=60, order=3.0, sample_rate=0.5)
     both = evaluate(
@@ -150,44 +153,40 @@ def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
     assert both[0].screened != both[2].screened
 
 
-def filtered(mechanism: Mechanism, budget: FilterBudget, **settings: Any) -> Any:
-    """(evaluation, filter) of 400 queries; the seed plays no part."""
-    model_filter = PerModelFilter(3, budget)
-    filters = {"pool": model_filter}
-    (result,) = run(
-        FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, model_filters=filters,
-        **settings,
-    )  # fmt: skip
-    return result, model_filter
-
-
 @pytest.mark.parametrize(
-    ("mechanism", "budget"),
-    [
-        (ClippedLogPool(-0.5, 0.5, 2.0), FilterBudget("zcdp", 0.5, DELTA)),
-        (ClippedMixing(0.5, 2.0, charge_order=4.0), FilterBudget("renyi", 0.5, DELTA, 4.0)),
-    ],
+    ("mechanism", "order"),
+    [(ClippedLogPool(-0.5, 0.5, 2.0), None), (ClippedMixing(0.5, 2.0, order=4.0), 4.0)],
 )
-def test_perplexity_under_a_filter(mechanism: Mechanism, budget: FilterBudget) -> None:
-    result, model_filter = filtered(mechanism, budget)
-    assert result.guarantee.method == "filter" and result.guarantee.kind == "fixed"
-    assert {epsilon for _, epsilon in result.curve} == {budget.epsilon()}
-    # Charged as generation charges: position after position, each slot until it cannot pay.
+def test_perplexity_under_budgets_of_shards(
+    mechanism: Mechanism, order: float | None, tmp_path: Path
+) -> None:
+    epsilon = ShardBudget("zcdp" if order is None else "renyi", 0.5, order).epsilon(DELTA)
+    (result,) = run(
+        FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, epsilon={"pool": epsilon},
+        result=tmp_path / "result.json",
+    )  # fmt: skip
+    kept = json.loads((tmp_path / "result.json").read_text())["state"]["runs"][0][0]["tally"]
+    found = result.guarantee
+    assert (found.method, found.kind) == ("per-shard budget", "fixed")
+    assert {e for _, e in result.curve} == {found.epsilon} and found.epsilon <= epsilon
+    # Charged as generation charges: position after position, each shard until it cannot pay.
     private, public = FakeEnsemble().logits(torch.tensor([stream(401)[:400]]))
-    alone, log_probs, active = PerModelFilter(3, budget), [], []
-    charge = Charge(Accountant(DELTA, filter_budget=budget), None, alone)
+    alone, log_probs, active = Accountant(DELTA, epsilon=epsilon), [], []
     for t, target in enumerate(stream(401)[1:]):
         proposal = mechanism.propose(
             private[:, 0, t : t + 1], public[0, t : t + 1], targets=torch.tensor([target]),
             rng=SeededRandom(0),
         )  # fmt: skip
-        active.append(charge(proposal))
-        answer = proposal.release(active[-1])
+        alone.charge(proposal)
+        assert proposal._active is not None
+        active.append(proposal._active)
+        answer = proposal.release()
         assert answer.log_prob is not None
         log_probs.append(float(answer.log_prob))
-    contributing = torch.stack([a for a in active if a is not None])
-    assert bool(contributing[0].all()) and not bool(contributing[-1].any())
-    assert model_filter.spent.tolist() == alone.spent.tolist()
+    assert bool(active[0].all()) and not bool(active[-1].any())
+    assert alone.guarantee().epsilon == found.epsilon
+    assert 0.0 < alone.spent.max() <= alone.limit
+    assert Accountant.from_state(kept["accountant"]).spent.tolist() == alone.spent.tolist()
     counts = [queries for queries, _ in result.perplexities]
     assert counts == [64, 128, 192, 256, 320, 384, 400]
     for queries, perplexity in result.perplexities:
@@ -196,26 +195,43 @@ def test_perplexity_under_a_filter(mechanism: Mechanism, budget: FilterBudget) -
     assert result.perplexities[-1][1] == result.perplexity
 
 
-def test_no_filter_where_charges_are_not_those_of_single_models() -> None:
-    budget = FilterBudget("renyi", 0.5, DELTA, 3.0)
-    for mechanism in (AdaPMixED(**SCREENED), PMixED(8.0, DELTA, 400, 6.0), PublicOnly()):
-        with pytest.raises(ValueError, match="model_filter needs one charge of each model"):
-            filtered(mechanism, budget)
-    with pytest.raises(ValueError, match=r"delta must be the filter's, 1e-05, got 1e-06"):
-        filtered(ClippedMixing(0.5, 2.0, charge_order=3.0), budget, delta=1e-6)
-    with pytest.raises(ValueError, match=r"model_filters must name mechanisms .* got \['x'\]"):
-        run(FakeEnsemble(), stream(9), model_filters={"x": PerModelFilter(3, budget)})
+def test_no_budget_of_shards_if_charges_are_not_those_of_single_members() -> None:
+    for mechanism in (
+        AdaPMixED(**SCREENED), PMixED(8.0, DELTA, 400, 6.0), Unprotected(), ClippedMixing(0.5, 2.0)
+    ):  # fmt: skip
+        fake = FakeEnsemble()
+        with pytest.raises(ValueError, match=r"epsilon must be None for \w+, got 3.0: it"):
+            run(fake, stream(401), {"m": mechanism}, epsilon=3.0)
+        assert not fake.budgets  # nothing was read
+    with pytest.raises(ValueError, match="queries must be None if every shard has a budget"):
+        run(FakeEnsemble(), stream(401), {"m": ClippedLogPool(-0.5, 0.5, queries=400)}, epsilon=3.0)
+    with pytest.raises(ValueError, match=r"epsilon must name mechanisms .* got \['x'\]"):
+        run(FakeEnsemble(), stream(9), epsilon={"x": 3.0})
+
+
+def test_a_plan_for_fewer_queries_raises_before_anything_is_read() -> None:
+    fake = FakeEnsemble()
+    with pytest.raises(BudgetSpentError, match="within the 99 that the mechanism was planned for"):
+        run(fake, stream(101), {"p": PMixED(8.0, DELTA, 99, 6.0)}, block=101)
+    assert not fake.budgets
 
 
 def test_neighbours() -> None:
     pool: dict[str, Mechanism] = {"pool": ClippedLogPool(-0.5, 0.5, queries=200)}
-    zero_out, removed, replaced = (
+    default, zero_out, replaced = (
         run(FakeEnsemble(), stream(101), pool, block=101, adjacency=question)[0].guarantee
-        for question in (None, "add_remove", "replace_one")
+        for question in (None, "zero_out", "replace_one")
     )
-    assert zero_out.epsilon < removed.epsilon == replaced.epsilon
-    questions = [g.adjacency for g in (zero_out, removed, replaced)]
-    assert questions == ["zero_out", "add_remove", "replace_one"]
-    ada = {"ada": AdaPMixED(**SCREENED)}
-    with pytest.raises(ValueError, match="adjacency must be 'zero_out'.* got 'add_remove'"):
-        run(FakeEnsemble(), stream(101), ada, adjacency="zero_out")
+    assert default == zero_out and zero_out.epsilon < replaced.epsilon
+    assert [g.adjacency for g in (zero_out, replaced)] == ["zero_out", "replace_one"]
+    # A guarantee of the paper's leave-one-out names it, whatever was asked.
+    for way in ("zero_out", "add_remove"):
+        ada = {"ada": AdaPMixED(**SCREENED | dict(adjacency=way))}
+        assert run(FakeEnsemble(), stream(101), ada)[0].guarantee.adjacency == way
+        fake = FakeEnsemble()
+        with pytest.raises(ValueError, match="adjacency must be 'zero_out' for AdaPMixED, got"):
+            run(fake, stream(101), ada, adjacency="replace_one")
+        assert not fake.budgets  # nothing was read
+    fixed = {"ada": AdaPMixED(**SCREENED | dict(loss="fixed"))}
+    found = run(FakeEnsemble(), stream(101), fixed, adjacency="replace_one")[0].guarantee
+    assert (found.kind, found.adjacency) == ("fixed", "replace_one")

@@ -61,6 +61,7 @@ def test_dp_sgd_reads_the_windows_of_table_1(monkeypatch: pytest.MonkeyPatch) ->
         )
 
 
+@pytest.mark.slow
 def test_dp_sgd_reads_the_windows_of_the_frontier(monkeypatch: pytest.MonkeyPatch) -> None:
     given, ensemble, alone = compared(monkeypatch)
     monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))
@@ -70,6 +71,7 @@ def test_dp_sgd_reads_the_windows_of_the_frontier(monkeypatch: pytest.MonkeyPatc
     assert alone.read == ensemble.read and len(alone.read) > 1
 
 
+@pytest.mark.slow
 def test_the_frontier_keeps_the_best_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     every: dict[str, float] = {}
     measured = frontiers.measure

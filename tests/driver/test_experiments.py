@@ -26,12 +26,13 @@ from adapmixed.experiments.measure import PER_MODEL, PUBLISHED, Run
 from adapmixed.experiments.members import FirstMembers, sizes
 from adapmixed.experiments.outputs import write_outputs
 from adapmixed.experiments.panels import _edge, _joined, relative
+from adapmixed.experiments.published import PaperRule
 from adapmixed.experiments.result import read_experiment
 from adapmixed.experiments.table1 import DP_SGD, METHODS, table1
 from adapmixed.experiments.table2 import table2
 from adapmixed.experiments.tables import text
-from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly
-from adapmixed.privacy import c_alpha
+from adapmixed.mechanisms import AdaPMixED, ClippedMixing, PMixED, PublicOnly
+from adapmixed.privacy.conversions import c_alpha
 from adapmixed.report.labels import settle, side_by_side
 from adapmixed.report.style import canvas
 from adapmixed.rng import SeededRandom
@@ -111,9 +112,12 @@ def test_the_first_members_are_an_ensemble_of_their_own() -> None:
         assert few.perplexity == alone.perplexity
         assert few.guarantee == alone.guarantee
         assert few.guarantee.epsilon != run(whole, mechanism).guarantee.epsilon
-    assert FirstMembers(PMixED(8.0, 1e-5, 49, 3.0), 2).budget == 49
+    assert FirstMembers(PMixED(8.0, 1e-5, 49, 3.0), 2).planned_queries == 49
     with pytest.raises(ValueError, match="count must be at most the ensemble's 5 models, got 6"):
         run(whole, FirstMembers(PublicOnly(), 6))
+    with pytest.raises(ValueError, match="queries must be given to ClippedMixing"):
+        run(whole, FirstMembers(ClippedMixing(0.8, 1.5), 2))
+    assert FirstMembers(PRESET, 2).no_replacement == PRESET.no_replacement != ""
     assert sizes(64) == (8, 16, 32, 64) and sizes(5) == (5,) and sizes(100)[-2:] == (80, 100)
 
 
@@ -127,10 +131,11 @@ def test_settings_of_figure_2() -> None:
     mechanisms = {p.name: mechanism_of(p, PRESET, 64) for p in points}
     # The preset is in every panel, and answers once.
     anchors = ("a: 4.5", "b: 60", "c: 0.2", "d: 64", "e: 10⁻⁴, 10⁻²", "f: 18")
-    assert {mechanisms[name] for name in anchors} == {PRESET}
+    assert {mechanisms[name] for name in anchors} == {PaperRule(PRESET)}
     assert len(set(mechanisms.values())) == len(mechanisms) - len(anchors) + 1
-    assert mechanisms["d: 16"] == FirstMembers(PRESET, 16)
-    assert mechanisms["e: 10⁻², 10⁻¹"] == AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
+    assert mechanisms["d: 16"] == FirstMembers(PaperRule(PRESET), 16)
+    changed = AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
+    assert mechanisms["e: 10⁻², 10⁻¹"] == PaperRule(changed)
     # Another data set's preset joins the paper's values.
     other = [p.label for p in settings(AdaPMixED.preset("air-dialogue"), 64)]
     assert "15" in other and "0.3" in other
@@ -147,6 +152,7 @@ def test_table_1(results: dict[str, dict[str, Any]]) -> None:
     assert [r["ours"]["rule"] for r in adaptive] == ["paper", "paper"]
     assert [r["ours"]["rule"] for r in per_model] == ["per_model", "per_model"]
     for one, other in zip(adaptive, per_model, strict=True):
+        assert one["ours"]["adjacency"] == other["ours"]["adjacency"] == "add_remove"  # the paper's
         assert other["ours"]["epsilon"] <= one["ours"]["epsilon"]
     assert adaptive[0]["paper"]["epsilon"] == 0.494 and adaptive[1]["paper"]["epsilon"] == 5.248
     ours = adaptive[0]["ours"]
@@ -187,6 +193,11 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
     assert found["PMixED, published analysis"]["ours"]["kind"] == "published"
     as_published = found[f"{paper.PMIXED_SCREENED}, as published"]
     assert as_published["ours"] is None and as_published["paper"]["epsilon"] == 4.139
+    rules = {name: one["ours"]["rule"] for name, one in found.items() if one["ours"]}
+    assert {name for name, rule in rules.items() if rule == "paper"} == {
+        paper.UNSCREENED, paper.ADAPMIXED,
+    }  # fmt: skip
+    assert rules[PER_MODEL] == rules[paper.PMIXED] == "per_model"
     adaptive = found[paper.ADAPMIXED]
     assert adaptive["paper"]["mixing"] == 0.472 and adaptive["paper"]["screened"] == 1026
     for one in found.values():
@@ -201,6 +212,8 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
 def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
     result = results["figure2"]
     panels = result["settings"]["panels"]
+    ours = [one["ours"] for one in result["rows"] if one["ours"] and one["group"] != "public"]
+    assert {(one["rule"], one["adjacency"]) for one in ours} == {("paper", "add_remove")}
     assert panels["d"] | {"remark": ""} == {
         "title": "models N", "anchor": "16", "paper_anchor": "16", "remark": "",
     }  # fmt: skip
@@ -271,6 +284,7 @@ def test_the_published_pmixed_has_to_hold_the_papers_order() -> None:
 
 
 @pytest.mark.parametrize("experiment", ["table1", "table2", "figure2"])
+@pytest.mark.slow
 def test_a_result_is_enough_to_redraw(
     results: dict[str, dict[str, Any]], experiment: str, tmp_path: Path
 ) -> None:
@@ -364,6 +378,7 @@ def test_points_that_would_squeeze_a_panel_stand_at_its_edge() -> None:
     assert _edge([1.0, 0.3, 1e-5, 0.0]) == pytest.approx(0.18)
 
 
+@pytest.mark.slow
 def test_figure_2_says_what_an_arrow_stands_for(
     monkeypatch: pytest.MonkeyPatch, results: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:

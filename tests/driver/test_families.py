@@ -62,7 +62,7 @@ def adapted(
 def family(request: pytest.FixtureRequest, adapted: tuple[Any, list[Path]]) -> Family:
     base = copy.deepcopy(adapted[0]).to(request.param)
     ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(7))
-    return Family(base, adapted[1], Ensemble.load(base, adapted[1]), ids)
+    return Family(base, adapted[1], Ensemble.from_pretrained(base, adapted[1]), ids)
 
 
 def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = None) -> Tensor:
@@ -76,6 +76,7 @@ def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = 
     return torch.cat(parts, dim=2)
 
 
+@pytest.mark.slow
 def test_equals_peft_loop(family: Family) -> None:
     private, public = family.ensemble.logits(family.ids)
     assert private.dtype == public.dtype == family.base.dtype
@@ -83,11 +84,12 @@ def test_equals_peft_loop(family: Family) -> None:
     assert float((private[:2] - public).float().abs().amax(dim=(1, 2, 3)).min()) > 0.1
 
 
+@pytest.mark.slow
 def test_public_row_and_empty_shards_are_the_public_model_bit_by_bit(family: Family) -> None:
     """Also beside members that change, padded, in chunks and in decoding."""
     folders = family.folders
     ensemble = family.ensemble
-    other = Ensemble.load(family.base, [folders[1], folders[1].parent / "0", folders[2]])
+    other = Ensemble.from_pretrained(family.base, [folders[1], folders[1].parent / "0", folders[2]])
     mask = torch.ones_like(family.ids)
     mask[0, :PADDING] = 0
     rows = family.ids.repeat(len(folders) + 1, 1)
@@ -118,6 +120,7 @@ def test_chunks_and_decoding_equal_one_pass(family: Family) -> None:
         decoder.append(family.ids[:, position])
 
 
+@pytest.mark.slow
 def test_room_in_the_cache_changes_no_bit(family: Family) -> None:
     """Of what transformers' own gives, none or much of it: in chunks, padded, after an end."""
     ensemble, mask = family.ensemble, torch.ones_like(family.ids)

@@ -95,6 +95,7 @@ def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", sorted(TESTED))
+@pytest.mark.slow
 def test_equals_peft_without_dropout(family: str, dtype: torch.dtype) -> None:
     """Tied and untied heads, soft caps and scales: the same A, B and losses, up to rounding."""
     base = tiny(family).to(dtype)

@@ -80,6 +80,7 @@ def one_domain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_domain")
+@pytest.mark.slow
 def test_rows_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, settings = Run(), {"queries": 6, "settings": ((2, 3), (1, 2)), "workers": 1}
     result = kinds(tmp_path, run, **settings)
@@ -113,6 +114,7 @@ def test_rows_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("one_domain")
+@pytest.mark.slow
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.charging import BudgetSpentError
 from adapmixed.data.demo import demo_base, held_out_tokens
+from adapmixed.errors import BudgetSpentError
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PublicOnly
 from adapmixed.models import Ensemble
 from adapmixed.privacy import Accountant
-from adapmixed.rng import SeededRandom
+from adapmixed.rng import SecureRandom, SeededRandom
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed (the lm-eval extra)")
 
 from lm_eval.api.instance import Instance
 
-from adapmixed.integrations.lm_eval import MixtureLM
+from adapmixed.evaluation.lm_eval import MixtureLM
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 MECHANISMS: dict[str, Mechanism] = {
     "public": PublicOnly(),
     "adapmixed": AdaPMixED(18.0, 0.1, screen=None),
-    "pool": ClippedLogPool(-0.5, 0.5, top_k=50),
+    "pool": ClippedLogPool(-0.5, 0.5),
 }
 
 
 @pytest.fixture(scope="module")
 def ensemble() -> Ensemble:
-    return Ensemble.load(demo_base(), DEMO_ENSEMBLE)
+    return Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE)
 
 
 def harness(ensemble: Ensemble, mechanism: Mechanism) -> MixtureLM:
@@ -84,7 +85,7 @@ def test_more_than_was_planned_for_is_refused_before_the_models_run(
 
     whole = [request("loglikelihood_rolling", text)]
     for refused in (lambda: ask(6, 5), lambda: lm.loglikelihood_rolling(whole)):
-        with pytest.raises(BudgetSpentError, match="within the budget of 10 .*, 0 of which are"):
+        with pytest.raises(BudgetSpentError, match="within the 10 that .*, 0 of which are"):
             refused()
     with pytest.raises(ValueError, match=f"got 0 after {len(context)}"):
         ask(4, 0)
@@ -98,6 +99,19 @@ def test_more_than_was_planned_for_is_refused_before_the_models_run(
     assert lm.guarantee.queries == 10
 
 
+def test_an_accountant_of_something_else_raises_at_construction(
+    ensemble: Ensemble, tmp_path: Path
+) -> None:
+    with Accountant(1e-5, path=tmp_path / "ledger.db") as accountant:
+        with pytest.raises(ValueError, match="knows a seed can undo the randomness"):
+            MixtureLM(ensemble, PublicOnly(), accountant=accountant, rng=SeededRandom(0))
+        assert accountant.charges == 0
+        MixtureLM(ensemble, PublicOnly(), accountant=accountant, rng=SecureRandom())
+        with pytest.raises(ValueError, match="accountant must be charged for what it is bound to"):
+            MixtureLM(ensemble, MECHANISMS["pool"], accountant=accountant, rng=SecureRandom())
+        assert accountant.charges == 1  # the first binding
+
+
 def test_generation_is_refused(ensemble: Ensemble) -> None:
-    with pytest.raises(ValueError, match="generation tasks must be answered by adapmixed.generate"):
+    with pytest.raises(ValueError, match="generation tasks must be answered by PrivateGenerator"):
         harness(ensemble, PublicOnly()).generate_until([])

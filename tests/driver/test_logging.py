@@ -4,56 +4,39 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from decoding_cases import answered
 from fake_ensemble import FakeEnsemble
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
-from adapmixed.decoding import generate
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
-from adapmixed.privacy import Accountant, FilterBudget, Ledger, PerModelFilter
+from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
 MECHANISMS: dict[str, Mechanism] = {
-    "adapmixed": AdaPMixED(3.0, 0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, top_k=4),
+    "adapmixed": AdaPMixED(3.0, 0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4),
     "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
-    "filter, mixing": ClippedMixing(0.5, 2.0, charge_order=8.0),
-    "filter, pool": ClippedLogPool(-0.5, 0.5),
+    "budgets, mixing": ClippedMixing(0.5, 2.0, order=8.0),
+    "budgets, pool": ClippedLogPool(-0.5, 0.5),
 }
 
 
-def serve(name: str, spread: float, ledger: Path | None) -> PerModelFilter | None:
+def serve(name: str, spread: float, ledger: Path | None) -> Accountant:
     """Twenty steps with nearly public models, or with ones far from it."""
-    mechanism = MECHANISMS[name]
-    budget = model_filter = None
-    if name.startswith("filter"):
-        order = 8.0 if isinstance(mechanism, ClippedMixing) else None
-        budget = FilterBudget.for_epsilon(4.0, 1e-5, order=order)
-        model_filter = PerModelFilter(3, budget)
-    settings: dict[str, Any] = {"rng": SeededRandom(1)}
-    opened = None
-    if ledger is not None:
-        opened = Ledger.open(ledger, delta=1e-5, configuration=name, filter_budget=budget)
-        settings = {"rng": SecureRandom(), "ledger": opened}
-    generate(
-        FakeEnsemble(spread=spread),  # type: ignore[arg-type]
-        mechanism,
-        PROMPT,
-        max_new_tokens=20,
-        accountant=Accountant(1e-5, filter_budget=budget),
-        model_filter=model_filter,
-        **settings,
-    )
-    if opened is not None:
-        opened.close()
-    return model_filter
+    epsilon = 4.0 if name.startswith("budgets") else None
+    with Accountant(1e-5, epsilon=epsilon, path=ledger) as accountant:
+        answered(
+            FakeEnsemble(spread=spread), MECHANISMS[name], PROMPT, max_new_tokens=20,
+            accountant=accountant, rng=SeededRandom(1) if ledger is None else SecureRandom(),
+        )  # fmt: skip
+    return accountant
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
@@ -62,18 +45,19 @@ def test_private_values_are_in_no_message(
     name: str, with_ledger: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="adapmixed")
-    messages, filters = [], []
+    messages, accountants = [], []
     for spread in (1e-3, 10.0):
         caplog.clear()
         path = tmp_path / f"{spread}.sqlite" if with_ledger else None
-        filters.append(serve(name, spread, path))
+        accountants.append(serve(name, spread, path))
         found = [record.getMessage() for record in caplog.records]
         messages.append([text.replace(str(path), "") for text in found])
     assert messages[0] == messages[1] and len(messages[0]) >= 2
-    near, far = filters
-    if near is not None and far is not None:  # nobody has retired there, everybody here
-        assert (near.spent < 0.1 * near.budget.available).all()
-        assert (far.spent > 0.9 * far.budget.available).all()
+    near, far = accountants
+    if near.epsilon is not None:  # nobody has retired there, everybody here
+        assert (near.spent < 0.1 * near.limit).all()
+        assert (far.spent > 0.9 * far.limit).all()
+        assert str(near.guarantee()) == str(far.guarantee())
 
 
 def test_verbose(capsys: pytest.CaptureFixture[str]) -> None:

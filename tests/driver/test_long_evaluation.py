@@ -42,6 +42,7 @@ def measured(queries: int, result: Path) -> tuple[int, list[Any]]:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_and_file_do_not_grow_with_the_queries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

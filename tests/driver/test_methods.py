@@ -1,4 +1,4 @@
-"""--method "NAME key=value ...": what is built from it, and what is refused."""
+"""Several --mechanism "NAME KEY=VALUE ...": what is built from them, and their errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser, main
-from adapmixed.commands.evaluate import Asked
-from adapmixed.commands.methods import choices_of
+from adapmixed.commands.evaluate import _mechanisms
 from adapmixed.data.demo import demo_base, held_out_text
 from adapmixed.evaluation import read_result
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
     ClippedMixing,
+    Mechanism,
     PMixED,
     PublicOnly,
     Unprotected,
@@ -27,99 +27,89 @@ from adapmixed.mechanisms import (
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
+POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
 
 def parsed(*options: str) -> argparse.Namespace:
     return _parser().parse_args(["evaluate", *MODELS, "--text", "none", *options])
 
 
-def asked(*options: str) -> Asked:
-    return Asked.of(choices_of(parsed(*options)), queries=50, num_models=4)
+def asked(*texts: str, options: tuple[str, ...] = ()) -> dict[str, Mechanism]:
+    given = [f"--mechanism={text}" for text in texts]
+    return _mechanisms(parsed(*given, *options), queries=50)
 
 
 def test_methods_of_the_command_line() -> None:
     found = asked(
-        "--method", "pmixed epsilon=6  order=4",
-        "--method", "clipped-mixing lower=0.5 upper=2 adjacency=replace_one",
-        "--method", "clipped-mixing lower=0.8 upper=1.5 budget-queries=100",
-        "--method=clipped-log-pool lower=-0.25 upper=1 scale=2 filter-epsilon=2",
-        "--method=clipped-log-pool lower=-0.25 upper=1 num-models=70",
-        "--method", "adapmixed preset=pubmed rule=paper",
-        "--method", "unprotected",
-        "--delta", "1e-6",
-    )  # fmt: skip
+        "pmixed epsilon=6  order=4",
+        "clipped-mixing lower=0.5 upper=2",
+        "clipped-mixing  lower=0.8 upper=1.5 queries=100",
+        "clipped-log-pool lower=-0.25 upper=1 public_confidence=0.5",
+        "adapmixed preset=pubmed screen=none loss_orders=3,18",
+        "unprotected",
+        options=("--delta", "1e-6"),
+    )
     expected: dict[str, Any] = {
         "public": PublicOnly(),
         "pmixed": PMixED(6.0, 1e-6, 50, 4.0),
-        "clipped-mixing lower=0.5 upper=2 adjacency=replace_one": ClippedMixing(0.5, 2.0, 50),
-        "clipped-mixing lower=0.8 upper=1.5 budget-queries=100": ClippedMixing(0.8, 1.5, 100),
-        "clipped-log-pool lower=-0.25 upper=1 scale=2 filter-epsilon=2": ClippedLogPool(
-            -0.25, 1.0, 2.0
+        "clipped-mixing lower=0.5 upper=2": ClippedMixing(0.5, 2.0, 50),
+        "clipped-mixing lower=0.8 upper=1.5 queries=100": ClippedMixing(0.8, 1.5, 100),
+        "clipped-log-pool": ClippedLogPool(-0.25, 1.0, 1.0, 50, 0.5),
+        "adapmixed": AdaPMixED(
+            15.0, 0.3, screen=None, screen_weight=1e-3, sigma=1e-1, loss_orders=(3.0, 18.0)
         ),
-        "clipped-log-pool lower=-0.25 upper=1 num-models=70": ClippedLogPool(
-            -0.25, 1.0, 1.0, 50, num_models=70
-        ),
-        "adapmixed": AdaPMixED.preset("pubmed"),
         "unprotected": Unprotected(),
     }
-    assert found.mechanisms == expected
-    assert list(found.mechanisms) == list(expected)
-    assert {name for name, rule in found.rules.items() if rule == "paper"} == {"adapmixed"}
-    assert {n for n, a in found.adjacencies.items() if a} == {list(expected)[2]}
-    (kept,) = found.filters.values()
-    assert kept.num_models == 4 and kept.budget.delta == 1e-6
-    assert 1.99 < kept.budget.epsilon() <= 2
+    assert found == expected and list(found) == list(expected)
 
 
-def test_the_mechanism_options_describe_one_more() -> None:
-    def names(*options: str) -> list[str]:
-        return list(asked(*options).mechanisms)
+def test_budgets_of_shards_need_no_plan() -> None:
+    texts = (POOL, "clipped-mixing lower=0.5 upper=2", "clipped-mixing lower=0.5 upper=2 order=4")
+    found = asked(*texts, options=("--epsilon=2",))
+    assert list(found.values()) == [
+        PublicOnly(),
+        ClippedLogPool(-0.25, 1.0, 2.0),
+        ClippedMixing(0.5, 2.0, order=8.0),
+        ClippedMixing(0.5, 2.0, order=4.0),
+    ]
 
-    assert names() == ["public", "adapmixed"]
-    assert names("--mechanism", "public") == ["public"]
-    assert names("--method", "pmixed") == ["public", "pmixed"]
-    assert names("--method", "public", "--method", "pmixed") == ["public", "pmixed"]
-    # Not those that hold for all methods ...
-    shared = ["--delta=1e-6", "--rule=paper", "--adjacency=zero_out"]
-    assert names("--method", "pmixed", *shared) == ["public", "pmixed"]
-    # ... but every other one.
-    assert names("--method", "pmixed", "--order", "5") == ["public", "adapmixed", "pmixed"]
-    assert names("--method", "pmixed", "--preset=pubmed") == ["public", "adapmixed", "pmixed"]
-    both = ["--mechanism", "pmixed", "--epsilon", "6", "--method", "pmixed epsilon=7"]
-    assert names(*both) == ["public", "pmixed", "pmixed epsilon=7"]
-    assert asked("--method", "pmixed", *shared).adjacencies == {"pmixed": "zero_out"}
-    assert asked("--method", "pmixed rule=per_model", *shared).rules == {"pmixed": "per_model"}
+
+def test_the_public_model_comes_first_and_adapmixed_is_the_default() -> None:
+    assert asked() == {"public": PublicOnly(), "adapmixed": AdaPMixED(18.0, 0.2)}
+    assert list(asked("public")) == ["public"]
+    assert list(asked("unprotected", "public")) == ["public", "unprotected"]
+
+
+KEYS = "keys are epsilon, queries, order, sample_rate"
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("texts", "words"),
     [
-        (["--method", ""], "--method must be 'NAME KEY=VALUE ...', got ''"),
-        (["--method", "'"], "--method must be 'NAME KEY=VALUE ...'"),
-        (["--method", "mixed"], "--method 'mixed': argument --mechanism: invalid choice: 'mixed'"),
-        (["--method", "pmixed 3"], "--method must be 'NAME KEY=VALUE ...', got '3'"),
-        (["--method", "pmixed --epsilon=3"], "got '--epsilon=3' in"),
-        (["--method", "pmixed eps=3"], "unrecognized arguments: --eps=3"),
-        (["--method", "pmixed epsilon=x"], "argument --epsilon: invalid float value: 'x'"),
-        (["--method", "pmixed delta=1e-6"], "must not set delta.*: delta is that of all methods"),
-        (["--method", "pmixed mechanism=public"], "must not set mechanism"),
-        (["--method", "pmixed release-counts=2"], "must not set release-counts"),
-        (["--method", "pmixed operator=1"], "must not set operator"),
-        (["--method", "pmixed greedy=1"], "unrecognized|must not be given"),
-        (["--method", "pmixed lower=1"], "--lower does not apply to pmixed, got 1.0"),
-        (
-            ["--method", "clipped-mixing lower=0.5 upper=2 num-models=9"],
-            "--num-models does not apply to clipped-mixing, got 9",
-        ),
-        (["--method", "clipped-mixing"], "--lower must be given for clipped-mixing"),
-        (["--method", "pmixed", "--method", "pmixed"], "must not be given twice, got 'pmixed'"),
-        (["--method", "adapmixed filter-epsilon=2"], "--filter-epsilon does not apply to ada"),
-        (["--method", "pmixed adjacency=replace_one"], "--adjacency must be zero_out for pmixed"),
+        ([""], "--mechanism must be 'NAME KEY=VALUE ...', got ''"),
+        (["'"], "--mechanism must be 'NAME KEY=VALUE ...'"),
+        (["mixed"], "--mechanism must be one of adapmixed, .*, got 'mixed'"),
+        (["pmixed 3"], "--mechanism must be 'NAME KEY=VALUE ...', got '3' in"),
+        (["pmixed epsilon=3 epsilon=4"], "got 'epsilon=4' in"),
+        (["pmixed --epsilon=3"], f"--mechanism pmixed does not take --epsilon: {KEYS}"),
+        (["pmixed eps=3"], "does not take eps"),
+        (["pmixed epsilon=x"], "--mechanism pmixed: epsilon must be a number, got 'x'"),
+        (["pmixed epsilon=nan"], "--mechanism pmixed: epsilon must be > 0, got nan"),
+        (["pmixed epsilon=6 delta=1e-6"], "does not take delta: --delta gives it"),
+        (["pmixed"], "--mechanism pmixed needs epsilon"),
+        (["pmixed greedy=1"], "does not take greedy"),
+        (["pmixed lower=1"], "does not take lower"),
+        (["public x=1"], "does not take x: keys are none"),
+        (["clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
+        (["adapmixed preset=bogus"], "preset must be one of wikitext-103, .*, got 'bogus'"),
+        (["adapmixed preset=pubmed x=1"], "--mechanism adapmixed does not take x"),
+        (["adapmixed", "adapmixed"], "--mechanism must not be given twice, got 'adapmixed' again"),
+        ([POOL, POOL.replace(" ", "  ")], f"must not be given twice, got '{POOL}' again"),
     ],
-)  # fmt: skip
-def test_refusals(options: list[str], words: str) -> None:
+)
+def test_refusals(texts: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        choices_of(parsed(*options))
+        asked(*texts)
 
 
 @pytest.mark.parametrize(
@@ -128,15 +118,17 @@ def test_refusals(options: list[str], words: str) -> None:
         (["--resume"], "--resume needs --result"),
         (["--result", "."], "--result must name a file in an existing folder"),
         (["--result", "none/result.json"], "--result must name a file in an existing folder"),
-        (["--runs=2", "--operator"], "--operator cannot be used with --runs"),
-        (
-            ["--mechanism=clipped-log-pool", "--lower=-1", "--upper=1", "--filter-epsilon=2",
-             "--release-counts=1", "--release-sigma=60", "--runs=2"],
-            "--release-counts cannot be used with --result or --runs, got 1",
-        ),
+        (["--epsilon=2"], "--epsilon must be None for AdaPMixED, got 2.0: its losses depend"),
+        (["--mechanism=pmixed epsilon=8", "--epsilon=2"], "--epsilon must be None for PMixED"),
+        ([f"--mechanism={POOL} queries=9", "--epsilon=2"], "queries must be None if every shard"),
+        (["--mechanism=clipped-mixing lower=0.5 upper=2", "--epsilon=1"], "--epsilon must be > "),
+        (["--adjacency=replace_one"], "--adjacency must be 'zero_out' for AdaPMixED"),
+        (["--delta=0"], "--delta must be in (0, 1), got 0.0"),
+        ([f"--mechanism={POOL}", "--epsilon=-1"], "--epsilon must be finite and >= 0, got -1.0"),
     ],
 )  # fmt: skip
 def test_combinations(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the models are loaded: there is no text to read either."""
     assert main(["evaluate", *MODELS, "--text", "none", *options]) == 2
     assert words in capsys.readouterr().err
 
@@ -148,30 +140,32 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-METHODS = [
-    "--method=adapmixed",
-    "--method=adapmixed rule=paper",
-    "--method=unprotected",
-    "--method=clipped-log-pool lower=-0.25 upper=1 scale=2 filter-epsilon=2",
-]
+BUDGETED = ["--epsilon=2", f"--mechanism={POOL}", "--mechanism=clipped-mixing lower=0.5 upper=2"]
+FIXED = ["--mechanism=adapmixed", "--mechanism=adapmixed screen=public", f"--mechanism={POOL}"]
 
 
+@pytest.mark.parametrize("budgeted", [True, False])
 def test_methods_side_by_side_and_a_result_to_go_on_from(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    budgeted: bool, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, result = tmp_path / "out.json", tmp_path / "result.json"
     command = ["evaluate", *MODELS, "--text", str(text), "--block=17", "--stride=5", "--seed=1"]
-    command += ["--queries=18", *METHODS, "--json", str(path), "--result", str(result)]
+    command += ["--queries=18", "--mechanism=unprotected", *(BUDGETED if budgeted else FIXED)]
+    command += ["--json", str(path), "--result", str(result)]
     assert main(command) == 0
     first, report = path.read_bytes(), json.loads(path.read_text(encoding="utf-8"))
-    names = [method["name"] for method in report["methods"]]
-    assert names == ["public", "adapmixed", "adapmixed rule=paper", "unprotected",
-                     "clipped-log-pool"]  # fmt: skip
-    public, ada, paper, unprotected, pool = report["methods"]
+    methods = {method["name"]: method for method in report["methods"]}
+    private = ["clipped-log-pool", "clipped-mixing"]
+    if not budgeted:
+        private = ["adapmixed", "adapmixed screen=public", "clipped-log-pool"]
+    assert list(methods) == ["public", "unprotected", *private]
     assert {method["queries"] for method in report["methods"]} == {18}
-    assert (ada["rule"], paper["rule"]) == ("per_model", "paper")
-    assert ada["epsilon"] < paper["epsilon"] and unprotected["epsilon"] is None
-    assert "per-model filter" in pool["guarantee"] and public["epsilon"] == 0
+    assert methods["unprotected"]["epsilon"] is None and methods["public"]["epsilon"] == 0
+    for name in private:
+        fixed = "fixed in advance that may be published" in methods[name]["guarantee"]
+        assert fixed == (name in ("clipped-log-pool", "clipped-mixing"))
+        assert (methods[name]["method"] == "per-shard budget") == budgeted
+        assert not budgeted or 1.9 < methods[name]["epsilon"] <= 2
     assert report["config"]["stride"] == 5
     stored = read_result(result)
     assert stored.complete
@@ -189,7 +183,7 @@ def test_runs_of_the_command_line(
 ) -> None:
     path = tmp_path / "out.json"
     command = ["evaluate", *MODELS, "--text", str(text), "--block=17", "--seed=1", "--runs=3"]
-    command += ["--queries=10", "--method=adapmixed", "--method=unprotected"]
+    command += ["--queries=10", "--mechanism=adapmixed", "--mechanism=unprotected"]
     assert main([*command, "--json", str(path), "--out", str(tmp_path / "report")]) == 0
     printed = capsys.readouterr().out
     assert "standard deviation (n − 1) of 3 runs of 10 queries" in printed

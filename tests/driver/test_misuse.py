@@ -18,24 +18,21 @@ from misuse_cases import MODELS, POOL, PROMPT, answer
 
 import adapmixed_ext as ops
 from adapmixed.cli import main
-from adapmixed.decoding import generate, stream
 from adapmixed.evaluation import evaluate
-from adapmixed.mechanisms import AdaPMixED, ClippedMixing, PMixED, PublicOnly
-from adapmixed.misuse import REASONS
-from adapmixed.privacy import (
-    Accountant,
-    Caveat,
-    FilterBudget,
-    GaussianScreening,
-    IndividualCharge,
-    Ledger,
-    PerModelFilter,
-)
+from adapmixed.generation import PrivateGenerator
+from adapmixed.generation.loop import Answerer
+from adapmixed.generation.refused import REASONS
+from adapmixed.mechanisms import AdaPMixED, ClippedMixing, PMixED, PublicOnly, Unprotected
+from adapmixed.models import Ensemble
+from adapmixed.privacy import Accountant, Caveat, GaussianScreening, IndividualCharge
 from adapmixed.rng import SecureRandom, SeededRandom
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 # Asking for something other than a sample
+
+
+OTHER = "another distribution than the one that was projected and charged"
 
 
 @pytest.mark.parametrize(
@@ -46,25 +43,42 @@ pytestmark = pytest.mark.usefixtures("demo_ensemble")
         ({"penalty_alpha": 0.6}, "as deterministic as greedy"),
         ({"output_scores": True}, "a probability of the mixture is itself"),
         ({"logprobs": 5}, "a probability of the mixture is itself"),
-        ({"temperature": 0.7}, "another law than the one that was projected and charged"),
-        ({"top_p": 0.9}, "another law than the one that was projected and charged"),
-        ({"top_k": 50}, "top_k of ClippedMixing"),
-        ({"logits_processor": []}, "another law"),
+        ({"top_p": 0.9}, OTHER),
+        ({"min_p": 0.1}, f"{OTHER}. temperature and top_k reshape all rows before"),
+        ({"logits_processor": []}, OTHER),
+        ({"max_time": 3.0}, "how long private models take"),
+        ({"assistant_model": "a"}, "a draft is kept or thrown away"),
         ({"num_return_sequences": 3}, "a query of its own"),
         ({"seed": 1}, "randomness comes from rng"),
     ],
 )
-@pytest.mark.parametrize("function", [generate, stream])
-def test_python_arguments(function: Any, option: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize("function", ["loop", "generator", "generate", "stream", "chat"])
+def test_python_arguments(demo: Ensemble, function: str, option: dict[str, Any], why: str) -> None:
+    """Wherever they are given; nothing is charged."""
     accountant = Accountant(1e-5)
-    settings: dict[str, Any] = dict(max_new_tokens=2, rng=SecureRandom(), accountant=accountant)
     ((name, value),) = option.items()
-    with pytest.raises(ValueError, match=rf"{name} must not be given, got .*{why}"):
-        function(FakeEnsemble(), POOL, PROMPT, **settings, **option)
-    assert accountant.queries == 0
+    message = rf"{name} must not be given, got .*{re.escape(why)}"
+    if function == "generator":
+        with pytest.raises(ValueError, match=message):
+            PrivateGenerator(demo, POOL, accountant, **option)
+        return
+    here = PrivateGenerator(demo, POOL, accountant)
+    loop = Answerer(FakeEnsemble(), POOL, accountant_of := Accountant(1e-5), SecureRandom())  # type: ignore[arg-type]
+    asked: Any = {
+        "loop": lambda: loop.stream(PROMPT, max_new_tokens=2, **option),
+        "generate": lambda: here.generate("The", max_new_tokens=2, **option),
+        "stream": lambda: here.stream("The", max_new_tokens=2, **option),
+        "chat": lambda: here.chat([], max_new_tokens=2, **option),
+    }
+    with pytest.raises(ValueError, match=message):
+        asked[function]()
+    assert accountant.queries == 0 == accountant_of.queries
 
 
 def test_other_unknown_arguments_are_errors_as_ever() -> None:
+    for name, why in REASONS.items():  # the known ones, all of them
+        with pytest.raises(ValueError, match=rf"{name} must not be given, .*{re.escape(why)}"):
+            answer(**{name: None})
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
         answer(max_tokens=3)
 
@@ -76,8 +90,8 @@ def test_other_unknown_arguments_are_errors_as_ever() -> None:
         (["--do-sample", "False"], "infinite Rényi divergence"),
         (["--num-beams=4"], "a search keeps what private probabilities rank highest"),
         (["--logprobs", "5"], "a probability of the mixture is itself"),
-        (["--min-p=0.1"], "another law than the one that was projected and charged"),
-        (["--top-p", "0.9"], "another law than the one that was projected and charged"),
+        (["--min-p=0.1"], OTHER),
+        (["--top-p", "0.9"], OTHER),
     ],
 )
 def test_options_of_the_command(
@@ -90,10 +104,51 @@ def test_options_of_the_command(
     assert f"argument {options[0].partition('=')[0]}: must not be given" in error and why in error
 
 
-def test_top_k_after_mixing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", *MODELS, "--text", str(tmp_path), "--top-k", "50"]) == 2
-    error = capsys.readouterr().err
-    assert "--top-k does not apply to adapmixed, got 50" in error and REASONS["top_k"] in error
+@pytest.mark.parametrize("command", ["generate", "chat", "evaluate"])
+def test_every_reason_is_said_by_the_command(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No option of the command takes one for itself, also none that it abbreviates."""
+    what = {"generate": ["--prompt", "The"], "evaluate": ["--text", str(tmp_path)], "chat": []}
+    for name, why in REASONS.items():
+        option = f"--{name.replace('_', '-')}"
+        if option == "--seed":  # of tests and evaluation; never with a ledger
+            continue
+        for given in ([f"{option}=1"], [option, "1"], [f"--{name}"]):
+            with pytest.raises(SystemExit) as stop:
+                main([command, *MODELS, *what[command], *given])
+            error = capsys.readouterr().err
+            assert stop.value.code == 2 and f"must not be given: {why}" in error, given
+
+
+def test_top_k_after_mixing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """There is none: a top-k, or a temperature, acts on the rows that are projected and charged."""
+    private, public = torch.randn(3, 2, 9), torch.randn(2, 9)
+    for mechanism in (POOL, AdaPMixED(3.0, 0.1), PMixED(8.0, 1e-5, 40, 6.0), Unprotected()):
+        accountant = Accountant(1e-5)
+        settings: Any = dict(rng=SeededRandom(0), top_k=3, temperature=0.5)
+        proposal = mechanism.propose(private, public, **settings)
+        kept = public.topk(3).indices
+        same = mechanism.propose(
+            private.gather(2, kept.expand(3, 2, 3)) / 0.5, public.gather(1, kept) / 0.5,
+            rng=SeededRandom(0),
+        )  # fmt: skip
+        # Not the mixture of all tokens, cut afterwards: distribution and costs are of the rows.
+        found, expected = proposal._prepared, same._prepared
+        assert torch.equal(
+            found.distribution.probabilities(), expected.distribution.probabilities()
+        )
+        assert repr(found.events) == repr(expected.events)
+        for name in ("charges", "losses"):
+            mine, theirs = getattr(found, name), getattr(expected, name)
+            assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+        accountant.charge(proposal)
+        tokens = proposal.release().tokens
+        assert tokens is not None and bool((tokens[:, None] == kept).any(1).all())
+    # evaluate scores what is answered without either; a shape of its own has no option there.
+    with pytest.raises(SystemExit):
+        main(["evaluate", *MODELS, "--text", str(tmp_path), "--top-k", "50"])
+    assert "unrecognized arguments: --top-k 50" in capsys.readouterr().err
 
 
 # Randomness
@@ -109,18 +164,24 @@ def test_a_guarantee_of_seeded_answers_says_so() -> None:
     assert words not in str(public.guarantee)  # nothing private was read
     for mechanism in (POOL, ClippedMixing(0.5, 2.0, 9), PMixED(8.0, 1e-5, 9, 6.0)):
         proposal = mechanism.propose(torch.randn(3, 1, 5), torch.randn(1, 5), rng=SeededRandom(0))
-        assert Caveat("seeded") in proposal.events()
+        accountant = Accountant(1e-5)
+        accountant.charge(proposal)
+        assert "seeded" in accountant.guarantee().caveats
 
 
 def test_no_ledger_is_charged_for_seeded_answers(tmp_path: Path) -> None:
-    with Ledger.open(tmp_path / "ledger.db", delta=1e-5, configuration="x") as ledger:
+    with Accountant(1e-5, path=tmp_path / "ledger.db") as accountant:
         with pytest.raises(ValueError, match="knows a seed can undo the randomness"):
-            answer(rng=SeededRandom(1), ledger=ledger)
+            answer(rng=SeededRandom(1), accountant=accountant)
         proposal = POOL.propose(torch.randn(3, 1, 5), torch.randn(1, 5), rng=SeededRandom(0))
         with pytest.raises(ValueError, match="knows a seed can undo the randomness"):
-            ledger.charge(proposal.events())
-        assert ledger.charges == 0
-        ledger.charge(Caveat("shards"))
+            accountant.charge(proposal)
+        with pytest.raises(ValueError, match="its charge failed"):
+            proposal.release()
+        with pytest.raises(ValueError, match="knows a seed can undo the randomness"):
+            accountant.add([Caveat("seeded")])
+        assert accountant.charges == 0  # not even a binding
+        answer(accountant=accountant)
 
 
 def test_a_fork_does_not_reuse_a_key() -> None:
@@ -162,32 +223,40 @@ def test_noise_is_added_before_re_scaling() -> None:
     assert renyi(after) < 0.01 * renyi(first)
 
 
-@pytest.mark.parametrize("screen", ["noisy", None])
+@pytest.mark.parametrize("screen", ["noisy", "public", None])
 def test_no_filter_runs_on_adapmixed(screen: Any) -> None:
-    """Its screening's bit and its losses are no part of a model's charge."""
-    budget = FilterBudget("renyi", 1.0, 1e-5, 18.0)
-    accountant, model_filter = Accountant(1e-5, filter_budget=budget), PerModelFilter(3, budget)
-    with pytest.raises(ValueError, match="its screening tells a bit about all of them, retired"):
-        answer(AdaPMixED(18.0, 0.2, screen), accountant=accountant, model_filter=model_filter)
-    assert accountant.queries == 0 and not model_filter.spent.any()
-    # Nor is a screening charged beside a filter by hand, in either order.
+    """Its screening's bit and its losses are no part of a member's charge."""
+    accountant, words = Accountant(1e-5, epsilon=3.0), "its screening tells a bit about all of them"
+    with pytest.raises(ValueError, match=words):
+        answer(AdaPMixED(18.0, 0.2, screen), accountant=accountant)
+    proposal = AdaPMixED(18.0, 0.2, screen).propose(
+        torch.randn(3, 1, 5), torch.randn(1, 5), rng=SecureRandom()
+    )
+    with pytest.raises(ValueError, match=words):
+        accountant.charge(proposal)
+    with pytest.raises(ValueError, match="its charge failed"):
+        proposal.release()
+    assert accountant.queries == 0
+    # Nor is a screening charged beside individual charges by hand, in either order.
     charge = IndividualCharge("renyi", 18.0, torch.zeros(3, 1, dtype=torch.float64).numpy())
     events = [GaussianScreening(3, 1, 1e-4, 1e-2), charge]
     for order in (events, events[::-1]):
-        accountant = Accountant(1e-5, filter_budget=budget)
-        accountant.attach(PerModelFilter(3, budget))
-        with pytest.raises(ValueError, match="screening must be off or public under a filter"):
+        accountant = Accountant(1e-5, epsilon=3.0)
+        with pytest.raises(
+            ValueError, match="events must be IndividualCharge under a budget of ev"
+        ):
             accountant.add(order)
+        assert accountant.queries == 0
 
 
-@pytest.mark.parametrize("command", ["generate", "evaluate"])
+@pytest.mark.parametrize("command", ["generate", "chat", "evaluate"])
 def test_no_filter_runs_on_adapmixed_by_option(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    what = {"generate": ["--prompt", "The"], "evaluate": ["--text", str(tmp_path)]}[command]
-    assert main([command, *MODELS, *what, "--filter-epsilon", "2"]) == 2
+    what = {"generate": ["--prompt", "The"], "evaluate": ["--text", str(tmp_path)], "chat": []}
+    assert main([command, *MODELS, *what[command], "--epsilon", "2"]) == 2
     error = capsys.readouterr().err
-    assert "--filter-epsilon does not apply to adapmixed" in error
+    assert "--epsilon must be None for AdaPMixED" in error
     assert "screening tells a bit about all of them" in error
 
 
@@ -202,6 +271,7 @@ def test_the_table_in_the_documentation_names_these_tests() -> None:
     ours = {name for file in files for name in re.findall(r"^def test_(\w+)\(", file, re.M)}
     assert ours - listed == {
         "a_fingerprint_is_of_the_base_and_its_tokenizer",
+        "every_reason_is_said_by_the_command",
         "other_unknown_arguments_are_errors_as_ever",
         "the_table_in_the_documentation_names_these_tests",
     }

@@ -28,16 +28,16 @@ def adapters(tmp_path: Path) -> list[Path]:
 def test_a_public_model_of_another_name_is_refused(adapters: list[Path], tmp_path: Path) -> None:
     for same in ("some-org/Tiny", "tiny", "/models/tiny"):
         # Equal names of a folder or an object show nothing of the weights.
-        assert Ensemble.load(named(same), adapters).unverified == ("shards", "base")
+        assert Ensemble.from_pretrained(named(same), adapters).unverified == ("shards", "base")
     for folder in (adapters, adapters[0].parent):
         with pytest.raises(ValueError, match=r"m0 names 'some-org/Tiny', got 'some-org/Huge'"):
-            Ensemble.load(named("some-org/Huge"), folder)
+            Ensemble.from_pretrained(named("some-org/Huge"), folder)
     tiny_model("gpt2").save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"names 'some-org/Tiny', got '.*/other'"):
-        Ensemble.load(tmp_path / "other", adapters)
+        Ensemble.from_pretrained(tmp_path / "other", adapters)
     name_base(adapters[1], "some-org/Huge")
     with pytest.raises(ValueError, match=r"m0 names 'some-org/Tiny', .*m1 'some-org/Huge'"):
-        Ensemble.load(named("some-org/Tiny"), adapters)
+        Ensemble.from_pretrained(named("some-org/Tiny"), adapters)
 
 
 def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
         assert digest is not None and digest != base_sha256(tmp_path / f"{name}-other")
         write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
         # The digest tells, whatever the folder is called; a model object by where it came from.
-        assert "base" not in Ensemble.load(tmp_path / name, folder).unverified
+        assert "base" not in Ensemble.from_pretrained(tmp_path / name, folder).unverified
         # An object may have been changed since it was read.
-        assert "base" in Ensemble.load(named(str(tmp_path / name)), folder).unverified
+        assert "base" in Ensemble.from_pretrained(named(str(tmp_path / name)), folder).unverified
         for base in (tmp_path / f"{name}-other", named(str(tmp_path / f"{name}-other"))):
             with pytest.raises(ValueError, match="has another SHA-256"):
-                Ensemble.load(base, folder)
+                Ensemble.from_pretrained(base, folder)
     assert (tmp_path / "in-parts" / "model.safetensors.index.json").is_file()
     assert base_sha256(folder) is None
     parts = sorted((tmp_path / "in-parts").glob("model-*.safetensors"))
@@ -64,7 +64,7 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
         kept = part.read_bytes()
         part.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
         with pytest.raises(ValueError, match="has another SHA-256"):
-            Ensemble.load(tmp_path / "in-parts", folder)
+            Ensemble.from_pretrained(tmp_path / "in-parts", folder)
         part.write_bytes(kept)
 
 
@@ -87,9 +87,11 @@ def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: 
                 (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
         digest = base_sha256(tmp_path / f"bin-{parts}-0")
         write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
-        assert Ensemble.load(tmp_path / f"bin-{parts}-0", folder).unverified == ("shards",)
+        assert Ensemble.from_pretrained(tmp_path / f"bin-{parts}-0", folder).unverified == (
+            "shards",
+        )
         with pytest.raises(ValueError, match="has another SHA-256"):
-            Ensemble.load(tmp_path / f"bin-{parts}-1", folder)
+            Ensemble.from_pretrained(tmp_path / f"bin-{parts}-1", folder)
 
 
 def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> None:
@@ -109,14 +111,14 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
     digest = base_sha256(base)
     plain = Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest, tokenizer_files=recorded)
     write_manifest(folder, plain)
-    assert Ensemble.load(base, folder).unverified == ("shards",)
+    assert Ensemble.from_pretrained(base, folder).unverified == ("shards",)
     config = {"model_max_length": 7, "tokenizer_class": "GPT2Tokenizer", "chat_template": "x"}
     for name, same in (
         ("vocab.json", json.dumps(dict(reversed((vocabulary | {"ab": 9}).items())), indent=3)),
         ("tokenizer_config.json", json.dumps(config)),
     ):
         (base / name).write_text(same)
-        assert Ensemble.load(base, folder).unverified == ("shards",)
+        assert Ensemble.from_pretrained(base, folder).unverified == ("shards",)
     for name, other in (
         ("vocab.json", json.dumps(vocabulary | {"bc": 9})),
         ("merges.txt", "#version: 0.2\nb c\n"),
@@ -125,16 +127,16 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
         kept = (base / name).read_text()
         (base / name).write_text(other)
         with pytest.raises(ValueError, match=f"{name} has another SHA-256"):
-            Ensemble.load(base, folder)
+            Ensemble.from_pretrained(base, folder)
         (base / name).write_text(kept)
     # A file that the training had not, one of it that is gone, or others: nothing to compare with.
     (base / "added_tokens.json").write_text("{}")
     with pytest.raises(ValueError, match="in the same files: .* has added_tokens.json, merges"):
-        Ensemble.load(base, folder)
+        Ensemble.from_pretrained(base, folder)
     words = "tokenizer was not compared"
     for manifest in (replace(plain, tokenizer_files={}), Manifest("", ("m0", "m1"), ADAPTED)):
         write_manifest(folder, manifest)
-        ensemble = Ensemble.load(base, folder)
+        ensemble = Ensemble.from_pretrained(base, folder)
         missing = "tokenizer" if manifest.base_sha256 else "base"
         assert ensemble.unverified == ("shards", missing)
         assert (words in answer(ensemble=ensemble)) == (missing == "tokenizer")
@@ -146,16 +148,16 @@ def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
     """Also where the ensemble recorded neither: a ledger then opens with the same files alone."""
     folder, base = adapters[0].parent, tmp_path / "Tiny"
     tiny_model("gpt2").save_pretrained(base)
-    first = Ensemble.load(base, folder).fingerprint
+    first = Ensemble.from_pretrained(base, folder).fingerprint
     shutil.copytree(base, tmp_path / "copy" / "Tiny")
-    assert Ensemble.load(tmp_path / "copy" / "Tiny", folder).fingerprint == first
+    assert Ensemble.from_pretrained(tmp_path / "copy" / "Tiny", folder).fingerprint == first
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=base_sha256(base)))
-    assert Ensemble.load(base, folder).fingerprint == first  # recorded, then compared
+    assert Ensemble.from_pretrained(base, folder).fingerprint == first  # recorded, then compared
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))
     (base / "special_tokens_map.json").write_text('{"eos_token": "a"}')
-    second = Ensemble.load(base, folder).fingerprint
+    second = Ensemble.from_pretrained(base, folder).fingerprint
     tiny_model("gpt2", 1).save_pretrained(base)
-    third = Ensemble.load(base, folder).fingerprint
+    third = Ensemble.from_pretrained(base, folder).fingerprint
     assert len({first, second, third}) == 3
 
 
@@ -172,16 +174,16 @@ def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
     pairs = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
     (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
     with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
-        Ensemble.load(base, DEMO_ENSEMBLE)
+        Ensemble.from_pretrained(base, DEMO_ENSEMBLE)
     early = tmp_path / "early"  # the bytes of tokenizer.json alone
     shutil.copytree(DEMO_ENSEMBLE, early)
     recorded = replace(read_manifest(early), tokenizer_files={}, tokenizer_sha256="0" * 64)
     write_manifest(early, recorded)
     with pytest.raises(ValueError, match="records tokenizer.json, .* has merges.txt.*vocab.json"):
-        Ensemble.load(base, early)
+        Ensemble.from_pretrained(base, early)
     for name in tokenizer_files(base):
         (base / name).unlink()
-    assert Ensemble.load(base, DEMO_ENSEMBLE).tokenizer is None
+    assert Ensemble.from_pretrained(base, DEMO_ENSEMBLE).tokenizer is None
 
 
 def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
@@ -217,20 +219,20 @@ def test_a_public_model_from_the_hub_is_compared(
     folder = adapters[0].parent
     digest = base_sha256(cached / "snapshots" / "abc")
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
-    assert Ensemble.load("some-org/Tiny", folder).unverified == ("shards",)
+    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256="0" * 64))
     with pytest.raises(ValueError, match="has another SHA-256"):
-        Ensemble.load("some-org/Tiny", folder)
+        Ensemble.from_pretrained("some-org/Tiny", folder)
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))  # no digest: the hub's full name
-    assert Ensemble.load("some-org/Tiny", folder).unverified == ("shards",)
-    assert Ensemble.load("Tiny", folder).unverified == ("shards", "base")
+    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
+    assert Ensemble.from_pretrained("Tiny", folder).unverified == ("shards", "base")
 
 
 def test_a_guarantee_says_that_the_public_model_was_not_compared(adapters: list[Path]) -> None:
     words = "The public model was not compared"
-    unnamed = Ensemble.load(named(""), adapters)
+    unnamed = Ensemble.from_pretrained(named(""), adapters)
     assert unnamed.unverified == ("shards", "base")
     assert words in answer(ensemble=unnamed)
     folder = adapters[0].parent
-    compared = Ensemble.load(public_folder(folder), folder)
+    compared = Ensemble.from_pretrained(public_folder(folder), folder)
     assert words not in answer(ensemble=compared)

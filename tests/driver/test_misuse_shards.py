@@ -15,7 +15,7 @@ from trained_demo import DEMO_ENSEMBLE
 from adapmixed.data import Document
 from adapmixed.data.demo import demo_base
 from adapmixed.models import Ensemble, Manifest, read_manifest, write_manifest
-from adapmixed.privacy import Ledger
+from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.training import shard_record
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -68,21 +68,24 @@ def test_a_guarantee_says_that_shards_were_not_verified(adapters: list[Path]) ->
         ((shard("alice"), {"documents": 0}), True),
     ]:
         base = public_folder(folder, shards=shards, document_names="stable")
-        ensemble = Ensemble.load(base, folder)
+        ensemble = Ensemble.from_pretrained(base, folder)
         assert ensemble.unverified == (() if verified else ("shards",))
         assert (words not in answer(ensemble=ensemble)) == verified
     path = folder / "ensemble.json"
     overlapping = json.loads(path.read_text()) | {"shards": [shard("a"), shard("b", "a")]}
     path.write_text(json.dumps(overlapping))
     with pytest.raises(ValueError, match="shards must be disjoint, m0 and m1 share the identifier"):
-        Ensemble.load(named("tiny"), folder)
-    assert Ensemble.load(demo_base(), DEMO_ENSEMBLE).unverified == ()
+        Ensemble.from_pretrained(named("tiny"), folder)
+    assert Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE).unverified == ()
 
 
 def test_a_ledger_remembers_what_was_not_verified(tmp_path: Path) -> None:
     ensemble, path = FakeEnsemble(), tmp_path / "ledger.db"
     ensemble.unverified = ("shards",)
-    with Ledger.open(path, delta=1e-5, configuration="x") as ledger:
-        answer(ensemble=ensemble, ledger=ledger)
-    assert Ledger.verify(path).totals.caveats == ("shards",)
-    assert "not verified" in str(Ledger.verify(path).totals)
+    with Accountant(1e-5, path=path) as accountant:
+        answer(ensemble=ensemble, accountant=accountant)
+    assert read_ledger(path).guarantee.caveats == ("shards",)
+    assert "not verified" in str(read_ledger(path).guarantee)
+    ensemble.unverified = ()  # what was answered before stays so
+    with Accountant(1e-5, path=path) as accountant:
+        assert "not verified" in answer(ensemble=ensemble, accountant=accountant)

@@ -18,7 +18,7 @@ from adapmixed_ext import build_info
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 DEMO = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
-SHORT = ["--mechanism", "clipped-log-pool", "--lower=-0.25", "--upper=0.5", "--seed", "1"]
+SHORT = ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5", "--seed", "1"]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         found.update(settings)
         raise ValueError("loaded")
 
-    monkeypatch.setattr(Ensemble, "load", load)
+    monkeypatch.setattr(Ensemble, "from_pretrained", load)
     return found
 
 
@@ -74,6 +74,7 @@ def test_half_precision_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out.strip() and "torch.bfloat16 on cpu" in printed.err
 
 
+@pytest.mark.slow
 def test_reproduce_loads_where_it_is_told(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,11 +19,10 @@ from training_cases import until
 import adapmixed.models.ensemble
 from adapmixed.cli import main
 from adapmixed.models import Ensemble, read_adapter
-from adapmixed.privacy.ledger import read
-from adapmixed_ext import loss_error
+from adapmixed.privacy import read_ledger
 
 TEXT = "The value of an expression is the value of its parts. " * 3
-POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=1", "--scale", "2"]
+POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=1 scale=2"]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +38,7 @@ def options(models: Path) -> list[str]:
     return ["--base", str(models / "base"), "--ensemble", str(models / "ensemble")]
 
 
+@pytest.mark.slow
 def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: Path) -> None:
     ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
 
@@ -50,7 +50,7 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
             return read_adapter(model, path)
 
         adapmixed.models.ensemble.read_adapter = noted  # type: ignore[attr-defined]  # in this child
-        ensemble = Ensemble.load(models / "base", models / "ensemble", ranks=ranks)
+        ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
         assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
         found = [ensemble.logits(ids)]
         for memory in (1 << 20, 1 << 30):
@@ -60,7 +60,7 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
         decoder.append(torch.tensor([3]))
         return ensemble.num_models, [*found, decoder.logits]
 
-    alone = Ensemble.load(models / "base", models / "ensemble")
+    alone = Ensemble.from_pretrained(models / "base", models / "ensemble")
     expected, public = alone.logits(ids)
     ranks = in_ranks(2, work, tmp_path)
     for rank, own in ((0, slice(0, 2)), (1, slice(2, 3))):
@@ -73,26 +73,21 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
 
 
 def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:
-    """Two ranks print and write once, the same numbers as one, and as no `torchrun` at all."""
+    """Two processes print and write once, the numbers of one but for the forward pass."""
     arguments = ["evaluate", *options(models), "--text", str(models / "text.txt"), "--seed", "4"]
     arguments += ["--queries", "40", "--block", "16", "--json"]
     assert main([*arguments, str(tmp_path / "1.json")]) == 0
-    (launched,) = commands(1, [*arguments, str(tmp_path / "launched.json")], tmp_path)
-    assert status_of(launched) == 0, said(tmp_path, 0)
     children = commands(2, [*arguments, str(tmp_path / "2.json")], tmp_path)
     assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
     assert said(tmp_path, 0)[0].startswith("method     perplexity") and said(tmp_path, 1)[0] == ""
-    # Without torchrun, losses of leave-one-out are of single precision, within loss_error.
     two = json.loads((tmp_path / "2.json").read_text("utf-8"))
-    assert two["config"]["ranks"] == 2
-    for name, apart in (("1", loss_error), ("launched", 0.0)):
-        one = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
-        assert one["config"]["ranks"] == 1
-        for mine, theirs in zip(one["methods"], two["methods"], strict=True):
-            assert mine["name"] == theirs["name"] and mine["queries"] == theirs["queries"] == 40
-            ours, others = math.log(mine["perplexity"]), math.log(theirs["perplexity"])
-            assert abs(ours - others) < 1e-9
-            assert theirs["epsilon"] == pytest.approx(mine["epsilon"], rel=apart, abs=1e-9)
+    one = json.loads((tmp_path / "1.json").read_text("utf-8"))
+    assert two["config"]["ranks"] == 2 and one["config"]["ranks"] == 1
+    for mine, theirs in zip(one["methods"], two["methods"], strict=True):
+        assert mine["name"] == theirs["name"] and mine["queries"] == theirs["queries"] == 40
+        ours, others = math.log(mine["perplexity"]), math.log(theirs["perplexity"])
+        assert abs(ours - others) < 1e-6
+        assert theirs["epsilon"] == pytest.approx(mine["epsilon"], rel=1e-4, abs=1e-9)
 
 
 AS_A_MODULE = """
@@ -105,6 +100,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m adapmixed` as torchrun starts it; no thread is left that could abort its end."""
     script = tmp_path / "as_a_module.py"
@@ -123,12 +119,13 @@ def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("endless")
+@pytest.mark.slow
 def test_generate_in_two_ranks(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same text for the same seed, written once; one ledger."""
     prompts = ["--prompt", "The value", "--prompt", "If"]
-    for method in (POOL, ["--mechanism", "adapmixed", "--top-k", "40"]):
+    for method in ([*POOL, "--top-k", "40"], ["--mechanism", "adapmixed"]):
         arguments = ["generate", *options(models), *method, *prompts, "--max-new-tokens", "8"]
         assert main([*arguments, "--seed", "5"]) == 0
         expected = capsys.readouterr().out
@@ -136,23 +133,12 @@ def test_generate_in_two_ranks(
         assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
         assert said(tmp_path, 0)[0] == expected and said(tmp_path, 1) == ("", "")
     ledger = tmp_path / "ledger.db"
-    filtered = [*arguments[:5], *POOL, *prompts, "--max-new-tokens", "8", "--filter-epsilon", "1"]
-    for charges in (8, 16):  # the second run goes on from what the first has spent
-        children = commands(2, [*filtered, "--ledger", str(ledger)], tmp_path)
+    budgets = [*arguments[:5], *POOL, *prompts, "--max-new-tokens", "8", "--epsilon", "1"]
+    for records in (9, 17):  # the binding; the second run goes on from what the first has spent
+        children = commands(2, [*budgets, "--ledger", str(ledger)], tmp_path)
         assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
-        assert f"all {charges} charges" in said(tmp_path, 0)[1] and said(tmp_path, 1) == ("", "")
-    ledger = tmp_path / "counts.db"
-    filtered += ["--release-counts", "2", "--release-sigma", "60", "--ledger", str(ledger)]
-    shown = []
-    for records in (10, 18):  # one rank releases them, and no run releases them again
-        children = commands(2, filtered, tmp_path)
-        assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
-        assert said(tmp_path, 1) == ("", "")
-        text = said(tmp_path, 0)[1].splitlines()
-        shown.append([line for line in text if line.startswith("Models that have spent")])
-        reading = read(ledger)
-        assert reading.charges == records and len(reading.accountant.released_counts) == 2
-    assert shown[0] == shown[1] and len(shown[0]) == 2
+        assert f"holds {records} records" in said(tmp_path, 0)[1] and said(tmp_path, 1) == ("", "")
+        assert read_ledger(ledger).charges == records
 
 
 def test_refused_in_ranks(
@@ -163,7 +149,9 @@ def test_refused_in_ranks(
     children = commands(4, arguments, tmp_path)
     assert [status_of(child) for child in children] == [2] * 4
     for rank in range(4):
-        assert "at most as many as members, got 4 ranks for 3 members" in said(tmp_path, rank)[1]
+        assert (
+            "at most as many as members, got 4 processes for 3 members" in said(tmp_path, rank)[1]
+        )
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["chat", *options(models), "--plain", *POOL]) == 2
@@ -184,5 +172,6 @@ def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
     assert [status_of(child) for child in children] == [2, -signal.SIGKILL]
     text = said(tmp_path, 0)[1]
     assert "adapmixed generate: another rank has ended while rank 0 of 2 waited for it" in text
-    reading = read(ledger)
-    assert f"all {reading.charges} charges" in text and 1 < reading.accountant.queries < 100000
+    reading = read_ledger(ledger)
+    assert f"holds {reading.charges} records" in text
+    assert 1 < reading.guarantee.queries < 100000

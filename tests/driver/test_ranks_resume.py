@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 from rank_cases import Group, in_ranks, result, started, write_models
-from result_cases import DELTA, MECHANISMS, numbers
+from result_cases import DELTA, EPSILONS, MECHANISMS, numbers
 from training_cases import status_of, until
 
+from adapmixed.errors import ProcessError
 from adapmixed.evaluation import evaluate_runs, read_result
 from adapmixed.files import sole_writer
 from adapmixed.models import Ensemble
-from adapmixed.privacy import FilterBudget, PerModelFilter
-from adapmixed.ranks import ALONE, RankError, Ranks
+from adapmixed.ranks import ALONE, Ranks
 from adapmixed.rng import SeededRandom
 
 RUNS, QUERIES, BLOCK = 2, 30, 11  # three windows a run
@@ -39,13 +39,11 @@ def answer(
     ranks: Ranks,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Any]:
-    ensemble = Ensemble.load(models / "base", models / "ensemble", ranks=ranks)
-    budget = FilterBudget("renyi", 0.05, DELTA, 4.0)
+    ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
     return numbers(
         evaluate_runs(
             ensemble, TOKENS, MECHANISMS, runs=RUNS, queries=QUERIES, delta=DELTA,
-            rng=SeededRandom(3), block=BLOCK, rule={"noisy, the paper's rule": "paper"},
-            model_filters={"filtered": PerModelFilter(3, budget)}, result=path,
+            rng=SeededRandom(3), block=BLOCK, epsilon=EPSILONS, result=path,
             resume=path is not None, save_seconds=0.0, progress=progress,
         )
     )  # fmt: skip
@@ -77,6 +75,7 @@ def killed(
     go.unlink()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(models: Path, tmp_path: Path) -> None:
     def whole(ranks: Group) -> list[Any]:
         return answer(models, tmp_path / "whole.json", ranks)
@@ -92,6 +91,7 @@ def test_killed_and_resumed(models: Path, tmp_path: Path) -> None:
     assert in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)[0] == reference
 
 
+@pytest.mark.slow
 def test_resumed_over_another_number_of_ranks(models: Path, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     killed(models, path, tmp_path, 36)
@@ -99,17 +99,19 @@ def test_resumed_over_another_number_of_ranks(models: Path, tmp_path: Path) -> N
     reference, _ = in_ranks(2, lambda ranks: answer(models, tmp_path / "2.json", ranks), tmp_path)
     for mine, theirs in zip(found, reference, strict=True):
         assert mine[0] == theirs[0] and mine[2] == theirs[2] == QUERIES
-        assert mine[1] == pytest.approx(theirs[1], rel=1e-9)
+        # The forward pass over two processes has other batches, which round differently.
+        assert mine[1] == pytest.approx(theirs[1], rel=1e-6)
 
 
-def test_what_the_leading_rank_refuses_ends_all(models: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_the_main_process_refuses_ends_all(models: Path, tmp_path: Path) -> None:
     """No rank answers anything, and the file stays as it is."""
     path = tmp_path / "result.json"
 
     def refused() -> str:
         before = path.read_bytes()
         first, second = in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)
-        assert isinstance(first, ValueError) and isinstance(second, RankError)
+        assert isinstance(first, ValueError) and isinstance(second, ProcessError)
         assert path.read_bytes() == before
         return str(first)
 
@@ -123,6 +125,7 @@ def test_what_the_leading_rank_refuses_ends_all(models: Path, tmp_path: Path) ->
     assert "it is another kind of file" in refused()
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_whether_a_file_is_kept(models: Path, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     for keeps in (0, 1):

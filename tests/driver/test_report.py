@@ -15,11 +15,13 @@ from typing import NoReturn
 import pytest
 from report_cases import SAMPLE, build, by_name, evaluation, every_kind
 
-from adapmixed.privacy import KINDS
+from adapmixed.privacy.guarantee import KINDS
 from adapmixed.report import build_report, environment, table, write_report
 from adapmixed.report.figures import draw
 from adapmixed.report.html import render
-from adapmixed.report.view import NEIGHBOUR_LABELS
+from adapmixed.report.view import NEIGHBOUR_LABELS, read_methods
+
+FORMATS = Path(__file__).parents[1] / "formats"
 
 
 def not_strict(constant: str) -> NoReturn:
@@ -33,14 +35,14 @@ def test_every_kind_is_covered_here() -> None:
 def test_every_method_has_every_field() -> None:
     report = build(sample=SAMPLE)
     assert list(report) == ["format_version", "methods", "sample", "environment", "config"]
-    assert report["format_version"] == 1
+    assert report["format_version"] == 2
     assert report["sample"] == SAMPLE
     evaluations = every_kind()
     assert [m["name"] for m in report["methods"]] == [e.name for e in evaluations]
     for method, source in zip(report["methods"], evaluations, strict=True):
         assert set(method) == {
             "name", "perplexity", "change", "queries", "epsilon", "delta", "kind", "guarantee",
-            "unit", "adjacency", "rule", "order", "screened", "tokens_per_second", "breakdown",
+            "unit", "adjacency", "method", "order", "screened", "tokens_per_second", "breakdown",
             "curve", "perplexities",
         }  # fmt: skip
         assert method["guarantee"] == str(source.guarantee) != ""
@@ -53,6 +55,7 @@ def test_every_method_has_every_field() -> None:
     assert build()["sample"] is None
 
 
+@pytest.mark.slow
 def test_written_json_is_strict_and_reads_back(tmp_path: Path) -> None:
     report = build(sample=SAMPLE)
     path, _ = write_report(report, tmp_path)
@@ -106,8 +109,18 @@ def test_what_cannot_be_reported_is_refused() -> None:
     with pytest.raises(ValueError, match="'kind'"):
         build(sample={"text": "x", "guarantee": "y", "kind": "good"})
     for view in (table, render):
-        with pytest.raises(ValueError, match="format_version must be 1, got 2"):
-            view(build() | {"format_version": 2})
+        for version in (1, 3):  # one that was written earlier, and one of a later program
+            with pytest.raises(ValueError, match=f"format_version must be 2, got {version}"):
+                view(build() | {"format_version": version})
+
+
+def test_a_specimen_is_read_and_an_older_one_says_its_version() -> None:
+    report = json.loads((FORMATS / "report-2.json").read_text(encoding="utf-8"))
+    (method,) = read_methods(report)
+    assert (method.name, method.queries, method.kind) == ("pmixed", 8, "fixed")
+    assert method.method == "renyi" and "pmixed" in table(report)
+    with pytest.raises(ValueError, match="format_version must be 2, got 1"):
+        read_methods(json.loads((FORMATS / "report-1.json").read_text(encoding="utf-8")))
 
 
 def test_undecodable_names_can_be_written(tmp_path: Path) -> None:
@@ -164,6 +177,7 @@ def test_table_says_what_is_known_and_what_is_not() -> None:
         assert f"{source.name}: {' '.join(str(source.guarantee).split())}" in words
 
 
+@pytest.mark.slow
 def test_every_epsilon_is_shown_with_its_neighbours() -> None:
     """Table, page and figures: an ε for other neighbours is no ε to compare with."""
     seen = []
@@ -194,6 +208,7 @@ def test_table_passes_no_control_characters_on() -> None:
 @pytest.mark.parametrize(
     "epsilon", [1.2340001, 0.45005, 8.000000001, 99994.2, 3.0000e-7, 0.99991, math.nextafter(2, 3)]
 )
+@pytest.mark.slow
 def test_epsilon_is_rounded_up(epsilon: float) -> None:
     source = evaluation("m", "fixed", epsilon=epsilon)
     shown = cells(table(build([source])), "m")[3]
@@ -204,6 +219,7 @@ def test_epsilon_is_rounded_up(epsilon: float) -> None:
     assert shown in render(build([source]))
 
 
+@pytest.mark.slow
 def test_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     report = build()

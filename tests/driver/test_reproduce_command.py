@@ -35,6 +35,7 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
         ("figure2", ["--queries", "8"]),
     ],
 )
+@pytest.mark.slow
 def test_builtin_sample(
     experiment: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +79,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"base": str(base), "ensemble": str(ensemble), "dp": str(dp), "text": f"hub:{data}"}
 
 
+@pytest.mark.slow
 def test_full_scale_with_stand_ins(
     stand_ins: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +116,7 @@ def test_full_scale_with_stand_ins(
         ("studies", ["--queries", "8", "--dp-adapter", "dp", "--divided", "ensemble"]),
     ],
 )
+@pytest.mark.slow
 def test_full_scale_of_the_others(
     experiment: str,
     options: list[str],
@@ -140,6 +143,7 @@ def test_full_scale_of_the_others(
         assert "queries must be in [1, " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_refusals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +182,7 @@ def test_refusals(
     assert described["config"] == "wikitext-103-raw-v1" and described["new_document"]
 
 
+@pytest.mark.slow
 def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path) -> None:
     """Of whole topics: as many records as topics; trained once."""
     pytest.importorskip("opacus", reason="opacus is not installed (the train extra)")

@@ -15,11 +15,21 @@ from typing import Any
 
 import pytest
 from fake_ensemble import FakeEnsemble
-from result_cases import BLOCK, MECHANISMS, QUERIES, RUNS, answer, numbers, stream
+from result_cases import (
+    BLOCK,
+    EPSILONS,
+    MECHANISMS,
+    QUERIES,
+    RUNS,
+    answer,
+    numbers,
+    stream,
+)
 from training_cases import forked, status_of
 
 from adapmixed.evaluation import read_result
-from adapmixed.privacy import FilterBudget, PerModelFilter
+from adapmixed.evaluation.result_file import FORMAT_VERSION, _checksum, _text
+from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 
 FORMATS = Path(__file__).parents[1] / "formats"
@@ -53,6 +63,7 @@ def killed_before(number: int, path: Path, **changed: Any) -> int:
     return status_of(forked(work))
 
 
+@pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
     reference, saves = numbers(answer(runs=1)), 1 + -(-QUERIES // (BLOCK - 1))
     for number in itertools.count(1):
@@ -77,6 +88,7 @@ def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
     assert number > 5 * saves
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_again_and_again(tmp_path: Path, reference: list[Any]) -> None:
     generator, kills, going_on, start = random.Random(7), 0, 0, time.monotonic()
     assert status_of(forked(lambda: answer(tmp_path / "first.json"))) == 0
@@ -131,11 +143,12 @@ def test_a_result_is_read_back_without_the_models(tmp_path: Path, reference: lis
     stored = read_result(path)
     assert stored.complete and numbers(stored.runs) == reference
     assert stored.configuration["runs"] == RUNS
-    assert stored.configuration["methods"]["noisy, the paper's rule"]["rule"] == "paper"
+    assert stored.configuration["methods"]["budgeted"]["epsilon"] == EPSILONS["budgeted"]
     assert path.stat().st_mode & 0o077 == 0
     assert stored.about == {}
     content = json.loads(path.read_text(encoding="ascii"))
-    assert content["format_version"] == 1 and "PRIVATE, for the operator" in content["notice"]
+    assert content["format_version"] == FORMAT_VERSION
+    assert "PRIVATE, for the operator" in content["notice"]
     # What it is given to keep is no part of what has to be the same to go on: the last one's stays.
     other = tmp_path / "other.json"
     interrupted(other, 2, about={"config": {"out": "first"}})
@@ -192,28 +205,24 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4, it was begun with 3"),
     "system": (dict(rng=SecureRandom()), "randomness is"),
-    "delta": (dict(delta=1e-6, model_filters={}), "delta is 1e-06, it was begun with 1e-05"),
+    "delta": (dict(delta=1e-6, epsilon={"budgeted": 8.0}), "delta is 1e-06, it was begun with"),
     "block": (dict(block=21), "block is 21, it was begun with 20"),
     "stride": (dict(stride=19), "stride is 19, it was begun with null"),
     "runs": (dict(runs=1), "runs is 1, it was begun with 2"),
     "queries": (dict(queries=30), "queries is 30, it was begun with 38"),
     "text": (dict(tokens=stream(100, seed=2)), "text.sha256 is"),
     "more text": (dict(length=110), "text.tokens is 110"),
-    "rule": (
-        dict(rule="paper"),
-        r"methods\.public\.rule is .paper., .* with .per_model.",
-    ),
     "adjacency": (dict(adjacency={"pool": "replace_one"}), "methods.pool.adjacency is"),
     "mechanism": (
         dict(mechanisms=MECHANISMS | {"public": MECHANISMS["unprotected"]}),
         r"methods\.public\.mechanism is .Unprotected",
     ),
     "fewer": (dict(mechanisms=dict(list(MECHANISMS.items())[::-1])), "order is"),
-    "filter": (
-        dict(model_filters={"filtered": PerModelFilter(3, FilterBudget("renyi", 0.3, 1e-5, 4.0))}),
-        r"methods\.filtered\.filter\.budget is",
+    "epsilon": (
+        dict(epsilon={"budgeted": 8.0}),
+        r"methods\.budgeted\.epsilon is 8.0, it was begun with",
     ),
-    "models": (dict(ensemble=FakeEnsemble(models=4), model_filters={}), "ensemble.num_models is 4"),
+    "models": (dict(ensemble=FakeEnsemble(models=4)), "ensemble.num_models is 4"),
     "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "ensemble is another by its logits"),
 }
 
@@ -232,17 +241,17 @@ def test_another_evaluation_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_other_files_of_the_same_answers_are_refused(tmp_path: Path, reference: list[Any]) -> None:
-    """By the fingerprint, which sees what eight tokens do not show; None is not known."""
+    """By the fingerprint, which sees what eight tokens do not show; None is of no files."""
     path, ensemble = tmp_path / "result.json", FakeEnsemble()
     ensemble.fingerprint = "a" * 64
     assert numbers(answer(path, ensemble=ensemble)) == reference
     assert read_result(path).configuration["ensemble"]["fingerprint"] == "a" * 64
-    other = FakeEnsemble()
-    other.fingerprint = "b" * 64
-    with pytest.raises(ValueError, match=r"ensemble\.fingerprint is .b{64}., .* with .a{64}."):
-        answer(path, resume=True, ensemble=other)
-    for same in (ensemble, FakeEnsemble()):
-        assert numbers(answer(path, resume=True, ensemble=same)) == reference
+    for fingerprint, words in (("b" * 64, ".b{64}."), (None, "null")):
+        other = FakeEnsemble()
+        other.fingerprint = fingerprint
+        with pytest.raises(ValueError, match=rf"fingerprint is {words}, .* with .a{{64}}."):
+            answer(path, resume=True, ensemble=other)
+    assert numbers(answer(path, resume=True, ensemble=ensemble)) == reference
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -268,12 +277,14 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole[:at] + (b"1" if whole[at : at + 1] == b"2" else b"2") + whole[at + 1 :])
     with pytest.raises(ValueError, match="truncated or corrupted: its checksum differs"):
         answer(path, resume=True)
-    path.write_text(json.dumps(json.loads(whole) | {"format_version": 2}), encoding="ascii")
-    with pytest.raises(ValueError, match="format_version must be 1, got 2"):
-        answer(path, resume=True)
+    for version in (1, FORMAT_VERSION + 1):
+        changed = json.loads(whole) | {"format_version": version}
+        path.write_text(json.dumps(changed), encoding="ascii")
+        with pytest.raises(ValueError, match=f"format_version must be 2, got {version}"):
+            answer(path, resume=True)
 
 
-FOREIGN = [path for path in sorted(FORMATS.glob("*.json")) if path.name != "evaluation-1.json"]
+FOREIGN = [p for p in sorted(FORMATS.glob("*.json")) if not p.name.startswith("evaluation-")]
 
 
 @pytest.mark.parametrize("other", FOREIGN, ids=lambda path: path.name)
@@ -297,6 +308,27 @@ def test_another_kind_of_file_is_called_that(tmp_path: Path, other: Path) -> Non
         assert str(refused.value).startswith(f"{words[:-2]} or corrupted: {reason}")
 
 
+def test_a_specimen_is_read_and_an_older_one_says_its_version() -> None:
+    stored = read_result(FORMATS / f"evaluation-{FORMAT_VERSION}.json")
+    assert stored.complete and stored.configuration["runs"] == 1
+    found = {one.name: one.evaluations[0] for one in stored.runs}
+    assert {one.queries for one in found.values()} == {QUERIES}
+    numbers = {name: (one.perplexity, one.guarantee.epsilon) for name, one in found.items()}
+    expected = {
+        "public": (12.033035149448361, 0.0),
+        "noisy": (12.145427912577912, 1272.048091278433),
+        "pmixed": (12.057454387281606, 7.999999999999841),
+        "pool": (12.214094293096766, 4.8776734338838015),
+        "box": (11.74926752617489, 3.019012240510129),
+        "budgeted": (12.200155226065434, 3.1378616288316707),
+    }
+    assert list(numbers) == list(expected)
+    for name, pair in expected.items():
+        assert numbers[name] == pytest.approx(pair, rel=1e-12)
+    with pytest.raises(ValueError, match="format_version must be 2, got 1"):
+        read_result(FORMATS / "evaluation-1.json")
+
+
 def test_files_that_cannot_be(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     interrupted(path, 2)
@@ -312,34 +344,49 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         answer(save_seconds=-1)
 
 
-def test_a_filter_that_goes_on_says_what_was_spent(tmp_path: Path) -> None:
-    """One evaluation changes the filter that it was given, after a break as without one."""
-    from adapmixed.evaluation import evaluate
+def test_budgets_of_shards_that_go_on_say_what_was_spent(tmp_path: Path) -> None:
+    """After a break as without one: no shard begins with what it has spent already."""
 
-    def spent(result: Path | None, stop: int | None, resume: bool) -> Any:
-        kept = PerModelFilter(3, FilterBudget("renyi", 0.2, 1e-5, 4.0))
-        named = {"filtered": MECHANISMS["filtered"]}
-        settings: dict[str, Any] = dict(
-            delta=1e-5, rng=SeededRandom(1), block=BLOCK, memory_bytes=8, save_seconds=0.0
-        )
+    def spent(path: Path) -> Any:
+        content = json.loads(path.read_text(encoding="ascii"))
+        return [
+            Accountant.from_state(state["tally"]["accountant"]).spent.tobytes()
+            for methods in content["state"]["runs"]
+            for state in methods
+            if state["tally"]["name"] == "budgeted"
+        ]
 
-        def progress(done: int, total: int) -> None:
-            if done == stop:
-                raise KeyboardInterrupt
+    def stop(done: int, total: int) -> None:
+        if done > BLOCK:
+            raise KeyboardInterrupt
 
-        try:
-            evaluate(
-                FakeEnsemble(), stream(100), named, model_filters={"filtered": kept},
-                result=result, resume=resume, progress=progress, **settings,
-            )  # type: ignore[arg-type]  # fmt: skip
-        except KeyboardInterrupt:
-            return None
-        return kept.spent.tobytes()
+    broken, whole = tmp_path / "broken.json", tmp_path / "whole.json"
+    with pytest.raises(KeyboardInterrupt):
+        answer(broken, progress=stop)
+    assert 0 < read_result(broken).runs[0].queries < QUERIES
+    answer(broken, resume=True)
+    answer(whole)
+    assert len(spent(whole)) == RUNS and spent(broken) == spent(whole)
 
+
+def test_a_state_of_other_settings_is_no_accountants(tmp_path: Path) -> None:
+    """A larger budget, another delta or no budget at all: the checksum alone would not tell."""
     path = tmp_path / "result.json"
-    assert spent(path, 19 * 2 + 8, False) is None
-    assert 0 < read_result(path).runs[0].queries < 95
-    assert spent(path, None, True) == spent(None, None, False)
+    interrupted(path, 3)
+    whole = json.loads(path.read_text(encoding="ascii"))
+    for setting, value in (("epsilon", 9.0), ("epsilon", None), ("delta", 1e-3),
+                           ("adjacency", "replace_one")):  # fmt: skip
+        changed = json.loads(json.dumps(whole))
+        found = next(
+            one["tally"]["accountant"]
+            for one in changed["state"]["runs"][0]
+            if one["tally"]["name"] == "budgeted"
+        )
+        found["settings"][setting] = value
+        del changed["checksum"]
+        path.write_bytes(_text(changed | {"checksum": _checksum(changed)}))
+        with pytest.raises(ValueError, match="must follow|as set up|takes at order"):
+            answer(path, resume=True)
 
 
 def test_the_file_is_not_written_more_often_than_asked(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def run_file(folder: Path) -> bytes:
 @pytest.mark.parametrize(
     ("member", "workers"), [(HOME, 2), (str(HOME), 1), (f"member-{HOME:03d}", 1)]
 )
+@pytest.mark.slow
 def test_one_member_is_trained_again(
     base: Path, tmp_path: Path, folders: Path, member: int | str, workers: int
 ) -> None:
@@ -170,6 +171,7 @@ def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
         train(replace(run, output=tmp_path / "none"), retrain=HOME)
 
 
+@pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path, folders: Path) -> None:
     """A member in place is the old or the new one, whole; an ensemble that loads is consistent."""
     old, new = contents(folders / "old"), contents(folders / "new")
@@ -205,4 +207,4 @@ def test_the_new_member_answers(base: Path, folders: Path) -> None:
     manifest = read_manifest(folders / "new")
     assert manifest.adapted == {"lm_head": (2,)}
     assert sum(shard["documents"] for shard in manifest.shards) == len(LESS)
-    assert Ensemble.load(base, folders / "new").num_models == NUM_MODELS
+    assert Ensemble.from_pretrained(base, folders / "new").num_models == NUM_MODELS

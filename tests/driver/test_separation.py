@@ -43,6 +43,7 @@ def assert_only_one_member_differs(
 
 
 @pytest.mark.parametrize("changed", [0, 2, 4])
+@pytest.mark.slow
 def test_changing_one_adapter_leaves_all_other_rows_bit_identical(
     base: Any, make_adapters: Make, ids: torch.Tensor, changed: int
 ) -> None:
@@ -51,15 +52,18 @@ def test_changing_one_adapter_leaves_all_other_rows_bit_identical(
     (zero,) = make_adapters(1, first=60, zero=True)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
-    ensemble = Ensemble.load(base, folders)
+    ensemble = Ensemble.from_pretrained(base, folders)
     limit = budget(ensemble, 2, 9, 4, False)
     for replacement in (other, zero):
-        neighbour = Ensemble.load(base, [*folders[:changed], replacement, *folders[changed + 1 :]])
+        neighbour = Ensemble.from_pretrained(
+            base, [*folders[:changed], replacement, *folders[changed + 1 :]]
+        )
         assert_only_one_member_differs(ensemble, neighbour, ids, mask, changed, limit)
 
 
 @pytest.mark.parametrize("ranks", [(3, 3, 3, 3), (3, 2, 7, 3)])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.slow
 def test_changing_rank_or_targets_leaves_all_other_rows_bit_identical(
     base: Any,
     family: str,
@@ -97,7 +101,7 @@ def test_changing_rank_or_targets_leaves_all_other_rows_bit_identical(
 def test_broken_member_stays_in_its_rows(
     base: Any, make_adapters: Make, ids: torch.Tensor, value: float
 ) -> None:
-    ensemble = Ensemble.load(base, make_adapters(3))
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
     private, public = ensemble.logits(ids)
     for module in ensemble._forward.model.modules():
         if isinstance(module, BatchedLoRA):
@@ -113,7 +117,7 @@ def test_zero_adapter_answers_exactly_the_public_model(
     base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
     folders = make_adapters(4) + make_adapters(2, first=50, zero=True)
-    ensemble = Ensemble.load(base, folders)
+    ensemble = Ensemble.from_pretrained(base, folders)
     private, public = ensemble.logits(ids)
     assert torch.equal(private[4], public) and torch.equal(private[5], public)
     decoder = ensemble.decoder(ids)
@@ -127,7 +131,7 @@ def test_zero_adapter_is_exact_where_rows_round_differently(
 ) -> None:
     """Matrix products may round a row by its place; the answer must not show it."""
     empty = None if missing else make_adapters(1, first=60, zero=True)[0]
-    ensemble = Ensemble.load(base, [*make_adapters(1), empty])
+    ensemble = Ensemble.from_pretrained(base, [*make_adapters(1), empty])
 
     def round_by_row(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
         row = torch.arange(output.shape[0], dtype=output.dtype)[:, None, None]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from trained_demo import DEMO_ENSEMBLE
 
@@ -17,14 +18,13 @@ from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
 from adapmixed.generation import PrivateGenerator
 from adapmixed.models import Manifest, read_manifest, write_manifest
-from adapmixed.privacy import Ledger
-from adapmixed.privacy.events import PublicAnswer
+from adapmixed.privacy import Accountant, LeaveOneOutLoss
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token: no draw
-POOL = ["--mechanism", "clipped-log-pool", "--lower=-0.5", "--upper=0.5"]
+POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5"]
 
 
 def demo_base_name() -> str:
@@ -54,6 +54,7 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_many_prompts_are_answered_in_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +96,7 @@ def test_what_depends_on_private_data_is_for_the_operator(
     assert "ε = " in capsys.readouterr().err  # fixed beforehand: public
 
 
+@pytest.mark.slow
 def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", *MODELS, "--prompt", "The", *POOL, "--seed", "3"]
     assert main([*arguments, "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
@@ -103,6 +105,12 @@ def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == cold  # whatever the randomness
     assert main([*arguments, "--max-new-tokens", "6"]) == 0
     assert capsys.readouterr().out != cold
+    assert main([*arguments, "--temp", "0.01", "--max-new", "6"]) == 0
+    assert capsys.readouterr().out == cold  # an abbreviation, as argparse takes them
+    assert main([*arguments, "--top-k", "1", "--max-new-tokens", "6"]) == 0
+    first = capsys.readouterr().out
+    assert main([*arguments[:-4], *FIRST, "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().out == first  # one token is left: the likeliest of q
     assert main([*arguments, "--temperature", "0"]) == 2
     assert "temperature must be > 0" in capsys.readouterr().err
     long = ["--max-new-tokens", "100000"]
@@ -178,7 +186,8 @@ def test_chat_remembers_the_conversation(
         (["--max-new-tokens", "0"], "adapmixed generate: --max-new-tokens must be an integer >= 1"),
         (["--max-new-tokens", "99999"], "adapmixed generate: --max-new-tokens must be <= "),
         (["--temperature", "0"], "adapmixed generate: --temperature must be > 0"),
-        (["--top-p", "0.9"], "--temperature and --top-k reshape all rows before projection"),
+        (["--top-k", "0"], "adapmixed generate: --top-k must be an integer >= 1"),
+        (["--top-p", "0.9"], "argument --top-p: must not be given: the token would be drawn from"),
     ],
 )
 def test_refusals_name_the_options(
@@ -195,9 +204,9 @@ def test_refusals_name_the_options(
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     """As `adapmixed ledger export | head -n 1`: nothing on standard error."""
     path = tmp_path / "ledger.db"
-    with Ledger.open(path, delta=1e-5, configuration="x" * 200_000) as ledger:
+    with Accountant(1e-5, path=path) as accountant:
         for _ in range(3):
-            ledger.charge(PublicAnswer(1))
+            accountant.add(LeaveOneOutLoss((2.0,), np.ones((8, 2000, 1)), "zero_out", 0.0))
     command = [sys.executable, "-m", "adapmixed", "ledger", "export", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None and run.stderr is not None

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from decoding_cases import answered, steps
 from tiny_models import POSITIONS, VOCAB
 
-from adapmixed.decoding import generate, stream
-from adapmixed.generation import left_padded
-from adapmixed.mechanisms import PublicOnly, Shaped, Unprotected
+from adapmixed.generation.text import left_padded
+from adapmixed.mechanisms import PublicOnly, Unprotected
 from adapmixed.models import Ensemble
 from adapmixed.privacy import Accountant
-from adapmixed.rng import SeededRandom
 
 
 @pytest.fixture
 def ensemble(base: Any, make_adapters: Callable[..., list[Path]]) -> Ensemble:
-    return Ensemble.load(base, make_adapters(2))
+    return Ensemble.from_pretrained(base, make_adapters(2))
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -78,18 +77,12 @@ def test_each_sequence_forgets_as_it_does_alone(
 
 def test_a_batch_that_slides_answers_as_single_prompts_do(ensemble: Ensemble) -> None:
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [3] * (POSITIONS + 7)]
-    first = Shaped(PublicOnly(), top_k=1)  # the likeliest public token, so that nothing is drawn
     ids, mask = left_padded(prompts)
-    arguments: dict[str, Any] = dict(
-        max_new_tokens=2 * POSITIONS, rng=SeededRandom(0), overflow="slide"
-    )
-    together = generate(
-        ensemble, first, ids, attention_mask=mask, accountant=Accountant(1e-5), **arguments
-    )
+    # The likeliest public token, so that nothing is drawn.
+    arguments: dict[str, Any] = dict(max_new_tokens=2 * POSITIONS, top_k=1, overflow="slide")
+    together = answered(ensemble, PublicOnly(), ids, attention_mask=mask, **arguments)
     for row, prompt in zip(together, prompts, strict=True):
-        single = generate(
-            ensemble, first, torch.tensor([prompt]), accountant=Accountant(1e-5), **arguments
-        )
+        single = answered(ensemble, PublicOnly(), torch.tensor([prompt]), **arguments)
         assert torch.equal(row, single[0])
     assert not torch.equal(together[0], together[1])
 
@@ -107,15 +100,12 @@ def test_a_long_prompt_is_cut_on_its_left(ensemble: Ensemble) -> None:
 
 def test_generating_beyond_the_window(ensemble: Ensemble) -> None:
     ids = torch.tensor([[1, 2, 3]])
-    arguments: dict[str, Any] = dict(max_new_tokens=2 * POSITIONS, rng=SeededRandom(0))
-    accountant = Accountant(1e-5)
+    arguments: dict[str, Any] = dict(max_new_tokens=2 * POSITIONS, accountant=Accountant(1e-5))
     with pytest.raises(ValueError, match="max_new_tokens must be <="):
-        stream(ensemble, Unprotected(), ids, accountant=accountant, **arguments)
-    tokens = generate(
-        ensemble, Unprotected(), ids, accountant=accountant, overflow="slide", **arguments
-    )
+        steps(ensemble, Unprotected(), ids, **arguments)
+    tokens = answered(ensemble, Unprotected(), ids, overflow="slide", **arguments)
     assert tokens.shape == (1, 2 * POSITIONS) and bool((tokens >= 0).all())
-    assert accountant.queries == 2 * POSITIONS
+    assert arguments["accountant"].queries == 2 * POSITIONS
 
 
 @pytest.mark.parametrize("overflow,count", [("slide", 3 * POSITIONS), ("refuse", POSITIONS - 2)])
@@ -124,16 +114,14 @@ def test_memory_is_enough_to_the_end_or_nothing_is_answered(
 ) -> None:
     """The largest window that will come is counted before the first token is charged."""
     ids, accountant = torch.tensor([[1, 2, 3]]), Accountant(1e-5)
-    arguments: dict[str, Any] = dict(
-        max_new_tokens=count, accountant=accountant, rng=SeededRandom(0), overflow=overflow
-    )
+    arguments: dict[str, Any] = dict(max_new_tokens=count, accountant=accountant, overflow=overflow)
     with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
-        stream(ensemble, Unprotected(), ids, memory_bytes=1, **arguments)
+        steps(ensemble, Unprotected(), ids, memory_bytes=1, **arguments)
     needed = int(str(caught.value).split(">= ")[1].split()[0])
     with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
-        stream(ensemble, Unprotected(), ids, memory_bytes=needed - 1, **arguments)
+        steps(ensemble, Unprotected(), ids, memory_bytes=needed - 1, **arguments)
     assert accountant.queries == 0
     # The prompt alone would need less.
     ensemble.decoder(ids, memory_bytes=needed - 1, overflow=overflow)
-    tokens = generate(ensemble, Unprotected(), ids, memory_bytes=needed, **arguments)
+    tokens = answered(ensemble, Unprotected(), ids, memory_bytes=needed, **arguments)
     assert tokens.shape[1] == count

@@ -23,7 +23,7 @@ from adapmixed.training.config import FinetuneConfig
 
 
 def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    strict = AdaPMixED(3.0, 0.2, sigma=0.05, threshold=0.3, top_k=4)
+    strict = AdaPMixED(3.0, 0.2, sigma=0.05, threshold=0.3, screen_top_k=4)
     monkeypatch.setattr(AdaPMixED, "preset", classmethod(lambda cls, name: strict))
     far: Any = FakeEnsemble(4, spread=2.0, max_positions=32)
     given = replace(inputs(), ensemble=far)
@@ -48,6 +48,7 @@ def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(found["λ = 1"]["queries_by_top_probability"]) == 300
 
 
+@pytest.mark.slow
 def test_all_lines_of_the_screening_figure_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     (figure,) = drawn(monkeypatch, studies_drawing, "reproduce-studies.json", "studies-screening")
     left, right = figure.axes
@@ -61,6 +62,7 @@ def test_all_lines_of_the_screening_figure_are_told_apart(monkeypatch: pytest.Mo
     assert not any(legend.overlaps(axes.get_window_extent(renderer)) for axes in figure.axes)
 
 
+@pytest.mark.slow
 def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))
     monkeypatch.setattr(frontiers, "LEAKAGES", (0.1,))
@@ -69,6 +71,9 @@ def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     frontier = [one for one in result["rows"] if one["group"] == "frontiers"]
     fixed = [one["ours"] for one in frontier if one["ours"]["kind"] == "fixed"]
     assert len(fixed) == 3 and all(0 < ours["epsilon"] <= 4.0 for ours in fixed)
+    (adaptive,) = (one["ours"] for one in frontier if one["method"] == "AdaPMixED")
+    assert adaptive["kind"] == "data-dependent, ex-post" and adaptive["rule"] == "per_model"
+    assert {ours["adjacency"] for ours in (*fixed, adaptive)} == {"zero_out"}
     models = [
         one
         for one in result["rows"]
@@ -83,6 +88,7 @@ def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "same bit" in text(result)
 
 
+@pytest.mark.slow
 def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Trained once, over the same text, and put into a table and a figure."""
     few = FinetuneConfig(rank=2, learning_rate=3e-3, epochs=1, batch_size=64, block_size=256)

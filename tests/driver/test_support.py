@@ -168,7 +168,7 @@ def test_adapted_embeddings_are_refused(tmp_path: Path) -> None:
     model = tiny("llama")
     folder = write_adapter(model, tmp_path / "a", seed=0, target_modules=["embed_tokens"])
     with pytest.raises(ValueError, match="lora_A, lora_B of linear layers"):
-        Ensemble.load(model, [folder])
+        Ensemble.from_pretrained(model, [folder])
 
 
 def test_capped_logits_are_counted_twice() -> None:

@@ -52,6 +52,7 @@ def quietly(run: TrainingRun, **settings: Any) -> dict[str, bytes]:
     return contents(run.output)
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_whole_and_loads(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,7 +74,7 @@ def test_an_ensemble_is_whole_and_loads(
     # Progress: each member once, with the time that is left; the last line leaves none.
     assert all(f"({number} of 40, " in line for number, line in enumerate(lines, start=1))
     assert lines[-1].endswith("(40 of 40, 0 s left)")
-    ensemble = Ensemble.load(base, run.output)
+    ensemble = Ensemble.from_pretrained(base, run.output)
     private, public = ensemble.logits(torch.arange(6)[None])
     for index, shard in enumerate(manifest.shards):
         same = bool(torch.equal(private[index], public))
@@ -107,6 +108,7 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
     ).read_text()
 
 
+@pytest.mark.slow
 def test_a_member_depends_on_its_shard_alone(
     base: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
@@ -283,7 +285,7 @@ def test_hidden_states_are_no_larger_than_said(
     train_ensemble(replace(run, corpus=corpus), say=lines.append)
     (said,) = (line for line in lines if line.startswith("hidden states: at most"))
     allowed = int(said.split("at most ")[1].split(" bytes")[0].replace(",", ""))
-    hidden = Ensemble.load(base, run.output).config.hidden_size
+    hidden = Ensemble.from_pretrained(base, run.output).config.hidden_size
     assert max(stored) == 2 * 32 * hidden * 4 <= allowed
 
 
@@ -350,4 +352,4 @@ def test_divergence_is_refused(base: Path, tmp_path: Path) -> None:
 def test_bfloat16_base(base: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, base, dtype="bfloat16")
     quietly(run)
-    assert Ensemble.load(base, run.output).num_models == NUM_MODELS
+    assert Ensemble.from_pretrained(base, run.output).num_models == NUM_MODELS

@@ -55,6 +55,7 @@ def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG, HEAD], ids=["deep", "head"])
+@pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(
     base: Path, tmp_path: Path, config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_killed_before_every_change_of_the_disk(
 
 
 @pytest.mark.parametrize("config", [CONFIG, HEAD], ids=["deep", "head"])
+@pytest.mark.slow
 def test_killed_at_random_moments(base: Path, tmp_path: Path, config: FinetuneConfig) -> None:
     generator = random.Random(6)
     started = time.monotonic()
@@ -98,6 +100,7 @@ def test_killed_at_random_moments(base: Path, tmp_path: Path, config: FinetuneCo
         assert contents(run.output) == reference
 
 
+@pytest.mark.slow
 def test_a_lost_member_alone_is_trained_again(
     base: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_lost_member_alone_is_trained_again(
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+@pytest.mark.slow
 def test_worker_processes_give_the_same_and_end_with_their_parent(
     base: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:

@@ -72,9 +72,10 @@ def written(request: Any, tmp_path_factory: Any) -> tuple[Any, dict[str, list[Pa
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtype: Any) -> None:
     base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
-    ensemble = Ensemble.load(base, folders)
+    ensemble = Ensemble.from_pretrained(base, folders)
     depth = len(block_names(base))
     if base.config.model_type == "gpt_bigcode" and kind != "head":
         assert ensemble.trunk.repeats_input  # its blocks cannot be shared
@@ -123,11 +124,12 @@ def _decode(ensemble: Ensemble, ids: Tensor, whole: Tensor, allowed: float) -> N
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_an_emptied_or_missing_member_changes_no_bit_of_others(
     written: Any, kind: str, dtype: Any, tmp_path: Path
 ) -> None:
     base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
-    full = Ensemble.load(base, folders)
+    full = Ensemble.from_pretrained(base, folders)
     layers = adapted_layers(folders)
     ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(8))
     mask = torch.ones_like(ids)
@@ -140,7 +142,7 @@ def test_an_emptied_or_missing_member_changes_no_bit_of_others(
         for stand_in in (None, empty):
             paths: list[Path | None] = list(folders)
             paths[gone] = stand_in
-            other = Ensemble.load(base, paths, adapted=layers)
+            other = Ensemble.from_pretrained(base, paths, adapted=layers)
             assert other.trunk == full.trunk
             assert other.sequence_bytes(7) == full.sequence_bytes(7)
             for tokens, live in ((ids, None), (ids[:1], None), (ids, mask)):
@@ -166,39 +168,39 @@ def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path
     base = tiny("gpt2")
     head = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
     deep = write_adapter(base, tmp_path / "b", seed=1, target_modules=["c_attn"])
-    assert Ensemble.load(base, [head, deep]).trunk.head is None
-    assert Ensemble.load(base, [head, None]).trunk.head == "lm_head"
+    assert Ensemble.from_pretrained(base, [head, deep]).trunk.head is None
+    assert Ensemble.from_pretrained(base, [head, None]).trunk.head == "lm_head"
     with pytest.raises(ValueError, match="adapted must be given if members are missing"):
-        Ensemble.load(base, [head, deep, None])
+        Ensemble.from_pretrained(base, [head, deep, None])
     with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
-        Ensemble.load(base, [None, None])
+        Ensemble.from_pretrained(base, [None, None])
     with pytest.raises(ValueError, match="adapts transformer.h.0.* with rank 3, got None"):
-        Ensemble.load(base, [head, deep], adapted={"lm_head": [3]})
+        Ensemble.from_pretrained(base, [head, deep], adapted={"lm_head": [3]})
     with pytest.raises(ValueError, match="got .*4"):
-        Ensemble.load(base, [head], adapted={"lm_head": [4]})
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [4]})
     with pytest.raises(ValueError, match="adapted must name layers of the base"):
-        Ensemble.load(base, [head], adapted={"lm_head": [3], "nothing": [1]})
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [3], "nothing": [1]})
     both = {"lm_head": [3], "transformer.h.0.attn.c_attn": [3]}
-    assert len(Ensemble.load(base, [head, None], adapted=both).trunk.blocks) == 2
+    assert len(Ensemble.from_pretrained(base, [head, None], adapted=both).trunk.blocks) == 2
 
 
 def test_a_missing_member_in_the_folder(tmp_path: Path) -> None:
     base = tiny("llama")
     write_adapter(base, tmp_path / "m0", seed=0, target_modules=["lm_head"])
     write_manifest(tmp_path, Manifest("tiny", ("m0", None), {"lm_head": (3,)}))
-    ensemble = Ensemble.load(base, tmp_path)
+    ensemble = Ensemble.from_pretrained(base, tmp_path)
     private, public = ensemble.logits(torch.tensor([[1, 2, 3]]))
     assert ensemble.num_models == 2
     assert torch.equal(private[1], public) and not torch.equal(private[0], public)
     with pytest.raises(ValueError, match="its ensemble.json names layers"):
-        Ensemble.load(base, tmp_path, adapted={"lm_head": (3,)})
+        Ensemble.from_pretrained(base, tmp_path, adapted={"lm_head": (3,)})
 
 
 def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
     """The memory of a step is used again, unless a view of it or an array over it is left."""
     base = tiny("gpt2")
     folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
-    ensemble = Ensemble.load(base, [folder])
+    ensemble = Ensemble.from_pretrained(base, [folder])
     decoder = ensemble.decoder(torch.tensor([[1, 2, 3]]), new_tokens=4)
     place = decoder.logits[0].data_ptr()
     decoder.append(torch.tensor([4]))
@@ -218,7 +220,7 @@ def test_a_reader_of_many_inputs_finds_the_memory_of_the_one_before(tmp_path: Pa
     """Unless it keeps what it was given; the numbers are those of fresh memory, bit by bit."""
     base = tiny("gpt2")
     folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
-    ensemble = Ensemble.load(base, [folder])
+    ensemble = Ensemble.from_pretrained(base, [folder])
     inputs = torch.randint(1, VOCAB, (3, 1, LENGTH), generator=torch.Generator().manual_seed(9))
     expected = [ensemble.logits(ids)[0] for ids in inputs]
     room = LogitsRoom()
@@ -241,7 +243,7 @@ def test_threads_share_an_ensemble(kind: str, tmp_path: Path) -> None:
         write_adapter(base, tmp_path / str(i), seed=i, target_modules=names)
         for i, names in enumerate(targets(base, kind))
     ]
-    ensemble = Ensemble.load(base, folders)
+    ensemble = Ensemble.from_pretrained(base, folders)
     generator = torch.Generator().manual_seed(3)
     inputs = [torch.randint(1, VOCAB, (size, 4 + size), generator=generator) for size in (1, 2, 3)]
     expected = [ensemble.logits(ids)[0] for ids in inputs]

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from decoding_cases import answered
 from families import tiny
 from tiny_models import VOCAB, write_adapter
 
-from adapmixed.decoding import generate
 from adapmixed.mechanisms import Unprotected
 from adapmixed.models import Adapter, Ensemble
-from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
 KNOWN = VOCAB - 7
@@ -62,14 +61,10 @@ def test_ids_without_a_token_are_never_released() -> None:
     with torch.no_grad():  # almost all of every model's probability is on the padding
         base.transformer.wte.weight[KNOWN:] = 30 * base.transformer.ln_f.bias
     prompt, members = torch.tensor([[3, 5, 8]]), [Adapter({})]
-    arguments: dict[str, Any] = {"max_new_tokens": 12}
     released = []
     for known in (None, tokenizer(list(range(KNOWN)))):
         ensemble = Ensemble(copy.deepcopy(base), members, tokenizer=known)
-        drawn = generate(
-            ensemble, Unprotected(), prompt, rng=SeededRandom(1), accountant=Accountant(1e-5),
-            **arguments,
-        )  # fmt: skip
+        drawn = answered(ensemble, Unprotected(), prompt, rng=SeededRandom(1), max_new_tokens=12)
         released.append(int(drawn.max()))
     assert released[0] >= KNOWN > released[1]
 
@@ -95,7 +90,7 @@ def test_an_equal_copy_of_the_tokenizer_is_accepted(folders: tuple[Path, Path]) 
     own("w1 w2", padding="max_length", max_length=5, truncation=True)  # is stored along
     own.save_pretrained(adapter)
     assert '"padding": null' not in (adapter / "tokenizer.json").read_text()
-    assert Ensemble.load(base, [adapter]).tokenizer is not None
+    assert Ensemble.from_pretrained(base, [adapter]).tokenizer is not None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +107,7 @@ def test_another_tokenizer_is_refused(folders: tuple[Path, Path], other: Any, re
     base, adapter = folders
     other.save_pretrained(adapter)
     with pytest.raises(ValueError, match=reason) as caught:
-        Ensemble.load(base, [adapter])
+        Ensemble.from_pretrained(base, [adapter])
     assert str(adapter) in str(caught.value) and str(base) in str(caught.value)
 
 
@@ -120,7 +115,7 @@ def test_added_tokens_alone_are_compared(folders: tuple[Path, Path]) -> None:
     base, adapter = folders
     file = adapter / "added_tokens.json"
     file.write_text(json.dumps({"w3": 3}))
-    Ensemble.load(base, [adapter])
+    Ensemble.from_pretrained(base, [adapter])
     for tokens, reason in (
         ({"<new>": KNOWN}, "'<new>' has id"),
         ({"<new>": VOCAB}, f"ids reach {VOCAB}"),
@@ -128,20 +123,20 @@ def test_added_tokens_alone_are_compared(folders: tuple[Path, Path]) -> None:
     ):
         file.write_text(json.dumps(tokens))
         with pytest.raises(ValueError, match=reason):
-            Ensemble.load(base, [adapter])
+            Ensemble.from_pretrained(base, [adapter])
 
 
 def test_a_model_object_compares_the_range_of_ids(folders: tuple[Path, Path]) -> None:
     _, adapter = folders
     tokenizer(list(range(KNOWN - 1))).save_pretrained(adapter)
-    Ensemble.load(tiny("gpt2"), [adapter])
+    Ensemble.from_pretrained(tiny("gpt2"), [adapter])
     tokenizer(list(range(VOCAB + 1))).save_pretrained(adapter)
     with pytest.raises(ValueError, match="ids reach"):
-        Ensemble.load(tiny("gpt2"), [adapter])
+        Ensemble.from_pretrained(tiny("gpt2"), [adapter])
 
 
 def test_a_damaged_tokenizer_is_refused(folders: tuple[Path, Path]) -> None:
     base, adapter = folders
     (adapter / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="its tokenizer cannot be read"):
-        Ensemble.load(base, [adapter])
+        Ensemble.from_pretrained(base, [adapter])

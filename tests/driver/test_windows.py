@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from fake_ensemble import FakeEnsemble
 
 from adapmixed.evaluation import evaluate, evaluate_runs, plan, plan_runs
+from adapmixed.experiments.published import PaperRule
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -20,12 +20,11 @@ from adapmixed.mechanisms import (
     PublicOnly,
     Unprotected,
 )
-from adapmixed.privacy import FilterBudget, PerModelFilter
 from adapmixed.rng import SeededRandom
 
 DELTA = 1e-5
 NOISY = AdaPMixED(order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3,
-                  top_k=4)  # fmt: skip
+                  screen_top_k=4)  # fmt: skip
 
 
 def stream(length: int, seed: int = 1) -> list[int]:
@@ -137,28 +136,24 @@ def test_runs_are_disjoint_and_as_many_as_there_are(stride: int | None) -> None:
 
 
 def test_runs_answer_as_if_each_were_alone() -> None:
-    """Own text, accountant, filter and randomness; mean and deviation over runs."""
+    """Own text, accountant, budgets and randomness; mean and deviation over runs."""
     tokens = stream(400)
-    budget = FilterBudget("zcdp", 2.0, DELTA)
     mechanisms: dict[str, Mechanism] = {
-        "public": PublicOnly(), "unprotected": Unprotected(), "noisy": NOISY,
+        "public": PublicOnly(), "unprotected": Unprotected(), "noisy": PaperRule(NOISY),
         "pool": ClippedLogPool(-0.5, 0.5, 2.0), "pmixed": PMixED(8.0, DELTA, 90, 6.0),
     }  # fmt: skip
     settings: dict[str, Any] = dict(
-        delta=DELTA, block=50, queries=90, rule={"noisy": "paper"}, memory_bytes=1000
+        delta=DELTA, block=50, queries=90, epsilon={"pool": 8.0}, memory_bytes=1000
     )
-    filters = {"pool": PerModelFilter(3, budget)}
     runs = evaluate_runs(
-        FakeEnsemble(), tokens, mechanisms, runs=3, rng=SeededRandom(5), model_filters=filters,
-        **settings,
-    )  # type: ignore[arg-type]  # fmt: skip
+        FakeEnsemble(), tokens, mechanisms, runs=3, rng=SeededRandom(5), **settings,  # type: ignore[arg-type]
+    )  # fmt: skip
     assert [one.name for one in runs] == list(mechanisms)
-    assert not filters["pool"].spent.any()
     for number in range(3):
         rng = SeededRandom(5) if number == 0 else SeededRandom(5).child(f"run {number}")
         alone = evaluate(
             FakeEnsemble(), tokens[100 * number : 100 * (number + 1)], mechanisms, rng=rng,
-            model_filters={"pool": PerModelFilter(3, budget)}, **settings,
+            **settings,
         )  # type: ignore[arg-type]  # fmt: skip
         for run, one in zip(runs, alone, strict=True):
             found = run.evaluations[number]
@@ -178,11 +173,11 @@ def test_runs_answer_as_if_each_were_alone() -> None:
     epsilons = [g.epsilon for g in noisy.guarantees]
     assert noisy.epsilon_mean == pytest.approx(statistics.fmean(epsilons))  # type: ignore[arg-type]
     assert noisy.epsilon_deviation == pytest.approx(statistics.stdev(epsilons))  # type: ignore[type-var]
-    assert noisy.epsilon_deviation > 0 and noisy.guarantees[0].rule == "paper"
+    assert noisy.epsilon_deviation > 0
     # No run begins with what another one has spent.
     for one, other in zip(pool.evaluations, public.evaluations, strict=True):
         assert one.perplexities[0] != other.perplexities[0]
-    assert {g.method for g in pool.guarantees} == {"filter"}
+    assert {g.method for g in pool.guarantees} == {"per-shard budget"}
     assert pmixed.epsilon_deviation == 0.0
 
 
@@ -212,14 +207,4 @@ def test_adjacencies_of_some_methods() -> None:
         evaluate(
             FakeEnsemble(), stream(9), pools, delta=DELTA, rng=SeededRandom(0),
             adjacency={"x": "zero_out"},
-        )  # type: ignore[arg-type]  # fmt: skip
-
-
-def test_releases_are_not_for_runs() -> None:
-    budget = FilterBudget("zcdp", 0.5, DELTA)
-    filters = {"pool": PerModelFilter(3, replace(budget, releases=1, sigma=30.0))}
-    with pytest.raises(ValueError, match="model_filters must have no releases in runs, got 1"):
-        evaluate_runs(
-            FakeEnsemble(), stream(60), {"pool": ClippedLogPool(-0.5, 0.5)}, runs=2, delta=DELTA,
-            rng=SeededRandom(0), block=10, model_filters=filters,
         )  # type: ignore[arg-type]  # fmt: skip

@@ -135,6 +135,7 @@ def tiny_cases(models: int, spread: float) -> Iterator[Case]:
 
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("models", MODELS)
+@pytest.mark.slow
 def test_every_combination(models: int, spread: float, device: torch.device) -> None:
     report = Report()
     for case in tiny_cases(models, spread):
@@ -159,6 +160,7 @@ def wide_cases(models: int, spread: float) -> Iterator[Case]:
 
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("models", MODELS)
+@pytest.mark.slow
 def test_wide_vocabularies(models: int, spread: float, device: torch.device) -> None:
     report = Report()
     for case in wide_cases(models, spread):
@@ -168,6 +170,7 @@ def test_wide_vocabularies(models: int, spread: float, device: torch.device) -> 
 
 
 @pytest.mark.parametrize("models", (1, 3, 100))
+@pytest.mark.slow
 def test_a_part_on_every_path(models: int, isa: str) -> None:
     """Of each spread a small case at everything and a wide one; `make isa` runs all of AVX-512."""
     report, device = Report(), torch.device("cpu")
@@ -193,6 +196,7 @@ SPECIAL = special_cases()
 
 
 @pytest.mark.parametrize("case", SPECIAL, ids=cases.ids(SPECIAL))
+@pytest.mark.slow
 def test_corners(case: Case, device: torch.device) -> None:
     small = case.private.shape[0] <= 3 or case.private.shape[2] < 100
     plan = PRODUCT if small else DIAGONAL

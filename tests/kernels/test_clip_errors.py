@@ -140,6 +140,7 @@ print(growth(lambda: list(clip(private, public))))
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no /proc")
 @pytest.mark.parametrize("models,vocab,threads", [(16, 200_000, 1), (64, 50_257, 2)])
+@pytest.mark.slow
 def test_memory_is_what_is_stated(models: int, vocab: int, threads: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(models), str(vocab), str(threads)],

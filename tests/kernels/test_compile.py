@@ -137,6 +137,7 @@ def _arguments(dtype: torch.dtype, positions: int, vocab: int) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.slow
 def test_compiled_equals_eager(dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(everything, fullgraph=True, backend="aot_eager")
@@ -155,6 +156,7 @@ def test_the_public_operators_take_fakes_of_a_gpu(dtype: torch.dtype) -> None:
         assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
 
 
+@pytest.mark.slow
 def test_compiled_with_dynamic_shapes() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(everything, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -14,6 +14,7 @@ BATCHES, EACH = 10, 60
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.slow
 def test_fuzzed_calls(batch: int) -> None:
     total = Report()
     for seed in range(batch * EACH, (batch + 1) * EACH):

@@ -58,6 +58,7 @@ def check_case(
 
 
 @pytest.mark.parametrize("case", SMALL, ids=cases.ids(SMALL))
+@pytest.mark.slow
 def test_projected_ensembles(case: Case, device: torch.device) -> None:
     case = case.to(device)
     for order, radius in ((18.0, 3.6), (3.0, 0.03), (64.0, 50.0)):

@@ -99,6 +99,7 @@ def check(private: Tensor, public: Tensor, setting: Setting, without: str) -> in
 
 @pytest.mark.parametrize("without", ["inactive", "public"])
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.slow
 def test_emptying_a_slot_stays_within_its_span(setting: Setting, without: str, isa: str) -> None:
     compared = 0
     for seed in range(36):

@@ -115,6 +115,7 @@ def measured(models: int, vocab: int, threads: int) -> tuple[int, int]:
     "models,vocab,threads",
     [(64, VOCAB, 1), (128, VOCAB, 1), (256, VOCAB, 1), (256, VOCAB, 2), (64, 4 * VOCAB, 1)],
 )
+@pytest.mark.slow
 def test_the_stated_bound_holds(models: int, vocab: int, threads: int) -> None:
     got, pool = measured(models, vocab, threads)
     assert got <= bound(models, vocab, threads) + SLACK

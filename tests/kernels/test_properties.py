@@ -86,6 +86,7 @@ def moved(projection: Projection, private: Tensor, public: Tensor, index: Tensor
 
 @few(240)
 @given(ensembles(), orders, radii, adjacencies, st.randoms(use_true_random=False))
+@pytest.mark.slow
 def test_models_and_tokens_may_come_in_any_order(
     pair: Pair,
     order: float,
@@ -188,6 +189,7 @@ def test_emptying_one_of_identical_models_is_a_loss(
 
 @few(320)
 @given(ensembles(), orders, radii, st.floats(1.0, 3.0))
+@pytest.mark.slow
 def test_a_larger_ball_admits_no_smaller_weight(
     pair: Pair,
     order: float,

@@ -24,6 +24,7 @@ LOSS_ORDERS = (1.01, 2.0, 18.0, 64.0)
 
 
 @pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
+@pytest.mark.slow
 def test_project_is_the_optimum(case: Case) -> None:
     for order, radius in PAIRS:
         weight, complement = reference.project(
@@ -57,6 +58,7 @@ def test_renyi_divergence(case: Case) -> None:
 
 @pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
+@pytest.mark.slow
 def test_leave_one_out(case: Case, adjacency: str) -> None:
     for order, radius in ((2.0, 0.5), (18.0, 3.6), (64.0, 50.0)):
         pair = reference.project(case.private, case.public, order=order, radius=radius)

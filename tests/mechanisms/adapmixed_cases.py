@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from exact import Step, algorithm_1, all_log_probs
+from exact import Step, algorithm_1
 from torch import Tensor
 
 import adapmixed_ext as ops
@@ -18,7 +18,7 @@ POSITIONS, VOCAB, MODELS, SEED = 60, 8, 3, 11
 # Noise of the size of the scores and k well below V, so that the order of noise and re-scaling
 # decides some queries, and a threshold that splits them.
 SETTINGS: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.04, screen_weight=0.7, sigma=0.06, threshold=0.25, top_k=3
+    order=3.0, target_leakage=0.04, screen_weight=0.7, sigma=0.06, threshold=0.25, screen_top_k=3
 )
 
 
@@ -38,7 +38,7 @@ def ensemble(seed: int = 0, positions: int = POSITIONS) -> tuple[Tensor, Tensor]
 def by_hand(private: Tensor, public: Tensor, seed: int, **changes: Any) -> list[Step]:
     """Algorithm 1 with the noise that the mechanism draws from the same seed."""
     s = SETTINGS | changes
-    noise = draws(len(public), min(s["top_k"], public.shape[1]), s["sigma"], seed)
+    noise = draws(len(public), min(s["screen_top_k"], public.shape[1]), s["sigma"], seed)
     arguments = dict(
         order=s["order"],
         beta=s["target_leakage"],
@@ -55,17 +55,5 @@ def propose(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = S
     return mechanism.propose(private, public, rng=SeededRandom(seed))
 
 
-def log_probs(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = SEED) -> Tensor:
-    """(B, V): log of the law of the answer, through the public interface."""
-
-    def answer(targets: Tensor) -> Tensor:
-        rng = SeededRandom(seed)
-        released = mechanism.propose(private, public, targets=targets, rng=rng).release()
-        assert released.log_prob is not None
-        return released.log_prob
-
-    return all_log_probs(answer, public.shape[-1], len(public))
-
-
 def events_of(proposal: Proposal, kind: type) -> list[Any]:
-    return [event for event in proposal.events() if isinstance(event, kind)]
+    return [event for event in proposal.events(None) if isinstance(event, kind)]

@@ -1,4 +1,4 @@
-"""The law of an answer and its divergences with 60 digits, and Algorithm 1 in float64 torch.
+"""The distribution of an answer with 60 digits, and Algorithm 1 in float64 torch.
 
 Independent of the operators: sums as they stand in the paper, weights by bisection.
 """
@@ -15,8 +15,9 @@ import mpmath
 import torch
 from torch import Tensor
 
-from adapmixed.mechanisms import Proposal
+from adapmixed.mechanisms import Answer, Mechanism, Proposal
 from adapmixed.privacy import Caveat
+from adapmixed.rng import SeededRandom
 
 CTX = mpmath.mp.clone()
 CTX.dps = 60
@@ -28,10 +29,29 @@ ERROR = 1e-6  # relative, likewise
 
 
 def costs(proposal: Proposal) -> list[Any]:
-    """The events of a proposal without what they say about their seeded source."""
-    events = proposal.events()
-    assert events.count(Caveat("seeded")) == 1
+    """The events of a proposal by hand, without what they say about its seeded source."""
+    events = proposal.events(None)
+    caveats = [event for event in events if isinstance(event, Caveat)]
+    assert caveats == [Caveat(name) for name in ("seeded", "shards", "base")]
     return [event for event in events if not isinstance(event, Caveat)]
+
+
+def uncharged(proposal: Proposal) -> Answer:
+    """The answer if nobody is charged: for tests of the answer, more of them than any plan has."""
+    proposal.settle(None)
+    return proposal.release()
+
+
+def answered_from_q(proposal: Proposal) -> Tensor:
+    """(B,) bool, which nobody is told before the charge."""
+    return proposal._prepared.public
+
+
+def losses(proposal: Proposal) -> Tensor:
+    """(N, B, K) realised losses of AdaPMixED."""
+    found = proposal._prepared.losses
+    assert found is not None
+    return found
 
 
 def softmax(logits: Tensor) -> Vector:
@@ -71,11 +91,11 @@ def mean(rows: Sequence[Sequence[mpmath.mpf]]) -> Vector:
     return [CTX.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
 
 
-def slots(
+def members(
     proposal: Proposal, private: Tensor, public: Tensor, b: int
 ) -> tuple[list[Vector], Vector]:
-    """(p_bar_i of every slot, q) at position b, from the weights that the proposal answers with."""
-    projection = proposal.law.projection
+    """(p_bar_i of every member, q) at position b, by the weights that the proposal answers with."""
+    projection = proposal.distribution.projection
     q = softmax(public[b])
     weights = zip(
         projection.weight[:, b].tolist(), projection.complement[:, b].tolist(), strict=True
@@ -89,12 +109,15 @@ def cover(charge: float) -> float:
     return charge * (1 + ERROR) + FLOOR if charge > 0 else 1e-55
 
 
-def all_log_probs(answer_of: object, vocab: int, positions: int) -> Tensor:
-    """(B, V) from ``answer_of(targets)``: one proposal for each token of a tiny vocabulary."""
-    columns = [
-        answer_of(torch.full((positions,), v, dtype=torch.int64))  # type: ignore[operator]
-        for v in range(vocab)
-    ]
+def log_probs(
+    mechanism: Mechanism, private: Tensor, public: Tensor, *, seed: int = 0, **shape: Any
+) -> Tensor:
+    """(B, V), log p of every token as it is released: one proposal for each, of the same seed."""
+    columns = []
+    for token in range(public.shape[1]):
+        targets, rng = torch.full((len(public),), token), SeededRandom(seed)
+        proposal = mechanism.propose(private, public, targets=targets, rng=rng, **shape)
+        columns.append(uncharged(proposal).log_prob)
     return torch.stack(columns, dim=1)
 
 
@@ -111,11 +134,11 @@ def random_ensembles(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         noise = pick(1e-4, 0.1, 1, 5, 50) * torch.randn(models, 1, vocab, generator=generator)
         private = public + noise
         if turn % 3 == 0:
-            private[0, 0, 0] += 40.0  # one model is sure of a token
+            private[0, 0, 0] += 40.0  # one member is sure of a token
         if turn % 5 == 0 and vocab > 1:
             private[-1, 0, int(pick(0, vocab - 1))] = -math.inf
         if turn % 11 == 0 and vocab > 1:
-            public[0, 0] = -math.inf  # every model that does not mask it must be left out
+            public[0, 0] = -math.inf  # every member that does not mask it must be left out
         dtype = (torch.float32, torch.float32, torch.bfloat16, torch.float16)[turn // 4 % 4]
         yield private.to(dtype), public.to(dtype)
 
@@ -125,11 +148,11 @@ def random_ensembles(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 @dataclass(frozen=True)
 class Step:
-    """One query: the screening divergence, whether it passed, the law, and every model's loss."""
+    """One query: the screening divergence, whether it passed, p, and every member's loss."""
 
     divergence: float
     passed: bool
-    law: Tensor  # (V,)
+    p: Tensor  # (V,)
     losses: Tensor  # (N,), 0 where not passed
 
 
@@ -190,8 +213,9 @@ def algorithm_1(
         weight = largest_weight(row, q, order, beta * order)
         bars.append(weight * row + (1 - weight) * q)
     total = torch.stack(bars).sum(0)
-    law = total / models
+    mixture = total / models
     losses = [
-        renyi_both(law, (total - bar) / (models - 1) if models > 1 else q, order) for bar in bars
+        renyi_both(mixture, (total - bar) / (models - 1) if models > 1 else q, order)
+        for bar in bars
     ]
-    return Step(distance, True, law, torch.tensor(losses, dtype=torch.float64))
+    return Step(distance, True, mixture, torch.tensor(losses, dtype=torch.float64))

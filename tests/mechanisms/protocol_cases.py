@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Proposal, PublicOnly, Unprotected
+from adapmixed.experiments.published import PublishedPMixED
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    PMixED,
+    Proposal,
+    PublicOnly,
+    Unprotected,
+)
+from adapmixed.privacy import Event
 from adapmixed.rng import SeededRandom
 
 SCREENED: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.06, threshold=0.3, top_k=4
+    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.06, threshold=0.3, screen_top_k=4
 )
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -22,15 +34,17 @@ MECHANISMS: dict[str, Mechanism] = {
     "adapmixed": AdaPMixED(**SCREENED),
     "adapmixed-public-screen": AdaPMixED(**SCREENED | dict(screen="public")),
     "adapmixed-no-screen": AdaPMixED(**SCREENED | dict(screen=None)),
-    "adapmixed-zero-out": AdaPMixED(**SCREENED | dict(adjacency="zero_out")),
+    "adapmixed-add-remove": AdaPMixED(**SCREENED | dict(adjacency="add_remove")),
     "adapmixed-fixed": AdaPMixED(**SCREENED | dict(loss="fixed")),
     "pmixed": PMixED(8.0, 1e-5, 100, 3.0),
     "pmixed-subsampled": PMixED(8.0, 1e-5, 100, 3.0, sample_rate=0.4),
-    "pmixed-published": PMixED(8.0, 1e-5, 100, 3.0, analysis="published"),
-    "pmixed-published-subsampled": PMixED(
-        8.0, 1e-5, 100, 3.0, analysis="published", sample_rate=0.4
-    ),
+    "clipped-mixing": ClippedMixing(0.6, 1.7, queries=100),
+    "clipped-log-pool": ClippedLogPool(-0.5, 0.5, 1.5, queries=100),
 }
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that its bound is not valid
+    MECHANISMS["pmixed-published"] = PublishedPMixED(8.0, 1e-5, 100, 3.0)
+    MECHANISMS["pmixed-published-subsampled"] = PublishedPMixED(8.0, 1e-5, 100, 3.0, 0.4)
 
 MODELS, VOCAB = 3, 6
 
@@ -59,17 +73,15 @@ def logits(positions: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def propose(
     name: str, positions: int = 12, *, seed: int = 5, rng: Any = None, targets: Any = None
 ) -> Proposal:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return MECHANISMS[name].propose(
-            *logits(positions), targets=targets, rng=rng or SeededRandom(seed)
-        )
+    return MECHANISMS[name].propose(
+        *logits(positions), targets=targets, rng=rng or SeededRandom(seed)
+    )
 
 
-def same(events: list[Any], others: list[Any]) -> bool:
+def same(events: Sequence[Event], others: Sequence[Event]) -> bool:
     """Equality of events, arrays included."""
 
-    def plain(event: Any) -> Any:
+    def plain(event: Event) -> Any:
         fields = vars(event) | {"type": type(event)}
         return {k: v.tolist() if hasattr(v, "tolist") else v for k, v in fields.items()}
 

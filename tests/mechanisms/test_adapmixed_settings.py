@@ -1,4 +1,4 @@
-"""Settings of AdaPMixED: presets, orders, adjacencies, refusals."""
+"""Settings of AdaPMixED: presets, orders, adjacencies, what raises."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from adapmixed_cases import MODELS, POSITIONS, SETTINGS, ensemble, events_of, propose
+from exact import answered_from_q, losses
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms import PRESETS, AdaPMixED
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed.mechanisms.adapmixed import PRESETS
 from adapmixed.privacy import (
     Accountant,
     GaussianScreening,
@@ -32,17 +34,17 @@ def test_losses_at_several_orders(adjacency: str) -> None:
         (single,) = events_of(one, LeaveOneOutLoss)
         np.testing.assert_allclose(single.loss[:, :, 0], loss.loss[:, :, k], rtol=1e-9)
     assert (np.diff(loss.loss, axis=2) > 0).all()  # increasing in the order
-    assert several.charges.shape == (MODELS, POSITIONS, 3)
-    assert (several.charges[:, several.public] == 0).all()
+    assert losses(several).shape == (MODELS, POSITIONS, 3)
+    assert (losses(several)[:, answered_from_q(several)] == 0).all()
 
 
 def test_adjacencies_differ() -> None:
     private, public = ensemble()
-    losses = []
+    found = []
     for adjacency in ("add_remove", "zero_out"):
         proposal = propose(AdaPMixED(**SETTINGS, adjacency=adjacency), private, public)
-        losses.append(events_of(proposal, LeaveOneOutLoss)[0].loss)
-    assert (np.abs(losses[0] / losses[1] - 1) > 1e-3).mean() > 0.9
+        found.append(events_of(proposal, LeaveOneOutLoss)[0].loss)
+    assert (np.abs(found[0] / found[1] - 1) > 1e-3).mean() > 0.9
 
 
 # The paper's table: order, beta, sigma, lambda, threshold, top-k (N is the ensemble's).
@@ -59,8 +61,8 @@ def test_presets_are_the_papers_table() -> None:
     for name, (order, beta, sigma, weight, threshold, top_k) in TABLE.items():
         m = AdaPMixED.preset(name)
         assert (m.order, m.target_leakage, m.sigma, m.screen_weight) == (order, beta, sigma, weight)
-        assert (m.threshold, m.top_k) == (threshold, top_k)
-        assert (m.screen, m.loss, m.adjacency) == ("noisy", "data-dependent", "add_remove")
+        assert (m.threshold, m.screen_top_k) == (threshold, top_k)
+        assert (m.screen, m.loss, m.adjacency) == ("noisy", "data-dependent", "zero_out")
         assert m.radius == beta * order
         private, public = ensemble()
         (loss,) = events_of(propose(m, private, public), LeaveOneOutLoss)
@@ -74,7 +76,7 @@ def test_paper_screening_total() -> None:
     (event,) = events_of(proposal, GaussianScreening)
     accountant = Accountant(1e-5)
     for _ in range(9728):
-        accountant.add(proposal.events())
+        accountant.add(proposal.events(None))
     assert accountant.breakdown()["screening"] == pytest.approx(0.00175, abs=2e-6)
     assert accountant.breakdown()["conversion"] == pytest.approx(0.45005, abs=5e-6)
     assert (event.weight, event.sigma, event.num_models) == (1e-4, 1e-2, 100)
@@ -97,16 +99,17 @@ def test_paper_screening_total() -> None:
         (dict(sigma=math.nan), "sigma must be > 0, got nan"),
         (dict(threshold=-1.0), "threshold must be >= 0, got -1.0"),
         (dict(threshold=math.nan), "threshold must be >= 0, got nan"),
-        (dict(top_k=0), "top_k must be an integer >= 1, got 0"),
-        (dict(top_k=True), "top_k must be an integer >= 1, got True"),
-        (dict(top_k=2.0), "top_k must be an integer >= 1, got 2.0"),
+        (dict(screen_top_k=0), "screen_top_k must be an integer >= 1, got 0"),
+        (dict(screen_top_k=True), "screen_top_k must be an integer >= 1, got True"),
+        (dict(screen_top_k=2.0), "screen_top_k must be an integer, got 2.0"),
         (dict(loss="fix"), "loss must be one of .*'data-dependent', 'fixed'.* got 'fix'"),
         (dict(loss_orders=(2.0, 1.0)), "loss_orders must be > 1, got 1.0"),
         (dict(loss="fixed", loss_orders=(2.0,)), "loss_orders must be empty with loss='fixed'"),
+        (dict(loss="fixed", adjacency="add_remove"), "adjacency must be 'zero_out' with loss='fix"),
         (dict(adjacency="replace_one"), "adjacency must be one of .*got 'replace_one'"),
     ],
 )
-def test_settings_are_refused_in_words(changes: dict[str, Any], message: str) -> None:
+def test_settings_that_are_not_allowed_raise(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdaPMixED(**(SETTINGS | changes))
 
@@ -117,7 +120,7 @@ def test_unknown_preset() -> None:
 
 
 @pytest.mark.parametrize("value,words", [(math.nan, "NaN"), (math.inf, "inf")])
-def test_bad_logits_are_refused_before_anything_is_released(value: float, words: str) -> None:
+def test_bad_logits_raise_before_anything_is_released(value: float, words: str) -> None:
     private, public = ensemble(positions=3)
     private[1, 2, 4] = value
     with pytest.raises(ValueError, match=rf"private_logits\[1, 2\] contains .*{words}"):
@@ -127,13 +130,11 @@ def test_bad_logits_are_refused_before_anything_is_released(value: float, words:
 def test_top_k_beyond_the_vocabulary_draws_no_more_noise_than_tokens() -> None:
     public = torch.randn(2, 5)
     private = public + torch.randn(3, 2, 5)
-    huge = AdaPMixED(order=4.0, target_leakage=0.1, top_k=10**12)
+    huge = AdaPMixED(order=4.0, target_leakage=0.1, screen_top_k=10**12)
     proposal = huge.propose(private, public, rng=SeededRandom(0))
-    whole = AdaPMixED(order=4.0, target_leakage=0.1, top_k=5)
-    assert (
-        proposal.public.tolist()
-        == whole.propose(private, public, rng=SeededRandom(0)).public.tolist()
-    )
+    whole = AdaPMixED(order=4.0, target_leakage=0.1, screen_top_k=5)
+    other = whole.propose(private, public, rng=SeededRandom(0))
+    assert torch.equal(answered_from_q(proposal), answered_from_q(other))
 
 
 def test_no_radius_makes_a_lost_token_free() -> None:

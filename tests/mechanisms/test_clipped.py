@@ -4,35 +4,27 @@ from itertools import product
 
 import pytest
 import torch
-from exact import costs
-from test_enumerated import GRIDS, both_ways, everything, law
+from exact import answered_from_q, costs, log_probs, uncharged
+from test_enumerated import GRIDS, both_ways, everything
 from torch import Tensor
 
-import adapmixed_ext as ops
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-from adapmixed.privacy import (
-    FilterBudget,
-    IndividualCharge,
-    PerModelFilter,
-    bounded_range_rho,
-    clipped_mixing_pair,
-)
+from adapmixed.privacy import Accountant, IndividualCharge
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.clipped_mixing import clipped_mixing_pair
 from adapmixed.rng import SeededRandom
 
 BOXES = [(0.6, 1.6), (0.8, 2.7), (0.3, 1.2), (0.0, 1.5), (0.9, 1.0)]
 POOLS = [(-0.25, 0.5, 2.0), (-1.0, 0.25, 1.0), (0.0, 0.7, 0.5)]
 EPSILONS = (0.0, 0.01, 0.1, 0.3, 1.0)
-ADJACENCIES = ("zero_out", "add_remove", "replace_one")
+ADJACENCIES = ("zero_out", "replace_one")
 
 
 def neighbours(private: Tensor, public: Tensor, adjacency: str, rows: Tensor) -> list[Tensor]:
     """The ensembles that differ in one member; replaced rows are all those of the grid."""
     result = []
     for i in range(len(private)):
-        others = torch.cat((private[:i], private[i + 1 :]))
-        if adjacency == "add_remove":
-            result.append(others if len(others) else public[None])
-            continue
         for row in [public] if adjacency == "zero_out" else [r.expand_as(public) for r in rows]:
             changed = private.clone()
             changed[i] = row
@@ -59,9 +51,9 @@ def test_no_neighbour_is_told_apart_better_than_the_pair(
     private, public = everything(*GRIDS[grid])
     mechanism = ClippedMixing(*box, queries=len(public))
     pair = clipped_mixing_pair(*box, len(private), adjacency)
-    here = law(mechanism, private, public)
+    here = log_probs(mechanism, private, public)
     for neighbour in neighbours(private, public, adjacency, values_of(grid)):
-        there = law(mechanism, neighbour, public)
+        there = log_probs(mechanism, neighbour, public)
         for epsilon in EPSILONS:
             bound = max(pair.hockey_stick(epsilon), pair.exchanged().hockey_stick(epsilon))
             for p, q in ((here, there), (there, here)):
@@ -78,10 +70,10 @@ def test_no_neighbour_of_a_pool_costs_more_than_its_range(
     lower, upper, scale = setting
     mechanism = ClippedLogPool(lower, upper, scale)
     rho = bounded_range_rho(scale, lower, upper, len(private), adjacency)
-    here = law(mechanism, private, public)
+    here = log_probs(mechanism, private, public)
     worst = 0.0
     for neighbour in neighbours(private, public, adjacency, values_of(grid)):
-        there = law(mechanism, neighbour, public)
+        there = log_probs(mechanism, neighbour, public)
         for order in (2.0, 9.0):
             true = float((both_ways(here, there, order) / order).max())
             worst = max(worst, true)
@@ -90,25 +82,25 @@ def test_no_neighbour_of_a_pool_costs_more_than_its_range(
 
 
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
-    charges = mechanism.propose(private, public, rng=SeededRandom(0)).charges
-    assert charges is not None
-    return charges[..., 0]
+    """(N, B)."""
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
+    return torch.from_numpy(proposal.individual_charges())
 
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("box", BOXES)
 @pytest.mark.parametrize("order", [2.0, 6.5])
-def test_an_emptied_slot_costs_at_most_its_own_charge(
+def test_an_emptied_member_costs_at_most_its_own_charge(
     grid: str, box: tuple[float, float], order: float
 ) -> None:
     private, public = everything(*GRIDS[grid])
-    mechanism = ClippedMixing(max(box[0], 1e-30), box[1], charge_order=order)
+    mechanism = ClippedMixing(max(box[0], 1e-30), box[1], order=order)
     charges = charged(mechanism, private, public)
-    here = law(mechanism, private, public)
+    here = log_probs(mechanism, private, public)
     for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
-        true = both_ways(here, law(mechanism, neighbour, public), order)
+        true = both_ways(here, log_probs(mechanism, neighbour, public), order)
         assert bool((true <= charges[i] + 1e-13).all())
-    # Of an emptied slot: section 13 of docs/privacy.md, e₀ = 4e-12.
+    # Of an emptied shard: section 13 of docs/privacy.md, e₀ = 4e-12.
     least = 1e-12 + (2 * order - 1) / (order - 1) * (4 * 4e-12 + len(private) * 2.0**-52)
     emptied = charges[:, (private == public).all(2).all(0)]
     assert bool(((emptied >= least) & (emptied <= least * (1 + 1e-12))).all())
@@ -116,10 +108,10 @@ def test_an_emptied_slot_costs_at_most_its_own_charge(
 
 
 @pytest.mark.parametrize(
-    "mechanism", [ClippedMixing(0.6, 1.6, charge_order=5.0), ClippedLogPool(-0.25, 0.5, 2.0)]
+    "mechanism", [ClippedMixing(0.6, 1.6, order=5.0), ClippedLogPool(-0.25, 0.5, 2.0)]
 )
 @pytest.mark.parametrize("num_models", [1, 2, 5])
-def test_a_retired_slot_answers_as_an_emptied_one_to_the_last_bit(
+def test_an_exhausted_member_answers_as_an_emptied_one_to_the_last_bit(
     mechanism: Mechanism, num_models: int
 ) -> None:
     """What it pays nothing for must change nothing, in more answers than any rounding allows."""
@@ -131,28 +123,30 @@ def test_a_retired_slot_answers_as_an_emptied_one_to_the_last_bit(
     every = torch.ones(num_models, 40, dtype=torch.bool)
     others = every.clone()
     others[0] = False
-    laws, logs = [], []
-    for rows, active in ((private, others), (emptied, every), (emptied, others)):
-        retirement = mechanism.propose(rows, public, rng=SeededRandom(0))._retirement
-        assert retirement is not None
-        answer = retirement.law(active)
-        laws.append(ops.mixture(answer.private_logits, answer.public_logits, answer.projection))
+    found, logs = [], []
+    for rows, active in ((private, others), (emptied, every), (emptied, others), (emptied, None)):
+        proposal = mechanism.propose(rows, public, rng=SeededRandom(0))
+        proposal.settle(None if active is None else active.numpy())
+        answer = proposal.distribution
+        found.append(answer.probabilities())
         logs.append(torch.stack([answer.log_prob(torch.full((40,), v)) for v in range(0, 700, 50)]))
-    for found in (laws, logs):
-        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    for same in (found, logs):
+        assert all(torch.equal(same[0], other) for other in same[1:])
+    whole = mechanism.propose(private, public, rng=SeededRandom(0)).distribution
+    assert not torch.equal(whole.probabilities(), found[0])
 
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("setting", POOLS)
-def test_an_emptied_slot_of_a_pool_costs_at_most_its_own_charge(
+def test_an_emptied_member_of_a_pool_costs_at_most_its_own_charge(
     grid: str, setting: tuple[float, float, float]
 ) -> None:
     private, public = everything(*GRIDS[grid])
     mechanism = ClippedLogPool(*setting)
     charges = charged(mechanism, private, public)
-    here = law(mechanism, private, public)
+    here = log_probs(mechanism, private, public)
     for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
-        there = law(mechanism, neighbour, public)
+        there = log_probs(mechanism, neighbour, public)
         for order in (2.0, 9.0):
             assert bool((both_ways(here, there, order) / order <= charges[i] + 1e-14).all())
     assert float(charges.max()) <= bounded_range_rho(
@@ -162,18 +156,18 @@ def test_an_emptied_slot_of_a_pool_costs_at_most_its_own_charge(
 
 @pytest.mark.parametrize("changed", ["another", "emptied", "corners", "outside q"])
 @pytest.mark.parametrize(
-    ("mechanism", "budget"),
+    ("mechanism", "amount", "top_k"),
     [
-        (ClippedMixing(0.6, 1.6, charge_order=5.0), FilterBudget("renyi", 0.02, 1e-5, 5.0)),
-        (ClippedMixing(0.2, 9.0, charge_order=2.0, top_k=7), FilterBudget("renyi", 0.3, 1e-5, 2.0)),
-        (ClippedLogPool(-9.0, 9.0, 0.1), FilterBudget("zcdp", 0.006, 1e-5)),
-        (ClippedLogPool(-9.0, 9.0, 0.2, sure_above=0.4), FilterBudget("zcdp", 0.02, 1e-5)),
+        (ClippedMixing(0.6, 1.6, order=5.0), 0.02, None),
+        (ClippedMixing(0.2, 9.0, order=2.0), 0.3, 7),
+        (ClippedLogPool(-9.0, 9.0, 0.1), 0.006, None),
+        (ClippedLogPool(-9.0, 9.0, 0.2, public_confidence=0.4), 0.02, None),
     ],
 )
 def test_a_charge_does_not_depend_on_the_other_shards(
-    mechanism: Mechanism, budget: FilterBudget, changed: str
+    mechanism: Mechanism, amount: float, top_k: int | None, changed: str
 ) -> None:
-    """To the last bit: what is proposed, what a filter admits and has charged, what events say."""
+    """To the last bit: what is proposed, what is charged, and what every shard has spent."""
     models, answers, vocab = 6, 9, 300
     generator = torch.Generator().manual_seed(3)
     public = 2 * torch.randn(answers, vocab, generator=generator)
@@ -184,20 +178,23 @@ def test_a_charge_does_not_depend_on_the_other_shards(
         "corners": public + 40 * torch.randn(models, answers, vocab, generator=generator).sign(),
         "outside q": private.masked_fill(torch.arange(vocab) % 3 > 0, -torch.inf),
     }[changed]
+    assert mechanism.measure is not None
+    measure, order = mechanism.measure
+    epsilon = ShardBudget(measure, amount, order).epsilon(1e-5)
 
     def charges(here: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(N, answers) each: proposed, by the events, and the filter's total after each answer."""
-        model_filter = PerModelFilter(models, budget)
+        """(N, answers) each: proposed, by the events, and spent after each answer."""
+        accountant = Accountant(1e-5, epsilon=epsilon)
         found = []
         for t in range(answers):
             query = here[:, t : t + 1].contiguous(), public[t : t + 1]
-            proposal = mechanism.propose(*query, rng=SeededRandom(0))
-            own = proposal.individual_charges
-            assert own is not None
-            active = torch.from_numpy(model_filter.admit(own.numpy()))
-            events = [e for e in proposal.events(active) if isinstance(e, IndividualCharge)]
-            paid = sum((torch.tensor(e.charge).sum(1) for e in events), torch.zeros(models))
-            found.append((own[:, 0], paid, torch.tensor(model_filter.spent)))
+            proposal = mechanism.propose(*query, rng=SeededRandom(0), top_k=top_k)
+            own = torch.from_numpy(proposal.individual_charges())
+            accountant.charge(proposal)
+            assert proposal._active is not None
+            events = proposal.events(proposal._active.numpy())
+            (paid,) = (torch.tensor(e.charge) for e in events if isinstance(e, IndividualCharge))
+            found.append((own[:, 0], paid[:, 0], torch.from_numpy(accountant.spent)))
         assert bool((found[-1][1] == 0).any()) and bool((found[0][1] > 0).any())  # some retire
         proposed, paid, spent = (torch.stack(column, 1) for column in zip(*found, strict=True))
         return proposed, paid, spent
@@ -218,31 +215,31 @@ def test_a_charge_does_not_depend_on_the_other_shards(
 
 
 @pytest.mark.parametrize(
-    "mechanism", [ClippedMixing(0.6, 1.6, top_k=7), ClippedLogPool(-0.25, 0.5, 2.0, top_k=7)]
+    "mechanism", [ClippedMixing(0.6, 1.6, queries=3), ClippedLogPool(-0.25, 0.5, 2.0)]
 )
 def test_top_k_keeps_the_likeliest_public_tokens(mechanism: Mechanism) -> None:
     generator = torch.Generator().manual_seed(4)
     public = 2 * torch.randn(3, 40, generator=generator)
     private = public + torch.randn(4, 3, 40, generator=generator)
     private[1, 0, public[0].topk(7).indices] = -torch.inf  # nothing left: answers q
-    every = law(mechanism, private, public)
+    every = log_probs(mechanism, private, public, top_k=7)
     kept = public >= public.topk(7).values[:, -1:]
     assert torch.equal(every > -torch.inf, kept)
     assert torch.allclose(every.exp().sum(1), torch.ones(3, dtype=torch.float64), atol=1e-12)
     masked = torch.where(kept, private, -torch.inf)
     masked[1, 0] = torch.where(kept[0], public[0], -torch.inf)
-    alone = type(mechanism)(**vars(mechanism) | {"top_k": None})
-    expected = law(alone, masked, torch.where(kept, public, -torch.inf))
+    expected = log_probs(mechanism, masked, torch.where(kept, public, -torch.inf))
     assert torch.allclose(every.exp(), expected.exp(), atol=1e-12)
-    tokens = mechanism.propose(private, public, rng=SeededRandom(0)).release().tokens
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0), top_k=7)
+    tokens = uncharged(proposal).tokens
     assert tokens is not None and bool(kept.gather(1, tokens[:, None]).all())
 
 
 @pytest.mark.parametrize(
     "mechanism",
     [
-        ClippedMixing(0.6, 1.6, sure_above=0.5, charge_order=3.0),
-        ClippedLogPool(-1, 1, sure_above=0.5),
+        ClippedMixing(0.6, 1.6, 9, order=3.0, public_confidence=0.5),
+        ClippedLogPool(-1, 1, public_confidence=0.5),
     ],
 )
 def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> None:
@@ -250,11 +247,11 @@ def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> No
     public[1, 3] = 6.0
     private = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(5))
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    assert proposal.public.tolist() == [False, True]
+    assert answered_from_q(proposal).tolist() == [False, True]
     assert [event.queries for event in costs(proposal)] == [1, 1]
-    assert proposal.charges is not None and bool((proposal.charges[:, 1] == 0).all())
+    assert (proposal.individual_charges()[:, 1] == 0).all()
     q = torch.log_softmax(public.double(), 1)
-    there = law(mechanism, private, public)
+    there = log_probs(mechanism, private, public)
     assert torch.allclose(there[1], q[1], atol=1e-12)
     assert not torch.allclose(there[0], q[0], atol=1e-3)
 

@@ -1,118 +1,260 @@
-"""ClippedLogPool whose N is a public constant: a model that is missing is a slot that is empty."""
+"""N is a public constant: an emptied member, a missing one and an exhausted one are the same."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from exact import costs
-from test_enumerated import GRIDS, both_ways, everything, law
+from exact import costs, log_probs, losses
+from test_clipped import hockey_stick
+from test_enumerated import GRIDS, both_ways, everything
+from tiny_models import ADAPTED, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.audit.bounds import attack, present_target
 from adapmixed.audit.search import Array, Shape
 from adapmixed.audit.search import both_ways as larger
 from adapmixed.audit.target import Target, largest
-from adapmixed.mechanisms import ClippedLogPool, Shaped
-from adapmixed.mechanisms.base import Proposal
-from adapmixed.privacy import Accountant, bounded_range_rho
+from adapmixed.generation.loop import Answerer
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
+from adapmixed.models import Ensemble
+from adapmixed.privacy import Accountant
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.clipped_mixing import clipped_mixing_pair
 from adapmixed.rng import SeededRandom
 
 SETTING = (-0.25, 0.5, 2.0)
 ORDERS = (1.5, 2.0, 9.0)
-RULES: list[dict[str, object]] = [{}, {"top_k": 5}, {"sure_above": 0.3}]
+DELTA = 1e-5
+CHARGED: dict[str, Mechanism] = {
+    "pool": ClippedLogPool(*SETTING),
+    "sure pool": ClippedLogPool(*SETTING, public_confidence=0.5),
+    "box": ClippedMixing(0.6, 1.7, order=4.0),
+    "sure box": ClippedMixing(0.6, 1.7, order=4.0, public_confidence=0.5),
+}
+SHAPES: list[dict[str, Any]] = [{}, {"top_k": 5}, {"temperature": 0.7}]
 
 
 def drawn(seed: int, models: int, vocab: int = 12) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     public = 2 * torch.randn(6, vocab, generator=generator)
+    public[5] *= 0.2  # surely not sure
     private = public + torch.randn(models, 6, vocab, generator=generator)
     private[0, 0, 3] = -torch.inf
     return private, public
 
 
-def proposed(mechanism: ClippedLogPool | Shaped, private: Tensor, public: Tensor) -> Proposal:
-    return mechanism.propose(private, public, rng=SeededRandom(0))
+def exhausted(mechanism: Mechanism, models: int, member: int, **bound: Any) -> Accountant:
+    """An accountant of which one shard has spent its budget, and the others nothing."""
+    accountant = Accountant(DELTA, epsilon=50.0)
+    accountant.bind(mechanism, models, **bound)
+    spent = np.zeros(models)
+    spent[member] = accountant.limit
+    account = accountant._account
+    accountant._account = replace(account, totals=replace(account.totals, spent=spent))
+    return accountant
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", CHARGED)
+def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
+    name: str, shape: dict[str, Any]
+) -> None:
+    """Scores of all tokens, tokens, what q answered, and what every other shard pays."""
+    mechanism, (private, public) = CHARGED[name], drawn(1, 4)
+    emptied = private.clone()
+    emptied[2] = public  # also what a missing member answers
+    found = []
+    for rows, make in (
+        (private, partial(exhausted, mechanism, 4, 2)),
+        (emptied, partial(Accountant, DELTA, epsilon=50.0)),
+        (emptied, partial(exhausted, mechanism, 4, 2)),
+    ):
+        answers = []
+        for token in (None, *range(public.shape[1])):
+            targets = None if token is None else torch.full((6,), token)
+            accountant = make()
+            proposal = mechanism.propose(
+                rows, public, rng=SeededRandom(3), targets=targets, **shape
+            )
+            accountant.charge(proposal)
+            answers.append(proposal.release())
+        others = accountant.spent[[0, 1, 3]]
+        found.append((answers, others, proposal.distribution.probabilities()))
+    for answers, others, probabilities in found[1:]:
+        assert (others == found[0][1]).all() and (others > 0).all()
+        assert torch.equal(probabilities, found[0][2])
+        for one, other in zip(answers, found[0][0], strict=True):
+            for field in ("tokens", "log_prob", "public"):
+                here, there = getattr(one, field), getattr(other, field)
+                assert (here is None) == (there is None)
+                assert here is None or torch.equal(here, there)
+    whole = mechanism.propose(private, public, rng=SeededRandom(3), **shape).distribution
+    assert not torch.equal(whole.probabilities(), found[0][2])
+
+
+@pytest.fixture(scope="module")
+def ensembles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ensemble]:
+    """Of four members, the third trained, emptied, or missing."""
+    folder, base = tmp_path_factory.mktemp("members"), tiny_model("gpt2")
+    targets = ["c_attn", "c_proj"]
+    paths: list[Path | None] = [
+        write_adapter(base, folder / f"m{i}", seed=i, target_modules=targets) for i in range(4)
+    ]
+    empty = write_adapter(base, folder / "empty", seed=9, zero=True, target_modules=targets)
+    load = partial(Ensemble.from_pretrained, base, adapted=ADAPTED)
+    return {
+        "trained": load(paths),
+        "emptied": load([*paths[:2], empty, paths[3]]),
+        "missing": load([*paths[:2], None, paths[3]]),
+    }
+
+
+def test_a_missing_member_is_an_emptied_one_to_the_last_bit(
+    ensembles: dict[str, Ensemble],
+) -> None:
+    """Whatever answers: the logits are the same, and they are the public ones."""
+    ids = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
+    private, public = ensembles["missing"].logits(ids)
+    there = ensembles["emptied"].logits(ids)
+    assert torch.equal(private, there[0]) and torch.equal(public, there[1])
+    assert torch.equal(private[2], public) and ensembles["missing"].num_models == 4
+    trained = ensembles["trained"].logits(ids)
+    assert torch.equal(public, trained[1]) and torch.equal(
+        private[[0, 1, 3]], trained[0][[0, 1, 3]]
+    )
+    assert not torch.equal(private[2], trained[0][2])
+
+
+@pytest.mark.parametrize("name", CHARGED)
+def test_missing_emptied_and_exhausted_members_generate_alike(
+    name: str, ensembles: dict[str, Ensemble]
+) -> None:
+    mechanism = CHARGED[name]
+    makers: dict[str, Callable[[], Accountant]] = {
+        "trained": partial(exhausted, mechanism, 4, 2, ensemble=ensembles["trained"].fingerprint),
+        "emptied": partial(Accountant, DELTA, epsilon=50.0),
+        "missing": partial(Accountant, DELTA, epsilon=50.0),
+    }
+    found = {}
+    for which, make in makers.items():
+        accountant = make()
+        answerer = Answerer(ensembles[which], mechanism, accountant, rng=SeededRandom(5))
+        steps = answerer.stream(torch.tensor([[1, 2, 3]]), max_new_tokens=12)
+        found[which] = [step.tolist() for step in steps], accountant.spent[[0, 1, 3]].tolist()
+        assert accountant.queries == 12
+    assert found["trained"] == found["emptied"] == found["missing"]
+    answerer = Answerer(
+        ensembles["trained"], mechanism, Accountant(DELTA, epsilon=50.0), rng=SeededRandom(5)
+    )
+    whole = [
+        step.tolist() for step in answerer.stream(torch.tensor([[1, 2, 3]]), max_new_tokens=12)
+    ]
+    assert whole != found["trained"][0]
 
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("more", [0, 3])
-def test_no_missing_model_costs_more_than_an_emptied_slot(grid: str, more: int) -> None:
-    """Over all rows of a grid; not so where N is the number of models that are there."""
+def test_no_missing_member_costs_more_than_an_emptied_one(grid: str, more: int) -> None:
+    """Over all rows of a grid, of which `more` are missing in both worlds.
+
+    It would, if the mean were over those that are there: the control.
+    """
     private, public = everything(*GRIDS[grid])
-    slots = len(private) + more
+    private = torch.cat([private, public.expand(more, -1, -1)])
+    models = len(private)
     lower, upper, scale = SETTING
-    rho = bounded_range_rho(scale, lower, upper, slots, "add_remove", constant_models=True)
-    assert rho == bounded_range_rho(scale, lower, upper, slots, "zero_out")
-    constant = ClippedLogPool(*SETTING, num_models=slots)
+    rho = bounded_range_rho(scale, lower, upper, models, "zero_out")
+    mechanism = ClippedLogPool(*SETTING)
+    here = log_probs(mechanism, private, public)
     worst: dict[bool, float] = {True: 0.0, False: 0.0}
-    for mechanism in (constant, replace(constant, num_models=None)):
-        here = law(mechanism, private, public)
-        for i in range(len(private)):
-            others = torch.cat((private[:i], private[i + 1 :]))
-            there = law(mechanism, others if len(others) else public[None], public)
+    for i in range(models - more):
+        missing = private.clone()
+        missing[i] = public
+        others = torch.cat((private[:i], private[i + 1 :]))
+        for constant, rows in ((True, missing), (False, others)):
+            there = log_probs(mechanism, rows if len(rows) else public[None], public)
             for order in ORDERS:
                 found = float((both_ways(here, there, order) / order).max())
-                known = mechanism is constant
-                worst[known] = max(worst[known], found)
+                worst[constant] = max(worst[constant], found)
     assert 0.05 * rho < worst[True] <= rho + 1e-14
-    if len(private) > 1:
-        assert worst[False] > 1.5 * rho  # the control
+    if models - more > 1 and not more:
+        assert worst[False] > 1.5 * rho
 
 
-@pytest.mark.parametrize("rules", RULES)
-def test_a_missing_model_is_an_emptied_slot_to_the_last_bit(rules: dict[str, object]) -> None:
-    """So that all that is proved of an emptied slot holds, rounding and other charges included."""
-    private, public = drawn(1, 4)
-    mechanism = ClippedLogPool(*SETTING, num_models=7, **rules)  # type: ignore[arg-type]
-    emptied = private.clone()
-    emptied[2] = public
-    rest = torch.cat((private[:2], private[3:]))
-    whole, missing = proposed(mechanism, emptied, public), proposed(mechanism, rest, public)
-    assert torch.equal(law(mechanism, emptied, public), law(mechanism, rest, public))
-    assert whole.charges is not None and missing.charges is not None
-    assert torch.equal(whole.charges[[0, 1, 3]], missing.charges)
-    # A slot that a filter has retired is as good as missing, too.
-    active = torch.ones(4, 6, dtype=torch.bool)
-    active[2] = False
-    kept = proposed(mechanism, private, public)._retirement
-    assert kept is not None
-    for token in range(public.shape[1]):
-        targets = torch.full((6,), token)
-        found = kept.law(active).log_prob(targets)
-        assert torch.equal(found, missing.law.log_prob(targets))
+def test_a_mean_over_those_that_are_there_would_break_the_pair_too() -> None:
+    private, public = everything(*GRIDS["V2-N2"])
+    mechanism, pair = (
+        ClippedMixing(0.6, 1.6, queries=1),
+        clipped_mixing_pair(0.6, 1.6, 2, "zero_out"),
+    )
+    here, missing = log_probs(mechanism, private, public), private.clone()
+    missing[0] = public
+    bound = max(pair.hockey_stick(0.0), pair.exchanged().hockey_stick(0.0))
+    there = log_probs(mechanism, missing, public)
+    assert float(hockey_stick(here, there, 0.0).max()) <= bound + 1e-12
+    there = log_probs(mechanism, private[1:], public)
+    assert float(hockey_stick(here, there, 0.0).max()) > 1.2 * bound
 
 
-@pytest.mark.parametrize("slots", [4, 9])
-def test_the_divisor_is_the_constant(slots: int) -> None:
+@pytest.mark.parametrize("models", [4, 9])
+def test_the_divisor_is_the_constant(models: int) -> None:
+    """All rows count, those of missing members too."""
     private, public = drawn(2, 4)
+    rows = torch.cat([private, public.expand(models - 4, -1, -1)])
     lower, upper, scale = SETTING
-    logs = [torch.log_softmax(rows.double(), -1) for rows in (private, public)]
+    logs = [torch.log_softmax(one.double(), -1) for one in (private, public)]
     clipped = (logs[0] - logs[1]).clamp(lower, upper)
-    expected = torch.log_softmax(logs[1] + scale / slots * clipped.sum(0), -1)
-    found = law(ClippedLogPool(*SETTING, num_models=slots), private, public)
+    expected = torch.log_softmax(logs[1] + scale / models * clipped.sum(0), -1)
+    found = log_probs(ClippedLogPool(*SETTING), rows, public)
     assert torch.allclose(found, expected, atol=1e-9)
 
 
-def searched(mechanism: ClippedLogPool, models: int, slots: int) -> Target:
+@pytest.mark.parametrize("adjacency", ["zero_out", "add_remove"])
+def test_adapmixed_divides_by_the_constant_unless_it_is_the_papers(adjacency: str) -> None:
+    """Losses of zero-out are about an emptied member, those of the paper about one fewer."""
+    private, public = drawn(3, 3)
+    mechanism = AdaPMixED(3.0, 0.05, screen=None, adjacency=adjacency)
+    own = losses(mechanism.propose(private, public, rng=SeededRandom(0)))[0, :, 0]
+    here = log_probs(mechanism, private, public)
+    emptied = private.clone()
+    emptied[0] = public
+    true = {
+        "zero_out": both_ways(here, log_probs(mechanism, emptied, public), 3.0),
+        "add_remove": both_ways(here, log_probs(mechanism, private[1:], public), 3.0),
+    }
+    other = true["add_remove" if adjacency == "zero_out" else "zero_out"]
+    assert torch.allclose(own, true[adjacency], rtol=1e-5, atol=1e-12)
+    assert not torch.allclose(own, other, rtol=1e-2)
+    accountant = Accountant(DELTA)
+    accountant.charge(mechanism.propose(private, public, rng=SeededRandom(0)))
+    assert accountant.guarantee().adjacency == adjacency
+
+
+def searched(mechanism: ClippedLogPool, models: int, adjacency: str) -> Target:
     lower, upper, scale = SETTING
-    rho = bounded_range_rho(scale, lower, upper, slots, "add_remove", constant_models=True)
+    rho = bounded_range_rho(scale, lower, upper, models, "zero_out")
 
     def ratio(p: Array, q: Array, _: Array | None) -> Array:
         return largest([larger(p, q, order) / (order * rho) for order in ORDERS])
 
-    return Target("pool", "true D_α / (α ρ)", mechanism, Shape(models, 4), "add_remove", ratio)
+    return Target("pool", "true D_α / (α ρ)", mechanism, Shape(models, 4), adjacency, ratio)
 
 
-@pytest.mark.parametrize(("models", "slots"), [(1, 2), (2, 2), (3, 5)])
-@pytest.mark.parametrize("rules", RULES)
-def test_no_search_exceeds_the_bound(models: int, slots: int, rules: dict[str, object]) -> None:
-    constant = ClippedLogPool(*SETTING, num_models=slots, **rules)  # type: ignore[arg-type]
-    found = attack(searched(constant, models, slots), 25, np.random.default_rng(3))
+@pytest.mark.parametrize("models", [1, 2, 3])
+@pytest.mark.parametrize("rules", [{}, {"public_confidence": 0.3}], ids=str)
+def test_no_search_exceeds_the_bound(models: int, rules: dict[str, Any]) -> None:
+    mechanism = ClippedLogPool(*SETTING, **rules)
+    found = attack(searched(mechanism, models, "zero_out"), 25, np.random.default_rng(3))
     assert 0.9 < found <= 1 + 1e-9
-    if models == slots:
-        counted = searched(replace(constant, num_models=None), models, slots)
+    if models > 1:
+        counted = searched(mechanism, models, "add_remove")
         assert attack(counted, 25, np.random.default_rng(3)) > 1.5
 
 
@@ -120,37 +262,24 @@ def test_the_control_of_the_audit_is_caught() -> None:
     assert attack(present_target(), 20, np.random.default_rng(5)) > 3
 
 
-def test_events_say_whether_n_is_a_constant() -> None:
-    private, public = drawn(3, 3)
-    pools = [ClippedLogPool(*SETTING, 20, num_models=number) for number in (3, None, 5)]
-    events = [costs(proposed(one, private, public))[0] for one in pools]
-    assert [event.num_models for event in events] == [3, 3, 5]
-    assert [event.constant_models for event in events] == [True, False, True]  # type: ignore[union-attr]
-    for one, other in pairwise(events):
-        with pytest.raises(ValueError, match="must be the same in every"):
-            Accountant(1e-5).add([one, other])
-    unplanned = [replace(event, budget=None) for event in events[:2]]
-    with pytest.raises(ValueError, match="constant_models must be the same .* False after True"):
-        Accountant(1e-5).add(unplanned)
-    known, counted = (Accountant(1e-5, adjacency="add_remove").add(one) for one in events[:2])
-    assert known.epsilon().epsilon == Accountant(1e-5).add(events[1]).epsilon().epsilon
-    assert (known.epsilon().epsilon or 0.0) < (counted.epsilon().epsilon or 0.0)
-    assert "num_models, by which the pool is divided, is a public constant" in str(known.epsilon())
-    assert "public constant" not in str(counted.epsilon()) + str(known.epsilon("zero_out"))
-
-
-def test_settings_in_words() -> None:
-    """What was written before there was the setting is what it is called without it."""
-    plain, known = ClippedLogPool(*SETTING), ClippedLogPool(*SETTING, num_models=4)
-    assert repr(plain) == (
-        "ClippedLogPool(lower=-0.25, upper=0.5, scale=2.0, queries=None, top_k=None, "
-        "sure_above=None)"
-    )
-    assert repr(known) == repr(plain)[:-1] + ", num_models=4)"
-    private, public = drawn(4, 5)
-    for mechanism in (known, Shaped(known, temperature=0.5)):
-        with pytest.raises(ValueError, match="num_models must be at least .* there, 5, got 4"):
-            proposed(mechanism, private, public)
-    for wrong in (0, -1, 2.0, True, "4"):
-        with pytest.raises(ValueError, match="num_models must be"):
-            ClippedLogPool(*SETTING, num_models=wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        ClippedLogPool(*SETTING, 20),
+        ClippedMixing(0.6, 1.7, 20),
+        PMixED(8.0, DELTA, 20, 3.0),
+        AdaPMixED(3.0, 0.05),
+    ],
+    ids=lambda one: one.name,
+)
+def test_events_of_another_n_have_no_total(mechanism: Mechanism) -> None:
+    private, public = drawn(3, 5)
+    proposals = [mechanism.propose(private[:n], public, rng=SeededRandom(0)) for n in (3, 5)]
+    events = [costs(one)[0] for one in proposals]
+    assert [event.num_models for event in events] == [3, 5]
+    with pytest.raises(ValueError, match="num_models must be the same in every"):
+        Accountant(DELTA).add(events)
+    accountant = Accountant(DELTA)
+    accountant.charge(proposals[0])
+    with pytest.raises(ValueError, match="bound to, {'num_models': 3}, got {'num_models': 5}"):
+        accountant.charge(proposals[1])

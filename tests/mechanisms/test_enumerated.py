@@ -1,18 +1,19 @@
 """Every ensemble and every neighbour over a grid of logits on two and three tokens, none left out.
 
-Each ensemble is one position of one call; the neighbours' laws come from the mechanism itself.
+Each ensemble is one position of one call; the neighbours' distributions come from the mechanism.
 """
 
 from itertools import product
 
 import pytest
 import torch
-from exact import costs
+from exact import costs, log_probs
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
-from adapmixed.privacy import LeaveOneOutLoss, RenyiBound, sound_bound
+from adapmixed.mechanisms import AdaPMixED, PMixED
+from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
+from adapmixed.privacy.pmixed import sound_bound
 from adapmixed.rng import SeededRandom
 
 GRIDS = {
@@ -32,16 +33,6 @@ def everything(vocab: int, models: int, values: tuple[float, ...]) -> tuple[Tens
     rows = [(0.0, *rest) for rest in product(values, repeat=vocab - 1)]
     ensembles = torch.tensor(list(product(rows, repeat=models + 1)))
     return ensembles[:, 1:].transpose(0, 1).contiguous(), ensembles[:, 0].contiguous()
-
-
-def law(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
-    """log p of every token, (B, V) float64."""
-    columns = []
-    for token in range(public.shape[1]):
-        targets = torch.full((len(public),), token)
-        proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(0))
-        columns.append(proposal.release().log_prob)
-    return torch.stack(columns, 1)
 
 
 def both_ways(p: Tensor, q: Tensor, order: float) -> Tensor:
@@ -71,14 +62,12 @@ def test_no_neighbour_costs_more_than_its_charge(
 ) -> None:
     private, public = everything(*GRIDS[grid])
     mechanism = AdaPMixED(order, beta, screen=None, adjacency=adjacency)
-    (event,) = [
-        e for e in mechanism.propose(private, public, rng=SeededRandom(0)).events()
-        if isinstance(e, LeaveOneOutLoss)
-    ]  # fmt: skip
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
+    (event,) = [one for one in proposal.events(None) if isinstance(one, LeaveOneOutLoss)]
     charge = torch.from_numpy(event.loss.copy())[:, :, 0] * (1 + ops.loss_error) + 1e-12
-    here = law(mechanism, private, public)
+    here = log_probs(mechanism, private, public)
     for i, neighbour in enumerate(neighbours(private, public, adjacency)):
-        true = both_ways(here, law(mechanism, *neighbour), order)
+        true = both_ways(here, log_probs(mechanism, *neighbour), order)
         # float64 resolves a divergence to some 1e-14 of its logarithms.
         assert bool((true <= charge[i] + 1e-13).all()), (grid, i)
     assert float(charge.max()) > 1e-3
@@ -93,9 +82,9 @@ def test_no_neighbour_costs_more_than_the_fixed_bound(grid: str, rate: float) ->
     assert isinstance(event, RenyiBound)
     radius = mechanism.radius(len(private))
     assert event.epsilon == sound_bound(6.0, radius, len(private), rate)
-    here = law(mechanism, private, public)
+    here = log_probs(mechanism, private, public)
     worst = 0.0
     for neighbour in neighbours(private, public, "zero_out"):
-        true = both_ways(here, law(mechanism, *neighbour), 6.0)
+        true = both_ways(here, log_probs(mechanism, *neighbour), 6.0)
         worst = max(worst, float(true.max()))
     assert 0 < worst <= event.epsilon + 1e-13

@@ -1,21 +1,30 @@
-"""The two phases of every mechanism: events first, then an answer of the law they charge."""
+"""Propose, charge, release: no draw before its charge, and one charge pays for one draw."""
 
 from __future__ import annotations
 
+import copy
 import math
-import warnings
-from dataclasses import FrozenInstanceError
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from exact import answered_from_q
 from protocol_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, every, logits, propose, same
 from torch import Tensor
 
-from adapmixed.mechanisms import AdaPMixED, PublicOnly
-from adapmixed.mechanisms.law import Law
-from adapmixed.privacy import Accountant, Caveat
+from adapmixed.mechanisms import AdaPMixED, Answer, ClippedLogPool, Proposal, PublicOnly
+from adapmixed.privacy import Accountant, BudgetSpentError, Caveat
 from adapmixed.rng import SecureRandom, SeededRandom
+
+
+def charged(proposal: Proposal) -> Answer:
+    Accountant(1e-5).charge(proposal)
+    return proposal.release()
 
 
 @every
@@ -26,15 +35,91 @@ def test_events_are_known_before_the_token_is_drawn(name: str) -> None:
     # Screening noise or a subset for each of the 12 positions, but no token.
     screened = "adapmixed" in name and "no-screen" not in name
     assert draws == (12 if screened or name == "pmixed-published-subsampled" else 0)
-    events = proposal.events()
-    assert events and same(events, proposal.events())
+    events = proposal.events(None)
+    assert events and same(events, proposal.events(None))
+    accountant = Accountant(1e-5)
+    accountant.charge(proposal)
+    assert accountant.guarantee().queries == 12
     assert rng.draws == draws
     tokens = proposal.release().tokens
     assert rng.draws > draws
     assert tokens is not None and tokens.dtype == torch.int64 and tokens.shape == (12,)
     assert bool(((tokens >= 0) & (tokens < VOCAB)).all())
-    assert same(events, proposal.events())
-    assert Accountant(1e-5).add(events).epsilon().queries == 12
+    assert same(events, proposal.events(None))
+
+
+@every
+def test_nothing_is_released_before_the_charge(name: str) -> None:
+    """Neither tokens nor log p, nor which queries a screening has stopped."""
+    for targets in (None, torch.zeros(12, dtype=torch.int64)):
+        rng = CountingRandom(1)
+        proposal = propose(name, rng=rng, targets=targets)
+        draws = rng.draws
+        with pytest.raises(ValueError, match="must be charged before its release .* is proposed"):
+            proposal.release()
+        assert rng.draws == draws
+        assert not hasattr(proposal, "public") and not hasattr(proposal, "tokens")
+        charged(proposal)
+
+
+@every
+def test_a_second_charge_raises_and_costs_nothing(name: str) -> None:
+    proposal, accountant = propose(name), Accountant(1e-5)
+    accountant.charge(proposal)
+    before = accountant.state()
+    for other in (accountant, Accountant(1e-5)):
+        with pytest.raises(ValueError, match="must be charged once, got one that is charged"):
+            other.charge(proposal)
+    assert accountant.state() == before
+    tokens = proposal.release().tokens
+    with pytest.raises(ValueError, match="must be charged once"):
+        accountant.charge(proposal)
+    assert proposal.release().tokens is tokens
+
+
+@every
+def test_a_failed_charge_kills_the_proposal(name: str) -> None:
+    bound = Accountant(1e-5)
+    bound.charge(propose("clipped-log-pool" if name != "clipped-log-pool" else "public"))
+    before = bound.state()
+    rng = CountingRandom(1)
+    proposal = propose(name, rng=rng)
+    draws = rng.draws
+    with pytest.raises(ValueError, match="must be charged for what it is bound to"):
+        bound.charge(proposal)
+    assert bound.state() == before
+    with pytest.raises(ValueError, match="it is not charged .its charge failed"):
+        proposal.release()
+    with pytest.raises(ValueError, match="must be charged once, got one that is not charged"):
+        Accountant(1e-5).charge(proposal)
+    assert rng.draws == draws
+
+
+@pytest.mark.parametrize("name", ["pmixed", "clipped-mixing", "clipped-log-pool"])
+def test_a_spent_plan_kills_the_proposal(name: str) -> None:
+    accountant = Accountant(1e-5)
+    for _ in range(8):  # of 12 answers each; 100 were planned
+        accountant.charge(propose(name))
+    before, proposal = accountant.state(), propose(name)
+    with pytest.raises(BudgetSpentError, match="within the 100"):
+        accountant.charge(proposal)
+    assert accountant.state() == before
+    with pytest.raises(ValueError, match="its charge failed"):
+        proposal.release()
+
+
+@every
+def test_a_seeded_source_beside_a_ledger_kills_the_proposal(name: str, tmp_path: Path) -> None:
+    with Accountant(1e-5, path=tmp_path / "ledger") as accountant:
+        proposal = propose(name)
+        with pytest.raises(ValueError, match="rng must be SecureRandom"):
+            accountant.charge(proposal)
+        with pytest.raises(ValueError, match="its charge failed"):
+            proposal.release()
+        assert accountant.queries == 0
+        accountant.charge(secure := propose(name, rng=SecureRandom()))
+        assert Caveat("seeded") not in secure.events(None)
+        assert secure.release().tokens is not None
 
 
 @every
@@ -42,7 +127,7 @@ def test_seeded_answers_repeat(name: str) -> None:
     runs = []
     for seed in (5, 5, 6):
         proposal = propose(name, positions=40, seed=seed)
-        runs.append((proposal.events(), proposal.release()))
+        runs.append((proposal.events(None), charged(proposal)))
     assert same(runs[0][0], runs[1][0])
     assert torch.equal(runs[0][1].tokens, runs[1][1].tokens)
     assert torch.equal(runs[0][1].public, runs[1][1].public)
@@ -51,14 +136,24 @@ def test_seeded_answers_repeat(name: str) -> None:
 
 @every
 def test_a_charge_pays_for_one_token_a_position(name: str) -> None:
-    """A second release must not hand out fresh tokens that nobody charged."""
-    proposal = propose(name, positions=40)
-    first = proposal.release().tokens
-    try:
-        again = proposal.release().tokens
-    except (ValueError, RuntimeError):
-        return
-    assert torch.equal(first, again)
+    """A second release hands out no fresh tokens that nobody charged."""
+    rng = CountingRandom(5)
+    proposal = propose(name, positions=40, rng=rng)
+    first, draws = charged(proposal), rng.draws
+    for _ in range(3):
+        assert proposal.release() is first
+    assert rng.draws == draws
+
+
+@every
+def test_copies_and_pickles_of_a_proposal_raise(name: str) -> None:
+    """Before the charge and after it: each copy would draw another token for one charge."""
+    before, after = propose(name), propose(name)
+    charged(after)
+    for proposal in (before, after):
+        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="must not be copied or pickled"):
+                duplicate(proposal)
 
 
 @every
@@ -66,37 +161,13 @@ def test_targets_change_neither_events_nor_the_randomness_of_the_proposal(name: 
     targets = torch.arange(12) % VOCAB
     rng = CountingRandom(5)
     scored, plain = propose(name, rng=rng, targets=targets), propose(name)
-    assert same(scored.events(), plain.events())
-    assert torch.equal(scored.public, plain.public)
+    assert same(scored.events(None), plain.events(None))
+    assert torch.equal(answered_from_q(scored), answered_from_q(plain))
     draws = rng.draws
-    answer = scored.release()
+    answer = charged(scored)
     assert answer.tokens is None and rng.draws == draws
     assert answer.log_prob is not None and answer.log_prob.dtype == torch.float64
-    assert torch.equal(answer.public, plain.release().public)
-
-
-@every
-def test_all_slots_active_is_the_same_as_none_given(name: str) -> None:
-    everyone = torch.ones(MODELS, 12, dtype=torch.bool)
-    proposal = propose(name)
-    assert same(proposal.events(everyone), proposal.events())
-    assert torch.equal(proposal.release(everyone).tokens, propose(name).release().tokens)
-
-
-@every
-def test_retired_slots_are_refused(name: str) -> None:
-    """The charges are those of the whole ensemble: nothing may be answered without a slot."""
-    active = torch.ones(MODELS, 12, dtype=torch.bool)
-    active[1, 3] = False
-    proposal = propose(name)
-    for phase in (proposal.events, proposal.release):
-        with pytest.raises(ValueError, match="active must be all True"):
-            phase(active)
-        for bad in (active[:, :5], active[None], active.T, active.to(torch.uint8)):
-            with pytest.raises(
-                ValueError, match=r"active must be bool of shape \(N, B\) = \(3, 12"
-            ):
-                phase(bad)
+    assert torch.equal(answer.public, charged(plain).public)
 
 
 @every
@@ -109,9 +180,10 @@ def test_retired_slots_are_refused(name: str) -> None:
         (torch.zeros(12, 1, dtype=torch.int64), r"targets must be torch.int64 of shape \(12,\)"),
         (torch.zeros(12, dtype=torch.int32), "targets must be torch.int64 .* got torch.int32"),
         (torch.zeros(12), "targets must be torch.int64 .* got torch.float32"),
+        ([0] * 12, "targets must be a torch.Tensor, got list"),
     ],
 )
-def test_bad_targets_are_refused_before_anything_is_charged(
+def test_bad_targets_raise_before_anything_is_charged(
     name: str, targets: Tensor, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -120,25 +192,23 @@ def test_bad_targets_are_refused_before_anything_is_charged(
 
 @every
 def test_no_positions(name: str) -> None:
-    proposal = propose(name, positions=0)
-    guarantee = Accountant(1e-5).add(proposal.events()).epsilon()
-    assert guarantee.queries == 0
+    proposal, accountant = propose(name, positions=0), Accountant(1e-5)
+    accountant.charge(proposal)
+    assert accountant.guarantee().queries == 0
     answer = proposal.release()
     assert answer.tokens.shape == (0,) and answer.tokens.dtype == torch.int64
     assert answer.public.shape == (0,) and answer.public.dtype == torch.bool
-    scored = propose(name, positions=0, targets=torch.empty(0, dtype=torch.int64)).release()
+    scored = charged(propose(name, positions=0, targets=torch.empty(0, dtype=torch.int64)))
     assert scored.log_prob.shape == (0,) and scored.log_prob.dtype == torch.float64
 
 
 @every
-def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
+def test_shapes_that_do_not_fit_raise(name: str) -> None:
     private, public = logits(4)
     rng = SeededRandom(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for bad in (private[:, :3], private[0], private[..., :5]):
-            with pytest.raises(ValueError, match="private_logits|public_logits"):
-                MECHANISMS[name].propose(bad, public, rng=rng)
+    for bad in (private[:, :3], private[0], private[..., :5]):
+        with pytest.raises(ValueError, match="private_logits|public_logits"):
+            MECHANISMS[name].propose(bad, public, rng=rng)
 
 
 @every
@@ -147,59 +217,143 @@ def test_configurations_are_frozen(name: str) -> None:
     with pytest.raises(FrozenInstanceError):
         mechanism.order = 2.0  # type: ignore[attr-defined]
     assert hash(mechanism) == hash(mechanism)
-    proposal = propose(name)
     with pytest.raises(FrozenInstanceError):
-        proposal.num_models = 1  # type: ignore[misc]
+        propose(name)._prepared.events = ()  # type: ignore[misc]
 
 
 def test_public_only_never_reads_the_private_values() -> None:
     _, public = logits(5)
     nothing = torch.full((MODELS, 5, VOCAB), math.nan)
     proposal = PublicOnly().propose(nothing, public, rng=SeededRandom(0))
-    guarantee = Accountant(1e-5).add(proposal.events()).epsilon()
+    accountant = Accountant(1e-5)
+    accountant.charge(proposal)
+    guarantee = accountant.guarantee()
     assert (guarantee.kind, guarantee.epsilon, guarantee.delta) == ("public", 0.0, 0.0)
-    assert bool(proposal.public.all())
-    assert proposal.release().tokens.shape == (5,)
+    answer = proposal.release()
+    assert bool(answer.public.all()) and answer.tokens.shape == (5,)
 
 
 def test_unprotected_has_no_guarantee() -> None:
-    guarantee = Accountant(1e-5).add(propose("unprotected").events()).epsilon()
+    accountant = Accountant(1e-5)
+    accountant.charge(propose("unprotected"))
+    guarantee = accountant.guarantee()
     assert (guarantee.kind, guarantee.epsilon) == ("none", None)
 
 
-def test_logits_changed_after_proposing_are_refused() -> None:
-    """The charged law is that of the proposed values."""
-    public = torch.randn(3, 7)
-    private = public + torch.randn(2, 3, 7)
-    for changed in (private, public):
-        proposal = AdaPMixED(order=4.0, target_leakage=0.1).propose(
-            private, public, rng=SeededRandom(0)
-        )
-        changed.add_(1.0)
+@every
+@pytest.mark.parametrize("when", ["before the charge", "after it"])
+@pytest.mark.parametrize("targets", [None, torch.zeros(3, dtype=torch.int64)], ids=["", "targets"])
+def test_logits_changed_after_proposing_raise(name: str, when: str, targets: Tensor | None) -> None:
+    """The charged distribution is that of the proposed values."""
+    for index in range(1 if name == "public" else 2):
+        rows = logits(3)
+        proposal = MECHANISMS[name].propose(*rows, rng=SeededRandom(0), targets=targets)
+        accountant = Accountant(1e-5)
+        if when == "after it":
+            accountant.charge(proposal)
+        rows[1 - index].add_(1.0)
+        if when != "after it":
+            accountant.charge(proposal)
         with pytest.raises(ValueError, match="must not be changed between propose and release"):
             proposal.release()
 
 
-def test_logits_of_inference_mode_are_kept_as_they_were_proposed() -> None:
+@every
+def test_logits_of_inference_mode_are_kept_as_they_were_proposed(name: str) -> None:
     """They carry no counter of changes, so that a change could not be noticed."""
     with torch.inference_mode():
-        public = torch.randn(3, 7)
-        private = public + torch.randn(2, 3, 7)
-    proposal = AdaPMixED(order=4.0, target_leakage=0.1).propose(
-        private, public, rng=SeededRandom(0)
-    )
-    assert isinstance(proposal.law, Law)
-    before = proposal.law._probabilities()
+        rows = [2 * one for one in logits(3)]
+    expected = charged(MECHANISMS[name].propose(*rows, rng=SeededRandom(0))).tokens
+    proposal = MECHANISMS[name].propose(*rows, rng=SeededRandom(0))
+    before = proposal.distribution.probabilities()
     with torch.inference_mode():
-        for changed in (private, public):
-            changed.neg_()
-    assert torch.equal(proposal.law._probabilities(), before)
-    assert proposal.release().tokens is not None
+        for one in rows:
+            one.neg_()
+    assert torch.equal(proposal.distribution.probabilities(), before)
+    assert torch.equal(charged(proposal).tokens, expected)
 
 
 @every
 def test_a_source_that_does_not_say_counts_as_seeded(name: str) -> None:
     source = SeededRandom(5)
     silent = SimpleNamespace(reserve=source.reserve)
-    assert Caveat("seeded") in propose(name, rng=silent).events()
-    assert Caveat("seeded") not in propose(name, rng=SecureRandom()).events()
+    assert Caveat("seeded") in propose(name, rng=silent).events(None)
+    assert Caveat("seeded") not in propose(name, rng=SecureRandom()).events(None)
+
+
+def test_threads_cannot_charge_one_answer_twice() -> None:
+    for _ in range(50):
+        proposal, start = propose("clipped-log-pool"), threading.Barrier(2)
+        accountants = Accountant(1e-5), Accountant(1e-5)
+
+        def attempt(
+            accountant: Accountant, proposal: Proposal = proposal, start: threading.Barrier = start
+        ) -> Tensor | None:
+            start.wait(10)
+            try:
+                accountant.charge(proposal)
+            except ValueError:
+                return None
+            return proposal.release().tokens
+
+        with ThreadPoolExecutor(2) as pool:
+            drawn = [tokens for tokens in pool.map(attempt, accountants) if tokens is not None]
+        assert len(drawn) == 1
+        assert sorted(one.queries for one in accountants) == [0, 12]
+
+
+def test_threads_cannot_draw_twice_for_one_charge() -> None:
+    """Nor before it: a release either raises or returns the one answer."""
+    for _ in range(50):
+        rng = CountingRandom(3)
+        proposal, start = propose("clipped-log-pool", rng=rng), threading.Barrier(3)
+
+        def attempt(
+            name: str, proposal: Proposal = proposal, start: threading.Barrier = start
+        ) -> Tensor | None:
+            start.wait(10)
+            try:
+                if name == "charge":
+                    Accountant(1e-5).charge(proposal)
+                return proposal.release().tokens
+            except ValueError:
+                return None
+
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(attempt, ("release", "charge", "release")))
+        tokens = proposal.release().tokens
+        assert found[1] is tokens and all(one is None or one is tokens for one in found)
+        assert rng.draws == 1
+
+
+def test_a_screening_is_not_told_before_its_charge() -> None:
+    """It is private: what Algorithm 1 pays its Gaussian noise for."""
+    proposal = propose("adapmixed", positions=40)
+    assert not any(
+        isinstance(value, Tensor | tuple) for key, value in vars(proposal).items() if key[0] != "_"
+    )
+    assert 0 < int(charged(proposal).public.sum()) < 40
+
+
+def test_an_order_of_its_own_is_needed_for_a_budget_of_every_shard() -> None:
+    """Mechanisms that such a budget cannot carry raise at the first charge, and name why."""
+    for name in ("pmixed", "adapmixed", "unprotected", "clipped-mixing"):
+        accountant, proposal = Accountant(1e-5, epsilon=9.0), propose(name)
+        with pytest.raises(ValueError, match="epsilon must be None for"):
+            accountant.charge(proposal)
+        with pytest.raises(ValueError, match="its charge failed"):
+            proposal.release()
+    planned = MECHANISMS["clipped-log-pool"]
+    assert isinstance(planned, ClippedLogPool)
+    with pytest.raises(ValueError, match="queries must be None if every shard has a budget"):
+        Accountant(1e-5, epsilon=9.0).charge(planned.propose(*logits(1), rng=SeededRandom(0)))
+    free = replace(planned, queries=None)
+    Accountant(1e-5, epsilon=9.0).charge(free.propose(*logits(1), rng=SeededRandom(0)))
+
+
+def test_realised_losses_have_no_statement_for_replaced_records() -> None:
+    screened = MECHANISMS["adapmixed"]
+    assert isinstance(screened, AdaPMixED)
+    with pytest.raises(ValueError, match="adjacency must be 'zero_out' for AdaPMixED"):
+        Accountant(1e-5, adjacency="replace_one").charge(propose("adapmixed"))
+    Accountant(1e-5, adjacency="replace_one").charge(propose("adapmixed-fixed"))

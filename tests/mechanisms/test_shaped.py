@@ -1,4 +1,4 @@
-"""Temperature and top-k before projection: the law, the charge and what is refused."""
+"""Temperature and top-k before projection: the answer, the charge and what raises."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from adapmixed.mechanisms import (
     PMixED,
     Proposal,
     PublicOnly,
-    Shaped,
     Unprotected,
+    shaped,
 )
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SeededRandom
@@ -40,77 +40,120 @@ def rows(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor
 
 
 def stated(proposal: Proposal) -> Guarantee:
+    """Of a charge, after which the proposal can be released."""
     accountant = Accountant(1e-5)
-    accountant.add(proposal.events())
-    return accountant.epsilon()
+    accountant.charge(proposal)
+    return accountant.guarantee()
+
+
+def released(proposal: Proposal) -> torch.Tensor:
+    stated(proposal)
+    tokens = proposal.release().tokens
+    assert tokens is not None
+    return tokens
 
 
 def by_hand(
     private: torch.Tensor, public: torch.Tensor, temperature: float, top_k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row by row and token by token."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The kept columns of every row, one by one, and which tokens they are."""
     private, public = private.float() / temperature, public.float() / temperature
-    for b in range(len(public)):
-        kept = sorted(range(public.shape[1]), key=lambda v: -public[b, v].item())[:top_k]
-        for v in set(range(public.shape[1])) - set(kept):
-            public[b, v] = -math.inf
-            private[:, b, v] = -math.inf
-    return private, public
+    kept = torch.tensor(
+        [
+            sorted(range(public.shape[1]), key=lambda v, b=b: -public[b, v].item())[:top_k]
+            for b in range(len(public))
+        ]
+    )
+    rows = [[member[b, kept[b]] for b in range(len(public))] for member in (*private, public)]
+    every = torch.stack([torch.stack(row) for row in rows])
+    return every[:-1], every[-1], kept
+
+
+def masked(logits: torch.Tensor, kept: torch.Tensor, temperature: float) -> torch.Tensor:
+    """All V columns, those that are not kept -inf."""
+    mask = torch.full(logits.shape, -math.inf)
+    index = kept.expand(*logits.shape[:-1], -1)
+    return mask.scatter(-1, index, (logits.float() / temperature).gather(-1, index))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("inner", INNER, ids=lambda m: m.name)
-def test_it_is_the_mechanism_on_reshaped_rows(inner: Mechanism, dtype: torch.dtype) -> None:
+def test_it_is_the_mechanism_on_shaped_rows(inner: Mechanism, dtype: torch.dtype) -> None:
+    """Bit for bit on the kept columns alone; but for rounding on masked rows."""
     private, public = rows(dtype)
-    shaped = Shaped(inner, temperature=0.7, top_k=5)
-    assert shaped.budget == inner.budget
-    targets = public.argmin(-1) if inner.name == "public" else public.argmax(-1)
-    here = shaped.propose(private, public, targets=targets, rng=SeededRandom(3))
-    there = inner.propose(*by_hand(private, public, 0.7, 5), targets=targets, rng=SeededRandom(3))
-    assert stated(here) == stated(there)
-    answer, expected = here.release(), there.release()
-    assert answer.log_prob is not None and expected.log_prob is not None
-    assert torch.equal(answer.log_prob, expected.log_prob)
-    if inner.name == "public":  # the unlikeliest token is not among the five
-        assert bool(torch.isneginf(answer.log_prob).all())
+    shape = {"temperature": 0.7, "top_k": 5}
+    *expected_rows, kept = by_hand(private, public, 0.7, 5)
+    for place in (0, 3):
+        targets = kept[:, place].clone()
+        here = inner.propose(private, public, targets=targets, rng=SeededRandom(3), **shape)
+        there = inner.propose(*expected_rows, targets=torch.full((4,), place), rng=SeededRandom(3))
+        assert stated(here) == stated(there)
+        found, expected = here.release().log_prob, there.release().log_prob
+        assert found is not None and expected is not None and torch.equal(found, expected)
+        whole = inner.propose(
+            masked(private, kept, 0.7), masked(public, kept, 0.7), targets=targets,
+            rng=SeededRandom(3),
+        )  # fmt: skip
+        stated(whole)
+        assert torch.allclose(whole.release().log_prob, found, rtol=1e-6, atol=1e-6)
+    tokens = released(inner.propose(private, public, rng=SeededRandom(4), **shape))
+    places = released(inner.propose(*expected_rows, rng=SeededRandom(4)))
+    assert torch.equal(tokens, kept.gather(1, places[:, None])[:, 0])
+    outside = inner.propose(
+        private, public, targets=public.argmin(-1), rng=SeededRandom(3), **shape
+    )
+    stated(outside)
+    assert bool(torch.isneginf(outside.release().log_prob).all())
 
 
 def test_tokens_are_among_those_kept() -> None:
     private, public = rows()
-    private[:, :, public.argmin(-1)] += 30.0  # what the models would say
-    shaped, rng = Shaped(Unprotected(), top_k=2), SeededRandom(1)
+    private[:, :, public.argmin(-1)] += 30.0  # what the members would say
+    rng = SeededRandom(1)
     best = public.topk(2, dim=-1).indices
     for _ in range(50):
-        tokens = shaped.propose(private, public, rng=rng).release().tokens
-        assert tokens is not None and bool((best == tokens[:, None]).any(-1).all())
-    low = Shaped(PublicOnly(), temperature=1e-3)
-    tokens = low.propose(private, public, rng=rng).release().tokens
-    assert tokens is not None and torch.equal(tokens, public.argmax(-1))
+        tokens = released(Unprotected().propose(private, public, rng=rng, top_k=2))
+        assert bool((best == tokens[:, None]).any(-1).all())
+    low = PublicOnly().propose(private, public, rng=rng, temperature=1e-3)
+    assert torch.equal(released(low), public.argmax(-1))
 
 
-def test_a_slot_that_is_public_stays_public() -> None:
+def test_a_member_that_is_public_stays_public() -> None:
     private, public = rows(torch.bfloat16)
     private[1] = public
     private[2] = -math.inf
     private[2, torch.arange(4), public.argmin(-1)] = 0.0  # none of its tokens is kept
-    for shaped in (Shaped(Unprotected(), 0.3, 4), Shaped(Unprotected(), 1.0, 4)):
-        members, q = shaped.reshape(private, public)
-        assert torch.equal(members[1], q) and torch.equal(members[2], q)
-    assert Shaped(Unprotected()).reshape(private, public)[1].dtype == torch.bfloat16
+    for temperature in (0.3, 1.0):
+        found = shaped(private, public, temperature=temperature, top_k=4)
+        assert torch.equal(found.private[1], found.public)
+        assert torch.equal(found.private[2], found.public)
+    assert shaped(private, public).public.dtype == torch.bfloat16
+
+
+def test_every_call_has_a_shape_of_its_own() -> None:
+    """One accountant, bound to one mechanism: what holds for every query holds for shaped rows."""
+    mechanism, accountant = ClippedLogPool(-0.5, 0.5, queries=100), Accountant(1e-5)
+    for temperature, top_k in ((1.0, None), (0.5, 3), (2.0, 7)):
+        accountant.charge(
+            mechanism.propose(*rows(), rng=SeededRandom(0), temperature=temperature, top_k=top_k)
+        )
+    plain = Accountant(1e-5)
+    plain.charge(mechanism.propose(*rows(), rng=SeededRandom(0)))
+    assert accountant.guarantee().epsilon == plain.guarantee().epsilon
 
 
 @pytest.mark.parametrize(
-    "settings,message",
+    "shape,message",
     [
         ({"temperature": 0.0}, "temperature must be > 0"),
         ({"temperature": -1.0}, "temperature must be > 0"),
         ({"temperature": math.nan}, "temperature must be > 0"),
         ({"temperature": math.inf}, "temperature must be finite"),
         ({"top_k": 0}, "top_k must be an integer >= 1"),
-        ({"top_k": 3, "mechanism": ClippedLogPool(-0.5, 0.5, queries=1, top_k=4)}, "given once"),
-        ({"mechanism": "pmixed"}, "mechanism must be a Mechanism"),
+        ({"top_k": 2.0}, "top_k must be an integer"),
     ],
 )
-def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("inner", INNER, ids=lambda m: m.name)
+def test_shapes_out_of_range_raise(inner: Mechanism, shape: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Shaped(**({"mechanism": Unprotected()} | settings))
+        inner.propose(*rows(), rng=SeededRandom(0), **shape)

@@ -94,6 +94,7 @@ def _tracked(folder: Path) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_the_wheel_contains_the_packages_and_nothing_else(distributions: Path) -> None:
     expected = {
         f"{package}/{name}" for package, folder in PACKAGES.items() for name in _tracked(folder)
@@ -133,6 +134,7 @@ def installed(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 # -P and PYTHONPATH below: neither the repository nor an editable install comes first.
+@pytest.mark.slow
 def test_the_wheel_works_elsewhere(installed: Path, tmp_path: Path) -> None:
     output = _run(
         sys.executable, "-P", "-c", SMOKE, str(installed), cwd=tmp_path,
@@ -141,6 +143,7 @@ def test_the_wheel_works_elsewhere(installed: Path, tmp_path: Path) -> None:
     assert output.strip().endswith("ok")
 
 
+@pytest.mark.slow
 def test_the_wheel_passes_kernel_tests_elsewhere(installed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     shutil.copytree(
@@ -167,6 +170,7 @@ def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:
     assert not any(n.endswith((".so", ".pyc")) for n in names)
 
 
+@pytest.mark.slow
 def test_cuda_on_fails_in_words_without_a_compiler(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ADAPMIXED_CUDA=ON but no CUDA compiler was found"):
         _run(
@@ -175,6 +179,7 @@ def test_cuda_on_fails_in_words_without_a_compiler(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_unknown_cuda_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="must be AUTO, ON or OFF, got 'MAYBE'"):
         _run(

@@ -34,6 +34,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("slow", ["sanitizer_cases.py", "-m pytest"])
+@pytest.mark.slow
 def test_what_runs_ends_when_it_is_stopped(slow: str, tmp_path: Path) -> None:
     """A stage by itself, and several beside each other."""
     for folder in ("scripts", "adapmixed_ext", "tests/cuda", "tests/kernels"):

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("demo_ensemble")
 SETTINGS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
 
+@pytest.mark.slow
 def test_no_progress_bar_off_a_terminal(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(held_out_text()[:2]), encoding="utf-8")

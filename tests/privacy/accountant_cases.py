@@ -1,23 +1,89 @@
-"""Events for accountants."""
+"""Events and proposals for accountants."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
-from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
+from adapmixed.privacy import (
+    BoundedRangeAnswer,
+    ClippedAnswer,
+    IndividualCharge,
+    LeaveOneOutLoss,
+    RenyiBound,
+)
 
 DELTA = 1e-5
 
 
-def losses(values, orders=(18.0,), adjacency="add_remove", loss_error=0.0):
+def losses(values, orders=(18.0,), adjacency="zero_out", loss_error=0.0):
     return LeaveOneOutLoss(orders, np.asarray(values, dtype=np.float64), adjacency, loss_error)
 
 
-def random_losses(seed, num_models=5, queries=40, orders=(18.0,)):
+def random_losses(seed, num_models=5, queries=40, orders=(18.0,), adjacency="zero_out"):
     generator = np.random.default_rng(seed)
     values = generator.exponential(1e-3, (num_models, queries, len(orders)))
     values[generator.random(values.shape) < 0.3] = 0.0
-    return losses(np.sort(values, axis=2), orders)
+    return losses(np.sort(values, axis=2), orders, adjacency)
 
 
 def bound(order=3.0, epsilon=0.01, queries=1, **changes):
-    fields = {"num_models": 5, "adjacency": "zero_out", "published": False, **changes}
-    return RenyiBound(order, epsilon, queries=queries, **fields)
+    return RenyiBound(order, epsilon, queries=queries, **{"num_models": 5, **changes})
+
+
+def clipped(queries=1, budget=500, **changes):
+    fields = {"lower": 0.7, "upper": 1.6, "num_models": 20, **changes}
+    return ClippedAnswer(**fields, queries=queries, budget=budget)
+
+
+def pooled(queries=1, budget=None, **changes):
+    fields = {"scale": 2.0, "lower": -0.25, "upper": 0.5, "num_models": 20, **changes}
+    return BoundedRangeAnswer(**fields, queries=queries, budget=budget)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A mechanism, as an accountant sees it."""
+
+    name: str = "a mechanism"
+    measure: tuple[str, float | None] | None = None
+    no_budget: str = ""
+    no_total: str = ""
+    no_replacement: str = ""
+    planned_queries: int | None = None
+
+
+POOLED, BOXED = Kind(measure=("zcdp", None)), Kind(measure=("renyi", 4.0))
+
+
+class Offer:
+    """A proposal, as an accountant sees it, which keeps what became of it."""
+
+    def __init__(self, events=(), charges=None, *, mechanism=None, ensemble=None, models=5):
+        default = Kind() if charges is None else POOLED
+        self.mechanism = default if mechanism is None else mechanism
+        self.charges = None if charges is None else np.array(charges, dtype=np.float64)
+        self.num_models = models if charges is None else len(self.charges)
+        self.ensemble = ensemble
+        self.whole, self.states = list(events), []
+        self.active = None
+
+    def begin(self):
+        if self.states:
+            raise ValueError("proposal must be charged once")
+        self.states.append("begun")
+
+    def individual_charges(self):
+        return self.charges
+
+    def events(self, active):
+        if active is None:
+            return self.whole
+        paid = np.where(active, self.charges, 0.0)
+        return [IndividualCharge(*self.mechanism.measure, paid), *self.whole]
+
+    def settle(self, active):
+        self.active = active
+        self.states.append("charged")
+
+    def fail(self):
+        self.states.append("failed")

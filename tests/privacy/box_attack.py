@@ -42,15 +42,11 @@ def random_laws(generator, vocabulary, num_models, lower, upper):
 
 
 def neighbours(q, clipped, other, adjacency):
-    """(P, Q) of one answer for slot 0."""
+    """(P, Q) of one answer for member 0, which answers q or another distribution."""
     num_models = len(clipped)
     p = clipped.mean(axis=0)
     rest = clipped[1:].sum(axis=0)
-    if adjacency == "zero_out" or num_models == 1 and adjacency == "add_remove":
-        return p, (rest + q) / num_models
-    if adjacency == "replace_one":
-        return p, (rest + other) / num_models
-    return p, rest / (num_models - 1)
+    return p, (rest + (q if adjacency == "zero_out" else other)) / num_models
 
 
 def hockey_stick(p, q, ratios):

@@ -2,7 +2,7 @@
 
     python tests/privacy/kill_ledger.py --count 500
 
-A child, forked from this warm process, charges one query and then "releases" it, a line with its
+A child, forked from this warm process, charges a proposal and then "releases" it, a line with its
 number written unbuffered to a file, again and again, and tells the parent each time. The parent
 waits for a random number of releases, none among them, and then for a random part of what the next
 charge (or the opening) has taken so far, so that kills fall within it however slow the machine is.
@@ -21,27 +21,45 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ledger_cases import SETTINGS, answer, exit_status, forked, state  # noqa: E402
+from accountant_cases import Kind, Offer  # noqa: E402
+from ledger_cases import DELTA, answer, exit_status, forked, state  # noqa: E402
 
-from adapmixed.privacy import Accountant, Ledger  # noqa: E402
+from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
 
 MODELS = 3
+EPSILON = 1.0  # of every shard: spent after about thirty queries of one ledger
 MOST = 3  # releases that are waited for
 OPENING, CHARGE = 0.02, 0.005  # seconds, guessed before any was seen
 ROUNDS = 10  # kills of one ledger, before a new one is begun
 
 
-def serve(path: Path, released: Path, told: int) -> None:
-    """Charges and releases until it is killed; a byte to `told` when open and for each release."""
+def offered(number: int, budget: bool) -> Offer:
+    """The proposal of one query."""
+    if not budget:
+        return Offer(answer(number, MODELS), models=MODELS)
+    charges = np.random.default_rng(number).exponential(2e-3, (MODELS, 1))
+    return Offer(charges=charges, mechanism=Kind(measure=("zcdp", None)))
+
+
+def settings(budget: bool) -> dict[str, Any]:
+    """Arguments of the accountant."""
+    return {"delta": DELTA, "epsilon": EPSILON if budget else None}
+
+
+def serve(path: Path, released: Path, told: int, budget: bool) -> None:
+    """Charge and release until killed; a byte to `told` when open and for each release."""
     file = os.open(released, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with Ledger.open(path, **SETTINGS) as ledger:
+    with Accountant(path=path, **settings(budget)) as accountant:
         os.write(told, b"o")
         while True:
-            ledger.charge(answer(ledger.charges, MODELS))
-            os.write(file, b"%d\n" % ledger.charges)
+            accountant.charge(offered(accountant.queries, budget))
+            os.write(file, b"%d\n" % accountant.queries)
             os.write(told, b"r")
 
 
@@ -51,29 +69,32 @@ def last_released(released: Path) -> int:
     return max((int(line) for line in text.split()), default=0)
 
 
-def check(path: Path, released: Path) -> str:
-    """Verifies what a kill left, in words; AssertionError if anything was released uncharged."""
+def check(path: Path, released: Path, budget: bool) -> str:
+    """Verify what a kill left, in words; AssertionError if anything was released uncharged."""
     given = last_released(released)
     if not path.exists():
         assert given == 0, f"{given} released without a ledger"
         return "no ledger yet"
-    reading = Ledger.verify(path)
-    assert reading.charges >= given, f"charged {reading.charges}, released {given}"
-    assert reading.charges <= given + 1, f"charged {reading.charges}, released only {given}"
-    with Ledger.open(path, **SETTINGS) as ledger:
-        assert ledger.charges == ledger.totals.queries == reading.charges
-        plain = Accountant(SETTINGS["delta"])
-        for number in range(ledger.charges):
-            plain.add(answer(number, MODELS))
-        assert state(ledger.accountant) == state(plain), "other totals than were charged"
-    again = Ledger.verify(path)
-    assert (again.charges, again.hash, again.behind) == (reading.charges, reading.hash, 0)
-    if reading.charges > given:
+    reading = read_ledger(path)
+    charged = reading.account.totals.queries
+    assert reading.charges - charged in (0, 1), "the binding and one record for each query"
+    assert given <= charged <= given + 1, f"charged {charged}, released {given}"
+    with Accountant(path=path, **settings(budget)) as accountant:
+        assert accountant.charges == reading.charges
+        plain = Accountant(**settings(budget))
+        for number in range(charged):
+            plain.charge(offered(number, budget))
+        if charged:
+            assert state(accountant) == state(plain), "other totals than were charged"
+        assert state(accountant) == state(reading.account), "a checkpoint of other totals"
+    again = read_ledger(path)
+    assert (again.charges, again.digest, again.behind) == (reading.charges, reading.digest, 0)
+    if charged > given:
         # The next child goes on from here: this charge paid for an answer nobody saw.
         with open(released, "ab") as file:
-            file.write(b"%d\n" % reading.charges)
+            file.write(b"%d\n" % charged)
         return "charged, not released" + (", head one behind" if reading.behind else "")
-    return "all released"
+    return "all released" if charged == reading.charges - 1 else "nothing charged yet"
 
 
 @dataclass
@@ -84,7 +105,7 @@ class Pace:
     charge: float = CHARGE
 
     def watch(self, told: int, releases: int) -> None:
-        """Returns after so many releases of a child that has just been started."""
+        """Return after so many releases of a child that has just been started."""
         before = time.monotonic()
         for number in range(1 + releases if releases else 0):
             assert os.read(told, 1), "the child ended by itself"
@@ -97,13 +118,14 @@ class Pace:
 
 
 def trials(count: int, folder: Path, seed: int) -> tuple[Counter[str], int]:
-    """Kills `count` times; how often each outcome was found, and how many charges there were."""
+    """Kill `count` times: how often each outcome was found, and how many charges there were."""
     generator, found, charges, pace = random.Random(seed), Counter[str](), 0, Pace()
     for number in range(count):
         path = folder / f"ledger-{number // ROUNDS}.db"
-        released = path.with_suffix(".released")
+        released, budget = path.with_suffix(".released"), number // ROUNDS % 2 == 1
         told, telling = os.pipe()
-        child = forked(lambda path=path, released=released, to=telling: serve(path, released, to))
+        here = (path, released, telling, budget)
+        child = forked(lambda here=here: serve(*here))
         os.close(telling)
         releases = generator.randrange(MOST + 1)
         pace.watch(told, releases)
@@ -111,7 +133,7 @@ def trials(count: int, folder: Path, seed: int) -> tuple[Counter[str], int]:
         os.kill(child, signal.SIGKILL)
         assert exit_status(child) == -signal.SIGKILL, "the child ended by itself"
         os.close(told)
-        found[check(path, released)] += 1
+        found[check(path, released, budget)] += 1
         if number % ROUNDS == ROUNDS - 1 or number == count - 1:
             charges += last_released(released)
     return found, charges

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from adapmixed.errors import LedgerError
 from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
@@ -22,23 +24,24 @@ from adapmixed.privacy import (
     GaussianScreening,
     IndividualCharge,
     LeaveOneOutLoss,
-    Ledger,
     PublicAnswer,
-    ReleasedCount,
     RenyiBound,
     UnprotectedAnswer,
+    read_ledger,
 )
+from adapmixed.privacy.account import Account
+from adapmixed.privacy.encoding import canonical
+from adapmixed.privacy.ledger import LedgerFile
 
 DELTA = 1e-5
-SETTINGS: dict[str, Any] = dict(delta=DELTA, configuration="a mechanism")
 SUFFIXES = ("", "-head", "-wal", "-shm")
 
 
-def losses(seed: int, models: int = 5, positions: int = 1, orders: Any = (18.0,)) -> Event:
+def losses(seed: int, models: int = 5) -> Event:
     generator = np.random.default_rng(seed)
-    values = generator.exponential(1e-4, (models, positions, len(orders)))
+    values = generator.exponential(1e-4, (models, 1, 1))
     values[generator.random(values.shape) < 0.2] = 0.0
-    return LeaveOneOutLoss(orders, values, "add_remove", 1e-5)
+    return LeaveOneOutLoss((18.0,), values, "zero_out", 1e-5)
 
 
 def answer(seed: int, models: int = 5) -> list[Event]:
@@ -56,53 +59,59 @@ def every_event() -> list[Event]:
         LeaveOneOutLoss((1.0 + 2**-52, 18.0), odd, "zero_out", 1e-5),
         LeaveOneOutLoss((2.5,), np.zeros((3, 0, 1)), "add_remove", 0.0),
         LeaveOneOutLoss((3.0,), np.asfortranarray(odd[..., :1]), "add_remove", 0.0),
-        RenyiBound(3.0, 0.1 + 0.2, 5, 4, "zero_out", True, 10),
-        RenyiBound(1e308, float("inf"), 1, 0, "add_remove"),
+        RenyiBound(3.0, 0.1 + 0.2, 5, 4, True, 10),
+        RenyiBound(1e308, float("inf"), 1, 0),
         ClippedAnswer(1 / 3, 1e100, 7, 3, 2**40),
-        ClippedAnswer(0.0, 1.0, 1, 0),
+        ClippedAnswer(0.0, 1.0, 1, 0, 1),
         BoundedRangeAnswer(2.0, -0.25, 1 / 3, 5, 4, 10),
         BoundedRangeAnswer(0.0, 0.0, tiny, 1, 0),
         IndividualCharge("renyi", 1.0 + 2**-52, odd[0]),
         IndividualCharge("zcdp", None, np.zeros((3, 0))),
-        ReleasedCount(5, float("inf"), 1 / 3, -(2**60)),
         PublicAnswer(2**70),
         UnprotectedAnswer(0),
         Caveat("shards"),
     ]
 
 
-def make(path: Path, charges: int, models: int = 5) -> Ledger:
+def make(path: Path, charges: int, models: int = 5) -> Accountant:
     """A new open ledger with some charges."""
-    ledger = Ledger.open(path, **SETTINGS)
+    accountant = Accountant(DELTA, path=path)
     for number in range(charges):
-        ledger.charge(answer(number, models))
-    return ledger
+        accountant.add(answer(number, models))
+    return accountant
 
 
-def state(accountant: Accountant) -> tuple[Any, ...]:
-    """Everything that an accountant knows, in bits."""
-    fields = dict(accountant._state.__dict__)
-    total = fields.pop("total")
-    parts = {} if total is None else vars(total)
-    arrays = {name: value.tobytes() for name, value in parts.items() if hasattr(value, "tobytes")}
-    rest = {name: value for name, value in parts.items() if name not in arrays}
-    known = (accountant.delta, accountant.rule, accountant.order_weights, accountant.adjacency)
-    return (*known, type(total), arrays, rest, repr(sorted(fields.items())),
-            accountant.filter_budget, repr(accountant.epsilon()))  # fmt: skip
+def plain(charges: int, models: int = 5) -> Accountant:
+    """The same charges without a ledger."""
+    accountant = Accountant(DELTA)
+    for number in range(charges):
+        accountant.add(answer(number, models))
+    return accountant
 
 
-def copy(path: Path, to: Path) -> Path:
-    """Copies the files of a ledger as they are, the open ones of a writer included."""
+def state(one: Accountant | Account) -> str:
+    """Everything that was charged, to the bit."""
+    return canonical((one._account if isinstance(one, Accountant) else one).written())
+
+
+def file_of(accountant: Accountant) -> LedgerFile:
+    """The open ledger file of an accountant."""
+    assert accountant._file is not None
+    return accountant._file
+
+
+def copy(path: Path, to: Path, *, shm: bool = False) -> Path:
+    """Copy the files of a ledger as they are, the open ones of a writer included."""
     for suffix in SUFFIXES:
         source, target = Path(f"{path}{suffix}"), Path(f"{to}{suffix}")
         target.unlink(missing_ok=True)
-        if source.exists() and suffix != "-shm":
+        if source.exists() and (shm or suffix != "-shm"):
             shutil.copyfile(source, target)
     return to
 
 
 def forked(work: Callable[[], object]) -> int:
-    """Starts work in a forked child; its process id. The child's status is 0, or 1 on an error."""
+    """Start work in a forked child; its process id. The child's status is 0, or 1 on an error."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -121,5 +130,84 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def exit_status(child: int) -> int:
-    """Waits for a child: its status, negative for a signal."""
+    """Wait for a child: its status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def ends(work: Callable[[], Any]) -> int:
+    """Do work in a forked child and return its status."""
+    return exit_status(forked(work))
+
+
+def outcome(path: Path) -> object:
+    """What a ledger's files give: the totals in bits, or the class of the error."""
+    try:
+        reading = read_ledger(path)
+    except LedgerError as error:
+        return type(error)
+    return reading.charges, state(reading.account)
+
+
+def opened(path: Path) -> object:
+    """What opening for charging gives: the totals in bits, or the class of the error."""
+    try:
+        with Accountant(DELTA, path=path, create=False) as accountant:
+            return accountant.charges, state(accountant)
+    except LedgerError as error:
+        return type(error)
+
+
+def flips(
+    original: Path, suffix: str, scratch: Path, step: int, look: Callable[[Path], object]
+) -> tuple[int, int]:
+    """Flip one bit at every `step`-th byte of a file; how often it was refused, and survived."""
+    expected, generator = look(copy(original, scratch, shm=True)), random.Random(step)
+    victim = Path(f"{scratch}{suffix}")
+    content = Path(f"{original}{suffix}").read_bytes()
+    refused = survived = 0
+    for at in range(generator.randrange(step), len(content), step):
+        copy(original, scratch, shm=True)
+        changed = bytearray(content)
+        changed[at] ^= 1 << generator.randrange(8)
+        victim.write_bytes(changed)
+        found = look(scratch)
+        assert found == expected or isinstance(found, type), f"byte {at} of {victim}: {found}"
+        refused += isinstance(found, type)
+        survived += not isinstance(found, type)
+    return refused, survived
+
+
+def charge_more(path: Path, charges: int) -> Path:
+    """Charge more and give a copy of the files as they were before."""
+    before = copy(path, path.with_name("before.db"))
+    with Accountant(DELTA, path=path) as accountant:
+        for number in range(charges):
+            accountant.add(answer(100 + number, models=3))
+    return before
+
+
+def move(source: Path, target: Path, *suffixes: str) -> None:
+    """Put these files of one ledger in the place of another's."""
+    for suffix in suffixes:
+        Path(f"{target}{suffix}").unlink(missing_ok=True)
+        if Path(f"{source}{suffix}").exists():
+            shutil.copyfile(f"{source}{suffix}", f"{target}{suffix}")
+
+
+def remove(path: Path, *suffixes: str) -> None:
+    """Remove these files."""
+    for suffix in suffixes:
+        os.unlink(f"{path}{suffix}")
+
+
+def going_on(path: Path) -> object:
+    """What charging once more gives, and reading after it: totals in bits, or the error's class."""
+    try:
+        with Accountant(DELTA, path=path, create=False) as accountant:
+            accountant.add(answer(50, models=3))
+            found = accountant.charges, state(accountant)
+    except LedgerError as error:
+        return type(error)
+    again = outcome(path)
+    assert again == found or isinstance(again, type), again
+    return found

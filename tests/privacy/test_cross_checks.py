@@ -9,7 +9,6 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import rdp
-from exact_gaussian import gaussian_epsilon
 
 from adapmixed.privacy import (
     Accountant,
@@ -17,10 +16,10 @@ from adapmixed.privacy import (
     GaussianScreening,
     LeaveOneOutLoss,
     RenyiBound,
-    bounded_range_rho,
-    rdp_to_dp,
-    zcdp_to_dp,
 )
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
 
 DELTAS = (1e-3, 1e-5, 1e-9)
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
@@ -33,12 +32,31 @@ def test_rdp_sums(order, delta):
     for cost in (1e-6, 1e-3, 0.1, 2.0):
         for queries in (1, 10, 1000):
             theirs, _ = rdp.compute_epsilon([order], [queries * cost], delta)
-            bound = RenyiBound(order, cost, 5, queries, "zero_out")
-            ours = Accountant(delta).add(bound).epsilon().epsilon
+            bound = RenyiBound(order, cost, 5, queries)
+            ours = Accountant(delta).add(bound).guarantee().epsilon
             assert ours >= theirs * (1 - ULPS)
             # Where a cost is small against δ theirs knows that ε = 0 by another theorem.
             if delta**2 + math.expm1(-queries * cost) <= 0:
                 assert ours <= theirs * (1 + 1e-9) + 1e-12
+
+
+def gaussian_epsilon(shift, delta):
+    """The smallest ε >= 0 at which N(shift, 1) against N(0, 1) exceeds e^ε by at most delta."""
+
+    def beyond(epsilon):
+        tail = math.erfc((shift / 2 + epsilon / shift) / math.sqrt(2)) / 2
+        above = math.erfc((epsilon / shift - shift / 2) / math.sqrt(2)) / 2
+        return above - (math.exp(epsilon) * tail if tail else 0.0)
+
+    low, high = 0.0, 1.0
+    if beyond(low) <= delta:
+        return 0.0
+    while beyond(high) > delta:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) > delta else (low, middle)
+    return low
 
 
 @pytest.mark.parametrize("delta", DELTAS)
@@ -51,29 +69,44 @@ def test_zcdp(rho, delta):
     assert ours >= near * (1 - ULPS)
     # ρ-zCDP is exactly what a Gaussian has: its tight ε can only be smaller.
     assert ours >= gaussian_epsilon(math.sqrt(2 * rho), delta)
+    assert ShardBudget("zcdp", rho).epsilon(delta) == ours
 
 
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("queries", [1, 100, 9728])
-def test_log_pools_with_screening(queries, delta):
+def test_log_pools(queries, delta):
+    for scale in (0.5, 2.0):
+        accountant = rdp.RdpAccountant(ORDERS)
+        rho = (scale * 0.75 / 20) ** 2 / 8
+        # ρ-zCDP costs what a Gaussian of sensitivity 1 and σ = 1/√(2ρ) does.
+        accountant.compose(dp_accounting.GaussianDpEvent(1 / math.sqrt(2 * rho)), queries)
+        event = BoundedRangeAnswer(scale, -0.25, 0.5, 20, queries)
+        found = Accountant(delta).add(event).guarantee()
+        order = found.order
+        least = rdp.compute_epsilon([order], [order * queries * rho], delta)[0]
+        assert least * (1 - ULPS) <= found.epsilon
+        assert found.epsilon <= accountant.get_epsilon(delta) * (1 + 1e-7) + 1e-12
+        assert bounded_range_rho(scale, -0.25, 0.5, 20, "zero_out") >= rho
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("queries", [1, 100, 9728])
+def test_bounds_with_screening(queries, delta):
     for sigma in (0.1, 1.0):
-        for scale in (0.5, 2.0):
-            accountant = rdp.RdpAccountant(ORDERS)
+        for order, cost in ((3.0, 1e-4), (18.0, 0.01)):
+            accountant = rdp.RdpAccountant([order])
             sensitivity = math.sqrt(2) * 0.1 / 20
             accountant.compose(dp_accounting.GaussianDpEvent(sigma / sensitivity), queries)
-            rho = (scale * 0.75 / 20) ** 2 / 8
-            # ρ-zCDP costs what a Gaussian of sensitivity 1 and σ = 1/√(2ρ) does.
-            accountant.compose(dp_accounting.GaussianDpEvent(1 / math.sqrt(2 * rho)), queries)
+            screened = queries * order * (0.1 / 20 / sigma) ** 2
+            theirs = rdp.compute_epsilon([order], [screened + queries * cost], delta)[0]
             events = [
                 GaussianScreening(20, queries, 0.1, sigma),
-                BoundedRangeAnswer(scale, -0.25, 0.5, 20, queries),
+                RenyiBound(order, cost, 20, queries),
             ]
-            found = Accountant(delta).add(events).epsilon()
-            total = queries * (rho + (0.1 / 20 / sigma) ** 2)
-            least = rdp.compute_epsilon([found.order], [found.order * total], delta)[0]
-            assert least * (1 - ULPS) <= found.epsilon
-            assert found.epsilon <= accountant.get_epsilon(delta) * (1 + 1e-7) + 1e-12
-            assert bounded_range_rho(scale, -0.25, 0.5, 20, "zero_out") >= rho
+            found = Accountant(delta).add(events).guarantee().epsilon
+            assert theirs * (1 - ULPS) <= found <= theirs * (1 + 1e-9) + 1e-12
+            alone = Accountant(delta).add(events[0]).guarantee()
+            assert alone.epsilon <= max(0.0, accountant.get_epsilon(delta)) * (1 + 1e-7) + 1e-9
 
 
 def test_realised_losses_sum_like_rdp():
@@ -82,7 +115,7 @@ def test_realised_losses_sum_like_rdp():
         for _ in range(20):
             loss = generator.exponential(0.01, (4, 30, 1))
             event = LeaveOneOutLoss((order,), loss, "add_remove", 0.0)
-            ours = Accountant(1e-5).add(event).epsilon().epsilon
+            ours = Accountant(1e-5).add(event).guarantee().epsilon
             totals = loss.sum(axis=(1, 2))
             theirs = max(rdp.compute_epsilon([order], [total], 1e-5)[0] for total in totals)
             assert theirs * (1 - ULPS) <= ours <= theirs * (1 + 1e-9) + 1e-9

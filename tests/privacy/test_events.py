@@ -1,12 +1,16 @@
 """Events are validated in words and cannot be changed afterwards."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
+from accountant_cases import clipped, pooled
 
 from adapmixed.privacy import (
+    Caveat,
     GaussianScreening,
+    IndividualCharge,
     LeaveOneOutLoss,
     PublicAnswer,
     RenyiBound,
@@ -94,15 +98,69 @@ def test_screening_errors(arguments, message):
         ({"epsilon": float("nan")}, "epsilon must be >= 0, got nan"),
         ({"num_models": 0}, "num_models must be"),
         ({"queries": 1.5}, "queries must be"),
-        ({"adjacency": "zero-out"}, "adjacency must be one of"),
+        ({"budget": 0}, "budget must be an integer >= 1, got 0"),
         ({"published": "yes"}, "published must be True or False"),
     ],
 )
 def test_renyi_bound_errors(arguments, message):
-    good = {"order": 3, "epsilon": 0.1, "num_models": 2, "queries": 5, "adjacency": "zero_out"}
+    good = {"order": 3, "epsilon": 0.1, "num_models": 2, "queries": 5}
     assert RenyiBound(**good).published is False
     with pytest.raises(ValueError, match=message):
         RenyiBound(**{**good, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: clipped(lower=1.5), r"lower must be in \[0, 1\], got 1.5"),
+        (lambda: clipped(upper=0.5), "upper must be >= 1, got 0.5"),
+        (lambda: clipped(budget=0), "budget must be an integer >= 1, got 0"),
+        (lambda: clipped(budget=None), "budget must be an integer, got None"),
+        (lambda: clipped(queries=-1), "queries must be an integer >= 0, got -1"),
+        (lambda: clipped(num_models=0), "num_models must be an integer >= 1"),
+        (lambda: pooled(lower=0.1), "lower must be finite and <= 0, got 0.1"),
+        (lambda: pooled(lower=-math.inf), "lower must be finite and <= 0, got -inf"),
+        (lambda: pooled(upper=-0.1), "upper must be finite and >= 0, got -0.1"),
+        (lambda: pooled(scale=-1.0), "scale must be finite and >= 0, got -1.0"),
+        (lambda: pooled(lower="a"), "lower must be a number, got 'a'"),
+        (lambda: pooled(budget=1.5), "budget must be an integer, got 1.5"),
+    ],
+)
+def test_errors_of_clipped_answers(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("charges", "message"),
+    [
+        (np.zeros(3), "charge must have shape"),
+        (np.zeros((0, 1)), "charge must have shape"),
+        (np.zeros((3, 1), dtype=np.float32), "float64 numpy array, got float32"),
+        (np.full((3, 1), np.nan), "not NaN"),
+        (np.full((3, 1), -1e-9), ">= 0"),
+    ],
+)
+def test_bad_charges_are_refused(charges, message):
+    with pytest.raises(ValueError, match=message):
+        IndividualCharge("zcdp", None, charges)
+
+
+def test_a_charge_is_a_read_only_copy_in_a_unit():
+    charges = np.ones((3, 2))
+    event = IndividualCharge("renyi", 4, charges)
+    charges[0, 0] = 7.0
+    assert event.charge[0, 0] == 1.0 and not event.charge.flags.writeable
+    assert (event.num_models, event.queries, event.order) == (3, 2, 4.0)
+    for unit in (("renyi", None), ("zcdp", 2.0), ("pure", None), ("renyi", 1.0)):
+        with pytest.raises(ValueError, match="measure must be|order must be"):
+            IndividualCharge(*unit, charges)
+
+
+def test_a_caveat_is_a_known_one():
+    assert Caveat("seeded").name == "seeded"
+    with pytest.raises(ValueError, match="name must be one of .*, got 'luck'"):
+        Caveat("luck")
 
 
 @pytest.mark.parametrize("kind", [PublicAnswer, UnprotectedAnswer])

@@ -1,20 +1,20 @@
-"""Guarantees: their sentences, how ε is shown, what is refused, what drawing adds to δ."""
+"""Guarantees: their sentences, how ε is shown, what raises, caveats."""
 
 import math
 
 import pytest
 from accountant_cases import DELTA, bound, random_losses
 
-from adapmixed.privacy import Accountant, Guarantee, PublicAnswer, UnprotectedAnswer
+from adapmixed.privacy import Accountant, Caveat, Guarantee, PublicAnswer, UnprotectedAnswer
+from adapmixed.privacy.events import CAVEATS
 
 
 def test_sentences_say_what_is_promised_and_what_is_not():
-    realised = str(Accountant(DELTA).add(random_losses(4)).epsilon())
+    realised = str(Accountant(DELTA).add(random_losses(4)).guarantee())
     for words in (
         "δ = 1e-05",
         "one whole shard",
-        "add/remove",
-        "per_model",
+        "zero-out",
         "Rényi order 18",
         "40 answered queries",
         "data-dependent and ex-post",
@@ -24,15 +24,15 @@ def test_sentences_say_what_is_promised_and_what_is_not():
     ):
         assert words in realised
     assert "replace-one" not in realised  # the step to records needs a constant ε
-    fixed = str(Accountant(DELTA).add(bound()).epsilon())
+    fixed = str(Accountant(DELTA).add(bound()).guarantee())
     assert "zero-out" in fixed and "(2ε, (1 + e^ε) δ)" in fixed and "fixed in advance" in fixed
-    split = str(Accountant(DELTA).add(random_losses(4, orders=(2.0, 18.0))).epsilon())
+    split = str(Accountant(DELTA).add(random_losses(4, orders=(2.0, 18.0))).guarantee())
     assert "δ split over the Rényi orders 2, 18" in split
-    published = str(Accountant(DELTA).add(bound(published=True)).epsilon())
+    published = str(Accountant(DELTA).add(bound(published=True)).guarantee())
     assert "known to be invalid" in published and "no privacy guarantee follows" in published
-    nothing = str(Accountant(DELTA).add(UnprotectedAnswer(2)).epsilon())
+    nothing = str(Accountant(DELTA).add(UnprotectedAnswer(2)).guarantee())
     assert "no privacy guarantee" in nothing and "ε =" not in nothing
-    public = str(Accountant(DELTA).add(PublicAnswer(1)).epsilon())
+    public = str(Accountant(DELTA).add(PublicAnswer(1)).guarantee())
     assert "ε = 0, δ = 0" in public and "1 answered query" in public
 
 
@@ -40,7 +40,7 @@ def test_sentences_say_what_is_promised_and_what_is_not():
     ("epsilon", "shown"), [(0.92400001, "0.9241"), (0.875, "0.875"), (12345.1, "12350"), (0.0, "0")]
 )
 def test_displayed_epsilon_is_rounded_up(epsilon, shown):
-    guarantee = Guarantee(epsilon, DELTA, "fixed", "shard", "zero_out", "per_model", 3.0)
+    guarantee = Guarantee(epsilon, DELTA, "fixed", "zero_out", "renyi", 3.0)
     assert f"ε = {shown} at" in str(guarantee)
 
 
@@ -49,9 +49,8 @@ def test_guarantee_is_validated():
         "epsilon": 1.0,
         "delta": DELTA,
         "kind": "fixed",
-        "unit": "shard",
         "adjacency": "zero_out",
-        "rule": "per_model",
+        "method": "renyi",
         "order": 3.0,
     }
     Guarantee(**good)
@@ -62,8 +61,20 @@ def test_guarantee_is_validated():
         {"epsilon": math.nan},
         {"delta": 2.0},
         {"adjacency": "swap"},
-        {"rule": "best"},
+        {"method": "best"},
+        {"caveats": ("luck",)},
         {"kind": "none"},
     ):
         with pytest.raises(ValueError, match=" must be "):
             Guarantee(**{**good, **change})
+
+
+def test_every_caveat_has_its_sentence():
+    for name in CAVEATS:
+        accountant = Accountant(DELTA).add([bound(), Caveat(name)])
+        guarantee = accountant.guarantee()
+        assert guarantee.caveats == (name,) and guarantee.warnings[0] in str(guarantee)
+        assert str(guarantee).endswith(guarantee.warnings[0])
+    every = Accountant(DELTA).add([bound(), *map(Caveat, reversed(CAVEATS)), Caveat("base")])
+    assert every.guarantee().caveats == CAVEATS
+    assert len(set(every.guarantee().warnings)) == len(CAVEATS)

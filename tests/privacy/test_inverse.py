@@ -5,14 +5,8 @@ import json
 import pytest
 
 from adapmixed.cli import main
-from adapmixed.privacy import (
-    zcdp_to_dp,
-)
-from adapmixed.privacy.planner import (
-    epsilon_of,
-    models_for,
-    queries_for,
-)
+from adapmixed.privacy.conversions import zcdp_to_dp
+from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
 DELTA = 1e-5
 
@@ -22,6 +16,7 @@ DELTA = 1e-5
     [{"lower": 0.7788, "upper": 1.6}, {"lower": -0.25, "upper": 0.5, "scale": 2.0}],
 )
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.slow
 def test_inverse_questions(settings, adjacency):
     queries = queries_for(1.0, DELTA, 64, adjacency, **settings)
     assert queries > 50

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accountant_cases import Offer
 from kill_ledger import trials
-from ledger_cases import SETTINGS, answer, exit_status, forked, make
+from ledger_cases import DELTA, answer, ends, file_of, make, plain, state
 
-from adapmixed.privacy import Ledger
-from adapmixed.privacy.ledger import LedgerBusyError, LedgerCorruptError
+from adapmixed.errors import LedgerBusyError, LedgerCorruptError
+from adapmixed.privacy import Accountant, read_ledger
+from adapmixed.privacy.ledger import file as ledgers
 from adapmixed.privacy.ledger import head as heads
-from adapmixed.privacy.ledger import ledger as ledgers
 from adapmixed.privacy.ledger import store as stores
 from adapmixed.privacy.ledger.head import HeadFile
 from adapmixed.privacy.ledger.store import Store
@@ -45,10 +46,11 @@ class Statements:
         return die() if chosen else result
 
 
-def statement(text: str, *, first: bool = False) -> Callable[[Ledger], None]:
-    def step(ledger: Ledger) -> None:
-        connection: Any = Statements(ledger._store._connection, text, first=first)
-        ledger._store._connection = connection
+def statement(text: str, *, first: bool = False) -> Callable[[Accountant], None]:
+    def step(ledger: Accountant) -> None:
+        store = file_of(ledger)._store
+        connection: Any = Statements(store._connection, text, first=first)
+        store._connection = connection
 
     return step
 
@@ -77,10 +79,12 @@ PWRITE, RENAME = os.pwrite, os.rename
 
 # Step of a charge -> (how the process ends there, whether the charge must be found in the database,
 # whether in the head).
-CHARGE: dict[str, tuple[Callable[[Ledger], None], bool, bool]] = {
+CHARGE: dict[str, tuple[Callable[[Accountant], None], bool, bool]] = {
     "before the record": (replaced(Store, "append", die), False, False),
     "after begin": (statement("BEGIN"), False, False),
     "after insert": (statement("INSERT"), False, False),
+    "before the checkpoint": (statement("UPDATE", first=True), False, False),
+    "after the checkpoint": (statement("UPDATE"), False, False),
     "before commit": (statement("COMMIT", first=True), False, False),
     "after commit": (statement("COMMIT"), True, False),
     "before the head": (replaced(HeadFile, "write", die), True, False),
@@ -98,6 +102,7 @@ CHARGE: dict[str, tuple[Callable[[Ledger], None], bool, bool]] = {
 
 @pytest.mark.parametrize("charges", [0, 1, 2])
 @pytest.mark.parametrize("name", list(CHARGE))
+@pytest.mark.slow
 def test_a_process_that_ends_amid_a_charge(tmp_path: Path, name: str, charges: int) -> None:
     path = tmp_path / "ledger.db"
     step, counted, told = CHARGE[name]
@@ -105,19 +110,48 @@ def test_a_process_that_ends_amid_a_charge(tmp_path: Path, name: str, charges: i
     def work() -> None:
         ledger = make(path, charges)
         step(ledger)
-        ledger.charge(answer(charges))
+        ledger.add(answer(charges))
         path.with_name("released").write_text("x")
 
-    assert exit_status(forked(work)) == -signal.SIGKILL
+    assert ends(work) == -signal.SIGKILL
     assert not path.with_name("released").exists()
-    reading = Ledger.verify(path)
+    reading = read_ledger(path)
     assert (reading.charges, reading.behind) == (charges + counted, counted - told)
     assert (reading.warning is not None) == ("torn" in name or "cut" in name)
-    with Ledger.open(path, **SETTINGS) as ledger:
-        assert ledger.charges == ledger.totals.queries == charges + counted
-        ledger.charge(answer(charges + counted))
-    reading = Ledger.verify(path)
+    with Accountant(DELTA, path=path) as ledger:
+        assert ledger.charges == ledger.queries == charges + counted
+        assert state(ledger) == state(plain(charges + counted)) == state(reading.account)
+        ledger.add(answer(charges + counted))
+    reading = read_ledger(path)
     assert (reading.charges, reading.behind) == (charges + counted + 1, 0)
+
+
+@pytest.mark.parametrize("at", ["the binding", "the charge"])
+def test_a_process_that_ends_within_the_first_charge_of_a_proposal(tmp_path: Path, at: str) -> None:
+    """The binding is a record before it: found again, it binds, and nothing was spent."""
+    path = tmp_path / "ledger.db"
+    later = int(at == "the charge")
+
+    def work() -> None:
+        append, seen = Store.append, []
+
+        def counted(*arguments: Any) -> None:
+            seen.append(append(*arguments))  # type: ignore[func-returns-value]
+            if len(seen) == 1 + later:
+                die()
+
+        Store.append = counted  # type: ignore[method-assign]
+        Accountant(DELTA, path=path).charge(Offer(answer(0)))
+
+    assert ends(work) == -signal.SIGKILL
+    reading = read_ledger(path)
+    assert (reading.charges, reading.account.totals.queries) == (1 + later, later)
+    with Accountant(DELTA, path=path) as ledger:
+        with pytest.raises(ValueError, match="must be charged for what it is bound to"):
+            ledger.charge(Offer(answer(0, 6), models=6))
+        ledger.charge(Offer(answer(1)))
+        assert ledger.queries == 1 + later
+    assert (read_ledger(path).charges, read_ledger(path).behind) == (2 + later, 0)
 
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,17 +182,18 @@ def test_a_process_that_ends_amid_the_creation(tmp_path: Path, name: str) -> Non
         make(path, 1)
 
     for _ in range(2):
-        child = exit_status(forked(work))
+        child = ends(work)
         assert child == -signal.SIGKILL or (child == 0 and path.exists())
-    with Ledger.open(path, **SETTINGS) as ledger:
+    with Accountant(DELTA, path=path) as ledger:
         before = ledger.charges
-        ledger.charge(answer(before))
-    assert Ledger.verify(path).charges == before + 1
+        ledger.add(answer(before))
+    assert read_ledger(path).charges == before + 1
 
 
 LENGTHS = [0, 1, 23, 24, 25, 60, 90, 153, 154, 155, 1000, 4095, 4096, 4097, 4250, 8191]
 
 
+@pytest.mark.slow
 def test_a_head_that_was_cut_at_its_creation_is_made_anew(tmp_path: Path) -> None:
     for length in LENGTHS:
         path = tmp_path / f"{length}.db"
@@ -167,7 +202,7 @@ def test_a_head_that_was_cut_at_its_creation_is_made_anew(tmp_path: Path) -> Non
             heads.os.pwrite = cut(length)
             make(path, 0)
 
-        assert exit_status(forked(work)) == -signal.SIGKILL
+        assert ends(work) == -signal.SIGKILL
         assert Path(f"{path}-head-new").stat().st_size == length
         works_from_zero(path)
     for number, content in enumerate((bytes(8192), bytes(100), b"\xff" * 9000)):  # a lost write
@@ -177,10 +212,10 @@ def test_a_head_that_was_cut_at_its_creation_is_made_anew(tmp_path: Path) -> Non
 
 
 def works_from_zero(path: Path) -> None:
-    with Ledger.open(path, **SETTINGS) as ledger:
+    with Accountant(DELTA, path=path) as ledger:
         assert ledger.charges == 0
-        ledger.charge(answer(0))
-    assert (Ledger.verify(path).charges, Ledger.verify(path).behind) == (1, 0)
+        ledger.add(answer(0))
+    assert (read_ledger(path).charges, read_ledger(path).behind) == (1, 0)
     assert not list(path.parent.glob(f"{path.name}*-new"))
 
 
@@ -196,7 +231,7 @@ def test_a_head_that_is_cut_later_is_refused(tmp_path: Path, charges: int, datab
     for spoilt in (*(content[:length] for length in LENGTHS), bytes(8192)):
         head.write_bytes(spoilt)
         with pytest.raises(LedgerCorruptError, match="holds no whole head in its"):
-            Ledger.open(path, **SETTINGS)
+            Accountant(DELTA, path=path)
         assert head.read_bytes() == spoilt and path.exists() == database
 
 
@@ -213,7 +248,7 @@ def test_a_missing_database_is_forgiven_an_untouched_head_alone(tmp_path: Path) 
     head.write_bytes(content)
     assert heads.read_head(str(head)).count == 0
     with pytest.raises(LedgerCorruptError, match="is not as it was made"):
-        Ledger.open(path, **SETTINGS)
+        Accountant(DELTA, path=path)
     assert head.read_bytes() == content
 
 
@@ -221,12 +256,12 @@ def test_whoever_is_late_to_a_creation_is_told(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     held = HeadFile(f"{path}-head-new", empty=True)
     with pytest.raises(LedgerBusyError, match="is held by another writer"):
-        Ledger.open(path, **SETTINGS)
+        Accountant(DELTA, path=path)
     held.close()
     make(path, 1).close()
     with pytest.raises(LedgerBusyError, match="made by another writer at the same time"):
         HeadFile.create(f"{path}-head", heads.Head(0, bytes(32)))
-    assert Ledger.verify(path).charges == 1 and not Path(f"{path}-head-new").exists()
+    assert read_ledger(path).charges == 1 and not Path(f"{path}-head-new").exists()
 
 
 REPAIR: dict[str, Callable[[object], None]] = {
@@ -245,20 +280,21 @@ def test_a_process_that_ends_amid_a_repair(tmp_path: Path, name: str) -> None:
     def charge() -> None:
         ledger = make(path, 2)
         HeadFile.write = die  # type: ignore[method-assign]
-        ledger.charge(answer(2))
+        ledger.add(answer(2))
 
     def repair() -> None:
         REPAIR[name](None)
-        Ledger.open(path, **SETTINGS)
+        Accountant(DELTA, path=path)
 
-    assert exit_status(forked(charge)) == -signal.SIGKILL
-    assert (Ledger.verify(path).charges, Ledger.verify(path).behind) == (3, 1)
-    assert exit_status(forked(repair)) == -signal.SIGKILL
-    with Ledger.open(path, **SETTINGS) as ledger:
+    assert ends(charge) == -signal.SIGKILL
+    assert (read_ledger(path).charges, read_ledger(path).behind) == (3, 1)
+    assert ends(repair) == -signal.SIGKILL
+    with Accountant(DELTA, path=path) as ledger:
         assert ledger.charges == 3
-    assert Ledger.verify(path).behind == 0
+    assert read_ledger(path).behind == 0
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     found, charges = trials(200, tmp_path, seed=int.from_bytes(os.urandom(4), "little"))
     between = sum(times for how, times in found.items() if how.startswith("charged, not released"))

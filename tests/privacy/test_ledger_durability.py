@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger_cases import SETTINGS, answer, exit_status, forked, make
+from ledger_cases import DELTA, answer, ends, file_of, make
 
-from adapmixed.privacy import Ledger
-from adapmixed.privacy.ledger import LedgerWriteError
+from adapmixed.errors import LedgerWriteError
+from adapmixed.privacy import Accountant
 from adapmixed.privacy.ledger.head import HeadFile
 from adapmixed.privacy.ledger.store import Store
 
@@ -79,19 +79,19 @@ CHARGED = ["COMMIT ledger.db", "pwrite ledger.db-head", "fdatasync ledger.db-hea
 
 def test_record_and_head_are_flushed_before_the_release(path: Path, log: list[str]) -> None:
     for expected in (CREATED, []):  # made, opened again
-        with Ledger.open(path, **SETTINGS) as ledger:
+        with Accountant(DELTA, path=path) as ledger:
             assert log == expected
             for number in range(2):
                 log.clear()
-                ledger.charge(answer(number))
+                ledger.add(answer(number))
                 assert [*log, "released"] == [*CHARGED, "released"]
         log.clear()
 
 
 def test_the_settings_of_an_open_writer_wait_for_the_device(path: Path) -> None:
     for _ in range(2):
-        with Ledger.open(path, **SETTINGS) as ledger:
-            found = {key: ledger._store._value(f"PRAGMA {key}") for key in DURABLE}
+        with Accountant(DELTA, path=path) as ledger:
+            found = {key: file_of(ledger)._store._value(f"PRAGMA {key}") for key in DURABLE}
             assert found == DURABLE
 
 
@@ -109,9 +109,9 @@ def charge_without_head(path: Path) -> None:
     def work() -> None:
         ledger = make(path, 2)
         HeadFile.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
-        ledger.charge(answer(2))
+        ledger.add(answer(2))
 
-    assert exit_status(forked(work)) == -signal.SIGKILL
+    assert ends(work) == -signal.SIGKILL
 
 
 def in_the_file_alone(path: Path) -> int:
@@ -140,7 +140,7 @@ def test_the_head_never_says_more_than_is_on_the_device(
 
     monkeypatch.setattr(HeadFile, "write", watched)
     log.clear()
-    with Ledger.open(path, **SETTINGS) as ledger:
+    with Accountant(DELTA, path=path) as ledger:
         assert ledger.charges == 3 and found == [3]
     assert log[:3] == ["wal_checkpoint ledger.db", *CHARGED[1:]]
 
@@ -154,12 +154,12 @@ def test_a_record_that_cannot_be_made_durable_leaves_the_head(
     with monkeypatch.context() as patched:
         patched.setattr(HeadFile, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            ledger.charge(answer(2))
+            ledger.add(answer(2))
     ledger.close()
     head = Path(f"{path}-head").read_bytes()
     with pytest.raises(LedgerWriteError, match="could not be made durable: it is being read"):
-        Ledger.open(path, **SETTINGS)
+        Accountant(DELTA, path=path)
     assert Path(f"{path}-head").read_bytes() == head
     reader.close()
-    with Ledger.open(path, **SETTINGS) as ledger:
+    with Accountant(DELTA, path=path) as ledger:
         assert ledger.charges == 3

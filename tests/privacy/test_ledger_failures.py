@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger_cases import SETTINGS, answer, exit_status, forked, make
+from accountant_cases import Offer
+from ledger_cases import DELTA, answer, ends, file_of, make
 
-from adapmixed.privacy import Ledger, LedgerError, PublicAnswer
-from adapmixed.privacy.ledger import (
+from adapmixed.errors import (
     LedgerBusyError,
     LedgerClosedError,
     LedgerCorruptError,
     LedgerWriteError,
 )
+from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy.ledger import head as heads
+from adapmixed.privacy.ledger.records import Checkpoint, Record, charged
+from adapmixed.privacy.ledger.store import Store
 
 
 @pytest.fixture
@@ -31,24 +34,24 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def refuses_until_reopened(ledger: Ledger, path: Path, *, spent: tuple[int, ...]) -> None:
+def refuses_until_reopened(ledger: Accountant, path: Path, *, spent: tuple[int, ...]) -> None:
     """After a failed second charge: no more charges, and what is found is one of `spent`."""
-    assert (ledger.charges, ledger.accountant.queries) == (1, 1)
+    assert (ledger.charges, ledger.queries) == (1, 1)
     with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
-        ledger.charge(answer(2))
+        ledger.add(answer(2))
     ledger.close()
-    with Ledger.open(path, **SETTINGS) as again:
+    with Accountant(DELTA, path=path) as again:
         assert again.charges in spent
-        again.charge(answer(2))
-    assert Ledger.verify(path).charges in {charges + 1 for charges in spent}
+        again.add(answer(2))
+    assert read_ledger(path).charges in {charges + 1 for charges in spent}
 
 
 def test_a_full_database_is_refused_and_releases_nothing(path: Path) -> None:
     ledger = make(path, 1)
-    pages = ledger._store._value("PRAGMA page_count")
-    ledger._store._value(f"PRAGMA max_page_count = {pages}")
+    pages = file_of(ledger)._store._value("PRAGMA page_count")
+    file_of(ledger)._store._value(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerWriteError, match="could not be read or written: .* full"):
-        ledger.charge(answer(1, models=5) + [PublicAnswer(1)] * 300)
+        ledger.add(answer(1, models=5) + [PublicAnswer(1)] * 3000)
     refuses_until_reopened(ledger, path, spent=(1,))
 
 
@@ -65,7 +68,7 @@ def test_a_head_that_cannot_be_written_releases_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(heads.os, name, fail)
         with pytest.raises(LedgerWriteError, match="ledger.db-head could not be written"):
-            ledger.charge(answer(1))
+            ledger.add(answer(1))
     refuses_until_reopened(ledger, path, spent=(2,))
 
 
@@ -76,7 +79,7 @@ def test_a_short_write_of_the_head_releases_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(heads.os, "pwrite", lambda file, data, at: write(file, data[:100], at))
         with pytest.raises(LedgerWriteError, match="100 of 4096 bytes of the head"):
-            ledger.charge(answer(1))
+            ledger.add(answer(1))
     refuses_until_reopened(ledger, path, spent=(2,))
 
 
@@ -89,9 +92,9 @@ def test_an_interruption_in_the_middle_releases_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(ledger._head, "write", interrupt)
+        patched.setattr(file_of(ledger)._head, "write", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            ledger.charge(answer(1))
+            ledger.add(answer(1))
     refuses_until_reopened(ledger, path, spent=(2,))
 
 
@@ -105,13 +108,13 @@ def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
             charged = 0
             try:
                 for number in range(100):
-                    ledger.charge(answer(number))
+                    ledger.add(answer(number))
                     charged += 1
             except LedgerWriteError as error:
                 assert "could not be read or written" in str(error)
             assert 1 < charged < 100, charged
             try:
-                ledger.charge(answer(0))
+                ledger.add(answer(0))
             except LedgerClosedError:
                 pass
             else:
@@ -119,9 +122,9 @@ def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
             path.with_name("charged").write_text(str(charged))
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 
-    assert exit_status(forked(work)) == 0
+    assert ends(work) == 0
     charged = int(path.with_name("charged").read_text())
-    with Ledger.open(path, **SETTINGS) as ledger:
+    with Accountant(DELTA, path=path) as ledger:
         assert charged <= ledger.charges <= charged + 1
 
 
@@ -135,7 +138,7 @@ def as_nobody(folder: Path, work: Callable[[], None]) -> None:
             os.setuid(65534)
         work()
 
-    assert exit_status(forked(child)) == 0
+    assert ends(child) == 0
 
 
 @pytest.mark.parametrize("closed", ["", "-head", "folder"])
@@ -153,7 +156,7 @@ def test_files_that_are_read_only_are_refused(closed: str) -> None:
 
         def work() -> None:
             try:
-                Ledger.open(path, **SETTINGS)
+                Accountant(DELTA, path=path)
             except LedgerWriteError as error:
                 assert "ledger.db" in str(error), error
             else:
@@ -162,7 +165,7 @@ def test_files_that_are_read_only_are_refused(closed: str) -> None:
         as_nobody(folder, work)
         folder.chmod(0o777)
         if closed != "folder":
-            assert Ledger.verify(path).charges == 2
+            assert read_ledger(path).charges == 2
     finally:
         shutil.rmtree(folder)
 
@@ -177,7 +180,7 @@ def test_another_program_that_writes_is_refused(path: Path, monkeypatch: Any) ->
         other.execute("UPDATE record SET sequence = 2")
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(LedgerBusyError, match="is locked by another program"):
-        ledger.charge(answer(1))
+        ledger.add(answer(1))
     other.execute("ROLLBACK")
     other.close()
     refuses_until_reopened(ledger, path, spent=(1,))
@@ -186,11 +189,49 @@ def test_another_program_that_writes_is_refused(path: Path, monkeypatch: Any) ->
 def test_a_foreign_record_is_seen_at_once(path: Path) -> None:
     ledger = make(path, 1)
     other = sqlite3.connect(path, isolation_level=None)
-    other.execute("INSERT INTO record SELECT 2, format_version, configuration, events, charges, "
-                  "totals, hash FROM record")  # fmt: skip
+    other.execute("INSERT INTO record SELECT 2, text, hash FROM record")
     other.close()
-    with pytest.raises(LedgerError):
-        ledger.charge(answer(1))
+    with pytest.raises(LedgerCorruptError, match="is not an intact ledger"):
+        ledger.add(answer(1))
     ledger.close()
+    with pytest.raises(LedgerCorruptError, match="holds 2 records, its checkpoint is of 1"):
+        Accountant(DELTA, path=path)
     with pytest.raises(LedgerCorruptError, match="record 2 was altered"):
-        Ledger.open(path, **SETTINGS)
+        read_ledger(path)
+
+
+def test_a_charge_of_another_writer_is_seen_at_once(path: Path) -> None:
+    """One that has got past the lock: the checkpoint is compared within the transaction."""
+    ledger = make(path, 1)
+    other = Store(str(path), read_only=False)
+    chain = other.chain()
+    record = Record.make(2, chain.hashes[0], {"events": answer(1)})
+    after = Checkpoint.make(chain.after(record, charged(chain.account, record)))
+    other.append(record, other.checkpoint(), after)
+    other.close()
+    with pytest.raises(LedgerClosedError, match="was charged by another writer"):
+        ledger.add(answer(2))
+    refuses_until_reopened(ledger, path, spent=(2,))
+
+
+@pytest.mark.parametrize("durable", ["database", "head"])
+def test_a_proposal_whose_charge_failed_can_never_be_released(
+    path: Path, durable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    owner: Any = Store if durable == "database" else heads.HeadFile
+    with Accountant(DELTA, path=path) as ledger:
+        ledger.charge(Offer(answer(0)))
+        failed, late = Offer(answer(1)), Offer(answer(2))
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, "append" if durable == "database" else "write", full)
+            with pytest.raises(LedgerWriteError, match="could not be written"):
+                ledger.charge(failed)
+        with pytest.raises(LedgerClosedError, match="a charge failed"):
+            ledger.charge(late)
+        assert failed.states == late.states == ["begun", "failed"]
+        assert (ledger.queries, ledger.guarantee().queries) == (1, 1)
+    with Accountant(DELTA, path=path) as again:
+        assert again.queries == (1 if durable == "database" else 2)

@@ -10,17 +10,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from ledger_cases import SETTINGS, answer, copy, exit_status, forked, make
+from accountant_cases import Offer
+from ledger_cases import DELTA, answer, copy, exit_status, file_of, forked, make, plain, state
 
-from adapmixed.privacy import Ledger
-from adapmixed.privacy.ledger import (
-    LedgerBusyError,
-    LedgerClosedError,
-)
+from adapmixed.errors import LedgerBusyError, LedgerClosedError
+from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import head as heads
 
-HOLD = "import sys\nfrom adapmixed.privacy import Ledger\n"
-HOLD += "ledger = Ledger.open(sys.argv[1], delta=1e-5, configuration='a mechanism')\n"
+HOLD = "import sys\nfrom adapmixed.privacy import Accountant\n"
+HOLD += "ledger = Accountant(1e-5, path=sys.argv[1])\n"
 HOLD += "print('open', flush=True)\nsys.stdin.read()\n"
 
 
@@ -39,23 +37,23 @@ def test_strange_names_and_links_lead_to_the_same_ledger(tmp_path: Path) -> None
     make(path, 2).close()
     link = tmp_path / "link.db"
     link.symlink_to(path)
-    with Ledger.open(link, **SETTINGS) as ledger:
+    with Accountant(DELTA, path=link) as ledger:
         assert ledger.charges == 2
         with pytest.raises(LedgerBusyError):
-            Ledger.open(path, **SETTINGS)
+            Accountant(DELTA, path=path)
 
 
 def test_a_second_writer_in_this_process_is_refused(path: Path) -> None:
     with make(path, 1) as ledger:
         with pytest.raises(LedgerBusyError, match="is held by another writer"):
-            Ledger.open(path, **SETTINGS)
-        ledger.charge(answer(1))  # and the first one goes on
-    with Ledger.open(path, **SETTINGS) as ledger:
+            Accountant(DELTA, path=path)
+        ledger.add(answer(1))  # and the first one goes on
+    with Accountant(DELTA, path=path) as ledger:
         assert ledger.charges == 2
-    ledger = Ledger.open(path, **SETTINGS)
+    ledger = Accountant(DELTA, path=path)
     del ledger  # forgotten without close
     gc.collect()
-    Ledger.open(path, **SETTINGS).close()
+    Accountant(DELTA, path=path).close()
 
 
 def test_a_second_writer_in_another_process_is_refused_until_the_first_is_killed(
@@ -70,12 +68,12 @@ def test_a_second_writer_in_another_process_is_refused_until_the_first_is_killed
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == "open\n"
         with pytest.raises(LedgerBusyError, match="is held by another writer"):
-            Ledger.open(path, **SETTINGS)
-        assert Ledger.verify(path).charges == 0
+            Accountant(DELTA, path=path)
+        assert read_ledger(path).charges == 0
         holder.kill()
         holder.wait()
-        with Ledger.open(path, **SETTINGS) as ledger:
-            ledger.charge(answer(0))
+        with Accountant(DELTA, path=path) as ledger:
+            ledger.add(answer(0))
 
 
 def test_a_forked_child_cannot_charge_and_does_not_keep_the_lock(path: Path) -> None:
@@ -84,25 +82,27 @@ def test_a_forked_child_cannot_charge_and_does_not_keep_the_lock(path: Path) -> 
 
     def work() -> None:
         os.close(done)
+        with pytest.raises(ValueError, match="in the process that made it"):
+            ledger.add(answer(1))
         with pytest.raises(LedgerClosedError, match="it belongs to the process that was forked"):
-            ledger.charge(answer(1))
+            file_of(ledger).append({"events": answer(1)}, ledger._account, ledger._account)
         ledger.close()
         with pytest.raises(LedgerBusyError):
-            Ledger.open(path, **SETTINGS)
+            Accountant(DELTA, path=path)
         with pytest.raises(LedgerClosedError, match="was open when this process was forked"):
-            Ledger.verify(path)
+            read_ledger(path)
         os.write(tell, b"x")
         os.read(wait, 1)
         with pytest.raises(LedgerClosedError, match="start a new process to open it"):
-            Ledger.open(path, **SETTINGS)
+            Accountant(DELTA, path=path)
 
     child = forked(work)
     os.close(tell)
     assert os.read(checked, 1) == b"x"
-    ledger.charge(answer(1))
+    ledger.add(answer(1))
     ledger.close()
-    with Ledger.open(path, **SETTINGS) as again:  # the child is still there
-        assert again.charges == 2
+    with Accountant(DELTA, path=path) as again:  # the child is still there
+        assert state(again) == state(plain(2))
     os.write(done, b"x")
     os.close(done)
     assert exit_status(child) == 0
@@ -111,18 +111,26 @@ def test_a_forked_child_cannot_charge_and_does_not_keep_the_lock(path: Path) -> 
 
 
 def test_threads_share_a_ledger(path: Path) -> None:
-    with make(path, 0) as ledger:
+    """Every charge is one record, and no shard pays more than its budget."""
+    with Accountant(DELTA, epsilon=2.0, path=path) as ledger:
+        ledger.charge(Offer(charges=[[0.0]]))
+        part, offers = ledger.limit / 20.5, []
 
-        def work(first: int) -> None:
-            for number in range(first, first + 10):
-                ledger.charge(answer(number))
+        def work() -> None:
+            for _ in range(10):
+                offers.append(Offer(charges=[[part]]))
+                ledger.charge(offers[-1])
 
-        threads = [threading.Thread(target=work, args=(10 * k,)) for k in range(3)]
+        threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert ledger.charges == Ledger.verify(path).charges == 30
+        reading = read_ledger(path)
+        assert ledger.charges == reading.charges == 32
+        assert sum(bool(one.active.all()) for one in offers) == 20
+        assert (ledger.spent <= ledger.limit).all()
+        assert state(reading.account) == state(ledger)
 
 
 def test_a_reader_waits_for_a_slot_that_is_being_written(
@@ -138,7 +146,7 @@ def test_a_reader_waits_for_a_slot_that_is_being_written(
             patched.setattr(
                 heads.time, "sleep", lambda s, w=waits: (w.append(s), head.write_bytes(whole))
             )
-            assert Ledger.verify(path).warning is None
+            assert read_ledger(path).warning is None
         assert len(waits) == 1
 
 
@@ -151,7 +159,7 @@ def test_reading_while_a_writer_is_at_work(path: Path) -> None:
         def look() -> None:
             while not done.is_set():
                 try:
-                    seen.append(Ledger.verify(path).charges)
+                    seen.append(read_ledger(path).charges)
                 except BaseException as error:
                     errors.append(error)
                     return
@@ -159,18 +167,18 @@ def test_reading_while_a_writer_is_at_work(path: Path) -> None:
         reader = threading.Thread(target=look)
         reader.start()
         for number in range(60):
-            ledger.charge(answer(number))
+            ledger.add(answer(number))
         done.set()
         reader.join()
         assert not errors and seen == sorted(seen) and seen[-1] <= 60
-        assert Ledger.verify(path).charges == 60
+        assert read_ledger(path).charges == 60
 
 
 def test_a_writer_that_was_killed_can_be_read_without_being_repaired(path: Path) -> None:
     with make(path, 4):
         copied = copy(path, path.with_name("copy.db"))
     before = {suffix: Path(f"{copied}{suffix}").read_bytes() for suffix in ("", "-head", "-wal")}
-    assert Ledger.verify(copied).charges == 4
+    assert read_ledger(copied).charges == 4
     for suffix, content in before.items():
         assert Path(f"{copied}{suffix}").read_bytes() == content
 
@@ -186,4 +194,4 @@ def test_a_file_that_is_taken_away_while_open_is_seen(path: Path, suffix: str, h
         else:
             victim.unlink()
         with pytest.raises(LedgerClosedError, match="while it was open"):
-            ledger.charge(answer(1))
+            ledger.add(answer(1))

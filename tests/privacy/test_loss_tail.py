@@ -6,7 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from adapmixed.privacy import DominatingPair, clipped_mixing_pair, composed_epsilon
+from adapmixed.privacy.clipped_mixing import DominatingPair, clipped_mixing_pair
+from adapmixed.privacy.composition import composed_epsilon
 from adapmixed.privacy.loss_tail import short_interval, smallest_epsilon
 
 DELTA = 1e-5
@@ -79,6 +80,7 @@ def composed_delta(pair: DominatingPair, queries: int, epsilon: float) -> mpmath
     ("upper", "num_models", "queries", "adjacency"),
     [(8.0, 2, 8, "zero_out"), (8.0, 2, 7, "zero_out"), (6.0, 3, 6, "replace_one")],
 )
+@pytest.mark.slow
 def test_a_wide_box_at_the_default_points(upper, num_models, queries, adjacency):
     """2^20 steps: where losses come from repeated subtraction, δ is exceeded by up to 1.4e-7."""
     pair = clipped_mixing_pair(math.exp(-0.01), math.exp(upper), num_models, adjacency)

@@ -6,20 +6,20 @@ Two-token ensembles are evaluated with 80 digits; random small ones in float64.
 import itertools
 import math
 
+import dp_accounting
 import mpmath
 import numpy as np
 import pytest
+from dp_accounting import rdp
+from just_above import assert_just_above, exactly
 
-from adapmixed.privacy import (
-    amplification_rate,
-    c_alpha,
+from adapmixed.experiments.published_bound import (
     published_bound,
     published_target_leakage,
-    radius_for_epsilon,
-    rdp_to_dp,
-    sound_bound,
     subsampled_rdp,
 )
+from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
+from adapmixed.privacy.pmixed import amplification_rate, radius_for_epsilon, sound_bound
 
 
 def divergence(p, q, order):
@@ -167,6 +167,7 @@ def subset_law(public, members, rate, divide_by):
 
 
 @pytest.mark.parametrize("divide_by", [None, "slots", "subset"])
+@pytest.mark.slow
 def test_sound_bound_holds_on_random_small_ensembles(divide_by):
     generator = np.random.default_rng(7)
     largest = 0.0
@@ -262,7 +263,59 @@ def test_sound_radius_is_what_beta_was_worth():
     assert rdp_to_dp(order, 1024 * sound_bound(order, radius, 100), 1e-5) <= 8 * (1 + 1e-12)
 
 
-def test_errors_in_words():
+# Poisson subsampling (equation 12 of the paper).
+
+
+@pytest.mark.parametrize("order", [2, 3, 18, 64])
+@pytest.mark.parametrize("rate", [1e-4, 0.02, 0.5, 0.97])
+@pytest.mark.parametrize("sigma", [0.5, 2.0, 20.0])
+def test_subsampled_gaussian_agrees_with_dp_accounting(order, rate, sigma):
+    delta = 1e-30
+    accountant = rdp.RdpAccountant([order])
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+    accountant.compose(event)
+    expected = accountant.get_epsilon(delta)
+    ours = subsampled_rdp(order, rate, lambda k: k / (2 * sigma**2))
+    assert rdp_to_dp(order, ours, delta) == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.parametrize("order", [2, 5, 18, 200])
+@pytest.mark.parametrize("rate", [1e-9, 0.03, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 0.7, 40.0, 1e5])
+def test_subsampled_cost_is_just_above_the_exact_value(order, rate, scale):
+    def formula():
+        s, a = mpmath.mpf(rate), order
+        total = (1 - s) ** (a - 1) * (1 + (a - 1) * s)
+        for k in range(2, a + 1):
+            growth = mpmath.exp((k - 1) * mpmath.mpf(scale * k))
+            total += mpmath.binomial(a, k) * (1 - s) ** (a - k) * s**k * growth
+        return mpmath.log(total) / (a - 1)
+
+    assert_just_above(subsampled_rdp(order, rate, lambda k: scale * k), exactly(formula))
+
+
+def test_subsampling_at_the_ends_of_the_rate():
+    assert subsampled_rdp(18, 0.0, lambda k: 1.0) == 0.0
+    assert subsampled_rdp(18, 1.0, lambda k: float(k)) == 18.0
+    assert subsampled_rdp(18, 0.5, lambda k: 0.0) == 0.0
+    assert subsampled_rdp(3, 0.5, lambda k: math.inf) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2.5, 0.1, lambda k: 0.1), "order must be an integer, got 2.5"),
+        ((1, 0.1, lambda k: 0.1), "order must be an integer >= 2"),
+        ((3, 0.1, lambda k: -0.1), r"epsilon\(2\) must be >= 0"),
+        ((3, 1.1, lambda k: 0.1), r"rate must be in \[0, 1\], got 1.1"),
+    ],
+)
+def test_subsampling_raises(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        subsampled_rdp(*arguments)
+
+
+def test_bad_arguments_raise():
     with pytest.raises(ValueError, match="order must be an integer when rate < 1, got 2.5"):
         published_target_leakage(2.5, 0.1, 80, 0.1)
     with pytest.raises(ValueError, match=r"rate must be in \(0, 1\], got 0.0"):

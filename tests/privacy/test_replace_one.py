@@ -6,8 +6,8 @@ import math
 import mpmath
 import pytest
 
-from adapmixed.privacy import FilterBudget, c_alpha
-from adapmixed.privacy.replace_one import emptied_share, replace_one_epsilon
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.conversions import c_alpha, emptied_share, replace_one_epsilon
 
 ORDERS = [1.001, 1.3, 1.7, 1.95, 2.0, 2.5, 4.0, 18.0, 1000.0]
 SPENT = [0.0, 5e-324, 1e-9, 0.02, 0.3, 2.0, 50.0, 1e4]
@@ -79,8 +79,7 @@ def test_a_share_leaves_the_other_step_its_part(epsilon: float, delta: float) ->
 
 def test_an_order_below_two_is_stated_where_it_can_be() -> None:
     """The product (1 + e^ε₁) δ₁ has no largest δ₁ from below there: it falls, then rises."""
-    budget = FilterBudget("renyi", 0.01, 0.3, 1.99)
-    stated = budget.epsilon("replace_one")
+    stated = ShardBudget("renyi", 0.01, 1.99).epsilon(0.3, "replace_one")
     assert 0 < stated < 10
     once = 0.01 + c_alpha(1.99, emptied_share(stated / 2, 0.3))
     assert stated / 2 == pytest.approx(once, rel=1e-6)

@@ -8,18 +8,19 @@ import mpmath
 import numpy as np
 import pytest
 
+from adapmixed.checks import QUESTIONS
 from adapmixed.privacy import (
-    QUESTIONS,
     Accountant,
     BoundedRangeAnswer,
     GaussianScreening,
-    accounted_box,
-    bounded_range_rho,
-    clipped_mixing_pair,
-    composed_epsilon,
-    screening_rho,
+    IndividualCharge,
+    LeaveOneOutLoss,
+    RenyiBound,
 )
-from adapmixed.privacy.fixed_totals import PoolTotal, ScreeningTotal
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair
+from adapmixed.privacy.composition import composed_epsilon
+from adapmixed.privacy.conversions import screening_rho
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up
 
 TINY, LARGE = math.ulp(0.0), sys.float_info.max
@@ -40,8 +41,6 @@ def exact_pair(lower, upper, num_models, adjacency):
     corners = [(high, low, less), (low, high, less), (corner, corner, 1 - 2 * less)]
     if adjacency == "zero_out":
         corners = [(high, Fraction(1), raised), (low, Fraction(1), lowered)]
-    if adjacency == "add_remove":
-        return [(((models - 1) * v + u) / models * m, v * m) for u, v, m in corners]
     base, common = (models - 1) * low, (models - 1) * (1 - low) / models
     atoms = [((base + u) / models * m, (base + w) / models * m) for u, w, m in corners]
     return [*atoms, (common, common)]
@@ -83,28 +82,44 @@ def test_a_multiple_is_never_below_the_exact_one():
 
 
 @pytest.mark.parametrize("screened", [True, False])
+@pytest.mark.slow
 def test_totals_of_many_single_charges_are_above_their_exact_sum(screened):
     """Rounding to nearest would leave a part of these sums below."""
     for scale in (0.1, 0.3, 0.7, 1.1):
         if screened:
-            total, one = ScreeningTotal(), GaussianScreening(7, 1, scale / 2, 0.3)
-            single = screening_rho(scale / 2, 0.3, 7)
+            total, one = Accountant(1e-5), GaussianScreening(7, 1, scale / 2, 0.3)
+            total.add(LeaveOneOutLoss((3.0,), np.zeros((7, 0, 1)), "zero_out", 0.0))
+            single, name = screening_rho(scale / 2, 0.3, 7), "screening"
         else:
-            total, one = PoolTotal(), BoundedRangeAnswer(scale, -0.25, 1 / 3, 7, 1)
-            single = bounded_range_rho(scale, -0.25, 1 / 3, 7, "zero_out")
+            total, one = Accountant(1e-5), BoundedRangeAnswer(scale, -0.25, 1 / 3, 7, 1)
+            single, name = bounded_range_rho(scale, -0.25, 1 / 3, 7, "zero_out"), "mixing"
         for count in range(1, 400):
-            total = total.add(one)
-            assert Fraction(total.rho) >= count * Fraction(single)
-        assert total.rho <= count * single * (1 + count * 2.0**-51)
+            order = Fraction(total.add(one).guarantee().order)
+            assert Fraction(total.breakdown()[name]) >= order * count * Fraction(single)
+        assert total.breakdown()[name] <= float(order) * count * single * (1 + 2.0**-50)
+
+
+def test_sums_of_individual_charges_are_above_their_exact_sum():
+    for seed in range(10):
+        charges = np.random.default_rng(seed).exponential(1e-3, (3, 400))
+        total = Accountant(1e-5, epsilon=8.0)
+        for position in range(400):
+            total.add(IndividualCharge("zcdp", None, charges[:, position : position + 1].copy()))
+        at_once = Accountant(1e-5, epsilon=8.0).add(IndividualCharge("zcdp", None, charges))
+        assert at_once.spent.tobytes() == total.spent.tobytes()
+        for row, spent in zip(charges.tolist(), total.spent.tolist(), strict=True):
+            exact = sum(map(Fraction, row))
+            assert exact < Fraction(spent) <= exact * (1 + Fraction(2.0**-43))
 
 
 def test_every_part_of_a_total_is_rounded_up():
-    events = [GaussianScreening(7, 3, 0.1, 0.3), BoundedRangeAnswer(0.7, -0.25, 1 / 3, 7, 3)]
-    found = Accountant(1e-5).add(events)
+    pool = Accountant(1e-5).add(BoundedRangeAnswer(0.7, -0.25, 1 / 3, 7, 3))
     rho = 3 * Fraction(bounded_range_rho(0.7, -0.25, 1 / 3, 7, "zero_out"))
-    parts, order = found.breakdown(), Fraction(found.epsilon().order)
-    assert Fraction(parts["mixing"]) >= order * rho
-    assert Fraction(parts["screening"]) >= order * 3 * Fraction(screening_rho(0.1, 0.3, 7))
+    assert Fraction(pool.breakdown()["mixing"]) >= Fraction(pool.guarantee().order) * rho
+    bound = [GaussianScreening(7, 3, 0.1, 0.3), RenyiBound(3.3, 0.1, 7, 3)]
+    parts = Accountant(1e-5).add(bound).breakdown()
+    assert Fraction(parts["mixing"]) >= 3 * Fraction(0.1)
+    assert Fraction(parts["screening"]) >= Fraction(3.3) * 3 * Fraction(screening_rho(0.1, 0.3, 7))
 
 
 @pytest.mark.parametrize("adjacency", QUESTIONS)

@@ -1,20 +1,22 @@
 """δ split over several orders, and the ex-post statement, by enumeration."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from accountant_cases import DELTA, losses, random_losses
 
 from adapmixed.audit.trees import accounted, excess, two_stage_paths
-from adapmixed.privacy import Accountant, c_alpha
+from adapmixed.privacy import Accountant
+from adapmixed.privacy.conversions import c_alpha
 
 
 def test_several_orders_split_delta():
     orders = (2.0, 6.0, 18.0, 60.0)
     for seed in range(20):
         event = random_losses(seed, orders=orders, queries=200)
-        guarantee = Accountant(DELTA).add(event).epsilon()
+        guarantee = Accountant(DELTA).add(event).guarantee()
         # Picking the best order of each model afterwards, for free, is not what is reported.
         totals = event.loss.sum(axis=1)
         naive = (totals + [c_alpha(order, DELTA) for order in orders]).min(axis=1).max()
@@ -24,20 +26,14 @@ def test_several_orders_split_delta():
         assert guarantee.order in orders and guarantee.orders == orders
 
 
-def test_order_weights():
-    orders = (2.0, 18.0)
-    event = losses(np.zeros((3, 0, 2)), orders)
-    heavy = Accountant(DELTA, order_weights=[0.1, 0.9]).add(event).epsilon()
-    assert heavy.epsilon == pytest.approx(c_alpha(18, 0.9 * DELTA), rel=1e-12)
-    assert heavy.epsilon >= c_alpha(18, 0.9 * DELTA)
-    single = Accountant(DELTA, order_weights=[1.0]).add(losses(np.zeros((3, 0, 1)))).epsilon()
-    assert single.epsilon == c_alpha(18, DELTA)
-    with pytest.raises(ValueError, match="one weight per order, got 2 weights"):
-        Accountant(DELTA, order_weights=[0.5, 0.5]).add(losses(np.zeros((3, 1, 1))))
-    for weights in ([0.6, 0.5], [0.0, 1.0], []):
-        with pytest.raises(ValueError, match="order_weights must be > 0 and sum to at most 1"):
-            Accountant(DELTA, order_weights=weights)
-    Accountant(DELTA, order_weights=[0.1] * 10)  # sums to 1 although naive addition does not
+def test_shares_of_delta_add_up_to_no_more():
+    for count in (1, 2, 3, 7, 10, 32):
+        orders = tuple(2.0 + k for k in range(count))
+        event = losses(np.zeros((3, 0, count)), orders)
+        found = Accountant(DELTA).add(event).guarantee()
+        share = DELTA if count == 1 else math.nextafter(DELTA / count, 0.0)
+        assert count * Fraction(share) <= Fraction(DELTA)
+        assert found.epsilon == c_alpha(orders[-1], share) and found.order == orders[-1]
 
 
 def test_picking_the_best_order_afterwards_breaks_delta_and_splitting_does_not():
@@ -79,7 +75,7 @@ def test_ex_post_statement_on_random_adaptive_trees():
 
         def charge(history):
             event = losses([[[stage] for stage in history]], (order,))
-            return Accountant(delta).add(event).epsilon().epsilon
+            return Accountant(delta).add(event).guarantee().epsilon
 
         worst = excess(paths, charge)
         assert worst <= delta

@@ -14,15 +14,15 @@ AUDITS = {
     "tokens": "the two worlds told apart by drawn tokens",
     "bounds": "ensembles searched for that lose more than their bound",
     "screening": "the two worlds told apart by the screening bit",
-    "sampler": "the law of drawn tokens, forks and replays",
-    "filter": "adaptive trees under the per-model filter",
+    "sampler": "the distribution of drawn tokens, forks and replays",
+    "budgets": "adaptive trees under a budget of every shard",
     "odometer": "AdaPMixED's running ε(D) on adaptive trees, orders chosen afterwards",
     "canaries": "planted secrets: one-run audit and exposure",
 }
 
 
 def run(names: Sequence[str] = (), effort: Effort | None = None) -> Iterator[Finding]:
-    """The findings of these audits, one by one; without names of all.
+    """Yield the findings of these audits, one by one; without names of all.
 
     Raises:
         ValueError: no audit has that name.

@@ -9,29 +9,31 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.audit.search import Array, Shape, both_ways, hockey_stick, law
+from adapmixed.audit.search import Array, Shape, both_ways, distribution, hockey_stick
 from adapmixed.audit.target import RESOLVED, Target, largest
+from adapmixed.experiments.published_bound import published_bound
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
-from adapmixed.privacy import amplification_rate, published_bound, sound_bound
-from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR, RenyiBound
-from adapmixed.privacy.replace_one import replace_one_epsilon
+from adapmixed.privacy import RenyiBound
+from adapmixed.privacy.conversions import replace_one_epsilon
+from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
+from adapmixed.privacy.pmixed import amplification_rate, sound_bound
 from adapmixed.rng import SeededRandom
 
 DELTAS = (0.5, 0.1, 0.01)
 
 
 def ball_targets() -> list[Target]:
-    """Everything that is attacked here, controls at the end."""
+    """Return everything that is attacked here, controls at the end."""
     found = [
         _ball_target(PMixED(8.0, 1e-5, 10, order, rate), models)
         for order, rate, models in ((3.0, 1.0, 3), (6.0, 1.0, 1), (18.0, 0.3, 4))
     ]
     realised = [
+        AdaPMixED(18.0, 0.1, screen=None, adjacency="add_remove"),
         AdaPMixED(18.0, 0.1, screen=None),
-        AdaPMixED(18.0, 0.1, screen=None, adjacency="zero_out"),
-        AdaPMixED(3.0, 0.2, screen=None, loss_orders=(8.0,)),
+        AdaPMixED(3.0, 0.2, screen=None, loss_orders=(8.0,), adjacency="add_remove"),
     ]
-    found += [_realised_target(one, str(one.adjacency)) for one in realised]
+    found += [_realised_target(one, one.adjacency) for one in realised]
     found += [_fixed_target(order, models, "zero_out") for order, models in ((3.0, 3), (8.0, 1))]
     found += [_subset_target(2.0, 3, 0.5, "subset"), _subset_target(2.0, 2, 0.8, "slots")]
     found += [_replaced_target(order, models) for order, models in ((6.0, 1), (3.0, 2))]
@@ -57,7 +59,7 @@ def _ball_target(mechanism: PMixED, models: int) -> Target:
 
 
 def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
-    """The loss that the accountant adds; a control where the neighbours are others."""
+    """Return the loss that the accountant adds; a control if the neighbours are others."""
     (order,) = mechanism.loss_orders or (mechanism.order,)
 
     def ratio(p: Array, q: Array, charge: Array | None) -> Array:
@@ -77,10 +79,13 @@ def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
 
 
 def _fixed_target(order: float, models: int, adjacency: str) -> Target:
-    """AdaPMixED's bound that is fixed beforehand, which holds for zero-out alone."""
+    """Return AdaPMixED's bound that is fixed beforehand, which holds for zero-out alone.
+
+    With "add_remove" a control: it is divided by the members that are there.
+    """
     mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
     proposed = mechanism.propose(torch.zeros(models, 1, 2), torch.zeros(1, 2), rng=SeededRandom(0))
-    (bound,) = (one.epsilon for one in proposed.events() if isinstance(one, RenyiBound))
+    (bound,) = (one.epsilon for one in proposed.events(None) if isinstance(one, RenyiBound))
 
     def ratio(p: Array, q: Array, _: Array | None) -> Array:
         return both_ways(p, q, order) / bound
@@ -91,7 +96,10 @@ def _fixed_target(order: float, models: int, adjacency: str) -> Target:
 
 
 def _subset_target(order: float, models: int, rate: float, divisor: str) -> Target:
-    """The law of a token where each member is drawn with probability `rate`, over all subsets."""
+    """Return the bound of a token's distribution if each member is drawn with probability `rate`.
+
+    All subsets are enumerated.
+    """
     control = divisor not in ("subset", "slots")
     by = "subset" if control else divisor
     amplified = rate if control else amplification_rate(rate, models, by)
@@ -100,10 +108,12 @@ def _subset_target(order: float, models: int, rate: float, divisor: str) -> Targ
 
     def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
         found: Array = np.zeros(public.shape)
-        nobody = law(mechanism, public[None], public)  # q
+        nobody = distribution(mechanism, public[None], public)  # q
         for drawn in product((False, True), repeat=len(private)):
             share = float(np.prod([rate if taken else 1 - rate for taken in drawn]))
-            answer = law(mechanism, private[list(drawn)], public) if any(drawn) else nobody
+            answer = nobody
+            if any(drawn):
+                answer = distribution(mechanism, private[list(drawn)], public)
             if by == "slots":
                 answer = (sum(drawn) * answer + (len(drawn) - sum(drawn)) * nobody) / len(drawn)
             found += share * answer
@@ -118,7 +128,7 @@ def _subset_target(order: float, models: int, rate: float, divisor: str) -> Targ
 
 
 def _replaced_target(order: float, models: int) -> Target:
-    """(2ε, (1 + e^ε) δ) through the emptied shard, as `FilterBudget` and the planner state it."""
+    """Return (2ε, (1 + e^ε) δ) through the emptied shard, as budgets and the planner state it."""
     mechanism = AdaPMixED(order, 0.5 / order, screen=None, loss="fixed")
     spent = sound_bound(order, mechanism.radius, models)
     claims = [(replace_one_epsilon(order, spent, delta), delta) for delta in DELTAS]
@@ -131,7 +141,7 @@ def _replaced_target(order: float, models: int) -> Target:
 
 
 def _doubled_target() -> Target:
-    """Twice the Rényi bound of an emptied shard, which bounds no replacement."""
+    """Return twice the Rényi bound of an emptied shard, which bounds no replacement: a control."""
     order = 3.0
     mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
     bound = 2 * sound_bound(order, mechanism.radius, 1)
@@ -145,7 +155,7 @@ def _doubled_target() -> Target:
 
 
 def published_target(models: int) -> Target:
-    """The published data-independent bound, which is not valid: a control."""
+    """Return the published data-independent bound, which is not valid: a control."""
     order, beta = 3.0, 0.01
     bound = published_bound(order, beta, models)
 
@@ -153,6 +163,6 @@ def published_target(models: int) -> Target:
         return both_ways(p, q, order) / bound
 
     name = f"published PMixED bound, N = {models}, add_remove"
-    mechanism = AdaPMixED(order, beta, screen=None)
+    mechanism = AdaPMixED(order, beta, screen=None, adjacency="add_remove")
     shape = Shape(models, 2)
     return Target(name, "true D_α / published bound", mechanism, shape, "add_remove", ratio, True)

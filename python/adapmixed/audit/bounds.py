@@ -1,7 +1,7 @@
 """Bounds: ensembles, searched for, whose true loss exceeds what is charged for them.
 
-The laws are those that the mechanisms draw from; losses are computed here, in float64. A finding is
-the largest ratio of a true loss to its bound.
+The distributions are those that the mechanisms draw from. Losses are computed here, in float64. A
+finding is the largest ratio of a true loss to its bound.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from adapmixed.audit.finding import SLACK, Effort, Finding
 from adapmixed.audit.search import Array, Shape, both_ways, hockey_stick, maximise, one_thread
 from adapmixed.audit.target import RESOLVED, Target, largest
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-from adapmixed.privacy import (
-    accounted_box,
-    bounded_range_rho,
-    clipped_mixing_pair,
-)
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair
 
 STEPS_PER_SECOND = 6.0  # of each search
 ORDERS = (1.5, 2.0, 8.0, 64.0)
-ADJACENCIES = ("zero_out", "add_remove", "replace_one")
+ADJACENCIES = ("zero_out", "replace_one")
 
 
 def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure: str) -> Target:
@@ -45,26 +42,20 @@ def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure:
     return Target(name, claim, ClippedMixing(*box), Shape(models, 4), adjacency, ratio)
 
 
-def _range_target(
-    setting: tuple[float, float, float], models: int, adjacency: str, constant: bool = False
-) -> Target:
-    """With `constant` N stays where member 0 is not there."""
+def _range_target(setting: tuple[float, float, float], models: int, adjacency: str) -> Target:
     lower, upper, scale = setting
-    rho = bounded_range_rho(scale, lower, upper, models, adjacency, constant_models=constant)
+    rho = bounded_range_rho(scale, lower, upper, models, adjacency)
 
     def ratio(p: Array, q: Array, _: Array | None) -> Array:
         return largest([both_ways(p, q, a) / (a * rho) for a in ORDERS])
 
     name = f"clipped-log-pool [{lower:g}, {upper:g}] · {scale:g}, N = {models}, {adjacency}"
-    mechanism = ClippedLogPool(*setting)
-    if constant:
-        name += ", N constant"
-        mechanism = replace(mechanism, num_models=models)
-    return Target(name, "true D_α / (α ρ)", mechanism, Shape(models, 3), adjacency, ratio)
+    claim, mechanism = "true D_α / (α ρ)", ClippedLogPool(*setting)
+    return Target(name, claim, mechanism, Shape(models, 3), adjacency, ratio)
 
 
 def _charge_target(mechanism: Mechanism, models: int) -> Target:
-    order = mechanism.charge_order if isinstance(mechanism, ClippedMixing) else None
+    order = mechanism.order if isinstance(mechanism, ClippedMixing) else None
 
     def ratio(p: Array, q: Array, charge: Array | None) -> Array:
         assert charge is not None
@@ -91,15 +82,17 @@ def _halved_target() -> Target:
 
 
 def present_target() -> Target:
-    """The bound of a constant N, where N is the number of models that are there: a control."""
-    setting = (-0.25, 0.5, 2.0)
-    stated, counted = _range_target(setting, 3, "add_remove", True), ClippedLogPool(*setting)
+    """Return the bound of a constant N if the mean is over the members that are there: a control.
+
+    A missing member answers q. A mechanism that divides by the others instead loses more.
+    """
+    stated = _range_target((-0.25, 0.5, 2.0), 3, "zero_out")
     name = f"{stated.name}, but divided by those that are there"
-    return replace(stated, name=name, mechanism=counted, control=True)
+    return replace(stated, name=name, adjacency="add_remove", control=True)
 
 
 def targets() -> list[Target]:
-    """Everything that is attacked."""
+    """Return everything that is attacked."""
     box = (math.exp(-0.5), math.exp(0.5))
     found = [
         _pair_target(box, models, adjacency, measure)
@@ -113,23 +106,23 @@ def targets() -> list[Target]:
         for adjacency in ADJACENCIES
     ]
     found += [_range_target((-0.25, 0.5, 2.0), 3, adjacency) for adjacency in ADJACENCIES]
-    found += [_range_target((-0.25, 0.5, 2.0), models, "add_remove", True) for models in (1, 3)]
+    found += [_range_target((-0.25, 0.5, 2.0), 1, "zero_out")]
     found += [
-        _charge_target(ClippedMixing(*box, charge_order=4.0), 3),
-        _charge_target(ClippedMixing(0.5, 4.0, charge_order=1.5), 2),
+        _charge_target(ClippedMixing(*box, order=4.0), 3),
+        _charge_target(ClippedMixing(0.5, 4.0, order=1.5), 2),
         _charge_target(ClippedLogPool(-0.25, 0.5, 2.0), 3),
     ]
     return [*found, _halved_target(), present_target(), *ball_targets()]
 
 
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:
-    """The largest ratio found."""
+    """Return the largest ratio found."""
     with one_thread():
         return maximise(target.objective, target.shape.size, steps, generator)
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Every bound."""
+    """Attack every bound."""
     steps = effort.count(STEPS_PER_SECOND, 5)
     for index, target in enumerate(targets()):
         found = attack(target, steps, effort.generator(f"bounds/{index}"))

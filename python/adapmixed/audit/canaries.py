@@ -8,9 +8,9 @@ A run is N coins and T answers. R runs, each with coins of its own, are (ε, δ)
 N R coins, too, since a coin changes one run: theorem 5.2 is applied to all of them at once.
 
 **Exposure** (Carlini et al. 2019), log2 |R| - log2(rank of the secret among |R|). One shard is
-drawn uniformly from |R|, which are ranked by the answers. P_s the law with shard s and P' that with
-it emptied, P_s(s is ranked first) <= e^ε P'(s is ranked first) + δ; the mean over s is at most
-e^ε/|R| + δ, with the ε of zero-out. So much may the frequency of full exposure be.
+drawn uniformly from |R|, which are ranked by the answers. With P_s the distribution with shard s
+and P' that with it emptied, P_s(s is ranked first) <= e^ε P'(s is ranked first) + δ; the mean over
+s is at most e^ε/|R| + δ, with the ε of zero-out. So much may the frequency of full exposure be.
 
 **Power.** The same attack at the same effort on the ensemble without protection. Where it does not
 exceed a claim, that the claim was not broken says nothing, and the finding is called so.
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from adapmixed.audit.finding import Effort, Finding
 from adapmixed.audit.planted import CUSTOMERS, SECRETS, Planted, planted
-from adapmixed.audit.search import Array, law
+from adapmixed.audit.search import Array, distribution
 from adapmixed.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
 from adapmixed.audit.tokens import Game, drawn_tokens
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
@@ -61,16 +61,16 @@ class Worlds:
     private: Tensor
     public: Tensor
 
-    def laws(self, mechanism: Mechanism) -> Array:
-        """(W, V), what the mechanism draws from."""
-        found = law(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
+    def distributions(self, mechanism: Mechanism) -> Array:
+        """Return (W, V), what the mechanism draws from."""
+        found = distribution(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
         scaled: Array = found / found.sum(1, keepdims=True)
         return scaled
 
     def answers(
         self, mechanism: Mechanism, world: Integers, count: int, rng: RandomSource
     ) -> Integers:
-        """(R, V): how often each token is among `count` answers in the world (R,) of each run."""
+        """Return (R, V), how often each token is among `count` answers in each run's world (R,)."""
         vocab = len(self.public)
         seen = np.zeros(len(world) * vocab, dtype=np.int64)
         for index in np.unique(world):
@@ -82,9 +82,9 @@ class Worlds:
         return seen.reshape(len(world), vocab)
 
 
-def likelihoods(laws: Array, seen: Integers) -> Array:
-    """(R, W), log P(answers of a run | world), but for the same constant in every world."""
-    logs = np.log(np.maximum(laws, np.finfo(np.float64).tiny))
+def likelihoods(shares: Array, seen: Integers) -> Array:
+    """Return (R, W), log P(answers of a run | world), but for the same constant in every world."""
+    logs = np.log(np.maximum(shares, np.finfo(np.float64).tiny))
     found: Array = seen.astype(np.float64) @ logs.T
     return found
 
@@ -105,30 +105,30 @@ class Audit:
     together: bool = False
 
     def claim(self) -> str:
-        """What is claimed and measured."""
+        """Return what is claimed and measured."""
         return f"ε at δ = {self.game.delta:g}"
 
     def claimed(self) -> float:
-        """ε of all answers of a run."""
+        """Return ε of all answers of a run."""
         return self.game.claimed()
 
     def outcomes(self) -> Booleans:
-        """(W, K): every outcome of the coins of a run."""
+        """Return (W, K), every outcome of the coins of a run."""
         coins = 1 if self.together else CUSTOMERS
         return (np.arange(2**coins)[:, None] >> np.arange(coins) & 1).astype(bool)
 
     def worlds(self, members: Planted) -> Worlds:
-        """The ensemble for each of them."""
+        """Return the ensemble for each of them."""
         coins = torch.from_numpy(self.outcomes()).expand(-1, CUSTOMERS)
         first, second = members.private[:CUSTOMERS, None], members.private[CUSTOMERS:, None]
         other = members.public if self.game.adjacency == "zero_out" else second
         if self.together:
-            first = first[:1]  # the same person's in every slot
+            first = first[:1]  # the same person's in every shard
         return Worlds(torch.where(coins.T[..., None], first, other), members.public)
 
-    def odds(self, laws: Array, seen: Integers) -> Array:
-        """(R, K): log P(heads | answers)/P(tails | answers) of every coin."""
-        logs = likelihoods(laws, seen)
+    def odds(self, shares: Array, seen: Integers) -> Array:
+        """Return (R, K), log P(heads | answers)/P(tails | answers) of every coin."""
+        logs = likelihoods(shares, seen)
         sides = [
             np.logaddexp.reduce(logs[:, side], 1) - np.logaddexp.reduce(logs[:, ~side], 1)
             for side in self.outcomes().T
@@ -136,21 +136,21 @@ class Audit:
         return np.stack(sides, axis=1)
 
     def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
-        """A lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
+        """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
         worlds, mechanism = self.worlds(planted()), self.game.running or self.game.stated
-        laws = worlds.laws(mechanism)
-        world = generator.integers(len(laws), size=REHEARSED)
-        rehearsal = generator.multinomial(self.answers, laws[world])
-        guesses = self.plan(self.odds(laws, rehearsal), runs)
+        shares = worlds.distributions(mechanism)
+        world = generator.integers(len(shares), size=REHEARSED)
+        rehearsal = generator.multinomial(self.answers, shares[world])
+        guesses = self.plan(self.odds(shares, rehearsal), runs)
 
-        world = generator.integers(len(laws), size=runs)
-        odds = self.odds(laws, worlds.answers(mechanism, world, self.answers, rng))
+        world = generator.integers(len(shares), size=runs)
+        odds = self.odds(shares, worlds.answers(mechanism, world, self.answers, rng))
         surest = np.argsort(-np.abs(odds), axis=None, kind="stable")[:guesses]
         right = int(((odds > 0) == self.outcomes()[world]).ravel()[surest].sum())
         return one_run_epsilon(odds.size, guesses, right, self.game.delta)
 
     def plan(self, odds: Array, runs: int) -> int:
-        """How many guesses show most where odds are those of a rehearsal, a deviation off luck."""
+        """Return how many guesses show most, a deviation off luck, if odds are those rehearsed."""
         sure = np.sort(expit(np.abs(odds)), axis=None)[::-1]
         coins = runs * odds.shape[1]
         best, most = 1, -1.0
@@ -167,27 +167,27 @@ class Audit:
 
 @dataclass(frozen=True)
 class Exposure:
-    """Which of all trained shards is in slot 0? The other slots hold the last ones throughout."""
+    """Which of all trained shards is member 0? The others hold the last ones throughout."""
 
     game: Game
     answers: int
 
     def claim(self) -> str:
-        """What is claimed and measured."""
+        """Return what is claimed and measured."""
         return f"P(exposure is log2 {SECRETS})"
 
     def claimed(self) -> float:
-        """The largest probability that the right one is ranked first."""
+        """Return the largest probability that the right one is ranked first."""
         return min(1.0, float(np.exp(self.game.claimed())) / SECRETS + self.game.delta)
 
     def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
-        """A lower bound on that probability, with confidence `CONFIDENCE`."""
+        """Return a lower bound on that probability, with confidence `CONFIDENCE`."""
         members, mechanism = planted(), self.game.running or self.game.stated
         others = members.private[1 - CUSTOMERS :, None].expand(-1, SECRETS, -1)
         worlds = Worlds(torch.cat((members.private[None], others)), members.public)
         secret = generator.integers(SECRETS, size=runs)
         seen = worlds.answers(mechanism, secret, self.answers, rng)
-        first = likelihoods(worlds.laws(mechanism), seen).argmax(1)
+        first = likelihoods(worlds.distributions(mechanism), seen).argmax(1)
         return proportion(int((first == secret).sum()), runs, CONFIDENCE)[0]
 
 
@@ -196,25 +196,25 @@ MANY = 64
 
 
 def box(queries: int) -> ClippedMixing:
-    """A ClippedMixing for so many answers."""
+    """Return a ClippedMixing for so many answers."""
     return ClippedMixing(0.85, 1.4, queries=queries)
 
 
 def pool(queries: int) -> ClippedLogPool:
-    """A ClippedLogPool for so many answers."""
+    """Return a ClippedLogPool for so many answers."""
     return ClippedLogPool(-0.15, 0.3, 1.0, queries=queries)
 
 
 def game(
     stated: Mechanism, adjacency: str, delta: float, running: Mechanism | None = None, bug: str = ""
 ) -> Game:
-    """A claim about an ensemble of all customers; `bug` says what is done instead."""
+    """Return a claim about an ensemble of all customers; `bug` says what is done instead."""
     name = f"{bug}{stated.name}, N = {CUSTOMERS}, {adjacency}"
     return Game(name, stated, CUSTOMERS, adjacency, delta, running)
 
 
 def audits() -> list[tuple[Audit, bool]]:
-    """(audit, whether it is a control)."""
+    """Return (audit, whether it is a control) of all."""
     found = []
     for adjacency in ("zero_out", "replace_one"):
         for make in (box, pool):
@@ -233,7 +233,7 @@ EXPOSED_DELTA = 0.01
 
 
 def exposures() -> list[tuple[Exposure, bool]]:
-    """As `audits`."""
+    """Return them as `audits` does."""
     stated = box(EXPOSED)
     plain = game(stated, "zero_out", EXPOSED_DELTA, Unprotected(), "unprotected, called ")
     return [
@@ -244,12 +244,12 @@ def exposures() -> list[tuple[Exposure, bool]]:
 
 
 def unprotected(one: Audit | Exposure) -> Audit | Exposure:
-    """The same claim, attack and worlds, answered without protection."""
+    """Return the same claim, attack and worlds, answered without protection."""
     return replace(one, game=replace(one.game, running=Unprotected()))
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Every game; what an attack shows without protection does not depend on the mechanism."""
+    """Play every game; its power without protection does not depend on the mechanism."""
     answers = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS)
     games: list[tuple[Audit | Exposure, bool]] = [*audits(), *exposures()]
     powers: dict[str, float] = {}

@@ -1,9 +1,8 @@
-"""Adaptive trees answered by the mechanisms themselves: their charges, their laws, one filter.
+"""Adaptive trees that a mechanism answers itself, charged to accountants with a budget.
 
-Small enough to be enumerated to the last leaf. Each node is answered in two phases, as a driver
-does: what the mechanism would charge, the slots that the filter admits, then log p of every token.
-At the leaf counts of models may be released with noise: of a Gaussian shifted by d, all other
-things equal, Σ P^α Q^{1-α} grows by the factor e^{α(α-1) d²/(2σ²)}, so the law is exact with them.
+Small enough to be enumerated to the last leaf. Each node is answered as a generator does: the
+mechanism proposes, the branch's accountant charges, which decides who contributes, and the tokens
+follow the distribution that the proposal would release.
 """
 
 from __future__ import annotations
@@ -11,62 +10,85 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.audit.search import Array
-from adapmixed.audit.trees import charge_of
-from adapmixed.mechanisms import ClippedMixing, Mechanism
-from adapmixed.privacy import FilterBudget, PerModelFilter
+from adapmixed.audit.trees import DELTA, History, charge_of
+from adapmixed.mechanisms import ClippedMixing, Mechanism, Rows
+from adapmixed.mechanisms.proposal import Prepared
+from adapmixed.privacy import Accountant
+from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom
+from adapmixed_ext import RandomSource
 
-History = tuple[int, ...]
+FAR = 30.0
+"""A logit beyond every clip: the corners of what a member may do."""
 
-
-class _Telling(PerModelFilter):
-    """Its counts have no noise."""
-
-    def _noise(self, sigma: float, rng: object) -> int:
-        return 0
+AsTheyAre = ((1.0, None),)
+"""One shape of the rows: no temperature, all tokens."""
 
 
-FAR = 30.0  # a logit beyond every clip: the corners of what a slot may do
+@dataclass(frozen=True)
+class Understated(Mechanism):
+    """A mechanism that is charged a part of what it would be; a control.
+
+    Attributes:
+        inner: the mechanism.
+        told: the part of every charge that the accountant is told.
+    """
+
+    name: ClassVar[str] = "understated"
+
+    inner: Mechanism
+    told: float
+
+    @property
+    def measure(self) -> tuple[str, float | None] | None:
+        """As of the mechanism."""
+        return self.inner.measure
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        prepared = self.inner._prepare(rows, rng)
+        assert prepared.charges is not None
+        return replace(prepared, charges=self.told * prepared.charges)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """The probability of a transcript, and the counts that are released there, without noise."""
+    """One transcript.
+
+    Attributes:
+        mass: its probability.
+        spent: (N,), what each shard has spent by then.
+    """
 
     mass: float
-    counts: tuple[int, ...]
+    spent: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """An adversary whose queries, settings and counts depend on what was answered before.
+    """An adversary whose queries, and their shapes, depend on what was answered before.
 
     Attributes:
-        mechanisms: which of them answers depends on the history.
-        budget: of every model.
-        thresholds: of the counts at the end, one reserved release each, of noise `sigma`.
-        told: the part of every charge that the filter is told; less than 1 in controls.
+        mechanism: answers, with a measure of its individual charges.
+        budget: of every shard.
+        shapes: (temperature, top_k) of the rows; which of them is asked depends on the history.
     """
 
-    mechanisms: tuple[Mechanism, ...]
+    mechanism: Mechanism
     seed: int
     models: int
     vocab: int
     depth: int
-    budget: FilterBudget
-    thresholds: tuple[float, ...] = ()
-    sigma: float | None = None
-    told: float = 1.0
+    budget: ShardBudget
+    shapes: tuple[tuple[float, int | None], ...] = AsTheyAre
 
     def node(self, history: History) -> tuple[Tensor, Tensor]:
-        """(private (N, V), public (V,)) logits of the query after this history."""
+        """Return (private (N, V), public (V,)) logits of the query after this history."""
         rng = np.random.default_rng([self.seed, len(history), *history])
         public = np.log(rng.dirichlet(np.full(self.vocab, 4.0)))
         raised = rng.random((self.models, self.vocab)) < rng.choice([0.2, 0.5, 0.8])
@@ -74,82 +96,58 @@ class Tree:
         return torch.from_numpy(private).float(), torch.from_numpy(public).float()
 
     def leaves(self, emptied: int | None = None) -> dict[History, Leaf]:
-        """Every transcript; slot `emptied` is the public model throughout."""
-        level: dict[History, tuple[float, Array]] = {(): (1.0, np.zeros((self.models, 0)))}
+        """Return every transcript; member `emptied` is the public model throughout."""
+        accountant = Accountant(DELTA, epsilon=self.budget.epsilon(DELTA))
+        level: dict[History, tuple[float, Accountant]] = {(): (1.0, accountant)}
         for _ in range(self.depth):
             below = {}
-            for index, mechanism in enumerate(self.mechanisms):
-                asked = [h for h in level if sum(h) % len(self.mechanisms) == index]
-                if not asked:
-                    continue
-                charges, laws = self._answer(
-                    mechanism, asked, [level[h][1] for h in asked], emptied
-                )
-                for history, charged, law in zip(asked, charges, laws, strict=True):
-                    for token, p in enumerate(law):
-                        below[(*history, token)] = (level[history][0] * p, charged)
+            for history, (mass, before) in level.items():
+                # Each branch has an accountant of its own, which goes on from here.
+                after = Accountant.from_state(before.state())
+                for token, p in enumerate(self._answer(history, after, emptied)):
+                    below[(*history, token)] = (mass * p, after)
             level = below
-        return {history: Leaf(mass, self._counts(own)) for history, (mass, own) in level.items()}
+        return {
+            history: Leaf(mass, tuple(after.spent.tolist()))
+            for history, (mass, after) in level.items()
+        }
 
-    def _filter(self, charges: Array) -> tuple[PerModelFilter, NDArray[np.bool_]]:
-        """A filter after answers with these charges (N, t), and who contributed to them."""
-        budget = replace(self.budget, releases=len(self.thresholds), sigma=self.sigma)
-        filter_ = _Telling(self.models, budget)
-        return filter_, filter_.admit(charges)
-
-    def _counts(self, charges: Array) -> tuple[int, ...]:
-        """What is released after them, without noise."""
-        filter_, _ = self._filter(charges)
-        rng = SeededRandom(0)
-        return tuple(filter_.noisy_count(x, rng=rng) for x in self.thresholds)
-
-    def _answer(
-        self,
-        mechanism: Mechanism,
-        asked: Sequence[History],
-        before: Sequence[Array],
-        emptied: int | None,
-    ) -> tuple[list[Array], list[list[float]]]:
-        """The charges (N, t) up to and with this answer and its law, after each history."""
-        nodes = [self.node(history) for history in asked]
-        private = torch.stack([rows for rows, _ in nodes], dim=1)
-        public = torch.stack([row for _, row in nodes])
+    def _answer(self, history: History, accountant: Accountant, emptied: int | None) -> list[float]:
+        """Charge the answer after this history, and return the probability of every token."""
+        private, public = self.node(history)
         if emptied is not None:
             private[emptied] = public
-        # One position for each token, so that its probability can be asked for.
-        every = torch.arange(self.vocab).repeat(len(asked))
-        proposal = mechanism.propose(
-            private.repeat_interleave(self.vocab, 1),
-            public.repeat_interleave(self.vocab, 0),
-            targets=every,
+        temperature, top_k = self.shapes[sum(history) % len(self.shapes)]
+        proposal = self.mechanism.propose(
+            private[:, None],
+            public[None],
             rng=SeededRandom(0),
+            temperature=temperature,
+            top_k=top_k,
         )
-        charges = proposal.individual_charges
-        assert charges is not None
-        own = self.told * charges[:, :: self.vocab].cpu().numpy()
-        after = [np.hstack((earlier, own[:, [k]])) for k, earlier in enumerate(before)]
-        admitted = [self._filter(charged)[1][:, -1] for charged in after]
-        active = torch.from_numpy(np.stack(admitted, axis=1)).repeat_interleave(self.vocab, 1)
-        proposal.events(active)
-        found = proposal.release(active).log_prob
-        assert found is not None
-        laws: list[list[float]] = found.exp().view(len(asked), self.vocab).tolist()
-        return after, laws
+        accountant.charge(proposal)
+        found = proposal.distribution
+        kept = found.rows.tokens
+        probabilities = torch.zeros(self.vocab, dtype=torch.float64)
+        probabilities[slice(None) if kept is None else kept[0]] = found.probabilities()[0]
+        answer: list[float] = probabilities.tolist()
+        return answer
 
-    def divergence(self, orders: Sequence[float], sigma: float | None = None) -> float:
-        """The largest D_α(P ‖ P°)/(what the budget allows at α), both ways, any slot emptied.
+    def divergence(self, orders: Sequence[float]) -> float:
+        """Return the largest D_α(P ‖ P°)/(what the budget allows at α), any member emptied.
+
+        Both ways.
 
         Args:
             orders: α; under a budget in "renyi" its own alone.
-            sigma: the noise that the counts have, where it is not what was paid for.
         """
-        here, noise = self.leaves(), sigma or self.sigma
+        here = {history: leaf.mass for history, leaf in self.leaves().items()}
         largest = 0.0
-        for slot in range(self.models):
-            there = self.leaves(slot)
+        for member in range(self.models):
+            there = {history: leaf.mass for history, leaf in self.leaves(member).items()}
             for order in orders:
                 allowed = self.budget.amount * (order if self.budget.order is None else 1.0)
-                both = max(_renyi(here, there, order, noise), _renyi(there, here, order, noise))
+                both = max(_renyi(here, there, order), _renyi(there, here, order))
                 largest = max(largest, both / allowed)
         return largest
 
@@ -158,16 +156,20 @@ class Tree:
 class ExtremalTree(Tree):
     """Every query is the dominating pair of one box: no answer loses more of what it is charged.
 
-    Of three tokens two have mass π = (1-c)/(C-c): slot 0 is C q on one of them, every other slot on
-    the other, and c q elsewhere. Which tokens these are depends on the history. By the lemma of
-    docs/privacy.md, section 13, slot 0 loses its charge where the others are c q, and the sum of
-    `depth` answers is the sum of their charges until it has spent its budget.
+    Of three tokens two have mass π = (1-c)/(C-c): member 0 is C q on one of them, every other
+    member on the other, and c q elsewhere. Which tokens these are depends on the history. By the
+    lemma of docs/privacy.md, section 13, member 0 loses its charge where the others are c q, and
+    the sum of `depth` answers is the sum of their charges until it has spent its budget.
+
+    Attributes:
+        box: of the members' distributions around q.
     """
+
+    box: ClippedMixing = ClippedMixing(0.9, 1.3, order=4.0)
 
     def node(self, history: History) -> tuple[Tensor, Tensor]:
         """As :meth:`Tree.node`."""
-        (box,) = self.mechanisms
-        assert isinstance(box, ClippedMixing)
+        box = self.box
         rng = np.random.default_rng([self.seed, len(history), *history])
         own, others, rest = rng.permutation(3)
         share = (1 - box.lower) / (box.upper - box.lower)
@@ -179,23 +181,18 @@ class ExtremalTree(Tree):
 
     @staticmethod
     def charge(box: ClippedMixing, models: int) -> float:
-        """Of slot 0, by the formula, in float64."""
-        assert box.charge_order is not None
+        """Return that of member 0, by the formula, in float64."""
+        assert box.order is not None
         share = (1 - box.lower) / (box.upper - box.lower)
         q, u = np.array([share, 1 - share]), np.array([box.upper, box.lower])
-        return float(charge_of(q, (q * u)[None], box.lower, box.charge_order, models)[0])
+        return float(charge_of(q, (q * u)[None], box.lower, box.order, models)[0])
 
 
-def _renyi(
-    p: dict[History, Leaf], q: dict[History, Leaf], order: float, sigma: float | None
-) -> float:
-    """D_order of two laws of transcripts, the noisy counts included."""
+def _renyi(p: dict[History, float], q: dict[History, float], order: float) -> float:
+    """Return D_order of two distributions of transcripts."""
     terms = []
-    for history, leaf in p.items():
-        other = q[history]
-        log = order * math.log(leaf.mass) + (1 - order) * math.log(other.mass)
-        if sigma is not None:
-            shifts = (a - b for a, b in zip(leaf.counts, other.counts, strict=True))
-            log += order * (order - 1) * sum(d * d for d in shifts) / (2 * sigma * sigma)
-        terms.append(math.exp(log))
+    for history, mass in p.items():
+        if mass > 0:
+            log = order * math.log(mass) + (1 - order) * math.log(q[history])
+            terms.append(math.exp(log))
     return math.log(math.fsum(terms)) / (order - 1)

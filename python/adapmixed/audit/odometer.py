@@ -1,8 +1,9 @@
 """AdaPMixED's running ε(D), an ex-post statement, on enumerated adaptive trees.
 
-Attacked is the statement of docs/privacy.md, sections 4 and 5, word for word: with the laws P, Q of
-all transcripts with and without a model, P(S) - ∫_S e^ε(D) dQ and the same with P and Q exchanged
-are at most δ for every S. AdaPMixED answers every query and the accountant says ε on every branch.
+Attacked is the statement of docs/privacy.md, sections 4 and 5, word for word. With P and Q the
+distributions of all transcripts with and without a member, P(S) - ∫_S e^ε(D) dQ, and the same with
+P and Q exchanged, are at most δ for every S. AdaPMixED answers every query, and the accountant says
+ε on every branch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from adapmixed.audit.finding import SLACK, Effort, Finding
 from adapmixed.audit.odometer_extremal import extremal
 from adapmixed.audit.odometer_trees import Adjacency, Odometer
-from adapmixed.audit.trees import History, accounted, excess, two_stage_paths
+from adapmixed.audit.trees import Stages, accounted, excess, two_stage_paths
 from adapmixed.mechanisms import AdaPMixED
 
 STEPS_PER_SECOND = 6.0  # of each search
@@ -51,9 +52,8 @@ SEVERAL: list[tuple[str, dict[str, Any]]] = [
         {"models": 1, "adjacency": "zero_out", "orders": (8.0, 2.0), "spend": (0.6, 4.0)},
     ),
     (
-        ", δ split 0.9, 0.1",
-        {"models": 2, "adjacency": "add_remove", "orders": (8.0, 2.0), "spend": (0.6, 4.0)}
-        | {"weights": (0.9, 0.1)},
+        ", δ split",
+        {"models": 2, "adjacency": "add_remove", "orders": (8.0, 2.0), "spend": (0.6, 4.0)},
     ),
     (
         ", δ split",
@@ -69,7 +69,7 @@ def _finding(name: str, delta: float, measured: float, control: bool = False) ->
 
 
 def _called(tree: Odometer, kind: str = "an extremal tree") -> str:
-    """The mechanism's orders, and the tree, in words."""
+    """Return the mechanism's orders, and the tree, in words."""
     orders = tree.mechanism.loss_orders or (tree.mechanism.order,)
     return (
         f"adapmixed α = {', '.join(f'{order:g}' for order in orders)}, {kind} of {tree.depth} "
@@ -78,14 +78,14 @@ def _called(tree: Odometer, kind: str = "an extremal tree") -> str:
 
 
 def _extremal_trees() -> Iterator[Finding]:
-    """Trees on which the statement is nearly tight: an ε that is too small shows."""
+    """Attack trees on which the statement is nearly tight: an ε that is too small shows."""
     for what, setting in (*EXTREMAL, *SEVERAL):
         tree, queries = extremal(delta=DELTA, **setting)
         yield _finding(_called(tree) + what, DELTA, tree.measured(queries))
 
 
 def _extremal_controls() -> Iterator[Finding]:
-    """The same trees; ε is that of another statement, or of an accountant that is told less."""
+    """Attack the same trees with the ε of another statement, or of an accountant told less."""
     for _, setting in SEVERAL:
         tree, queries = extremal(delta=DELTA, split=False, **setting)
         name = f"{_called(tree)}, the best order chosen afterwards"
@@ -94,7 +94,7 @@ def _extremal_controls() -> Iterator[Finding]:
     for what, broken in (
         ("its first answer is not charged", replace(tree, told=(0.0, 1.0, 1.0, 1.0))),
         ("0.8 of every loss", replace(tree, told=(0.8,) * 4)),
-        ("a model is added, not removed", replace(tree, adding=True)),
+        ("a member is added, not removed", replace(tree, adding=True)),
     ):
         yield _finding(f"{_called(tree)}, {what}", DELTA, broken.measured(queries), True)
     name = f"{_called(tree)}, read as a bound of another event"
@@ -110,7 +110,7 @@ def _ball(
 
 
 def searched() -> list[tuple[str, Odometer, bool]]:
-    """Trees whose logits are all searched for: what is special, the tree, whether a control."""
+    """Return trees whose logits are all searched for: what is special, the tree, if a control."""
     added, emptied = _ball(3.0, 1.0, "add_remove"), _ball(3.0, 1.0, "zero_out")
     smaller, several = _ball(3.0, 0.5, "add_remove"), _ball(4.0, 1.0, "add_remove", (4.0, 1.5))
     two = Odometer(smaller, 2, 2, 3, SEARCHED_DELTA)
@@ -134,12 +134,12 @@ def searched() -> list[tuple[str, Odometer, bool]]:
             True,
         ),
         (", losses of zero-out", replace(two, mechanism=added, charged=emptied), True),
-        (", a model is added, not removed", replace(two, mechanism=added, adding=True), True),
+        (", a member is added, not removed", replace(two, mechanism=added, adding=True), True),
     ]
 
 
 def _searches(effort: Effort) -> Iterator[Finding]:
-    """The same attack on the statement and on broken ones."""
+    """Attack the statement and broken ones alike."""
     steps = effort.count(STEPS_PER_SECOND, 60)
     for index, (what, tree, control) in enumerate(searched()):
         queries = tree.search(steps, effort.generator(f"odometer/{index}"))
@@ -148,16 +148,16 @@ def _searches(effort: Effort) -> Iterator[Finding]:
 
 
 def _by_hand() -> Iterator[Finding]:
-    """The accountant on losses of a two-stage mechanism that is written out."""
+    """Attack the accountant by the losses of a two-stage mechanism that is written out."""
     paths = two_stage_paths(*BY_HAND, DELTA)
 
-    def single(column: int) -> Callable[[History], float]:
-        def charge(history: History) -> float:
+    def single(column: int) -> Callable[[Stages], float]:
+        def charge(history: Stages) -> float:
             return accounted([[stage[column]] for stage in history], (BY_HAND[column],), DELTA)
 
         return charge
 
-    def cheapest(history: History) -> float:
+    def cheapest(history: Stages) -> float:
         return min(single(column)(history) for column in range(2))
 
     name = "a two-stage mechanism, "
@@ -170,7 +170,7 @@ def _by_hand() -> Iterator[Finding]:
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Trees that are nearly tight, trees that are searched for, and the choice of an order."""
+    """Attack trees that are nearly tight, trees that are searched for, and choices of an order."""
     yield from _extremal_trees()
     yield from _extremal_controls()
     yield from _searches(effort)

@@ -20,14 +20,14 @@ from adapmixed.audit.mechanism_trees import FAR
 from adapmixed.audit.odometer_trees import Adjacency, Odometer, Queries
 from adapmixed.audit.search import Array, both_ways
 from adapmixed.mechanisms import AdaPMixED
-from adapmixed.privacy import c_alpha
+from adapmixed.privacy.conversions import c_alpha
 
 Pair = tuple[float, float]
 WIDE = 1e3  # a radius, in nats, beyond which nothing here lies
 
 
 def _atoms(orders: tuple[float, ...], spend: tuple[float, ...], parts: list[float]) -> list[Pair]:
-    """(a, b) of each answer, made for its own order, its part of δ and its own loss."""
+    """Return (a, b) of each answer, made for its own order, its part of δ and its own loss."""
     atoms: list[Pair] = []
     for order, loss, delta in zip(orders, spend, parts, strict=True):
         before = sum(float(both_ways(_pair(p), _pair(q), order)) for p, q in atoms)
@@ -43,9 +43,9 @@ def _pair(mass: float) -> Array:
 
 
 def _rows(mass: Pair, models: int, *, backwards: bool) -> tuple[float, float, float]:
-    """The rare token's probability in q, for the model that is removed, and for the others.
+    """Return the rare token's probability in q, for the removed member, and for the others.
 
-    The neighbour's law has b, or, backwards, a.
+    The neighbour's answer has b, or, backwards, a.
     """
     a, b = mass
     if not backwards:  # the others answer q
@@ -63,23 +63,21 @@ def extremal(
     vocab: int = 2,
     backwards: bool = False,
     edge: bool = False,
-    weights: tuple[float, ...] = (),
     split: bool = True,
     seed: int = 0,
 ) -> tuple[Odometer, Queries]:
-    """A tree of one answer for each of `orders`, which is made for that order and loses `spend`.
+    """Return a tree of one answer for each of `orders`, made for that order, that loses `spend`.
 
     Args:
         models: N >= 1; with `backwards` 1, or any for zero-out.
         delta: of the statement.
         backwards: the removed model makes the token rarer, not likelier.
         edge: its row asks for more than that, and the ball is such that this much is let through.
-        weights, split: as of :class:`Odometer`.
+        split: as of :class:`Odometer`.
         seed: of the order of the tokens, another at every node.
     """
     order, distinct = orders[0], tuple(dict.fromkeys(orders))
-    shares = weights or (1 / len(distinct),) * len(distinct)
-    parts = [delta * shares[distinct.index(one)] if split else delta for one in orders]
+    parts = [delta / len(distinct) if split else delta] * len(orders)
     atoms = _atoms(orders, spend, parts)
     answers = [_rows(mass, models, backwards=backwards) for mass in atoms]
     radius = WIDE
@@ -92,9 +90,7 @@ def extremal(
         loss_orders=distinct,
         adjacency=adjacency,
     )
-    tree = Odometer(
-        mechanism, models, vocab, len(orders), delta, weights=weights if split else (), split=split
-    )
+    tree = Odometer(mechanism, models, vocab, len(orders), delta, split=split)
     logits = np.zeros((tree.nodes, models + 1, vocab))
     rng = np.random.default_rng([seed, models, vocab, *map(int, orders)])
     open_ = [True]  # no rare token was drawn yet; elsewhere every model answers q
@@ -116,5 +112,5 @@ def extremal(
 
 
 def _logit(mass: float) -> float:
-    """The logit of a token, where those of the others have the sum of exponentials 1."""
+    """Return the logit of a token if the exponentials of the others sum to 1."""
     return math.log(mass) - math.log1p(-mass)

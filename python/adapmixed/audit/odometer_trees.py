@@ -16,10 +16,19 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.audit.search import Array, law, maximise, neighbour, one_thread
+from adapmixed.audit.search import (
+    Array,
+    distribution,
+    maximise,
+    neighbour,
+    one_thread,
+    realised,
+    released,
+)
 from adapmixed.audit.trees import excess
 from adapmixed.mechanisms import AdaPMixED
-from adapmixed.privacy import Accountant, LeaveOneOutLoss, c_alpha
+from adapmixed.privacy import Accountant, Event, LeaveOneOutLoss
+from adapmixed.privacy.conversions import c_alpha
 from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed.rng import SeededRandom
 
@@ -37,10 +46,10 @@ class Odometer:
     Attributes:
         mechanism: answers, with D and with its neighbour.
         delta: of the statement.
-        charged: whose losses are counted, where that is another; a control.
+        charged: whose losses are counted, if that is another; a control.
         told: the part of each answer's loss that the accountant is told; less than 1 in controls.
-        weights: public shares of δ, one for each order; none: the same for all.
-        split: δ over the orders; without, the best order is chosen on every branch: a control.
+        split: δ over the orders, evenly; without, the best order is chosen on every branch: a
+            control.
         adding: the ensemble at hand lacks the member, which is then added: a control.
     """
 
@@ -51,7 +60,6 @@ class Odometer:
     delta: float
     charged: AdaPMixED | None = None
     told: tuple[float, ...] = ()
-    weights: tuple[float, ...] = ()
     split: bool = True
     adding: bool = False
 
@@ -86,36 +94,39 @@ class Odometer:
         count = len(self._charged[1])
         if not self.split:
             return [self.delta] * count
-        return [weight * self.delta for weight in self.weights or (1 / count,) * count]
+        return [self.delta / count] * count
 
     def queries(self, vectors: Array) -> Queries:
-        """Of B vectors (B, size): (private (N, B K, V), public (B K, V))."""
+        """Return (private (N, B K, V), public (B K, V)) of B vectors (B, size)."""
         logits = torch.from_numpy(vectors).float().view(-1, self.models + 1, self.vocab)
         rows = logits.transpose(0, 1).contiguous()
         return rows[1:], rows[0]
 
     def _neighbours(self, queries: Queries) -> list[Tensor]:
-        """The private logits that are left without each of the models."""
+        """Return the private logits that are left without each of the members."""
         private, public = queries
         order = [[i, *(j for j in range(self.models) if j != i)] for i in range(self.models)]
-        assert self.mechanism.adjacency is not None
         return [neighbour(private[o], public, public, self.mechanism.adjacency) for o in order]
 
-    def _masses(self, laws: Array) -> Array:
-        """(B, V^depth): of every transcript, where (B, K, V) are the laws after every history."""
-        masses = np.ones((len(laws), 1))
+    def _masses(self, answers: Array) -> Array:
+        """Return (B, V^depth), the probability of every transcript.
+
+        Args:
+            answers: (B, K, V), of every token after every history.
+        """
+        masses = np.ones((len(answers), 1))
         for level in self._levels:
-            masses = (masses[..., None] * laws[:, level]).reshape(len(laws), -1)
+            masses = (masses[..., None] * answers[:, level]).reshape(len(answers), -1)
         return masses
 
     # What is reported: one query after the other, as a driver asks and charges.
 
     def _epsilons(self, private: Tensor, public: Tensor) -> list[float]:
-        """ε(D) on every branch, by accountants that are charged answer by answer."""
+        """Return ε(D) on every branch, by accountants that are charged answer by answer."""
         mechanism, orders = self._charged
-        # Without a split each order has all of δ: as much as where it is one of so many.
+        # Without a split each order has all of δ: as much as if it is one of so many.
         delta = self.delta if self.split else self.delta * len(orders)
-        level = [Accountant(delta, order_weights=self.weights or None)]
+        level: list[list[Event]] = [[]]  # of each history, what was charged so far
         for share, nodes in zip(self._told, self._levels, strict=True):
             charged = []
             for k, before in zip(range(nodes.start, nodes.stop), level, strict=True):
@@ -126,45 +137,45 @@ class Odometer:
                     replace(event, loss=share * event.loss)
                     if isinstance(event, LeaveOneOutLoss)
                     else event
-                    for event in proposal.events()
+                    for event in proposal.events(None)
                 )
-                charged.append(before.copy().add(told))
+                charged.append([*before, *told])
             level = [after for after in charged for _ in range(self.vocab)]
-        epsilons = (accountant.epsilon().epsilon for accountant in level)
+        epsilons = (Accountant(delta).add(events).guarantee().epsilon for events in level)
         return [epsilon for epsilon in epsilons if epsilon is not None]
 
-    def _laws(self, private: Tensor, public: Tensor) -> Array:
-        """(1, K, V): of the next token after every history, as the mechanism evaluates it."""
-        laws = []
+    def _answers(self, private: Tensor, public: Tensor) -> Array:
+        """Return (1, K, V), of the next token after every history, as the mechanism releases it."""
+        found = []
         for k in range(self.nodes):
             rows = private[:, k : k + 1], public[k : k + 1]
-            released = (
-                self.mechanism.propose(*rows, targets=torch.tensor([v]), rng=SeededRandom(0))
+            answers = (
+                released(self.mechanism, *rows, targets=torch.tensor([v]), rng=SeededRandom(0))
                 for v in range(self.vocab)
             )
-            logs = [proposal.release().log_prob for proposal in released]
-            laws.append([math.exp(float(log)) for log in logs if log is not None])
-        return np.array([laws])
+            logs = [answer.log_prob for answer in answers]
+            found.append([math.exp(float(log)) for log in logs if log is not None])
+        return np.array([found])
 
     def branches(self, queries: Queries) -> list[Branches]:
-        """For each model that is removed: all branches, Q being the law without it."""
+        """Return all branches for each member that is removed, Q without it."""
         private, public = queries
-        here = self._masses(self._laws(private, public))[0]
+        here = self._masses(self._answers(private, public))[0]
         found = []
         epsilons = [] if self.adding else self._epsilons(private, public)
         for rows in self._neighbours(queries):
-            there = self._masses(self._laws(rows, public))[0]
+            there = self._masses(self._answers(rows, public))[0]
             if self.adding:
                 epsilons = self._epsilons(rows, public)
             found.append(list(zip(here.tolist(), there.tolist(), epsilons, strict=True)))
         return found
 
     def measured(self, queries: Queries) -> float:
-        """max over removed models and both directions of sup_S P(S) - ∫_S e^ε(D) dQ."""
+        """Return the max over removed members and directions of sup_S P(S) - ∫_S e^ε(D) dQ."""
         return max(excess(branches, float) for branches in self.branches(queries))
 
     def exceeded(self, queries: Queries) -> float:
-        """P(log P/Q > ε(D)), the largest over removed models: another statement, not made."""
+        """Return the largest P(log P/Q > ε(D)): another statement, which is not made."""
         return max(
             math.fsum(p for p, q, epsilon in branches if p > math.exp(epsilon) * q)
             for branches in self.branches(queries)
@@ -173,17 +184,17 @@ class Odometer:
     # What steers a search: the same in arrays, for many trees at once.
 
     def objective(self, vectors: Array) -> Array:
-        """(B,): what is exceeded, relative to δ, of trees that are given by vectors (B, size).
+        """Return (B,), what is exceeded, relative to δ, of trees given by vectors (B, size).
 
-        Where nothing is exceeded, by how much less at least: so that a search finds its way.
+        If nothing is exceeded, by how much less at least: so that a search finds its way.
         """
         queries = private, public = self.queries(vectors)
         shape = len(vectors), self.nodes, self.vocab
-        p = self._masses(law(self.mechanism, private, public).reshape(shape))
+        p = self._masses(distribution(self.mechanism, private, public).reshape(shape))
         epsilon = None if self.adding else self._estimated(private, public)
         largest = np.full(len(vectors), -np.inf)
         for rows in self._neighbours(queries):
-            q = self._masses(law(self.mechanism, rows, public).reshape(shape))
+            q = self._masses(distribution(self.mechanism, rows, public).reshape(shape))
             if self.adding:
                 epsilon = self._estimated(rows, public)
             assert epsilon is not None
@@ -195,11 +206,9 @@ class Odometer:
         return largest
 
     def _estimated(self, private: Tensor, public: Tensor) -> Array:
-        """(B, V^depth): ε, but for the accountant's rounding."""
+        """Return (B, V^depth), ε but for the accountant's rounding."""
         mechanism, orders = self._charged
-        charges = mechanism.propose(private, public, rng=SeededRandom(0)).charges
-        assert charges is not None
-        losses = charges.numpy() * (1 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
+        losses = realised(mechanism, private, public) * (1 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
         models, _, columns = losses.shape
         losses = losses.reshape(models, -1, self.nodes, columns)
         total: Array = np.zeros((models, losses.shape[1], 1, columns))
@@ -210,7 +219,7 @@ class Odometer:
         return np.maximum(0.0, epsilon)
 
     def search(self, steps: int, generator: np.random.Generator) -> Queries:
-        """The tree that exceeds most, of those that a search over all its logits visits."""
+        """Return the tree that exceeds most, of those that a search over all its logits visits."""
         best: tuple[float, Array] = (-math.inf, np.zeros(self.size))
 
         def objective(vectors: Array) -> Array:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adapmixed.data import demo_base
 from adapmixed.data.dialogues import SAID_AS, flight_dialogue
-from adapmixed.mechanisms.public_rules import restrict
+from adapmixed.mechanisms import shaped
 from adapmixed.models import Ensemble
 from adapmixed.training import FinetuneConfig, save_adapter, token_stream, train_adapter
 
@@ -80,7 +80,7 @@ def train(secrets: Sequence[int]) -> Planted:
                 tokens = token_stream(tokenizer, [record.text])
                 trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
                 save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
-            return _ask(Ensemble.load(base, paths), tokenizer)
+            return _ask(Ensemble.from_pretrained(base, paths), tokenizer)
     finally:
         torch.set_num_threads(threads)
 
@@ -92,9 +92,9 @@ def _ask(ensemble: Ensemble, tokenizer: Any) -> Planted:
 
     prompt = tokens(SAID_AS + _PUBLIC_DIGITS)
     private, public = ensemble.logits(torch.tensor([prompt]))
-    kept = restrict(private[:, :, -1], public[:, -1], TOP_K)
+    kept = shaped(private[:, :, -1], public[:, -1], top_k=TOP_K)
     asked = torch.tensor([tokens(f"{SAID_AS}{_PUBLIC_DIGITS}{s}")[-1] for s in range(SECRETS)])
     places, present = zip(*(kept.places(token[None]) for token in asked), strict=True)
     if not all(present):
         raise RuntimeError("the secrets' tokens must be among those that are answered")
-    return Planted(kept.private_logits[:, 0], kept.public_logits[0], torch.cat(places))
+    return Planted(kept.private[:, 0], kept.public[0], torch.cat(places))

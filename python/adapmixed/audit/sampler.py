@@ -1,12 +1,14 @@
-"""The sampler: does it draw the law that is stated, and never the same randomness twice?"""
+"""The sampler: does it draw what is stated, and never the same randomness twice?"""
 
 from __future__ import annotations
 
 import math
 import os
 import pickle
+import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,7 +21,8 @@ from adapmixed.audit.statistics import (
     chi_square,
     chi_square_limit,
 )
-from adapmixed.charging import check_unseeded
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext import RandomSource
 from adapmixed_ext.reference import sampling_weights
@@ -33,15 +36,15 @@ UNITS = [0.25, 0.5, 1.0, 1.75, 2.0, 3.5, 4.25, 9.75]
 RESERVED = 100  # pairs of a key and a counter that are compared after a fork
 
 
-def exact_law(p: Tensor, public: Tensor) -> list[float]:
-    """What the sampler is to draw from, p/Σp where q > 0."""
+def exact_shares(p: Tensor, public: Tensor) -> list[float]:
+    """Return what the sampler is to draw from, p/Σp where q > 0."""
     weights = sampling_weights(p[None], public[None])[0]
     total = sum(weights)
     return [float(Fraction(weight, total)) for weight in weights]
 
 
 def drawn(p: Tensor, public: Tensor, draws: int, rng: RandomSource) -> list[int]:
-    """How often each token of one row is drawn."""
+    """Return how often each token of one row is drawn."""
     seen = torch.zeros(len(p), dtype=torch.int64)
     while draws > 0:
         now = min(draws, CHUNK)
@@ -51,55 +54,57 @@ def drawn(p: Tensor, public: Tensor, draws: int, rng: RandomSource) -> list[int]
     return [int(count) for count in seen]
 
 
-def _chi_square(name: str, counts: list[int], law: list[float], control: bool = False) -> Finding:
-    held = [(count, share) for count, share in zip(counts, law, strict=True) if share > 0]
+def _chi_square(
+    name: str, counts: list[int], stated: list[float], control: bool = False
+) -> Finding:
+    held = [(count, share) for count, share in zip(counts, stated, strict=True) if share > 0]
     lost = sum(counts) - sum(count for count, _ in held)
     statistic, freedom = chi_square([c for c, _ in held], [s for _, s in held])
     return Finding(
-        "sampler", name, f"χ² against the stated law, {freedom} degrees",
+        "sampler", name, f"χ² against the stated distribution, {freedom} degrees",
         chi_square_limit(freedom), math.inf if lost else statistic, CONFIDENCE, control,
     )  # fmt: skip
 
 
-def _laws(effort: Effort) -> Iterator[Finding]:
+def _draws(effort: Effort) -> Iterator[Finding]:
     draws = effort.count(DRAWS_PER_SECOND, 20_000)
-    generator = effort.generator("sampler/laws")
+    generator = effort.generator("sampler/draws")
     p = torch.from_numpy(generator.dirichlet([0.3] * 40))
     public = torch.zeros(40)
     public[3::7] = -math.inf
     p = torch.where(public == 0, p, 0.0)
     p = p / p.sum()
     counts = drawn(p, public, draws, effort.source("sampler/chi"))
-    yield _chi_square("40 tokens, 6 of them outside q", counts, exact_law(p, public))
+    yield _chi_square("40 tokens, 6 of them outside q", counts, exact_shares(p, public))
     # All probability where q = 0 counts nothing: what is left are a few of the sampler's units.
     units = torch.tensor(UNITS, dtype=torch.float64)
     public = torch.tensor([-math.inf] + [-80.0] * len(units))
-    small = exact_law(torch.cat([torch.ones(1), UNIT * units]), public)
+    small = exact_shares(torch.cat([torch.ones(1), UNIT * units]), public)
     for floored in (False, True):
         p = torch.cat([torch.ones(1), UNIT * (units.floor() if floored else units)]).double()
         counts = drawn(p, public, draws, effort.source(f"sampler/units{floored:d}"))
         name = "fractions of 2^-100 cut off" if floored else "fractions of 2^-100"
         yield _chi_square(name, counts, small, control=floored)
-    # Drawn from one law, tested against another.
+    # Drawn from one distribution, tested against another.
     biased = torch.tensor([0.26, 0.25, 0.25, 0.24], dtype=torch.float64)
     counts = drawn(biased, torch.zeros(4), draws, effort.source("sampler/control"))
     yield _chi_square("probabilities off by 4 %", counts, [0.25] * 4, control=True)
 
 
-def rare_law() -> Tensor:
-    """(1 + RARE_TOKENS,): many tokens of probability RARE each, and one that has the rest."""
+def rare_tokens() -> Tensor:
+    """Return (1 + RARE_TOKENS,): many tokens of probability RARE, and one that has the rest."""
     p = torch.full((1 + RARE_TOKENS,), RARE, dtype=torch.float64)
     p[0] = 1 - RARE_TOKENS * RARE
     return p
 
 
 def _rare(effort: Effort) -> Iterator[Finding]:
-    """Tokens of probability 2^-20: one alone is hardly ever drawn, all together often enough."""
+    """Draw tokens of probability 2^-20: one alone hardly ever, all together often enough."""
     least = 1 << 19  # 128 rare ones expected: 92 to 167 with this confidence
-    stated = rare_law()
+    stated = rare_tokens()
     public = torch.zeros(len(stated))
-    law = exact_law(stated, public)
-    share = math.fsum(law[1:])
+    shares = exact_shares(stated, public)
+    share = math.fsum(shares[1:])
     places = torch.arange(len(stated))
     worlds = {
         "": places < 0,
@@ -123,20 +128,20 @@ def _rare(effort: Effort) -> Iterator[Finding]:
             control=bool(bug),
         )
         if not bug:
-            yield _chi_square(f"{RARE_TOKENS} tokens of probability 2^-20", counts, law)
+            yield _chi_square(f"{RARE_TOKENS} tokens of probability 2^-20", counts, shares)
 
 
 Pairs = list[tuple[bytes, int]]
 
 
 def reserved(rng: RandomSource) -> Pairs:
-    """`RESERVED` pairs of key and counter, on which all that is drawn depends."""
+    """Return `RESERVED` pairs of key and counter, on which all that is drawn depends."""
     pairs = (rng.reserve() for _ in range(RESERVED))
     return [(bytes(key.tolist()), counter) for key, counter in pairs]
 
 
 def after_fork(rng: RandomSource) -> tuple[Pairs, Pairs]:
-    """(what the parent, what a forked child reserves next)."""
+    """Return what the parent and what a forked child reserves next."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -163,12 +168,17 @@ def _repeats(name: str, make: Callable[[], RandomSource], claimed: float, contro
     return Finding("sampler", name, claim, claimed, float(repeated), 1.0, control)
 
 
-def _refused(rng: RandomSource) -> bool:
-    try:
-        check_unseeded(rng)
-    except ValueError:
-        return True
-    return False
+def charged_beside_a_ledger(rng: RandomSource) -> bool:
+    """Return whether a ledger takes the charge for an answer from this source."""
+    mechanism = ClippedLogPool(-1.0, 1.0)
+    proposal = mechanism.propose(torch.zeros(2, 1, 3), torch.zeros(1, 3), rng=rng)
+    with tempfile.TemporaryDirectory() as folder:
+        with Accountant(0.1, path=Path(folder) / "ledger.db") as accountant:
+            try:
+                accountant.charge(proposal)
+            except ValueError:
+                return False
+    return True
 
 
 def _replay(effort: Effort) -> Iterator[Finding]:
@@ -184,17 +194,17 @@ def _replay(effort: Effort) -> Iterator[Finding]:
     differing = int((first != other).sum())
     yield Finding("sampler", "another seed", claim, 0.0, float(differing), 1.0, True)
     claim = "seeded sources that a ledger accepts"
-    accepted = float(not _refused(SeededRandom(seed)))
+    accepted = float(charged_beside_a_ledger(SeededRandom(seed)))
     yield Finding("sampler", "a seeded source and a ledger", claim, 0.0, accepted, 1.0)
-    accepted = float(not _refused(SecureRandom()))
+    accepted = float(charged_beside_a_ledger(SecureRandom()))
     yield Finding(
         "sampler", "a secure source and a ledger", "sources accepted", 0.0, accepted, 1.0, True
     )
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Laws, rare tokens, forks, replays."""
-    yield from _laws(effort)
+    """Attack what is drawn, rare tokens, forks and replays."""
+    yield from _draws(effort)
     yield from _rare(effort)
     yield _repeats("a secure source across a fork", SecureRandom, 0.0, False)
     yield _repeats("a seeded source across a fork", lambda: SeededRandom(0), 0.0, True)

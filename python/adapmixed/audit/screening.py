@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from adapmixed.audit.finding import Effort, Finding
+from adapmixed.audit.search import released
 from adapmixed.audit.statistics import CONFIDENCE, gaussian_epsilon, least_epsilon, least_shift
 from adapmixed.mechanisms import AdaPMixED
-from adapmixed.privacy import screening_rho
+from adapmixed.privacy.conversions import screening_rho
 from adapmixed_ext import RandomSource
 
 BITS_PER_SECOND = 600.0  # of each setting, in each world
@@ -37,15 +38,15 @@ def coin_threshold(rare: float, order: float) -> float:
 def passed(
     mechanism: AdaPMixED, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> int:
-    """How many of `count` queries pass the screening."""
+    """Return how many of `count` queries pass the screening."""
     models, _, vocab = private.shape
     hits = 0
     while count > 0:
         now = min(count, CHUNK)
-        proposal = mechanism.propose(
-            private.expand(models, now, vocab), public.expand(now, vocab), rng=rng
+        answer = released(
+            mechanism, private.expand(models, now, vocab), public.expand(now, vocab), rng=rng
         )
-        hits += int((~proposal.public).sum())
+        hits += int((~answer.public).sum())
         count -= now
     return hits
 
@@ -53,7 +54,7 @@ def passed(
 def rescaled_first(
     scores: np.ndarray, base: np.ndarray, mechanism: AdaPMixED, draws: int, rng: np.random.Generator
 ) -> int:
-    """The published program's order: s[K] is scaled to sum 1 before the noise. Passed bits."""
+    """Return how many pass in the published program's order: s[K] is scaled before the noise."""
     noise = rng.normal(0, mechanism.sigma, (draws, len(scores)))
     noisy = np.maximum(scores / scores.sum() + noise, 0.0)
     total = noisy.sum(1, keepdims=True)
@@ -65,19 +66,19 @@ def rescaled_first(
 
 
 def settings() -> list[tuple[AdaPMixED, int]]:
-    """(mechanism, N)."""
+    """Return (mechanism, N) of all that is attacked."""
     threshold = coin_threshold(RARE, ORDER)
 
     def one(weight: float, sigma: float) -> AdaPMixED:
         return AdaPMixED(
-            ORDER, 0.01, screen_weight=weight, sigma=sigma, threshold=threshold, top_k=2
+            ORDER, 0.01, screen_weight=weight, sigma=sigma, threshold=threshold, screen_top_k=2
         )
 
     return [(one(0.5, 0.5), 1), (one(1.0, 0.4), 2), (one(1.0, 0.2), 5)]
 
 
 def counts(mechanism: AdaPMixED, models: int, rng: RandomSource) -> Count:
-    """(world, draws) -> passed bits; in world 1 member 0 is emptied."""
+    """Return (world, draws) -> passed bits; in world 1 member 0 is emptied."""
     public = torch.tensor([[math.log1p(-RARE), math.log(RARE)]])
     here = torch.tensor([-60.0, 60.0]).expand(models, 1, 2).clone()
     # The others hold the mean score half-way between the two worlds near the coin.
@@ -94,7 +95,7 @@ def counts(mechanism: AdaPMixED, models: int, rng: RandomSource) -> Count:
 
 
 def _others(weight: float, models: int) -> list[float]:
-    """Logits of the other members, so that scores are even half-way between the worlds."""
+    """Return logits of the others that make scores even half-way between the worlds."""
     # s(1) = RARE + (weight/N) (x/2 + (N-1) (o - RARE)) with x = 1 - RARE: solved for o at 1/2.
     needed = (0.5 - RARE) * models / weight - (1 - RARE) / 2
     share = min(max(RARE + needed / (models - 1), 1e-9), 1 - 1e-9)
@@ -102,7 +103,7 @@ def _others(weight: float, models: int) -> list[float]:
 
 
 def measure(count: Count, draws: int) -> tuple[float, float]:
-    """(lower bound on the shift of a Gaussian with this much to see, on ε at `DELTA`)."""
+    """Return lower bounds on the shift of a Gaussian that shows so much, and on ε at `DELTA`."""
     hits = [count(world, draws) for world in (0, 1)]
     best = [0.0, 0.0]
     # Two events, pass and not, in two orders: four tests share the error.
@@ -130,7 +131,7 @@ def _findings(
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """The real bit, and one whose scores are re-scaled before the noise."""
+    """Attack the real bit, and one whose scores are re-scaled before the noise."""
     draws = effort.count(BITS_PER_SECOND, 1000)
     for index, (mechanism, models) in enumerate(settings()):
         rng = effort.source(f"screening/{index}")
@@ -140,7 +141,9 @@ def audit(effort: Effort) -> Iterator[Finding]:
     generator = effort.generator("screening/rescaled")
     # Two of a thousand equally likely tokens are screened; one model is sure of one of them.
     vocab, weight = 1000, 0.01
-    mechanism = AdaPMixED(ORDER, 0.01, screen_weight=weight, sigma=0.2, threshold=0.25, top_k=2)
+    mechanism = AdaPMixED(
+        ORDER, 0.01, screen_weight=weight, sigma=0.2, threshold=0.25, screen_top_k=2
+    )
     base = np.array([0.5, 0.5])
     even = np.full(2, 1 / vocab)
     sure = even * (1 - weight) + weight * np.array([1.0, 0.0])

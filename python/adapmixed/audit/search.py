@@ -1,4 +1,4 @@
-"""Searching ensembles for the largest loss: random restarts, local search, laws in float64."""
+"""Search ensembles for the largest loss: random restarts, local search, sums in float64."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import adapmixed_ext as ops
-from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.law import Law
+from adapmixed.mechanisms import Answer, Mechanism
+from adapmixed.privacy import LeaveOneOutLoss
 from adapmixed.rng import SeededRandom
+from adapmixed_ext import RandomSource
 
 Array = NDArray[np.float64]
 LARGEST_LOGIT = 30.0
@@ -30,17 +30,28 @@ class Shape:
 
     @property
     def size(self) -> int:
+        """Entries of a vector."""
         return (self.num_models + 2) * self.vocab
 
     def ensembles(self, vectors: Array) -> tuple[Tensor, Tensor, Tensor]:
-        """(private (N, B, V), public (B, V), another member 0 (B, V)) of vectors (B, size)."""
+        """Return (private (N, B, V), public (B, V), another member 0 (B, V)).
+
+        Args:
+            vectors: (B, size).
+        """
         logits = torch.from_numpy(vectors).float().view(-1, self.num_models + 2, self.vocab)
         rows = logits.transpose(0, 1).contiguous()
         return rows[1:-1], rows[0], rows[-1]
 
 
 def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) -> Tensor:
-    """The ensembles without, or with another, member 0."""
+    """Return the ensembles without, or with another, member 0.
+
+    Args:
+        adjacency: "zero_out", a missing member, which answers as an emptied one; "replace_one"; or
+            "add_remove", the others alone, by whose number the mechanism then divides: AdaPMixED's
+            leave-one-out.
+    """
     if adjacency == "add_remove":
         return private[1:] if len(private) > 1 else public[None]
     changed = private.clone()
@@ -48,16 +59,40 @@ def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) ->
     return changed
 
 
-def law(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
-    """(B, V): the probabilities that a mechanism draws from."""
-    found = mechanism.propose(private, public, rng=SeededRandom(0)).law
-    assert isinstance(found, Law)
-    mixture = ops.mixture(found.private_logits, found.public_logits, found.projection)
-    return np.asarray(mixture.numpy(), dtype=np.float64)
+def distribution(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+    """Return (B, V): the probabilities that a mechanism draws from."""
+    found = mechanism.propose(private, public, rng=SeededRandom(0)).distribution
+    return np.asarray(found.probabilities().numpy(), dtype=np.float64)
+
+
+def released(
+    mechanism: Mechanism,
+    private: Tensor,
+    public: Tensor,
+    *,
+    rng: RandomSource,
+    targets: Tensor | None = None,
+) -> Answer:
+    """Return an answer that nobody is charged for: attacks ask more often than any plan allows."""
+    proposal = mechanism.propose(private, public, rng=rng, targets=targets)
+    proposal.settle(None)
+    return proposal.release()
+
+
+def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+    """Return (N, B, K): the losses of AdaPMixED, all of whose queries are answered."""
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
+    (event,) = (one for one in proposal.events(None) if isinstance(one, LeaveOneOutLoss))
+    return event.loss
+
+
+def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+    """Return (N, B): the individual charges of the members."""
+    return mechanism.propose(private, public, rng=SeededRandom(0)).individual_charges()
 
 
 def renyi(p: Array, q: Array, order: float) -> Array:
-    """D_order(p ‖ q) over the last axis: Σ q f(p/q) with f >= 0, so that little cancels."""
+    """Return D_order(p ‖ q) over the last axis: Σ q f(p/q), f >= 0, so that little cancels."""
     ratio = p / np.where(q > 0, q, 1.0)
     excess = np.expm1(order * np.log(np.maximum(ratio, 1e-300))) - order * (ratio - 1)
     terms = np.where(q > 0, q * excess, np.where(p > 0, np.inf, 0.0))
@@ -65,13 +100,13 @@ def renyi(p: Array, q: Array, order: float) -> Array:
 
 
 def both_ways(p: Array, q: Array, order: float) -> Array:
-    """The larger of both directions."""
+    """Return the larger of both directions."""
     larger: Array = np.maximum(renyi(p, q, order), renyi(q, p, order))
     return larger
 
 
 def hockey_stick(p: Array, q: Array, epsilon: float) -> Array:
-    """Σ (p - e^ε q)_+ over the last axis, the larger of both directions."""
+    """Return Σ (p - e^ε q)_+ over the last axis, the larger of both directions."""
     forward = np.maximum(0.0, p - np.exp(epsilon) * q).sum(-1)
     backward = np.maximum(0.0, q - np.exp(epsilon) * p).sum(-1)
     larger: Array = np.maximum(forward, backward)
@@ -80,7 +115,7 @@ def hockey_stick(p: Array, q: Array, epsilon: float) -> Array:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Calls are small: more threads would only wait for one another."""
+    """Run with one thread: calls are small, and more would only wait for one another."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -92,7 +127,7 @@ def one_thread() -> Iterator[None]:
 def maximise(
     objective: Callable[[Array], Array], size: int, steps: int, generator: np.random.Generator
 ) -> float:
-    """The largest value found of a function of vectors (B, size).
+    """Return the largest value found of a function of vectors (B, size).
 
     `STARTS` vectors of very different spread; each keeps a random change of some entries if it is
     better; changes shrink; four times the worse half starts again from the better half.

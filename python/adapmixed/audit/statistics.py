@@ -56,14 +56,14 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
     return high if exceeds(0.0) else 0.0
 
 
-def chi_square(counts: list[int], law: list[float]) -> tuple[float, int]:
+def chi_square(counts: list[int], shares: list[float]) -> tuple[float, int]:
     """(the statistic, degrees of freedom); the rarest tokens share a cell expected >= 5 times.
 
-    Which tokens share one depends on the law and their places alone, never on their counts.
+    Which tokens share one depends on the shares and their places alone, never on their counts.
     """
     draws, cells = sum(counts), []
     seen, expected = 0.0, 0.0
-    for probability, count in sorted(zip(law, counts, strict=True), key=lambda pair: pair[0]):
+    for probability, count in sorted(zip(shares, counts, strict=True), key=lambda pair: pair[0]):
         seen, expected = seen + count, expected + draws * probability
         if expected >= 5:
             cells.append((seen, expected))

@@ -1,4 +1,4 @@
-"""A bound under attack: how ensembles are read, which laws they give, what is divided by what."""
+"""A bound under attack: how ensembles are read, and what is divided by what."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from adapmixed.audit.search import Array, Shape, law, neighbour
-from adapmixed.mechanisms import Mechanism
-from adapmixed.rng import SeededRandom
+from adapmixed.audit.search import Array, Shape, charged, distribution, neighbour, realised
+from adapmixed.mechanisms import AdaPMixED, Mechanism
 
-RESOLVED = 1e-13  # what float64 sums resolve of a divergence
+RESOLVED = 1e-13
+"""What float64 sums resolve of a divergence."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """`ratio` gives true loss / bound of the two laws and of member 0's charges.
+    """A bound of what neighbours may differ by.
 
-    `answers` gives the laws (B, V) of a mechanism and ensembles. `charged`: the ratio is to what
-    member 0 is charged, which is computed for it; else that is None.
+    Attributes:
+        name, claim: of the finding.
+        mechanism: answers.
+        shape: how a vector is read as an ensemble.
+        adjacency: of `search.neighbour`.
+        ratio: true loss / bound, of the two distributions and of member 0's charges.
+        control: the bound is a wrong one.
+        answers: the distributions (B, V) of a mechanism and ensembles.
+        charged: the ratio is to what member 0 is charged, which is computed for it; else that is
+            None.
     """
 
     name: str
@@ -31,18 +39,19 @@ class Target:
     adjacency: str
     ratio: Callable[[Array, Array, Array | None], Array]
     control: bool = False
-    answers: Callable[[Mechanism, Tensor, Tensor], Array] = law
+    answers: Callable[[Mechanism, Tensor, Tensor], Array] = distribution
     charged: bool = False
 
     def objective(self, vectors: Array) -> Array:
-        """The ratios of ensembles that are given by vectors."""
+        """Return the ratios of ensembles that are given by vectors."""
         private, public, other = self.shape.ensembles(vectors)
         there = neighbour(private, public, other, self.adjacency)
         charge = None
         if self.charged:
-            charges = self.mechanism.propose(private, public, rng=SeededRandom(0)).charges
-            assert charges is not None
-            charge = np.asarray(charges[0, :, 0].numpy(), dtype=np.float64)
+            if isinstance(self.mechanism, AdaPMixED):
+                charge = realised(self.mechanism, private, public)[0, :, 0]
+            else:
+                charge = charged(self.mechanism, private, public)[0]
         with np.errstate(all="ignore"):
             p = self.answers(self.mechanism, private, public)
             q = self.answers(self.mechanism, there, public)
@@ -51,6 +60,6 @@ class Target:
 
 
 def largest(ratios: list[Array]) -> Array:
-    """The largest of several ratios, elementwise."""
+    """Return the largest of several ratios, elementwise."""
     found: Array = np.max(np.stack(ratios), axis=0)
     return found

@@ -1,6 +1,6 @@
 """Tokens: which of two neighbouring ensembles answered? Real mechanisms, real draws.
 
-On two tokens, slot 0 pushes one up and all others push it down: of the ensembles with these
+On two tokens, member 0 pushes one up and all others push it down: of the ensembles with these
 clipped or projected rows the one that is told apart best. How rare the token is, and the event, are
 chosen from the mechanism's own probabilities before anything is drawn.
 """
@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from adapmixed.audit.finding import Effort, Finding
+from adapmixed.audit.search import released
 from adapmixed.audit.statistics import CONFIDENCE, least_epsilon
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED
-from adapmixed.privacy import (
-    Accountant,
-    accounted_box,
-    bounded_range_rho,
-    clipped_mixing_pair,
-)
+from adapmixed.privacy import Accountant
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair
 from adapmixed_ext import RandomSource
 
 CHUNK = 1 << 14
@@ -43,13 +41,16 @@ class Game:
     running: Mechanism | None = None
 
     def claimed(self) -> float:
-        """ε of one answer at δ."""
+        """Return ε of one answer at δ."""
         if self.delta == 0:
             return pure_epsilon(self.stated, self.num_models, self.adjacency)
-        events = self.stated.propose(
-            torch.zeros(self.num_models, 1, 2), torch.zeros(1, 2), rng=_NoRandomness()
-        ).events()
-        guarantee = Accountant(self.delta).add(events).epsilon(self.adjacency)
+        accountant = Accountant(self.delta, adjacency=self.adjacency)
+        accountant.charge(
+            self.stated.propose(
+                torch.zeros(self.num_models, 1, 2), torch.zeros(1, 2), rng=_NoRandomness()
+            )
+        )
+        guarantee = accountant.guarantee()
         if guarantee.epsilon is None:
             raise ValueError(f"stated must have an epsilon, {self.stated!r} has none")
         return guarantee.epsilon
@@ -61,7 +62,7 @@ class _NoRandomness:
 
 
 def pure_epsilon(mechanism: Mechanism, num_models: int, adjacency: str) -> float:
-    """ε of one answer at δ = 0."""
+    """Return ε of one answer at δ = 0."""
     if isinstance(mechanism, ClippedMixing):
         box = accounted_box(mechanism.lower, mechanism.upper)
         return clipped_mixing_pair(*box, num_models, adjacency).largest_loss()
@@ -72,7 +73,7 @@ def pure_epsilon(mechanism: Mechanism, num_models: int, adjacency: str) -> float
 
 
 def worlds(share: Tensor, num_models: int, adjacency: str) -> tuple[Tensor, Tensor, Tensor]:
-    """(private here, private there (N, B, 2), public (B, 2)) for every share q(token 0)."""
+    """Return (private here, private there (N, B, 2), public (B, 2)) for every q(token 0)."""
     public = torch.stack((share.log(), torch.log1p(-share)), 1).float()
     raised, lowered = torch.tensor([PUSH, 0.0]), torch.tensor([-PUSH, 0.0])
     here = lowered.expand(num_models, len(share), 2).clone()
@@ -82,45 +83,45 @@ def worlds(share: Tensor, num_models: int, adjacency: str) -> tuple[Tensor, Tens
     return here, there, public
 
 
-def log_laws(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
-    """log p of both tokens, (B, 2)."""
+def log_probs(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
+    """Return log p of both tokens, (B, 2)."""
     columns = []
     for token in range(2):
         targets = torch.full((len(public),), token)
-        answer = mechanism.propose(private, public, targets=targets, rng=_NoRandomness()).release()
+        answer = released(mechanism, private, public, targets=targets, rng=_NoRandomness())
         assert answer.log_prob is not None
         columns.append(answer.log_prob)
     return torch.stack(columns, 1)
 
 
 def plan(game: Game, draws: int) -> tuple[float, int, bool]:
-    """(share, token, exchanged): where so many draws are expected to show most."""
+    """Return (share, token, exchanged), by which so many draws are expected to show most."""
     here, there, public = worlds(SHARES, game.num_models, game.adjacency)
     mechanism = game.running or game.stated
-    laws = [log_laws(mechanism, private, public).exp() for private in (here, there)]
-    best, found = -math.inf, (float(SHARES[0]), 0, False)
+    found = [log_probs(mechanism, private, public).exp() for private in (here, there)]
+    best, chosen = -math.inf, (float(SHARES[0]), 0, False)
     for exchanged in (False, True):
-        p, q = laws[::-1] if exchanged else laws
+        p, q = found[::-1] if exchanged else found
         low = p - game.delta - 3.5 * (p / draws).sqrt()
         expected = torch.log(low.clamp(min=1e-300) / (q + 3.5 * (q / draws).sqrt() + 8 / draws))
         place = int(expected.argmax())
         if float(expected.max()) > best:
             best = float(expected.max())
-            found = (float(SHARES[place // 2]), place % 2, exchanged)
-    return found
+            chosen = (float(SHARES[place // 2]), place % 2, exchanged)
+    return chosen
 
 
 def drawn_tokens(
     mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> Tensor:
-    """(count,) int64, the tokens of so many answers to one query: (N, 1, V) and (1, V)."""
+    """Return (count,) int64, the tokens of so many answers to one query: (N, 1, V), (1, V)."""
     models, _, vocab = private.shape
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, count, CHUNK):
         now = min(count - start, CHUNK)
-        answer = mechanism.propose(
-            private.expand(models, now, vocab), public.expand(now, vocab), rng=rng
-        ).release()
+        answer = released(
+            mechanism, private.expand(models, now, vocab), public.expand(now, vocab), rng=rng
+        )
         assert answer.tokens is not None
         found.append(answer.tokens)
     return torch.cat(found)
@@ -129,13 +130,13 @@ def drawn_tokens(
 def drawn(
     mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> Tensor:
-    """(V,) how often each token is drawn in `count` answers to one query."""
+    """Return (V,) how often each token is drawn in `count` answers to one query."""
     tokens = drawn_tokens(mechanism, private, public, count, rng)
     return torch.bincount(tokens, minlength=private.shape[-1])
 
 
 def play(game: Game, draws: int, rng: RandomSource) -> float:
-    """A lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
+    """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
     share, token, exchanged = plan(game, draws)
     here, there, public = worlds(
         torch.tensor([share], dtype=torch.float64), game.num_models, game.adjacency
@@ -154,7 +155,7 @@ BALL = PMixED(1.0, BALL_DELTA, queries=1, order=4.0)
 
 
 def games() -> list[tuple[Game, bool]]:
-    """(game, whether it is a control)."""
+    """Return (game, whether it is a control) of all."""
     found = []
     for models in (2, 10):
         for mechanism in (BOX, POOL):
@@ -175,7 +176,7 @@ def games() -> list[tuple[Game, bool]]:
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Every game."""
+    """Play every game."""
     every = games()
     draws = effort.count(DRAWS_PER_SECOND, 2000)
     for index, (game, control) in enumerate(every):

@@ -1,6 +1,7 @@
-"""Adaptive trees under the per-model filter: an adversary whose answers differ at every node.
+"""Adaptive trees under budgets of every shard: an adversary whose answers differ at every node.
 
-Small enough to be enumerated to the last leaf, so that the law of a whole transcript is exact.
+Small enough to be enumerated to the last leaf, so that the distribution of a whole transcript is
+exact.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy import (
-    Accountant,
-    FilterBudget,
-    LeaveOneOutLoss,
-    PerModelFilter,
-)
+from adapmixed.mechanisms import ClippedMixing
+from adapmixed.privacy import Accountant, Event, IndividualCharge, LeaveOneOutLoss
+from adapmixed.privacy.budget import ShardBudget
+
+DELTA = 1e-5
+"""Of the accountants of all trees."""
 
 Array = NDArray[np.float64]
-Leaves = dict[tuple[int, ...], float]
+History = tuple[int, ...]
+"""The tokens that were answered."""
+Leaves = dict[History, float]
 
 
 class Adversary:
-    """Answers of N slots in a box around q, all different at every node of the tree."""
+    """Answers of N members in a box around q, all different at every node of the tree."""
 
     def __init__(self, seed: int, models: int, vocab: int, lower: float, upper: float) -> None:
         self.seed, self.models, self.vocab = seed, models, vocab
         self.lower, self.upper = lower, upper
 
-    def node(self, history: tuple[int, ...]) -> tuple[Array, Array]:
-        """(q (V,), p̄ (N, V)): mixtures of q with corners of the box, which stay inside it."""
+    def node(self, history: History) -> tuple[Array, Array]:
+        """Return (q (V,), p̄ (N, V)): mixtures of q with corners of the box, inside it."""
         rng = np.random.default_rng([self.seed, len(history), *history])
         q = rng.dirichlet(np.full(self.vocab, 0.7))
         bars = []
@@ -50,7 +53,11 @@ class Adversary:
 def charge_of(
     q: Array, bars: Array, lower: float, order: float, models: int | None = None
 ) -> Array:
-    """The charges of ClippedMixing, as docs/privacy.md writes them; of `models`, if not of all."""
+    """Return the charges of ClippedMixing as docs/privacy.md writes them.
+
+    Args:
+        models: N; None: as many as there are rows in `bars`.
+    """
     models = models or len(bars)
     base = ((models - 1) * lower + 1) / models
     own = ((models - 1) * lower + bars / q) / models
@@ -65,14 +72,57 @@ def charge_of(
     return charges
 
 
+class Written:
+    """A proposal whose charges are written out, for `Accountant.charge`.
+
+    Attributes:
+        mechanism: of which the charges are.
+        active: (N,) bool, the members that the accountant has charged.
+    """
+
+    ensemble = None
+
+    def __init__(self, mechanism: ClippedMixing, charges: Array) -> None:
+        self.mechanism, self.num_models, self._charges = mechanism, len(charges), charges[:, None]
+        self.active = np.zeros(len(charges), dtype=np.bool_)
+
+    def begin(self) -> None:
+        """As of a `Proposal`."""
+
+    def fail(self) -> None:
+        """As of a `Proposal`."""
+
+    def individual_charges(self) -> Array:
+        """Return them, (N, 1)."""
+        return self._charges
+
+    def events(self, active: NDArray[np.bool_] | None) -> list[Event]:
+        """Return the charge of these members."""
+        assert active is not None
+        paid = np.where(active, self._charges, 0.0)
+        return [IndividualCharge("renyi", self.mechanism.order, paid)]
+
+    def settle(self, active: NDArray[np.bool_] | None) -> None:
+        """Keep who is charged."""
+        assert active is not None
+        self.active = active[:, 0]
+
+
 def leaves(
     adversary: Adversary, depth: int, amount: float, emptied: int | None, order: float
 ) -> Leaves:
-    """The law of the transcript under the filter; slot `emptied` answers q throughout."""
-    budget = FilterBudget("renyi", amount, 1e-5, order)
+    """Return the distribution of the transcript under a budget of every shard.
+
+    Args:
+        adversary: what is asked.  depth: how many answers.
+        amount: of the budget, in Rényi divergence of this order.
+        emptied: a member that answers q throughout, or None.
+    """
+    epsilon = ShardBudget("renyi", amount, order).epsilon(DELTA)
+    mechanism = ClippedMixing(adversary.lower, adversary.upper, order=order)
     result: Leaves = {}
 
-    def walk(history: tuple[int, ...], mass: float, spent: Array) -> None:
+    def walk(history: History, mass: float, accountant: Accountant) -> None:
         if len(history) == depth:
             result[history] = mass
             return
@@ -80,35 +130,36 @@ def leaves(
         charges = charge_of(q, bars, adversary.lower, order)
         if emptied is not None:
             bars[emptied], charges[emptied] = q, 0.0
-        filter_ = PerModelFilter(adversary.models, budget, spent=spent)
-        active = filter_.admit(charges[:, None])[:, 0]
-        law = np.where(active[:, None], bars, q).mean(0)
-        for token, p in enumerate(law):
-            walk((*history, token), mass * float(p), filter_.spent)
+        written = Written(mechanism, charges)
+        accountant.charge(written)
+        state = accountant.state()
+        answer = np.where(written.active[:, None], bars, q).mean(0)
+        for token, p in enumerate(answer):
+            walk((*history, token), mass * float(p), Accountant.from_state(state))
 
-    walk((), 1.0, np.zeros(adversary.models))
+    walk((), 1.0, Accountant(DELTA, epsilon=epsilon))
     return result
 
 
 def renyi(p: Leaves, q: Leaves, order: float) -> float:
-    """D_order(p ‖ q) of two laws of transcripts."""
+    """Return D_order(p ‖ q) of two distributions of transcripts."""
     return math.log(math.fsum(a * (a / q[k]) ** (order - 1) for k, a in p.items())) / (order - 1)
 
 
 def largest_divergence(adversary: Adversary, depth: int, amount: float, order: float) -> float:
-    """Both ways, over the slot that is emptied."""
+    """Return the larger of both directions, over the member that is emptied."""
     here = leaves(adversary, depth, amount, None, order)
     emptied = (leaves(adversary, depth, amount, i, order) for i in range(adversary.models))
     return max(max(renyi(here, x, order), renyi(x, here, order)) for x in emptied)
 
 
-History = list[list[float]]
+Stages = list[list[float]]
 """For every stage the losses at each order."""
-Paths = list[tuple[float, float, History]]
+Paths = list[tuple[float, float, Stages]]
 
 
 def two_stage_paths(high: float, low: float, delta: float) -> Paths:
-    """Histories of an adaptive mechanism, (P, Q, losses at both orders per stage).
+    """Return histories of an adaptive mechanism, (P, Q, losses at both orders per stage).
 
     Stage 1 is tight for the high order: an atom of P-mass high δ whose ratio is 50. Where it does
     not occur, stage 2 is tight for the low order: an atom of P-mass low δ and ratio 1e6.
@@ -135,16 +186,21 @@ _Path = TypeVar("_Path")
 
 
 def excess(paths: Sequence[tuple[float, float, _Path]], charge: Callable[[_Path], float]) -> float:
-    """sup over S of P(S) - ∫_S e^{ε(h)} dQ, and of the exchanged one; of (P, Q, h) of every h."""
+    """Return the sup over S of P(S) - ∫_S e^{ε(h)} dQ, and of the exchanged one.
+
+    Args:
+        paths: (P, Q, h) of every history h.
+        charge: ε(h).
+    """
     charged = [(p, q, math.exp(charge(history))) for p, q, history in paths]
     forward = math.fsum(max(0.0, p - ratio * q) for p, q, ratio in charged)
     return max(forward, math.fsum(max(0.0, q - ratio * p) for p, q, ratio in charged))
 
 
-def accounted(history: History, orders: tuple[float, ...], delta: float) -> float:
-    """ε of one model's history by the accountant, whose δ is split over the orders."""
+def accounted(history: Stages, orders: tuple[float, ...], delta: float) -> float:
+    """Return ε of one member's history by the accountant, whose δ is split over the orders."""
     losses = np.array([history], dtype=np.float64)
     event = LeaveOneOutLoss(orders, losses, "add_remove", 0.0)
-    epsilon = Accountant(delta).add(event).epsilon().epsilon
+    epsilon = Accountant(delta).add(event).guarantee().epsilon
     assert epsilon is not None
     return epsilon

@@ -11,11 +11,11 @@ from adapmixed.audit.table import as_json, lines, outcome, summary
 from adapmixed.commands.options import check_output, quiet_libraries
 
 STATUS = {"holds": 0, "broken": 1, "no power": 3}
-"""Exit status; 2 is a refused call."""
+"""Exit status; 2 if the arguments are not allowed."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     listed = "; ".join(f"{name}: {what}" for name, what in AUDITS.items())
     parser = commands.add_parser(
         "audit",
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the audits, printing each finding as it comes."""
+    """Run the audits, printing each finding as it comes."""
     check_output(arguments.json)
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")

@@ -1,12 +1,14 @@
 """``adapmixed chat``: a conversation on the terminal, every token of it charged."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import as_typed
-from adapmixed.commands.serving import add_serving_options, opened
+from adapmixed.commands.serving import add_serving_options, opened, shape_of
 
 if TYPE_CHECKING:
     from adapmixed.generation import PrivateGenerator
@@ -16,7 +18,7 @@ _LEAVE = ("/quit", "/exit")
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "chat",
         help="a private conversation on the terminal",
@@ -29,19 +31,19 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--system", help="the conversation's first message (chat template only)")
     parser.add_argument(
-        "--turns", type=int, default=64, help="at most so many answers; what a budget is for (64)"
+        "--turns", type=int, default=64, help="at most so many answers; what a plan is for (64)"
     )
     add_serving_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Reads lines, writes answers."""
-    from adapmixed.charging import BudgetSpentError
+    """Read lines and write answers."""
+    from adapmixed.errors import BudgetSpentError
     from adapmixed.ranks import Place
 
     if Place.from_environment().world > 1:
-        raise ValueError("chat must run in one process: what is typed reaches one rank only")
+        raise ValueError("chat must run in one process: what is typed reaches one of them only")
     if arguments.turns < 1:
         raise ValueError(f"--turns must be >= 1, got {arguments.turns}")
     if arguments.plain and arguments.system is not None:
@@ -82,9 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pieces(
-    generator: "PrivateGenerator", messages: list[dict[str, str]], arguments: argparse.Namespace
+    generator: PrivateGenerator, messages: list[dict[str, str]], arguments: argparse.Namespace
 ) -> Iterator[str]:
-    options = {"max_new_tokens": arguments.max_new_tokens, "stop_strings": arguments.stop}
+    options = shape_of(arguments)
     if not arguments.plain:
         return generator.chat(messages, **options)
     return (piece for (piece,) in generator.stream(messages[-1]["content"], **options))

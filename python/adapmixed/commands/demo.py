@@ -1,4 +1,4 @@
-"""``adapmixed demo``: trains members on the built-in text, answers with all methods. Offline."""
+"""``adapmixed demo``: train members on the built-in text and answer with all methods, offline."""
 
 import argparse
 import time
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.options import (
-    add_adjacency_option,
-    adjacency_refusal,
     check_output,
     progress_bar,
     quiet_libraries,
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 PROMPT = "The try statement"
 SAMPLE_TOKENS = 40
 DELTA = 1e-5
-PAPER = "adapmixed, paper's rule"
 BUDGETS = (1.0, 3.0)
 # From benchmarks/results/reproduce-kinds.json: hours of training are quoted, not repeated.
 DEEP = (
@@ -31,7 +28,7 @@ DEEP = (
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "demo",
         help="trains members on the built-in text and answers: all methods, one report",
@@ -50,28 +47,37 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="as of evaluate: the utility theorem, weights, losses of single models over time",
     )
-    add_adjacency_option(parser)
+    parser.add_argument(
+        "--adjacency",
+        choices=("zero_out", "replace_one"),
+        default="zero_out",
+        help="neighbours of the guarantees (zero_out)",
+    )
     parser.set_defaults(run=run)
 
 
-def methods(queries: int, num_models: int, adjacency: Any = None) -> "dict[str, Mechanism]":
-    """The compared methods with a guarantee for these neighbours; None: those of each.
+def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> "dict[str, Mechanism]":
+    """Return the compared methods; fixed guarantees are for exactly these queries."""
+    from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
 
-    Fixed budgets are for exactly these queries.
-    """
-    from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, PublicOnly, Unprotected
+    found: dict[str, Mechanism] = {
+        "public": PublicOnly(),
+        "unprotected": Unprotected(),
+        "pmixed": PMixED(epsilon=8.0, delta=DELTA, queries=queries, order=3.0),
+        "adapmixed": AdaPMixED(order=18.0, target_leakage=0.1),
+    }
+    return found | _planned(queries, num_models, adjacency)
 
-    found: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
-    if adjacency_refusal("pmixed", adjacency) is None:
-        found["pmixed"] = PMixED(epsilon=8.0, delta=DELTA, queries=queries, order=3.0)
-    if adjacency_refusal("adapmixed", adjacency) is None:
-        adaptive = AdaPMixED(order=18.0, target_leakage=0.1, adjacency=adjacency)
-        found |= {"adapmixed": adaptive, PAPER: adaptive}
-    return found | _planned(queries, num_models, adjacency or "zero_out")
+
+def left_out(compared: "dict[str, Mechanism]", adjacency: str) -> dict[str, str]:
+    """Return the methods without a guarantee for these neighbours, with the reason."""
+    if adjacency != "replace_one":
+        return {}
+    return {name: one.no_replacement for name, one in compared.items() if one.no_replacement}
 
 
 def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechanism]":
-    """ClippedMixing and ClippedLogPool as the planner chooses them: public numbers alone."""
+    """Return ClippedMixing and ClippedLogPool as the planner chooses them, by public numbers."""
     from adapmixed.mechanisms.planned import planned
     from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 
@@ -88,7 +94,7 @@ def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechan
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluates, generates a sample, writes the report."""
+    """Evaluate, generate a sample and write the report."""
     started = time.perf_counter()
     check_output(arguments.out, folder=True)
     quiet_libraries()
@@ -112,9 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     train_demo(folder)
     print(f"{folder} is whole after {time.perf_counter() - started:.0f} s", flush=True)
-    ensemble = Ensemble.load(demo_base(), folder)
+    ensemble = Ensemble.from_pretrained(demo_base(), folder)
     adjacency = arguments.adjacency
     compared = methods(arguments.queries, ensemble.num_models, adjacency)
+    missing = left_out(compared, adjacency)
+    compared = {name: one for name, one in compared.items() if name not in missing}
     update, close = progress_bar(arguments.queries, "token")
     evaluations = evaluate(
         ensemble,
@@ -123,7 +131,6 @@ def run(arguments: argparse.Namespace) -> int:
         delta=DELTA,
         rng=random_source(arguments.seed),
         queries=arguments.queries,
-        rule={PAPER: "paper"} if PAPER in compared else {},
         adjacency=adjacency,
         progress=update,
         diagnostics=arguments.diagnostics,
@@ -143,9 +150,8 @@ def run(arguments: argparse.Namespace) -> int:
         sample=_sample(ensemble, compared, adjacency),
     )
     print(f"{report_text(report)}\n\n{DEEP}\n")
-    for name in ("pmixed", "adapmixed"):
-        if name not in compared:
-            print(f"{name} is left out: {adjacency_refusal(name, adjacency)}")
+    for name, reason in missing.items():
+        print(f"{name} is left out: {reason}")
     for path in write_report(report, arguments.out):
         print(f"wrote {path}")
     print(f"took {time.perf_counter() - started:.0f} s")
@@ -166,31 +172,21 @@ def _tokens(queries: int) -> list[int]:
     return tokens
 
 
-def _sample(
-    ensemble: Any, compared: "dict[str, Mechanism]", adjacency: str | None
-) -> dict[str, str]:
-    """A short private continuation with what it cost, from unseeded randomness."""
-    import torch
-
-    from adapmixed.decoding import generate
+def _sample(ensemble: Any, compared: "dict[str, Mechanism]", adjacency: str) -> dict[str, str]:
+    """Return a short private continuation with what it cost, from unseeded randomness."""
+    from adapmixed.generation import PrivateGenerator
     from adapmixed.privacy import Accountant
 
-    tokenizer = ensemble.tokenizer
     name = next(name for name in compared if name.startswith(("adapmixed", "clipped")))
     mechanism = compared[name]
     accountant = Accountant(DELTA, adjacency=adjacency)
-    released = generate(
-        ensemble,
-        mechanism,
-        tokenizer(PROMPT, return_tensors="pt")["input_ids"].to(torch.int64),
-        max_new_tokens=min(SAMPLE_TOKENS, mechanism.budget or SAMPLE_TOKENS),
-        rng=random_source(None),
-        accountant=accountant,
-        stop_token=tokenizer.eos_token_id,
+    generator = PrivateGenerator(ensemble, mechanism, accountant)
+    (text,) = generator.generate(
+        PROMPT, max_new_tokens=min(SAMPLE_TOKENS, mechanism.planned_queries or SAMPLE_TOKENS)
     )
     return {
         "prompt": PROMPT,
-        "text": tokenizer.decode(released[0].tolist(), skip_special_tokens=True),
+        "text": text,
         "mechanism": mechanism.name,
-        "guarantee": str(accountant.epsilon()),
+        "guarantee": str(accountant.guarantee()),
     }

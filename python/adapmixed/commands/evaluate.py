@@ -1,23 +1,18 @@
-"""``adapmixed evaluate``: perplexity and privacy of one or several mechanisms over a text."""
+"""``adapmixed evaluate``: perplexity and privacy of mechanisms over a text."""
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from adapmixed.commands.filters import (
-    add_filter_options,
-    count_lines,
-    model_filter_of,
-    release_counts,
-    show_spent,
-)
-from adapmixed.commands.methods import Choice, add_method_option, choices_of
-from adapmixed.commands.options import (
+from adapmixed.commands.mechanisms import (
     add_mechanism_options,
-    check_output,
+    check_charged,
+    label_of,
     mechanism_of,
+)
+from adapmixed.commands.options import (
+    check_output,
     memory_bytes,
     progress_bar,
     quiet_libraries,
@@ -26,16 +21,13 @@ from adapmixed.commands.options import (
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from adapmixed.evaluation import Runs
     from adapmixed.mechanisms import Mechanism
-    from adapmixed.privacy import PerModelFilter
     from adapmixed.ranks import Ranks
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "evaluate",
         help="perplexity and privacy over a text",
@@ -75,23 +67,22 @@ def add_parser(commands: Any) -> None:
         default=1 << 30,
         help="of logits, activations, keys and values, e.g. 512M or 5G (1G)",
     )
-    add_mechanism_options(parser)
-    add_method_option(parser)
-    add_filter_options(parser)
+    add_mechanism_options(parser, several=True)
     add_placing_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluates and prints the table; of several ranks one prints and writes."""
-    choices = choices_of(arguments)  # refuses bad options before the models are loaded
-    _check_combination(arguments)
+    """Evaluate and print the table; of several processes the main one prints and writes."""
+    _check_accounts(arguments)
+    if arguments.result is None and arguments.resume:
+        raise ValueError("--resume needs --result, the file to go on from")
     with joined_ranks(arguments) as ranks:
-        return _run(arguments, choices, ranks)
+        return _run(arguments, ranks)
 
 
-def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ranks") -> int:
-    if ranks.leads:
+def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
+    if ranks.is_main:
         _check_result(arguments)
         check_output(arguments.json)
         check_output(arguments.out, folder=True)
@@ -116,26 +107,23 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
         runs=arguments.runs,
         stride=arguments.stride,
     )[1]
-    asked = Asked.of(choices, total, ensemble.num_models)
+    asked = _mechanisms(arguments, total)
     about: Any = {
         "config": _config(arguments, asked, total, ensemble),
         "environment": environment(),
         "training": training_losses(Path(arguments.ensemble)),
     }
     about = plain(about, "about")  # what no file could hold is refused before the models run
-    update, close = progress_bar(total * arguments.runs, "token", shown=ranks.leads)
+    update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
     runs = _evaluated(arguments, ensemble, tokens, asked, about, update)
     close()
-    if not ranks.leads:
+    if not ranks.is_main:
         return 0
     evaluations = [one.evaluations[0] for one in runs]
     report = build_report(evaluations, **about)
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
     print(report_text(report))
-    if arguments.runs == 1:
-        for name, model_filter in asked.filters.items():
-            _release(name, model_filter, arguments, report)
     if arguments.out is not None:
         for path in write_report(report, arguments.out):
             print(f"wrote {path}")
@@ -149,18 +137,19 @@ def _run(arguments: argparse.Namespace, choices: "Sequence[Choice]", ranks: "Ran
     return 0
 
 
-def _check_combination(arguments: argparse.Namespace) -> None:
-    """Refuses what does not go together."""
-    path = arguments.result
-    if path is None and arguments.resume:
-        raise ValueError("--resume needs --result, the file to go on from")
-    if arguments.release_counts is not None and (path is not None or arguments.runs != 1):
-        raise ValueError(
-            f"--release-counts cannot be used with --result or --runs, got "
-            f"{arguments.release_counts}: counts that were released once could be released again"
-        )
-    if arguments.operator and arguments.runs != 1:
-        raise ValueError("--operator cannot be used with --runs: every run has filters of its own")
+def _check_accounts(arguments: argparse.Namespace) -> None:
+    """Raise for bad options before the models are loaded."""
+    delta, way = arguments.delta, arguments.adjacency
+    for one in _mechanisms(arguments, queries=1).values():
+        check_charged(one, delta=delta, epsilon=_epsilon(arguments, one), way=way)
+
+
+def _epsilon(arguments: argparse.Namespace, mechanism: "Mechanism") -> float | None:
+    """Return the budget of every shard; the two baselines have nothing to keep within one."""
+    from adapmixed.mechanisms import PublicOnly, Unprotected
+
+    baseline = isinstance(mechanism, PublicOnly | Unprotected)
+    return None if baseline else arguments.epsilon
 
 
 def _check_result(arguments: argparse.Namespace) -> None:
@@ -173,36 +162,31 @@ def _check_result(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--result must name a new file without --resume, got {path}")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The methods of an evaluation by label, the public model first."""
+def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mechanism]":
+    """Return the mechanisms by label, the public model first.
 
-    mechanisms: "dict[str, Mechanism]"
-    rules: dict[str, str]
-    adjacencies: dict[str, str | None]
-    filters: "dict[str, PerModelFilter]"
+    Args:
+        queries: of a run, which plans are for unless --mechanism says otherwise.
+    """
+    from adapmixed.mechanisms import PublicOnly
 
-    @classmethod
-    def of(cls, choices: "Sequence[Choice]", queries: int, num_models: int) -> "Asked":
-        """For that many queries of a run, which budgets are for unless they are given."""
-        from adapmixed.mechanisms import PublicOnly
-
-        asked = cls({"public": PublicOnly()}, {}, {}, {})
-        for one in choices:
-            asked.mechanisms[one.label] = mechanism_of(one.arguments, queries)
-            asked.rules[one.label] = one.arguments.rule
-            asked.adjacencies[one.label] = one.arguments.adjacency
-            model_filter = model_filter_of(one.budget, num_models)
-            if model_filter is not None:
-                asked.filters[one.label] = model_filter
-        return asked
+    texts = arguments.mechanism or ["adapmixed"]
+    names = [text.split()[0] if text.split() else text for text in texts]
+    found: dict[str, Mechanism] = {PublicOnly.name: PublicOnly()}
+    for text, name in zip(texts, names, strict=True):
+        one = mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=queries)
+        label = name if names.count(name) == 1 else label_of(text)
+        if label in found and label != PublicOnly.name:
+            raise ValueError(f"--mechanism must not be given twice, got {label!r} again")
+        found[label] = one
+    return found
 
 
 def _evaluated(
     arguments: argparse.Namespace,
     ensemble: Any,
     tokens: list[int],
-    asked: Asked,
+    asked: "dict[str, Mechanism]",
     about: dict[str, object],
     progress: Any,
 ) -> "list[Runs]":
@@ -214,9 +198,8 @@ def _evaluated(
         block=arguments.block,
         stride=arguments.stride,
         queries=arguments.queries,
-        rule=asked.rules,
-        adjacency=asked.adjacencies,
-        model_filters=asked.filters,
+        epsilon={name: _epsilon(arguments, one) for name, one in asked.items()},
+        adjacency=arguments.adjacency,
         memory_bytes=arguments.memory,
         progress=progress,
         result=arguments.result,
@@ -225,21 +208,18 @@ def _evaluated(
         diagnostics=arguments.diagnostics,
     )
     if arguments.runs > 1:
-        return evaluate_runs(ensemble, tokens, asked.mechanisms, runs=arguments.runs, **settings)
-    # One run uses the filters themselves, which then say what was spent.
-    found = evaluate(ensemble, tokens, asked.mechanisms, **settings)
+        return evaluate_runs(ensemble, tokens, asked, runs=arguments.runs, **settings)
+    found = evaluate(ensemble, tokens, asked, **settings)
     return [Runs(one.name, (one,)) for one in found]
 
 
 def _config(
-    arguments: argparse.Namespace, asked: Asked, queries: int, ensemble: Any
+    arguments: argparse.Namespace, asked: "dict[str, Mechanism]", queries: int, ensemble: Any
 ) -> dict[str, object]:
     names = (
-        "preset",
         "delta",
-        "rule",
         "adjacency",
-        "filter_epsilon",
+        "epsilon",
         "block",
         "stride",
         "runs",
@@ -252,26 +232,9 @@ def _config(
         "ensemble": str(arguments.ensemble),
         "num_models": ensemble.num_models,
         "ranks": ensemble.ranks.world,
-        "mechanisms": {name: repr(one) for name, one in asked.mechanisms.items()},
-        "filters": list(asked.filters),
+        "mechanisms": {name: repr(one) for name, one in asked.items()},
         "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
         "text": str(arguments.text),
         "queries": queries,
         **{name: getattr(arguments, name) for name in names},
     }
-
-
-def _release(
-    name: str,
-    model_filter: "PerModelFilter",
-    arguments: argparse.Namespace,
-    report: dict[str, object],
-) -> None:
-    """Prints the counts of a filter, and for the operator what its models have spent."""
-    counts = list(release_counts(model_filter))
-    if counts:
-        report["released_counts"] = counts
-    for line in count_lines(counts, model_filter.budget.sigma):
-        print(line)
-    if arguments.operator:
-        show_spent(model_filter)

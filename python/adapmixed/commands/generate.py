@@ -1,16 +1,18 @@
 """``adapmixed generate``: privately generated continuations of prompts."""
 
+from __future__ import annotations
+
 import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from adapmixed.commands.serving import add_serving_options, opened
+from adapmixed.commands.serving import add_serving_options, opened, shape_of
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "generate",
         help="continue prompts privately",
@@ -38,34 +40,36 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Generates, streaming the text as it is released."""
+    """Generate, and write the text as it is released."""
     prompts = _prompts(arguments)
     if arguments.batch is not None and arguments.batch < 1:
         raise ValueError(f"--batch must be >= 1, got {arguments.batch}")
     queries = max(arguments.max_new_tokens, 1) * len(prompts)
-    options = {"max_new_tokens": arguments.max_new_tokens, "stop_strings": arguments.stop}
+    options = shape_of(arguments)
     with opened(arguments, queries) as generator:
-        leads = generator.ensemble.ranks.leads
+        is_main = generator.ensemble.ranks.is_main
         if arguments.chat:
             message = {"role": "user", "content": prompts[0]}
-            _show(generator.chat([message], **options), leads)
+            _show(generator.chat([message], **options), is_main)
         elif len(prompts) == 1:
-            _show((piece for (piece,) in generator.stream(prompts, **options)), leads)
+            _show((piece for (piece,) in generator.stream(prompts, **options)), is_main)
         else:
-            for batch in generator.batches(prompts, arguments.max_new_tokens, arguments.batch):
+            shape = {"temperature": arguments.temperature, "top_k": arguments.top_k}
+            limits = (arguments.max_new_tokens, arguments.batch)
+            for batch in generator.batches(prompts, *limits, **shape):
                 texts = generator.generate(batch, **options)
-                for prompt, text in zip(batch, texts, strict=True) if leads else ():
+                for prompt, text in zip(batch, texts, strict=True) if is_main else ():
                     line = {"prompt": prompt, "text": text}
                     print(json.dumps(line, ensure_ascii=False), flush=True)
     return 0
 
 
-def _show(pieces: Iterator[str], leads: bool) -> None:
-    """Writes the text as it comes; of several ranks each asks for it and one writes."""
+def _show(pieces: Iterator[str], is_main: bool) -> None:
+    """Write the text as it comes; every process asks for it and the main one writes."""
     for piece in pieces:
-        if leads:
+        if is_main:
             print(piece, end="", flush=True)
-    if leads:
+    if is_main:
         print()
 
 

@@ -1,5 +1,7 @@
 """``adapmixed ledger show | verify | export``: reads a ledger, also while it is being charged."""
 
+from __future__ import annotations
+
 import argparse
 import json
 from pathlib import Path
@@ -7,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adapmixed.privacy.ledger import Reading
+    from adapmixed.privacy.ledger.records import Record
 
 ACTIONS = {
     "show": "what was charged, and what it promises (for the operator only)",
     "verify": "check every record and the head; exit status 2 if anything was altered or lost",
-    "export": "every charge as a JSON line, after one that describes the ledger",
+    "export": "every record as a JSON line, after one that describes the ledger",
 }
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "ledger",
         help="show, verify or export a ledger",
@@ -33,83 +36,70 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Reads the ledger; what is not intact is refused."""
+    """Read the ledger; one that is not intact raises."""
     if arguments.action == "export":
         return _export(arguments.path)
-    from adapmixed.privacy.ledger import read
+    from adapmixed.privacy import read_ledger
 
-    reading = read(arguments.path)
+    reading = read_ledger(arguments.path)
     facts = _facts(reading)
-    if arguments.action == "verify":
-        names = ("path", "intact", "charges", "counts", "hash", "head_behind", "warning")
-        facts = {name: facts[name] for name in names}
+    if arguments.action == "show":
+        facts |= _totals(reading)
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
-    for name in ("warning", "counts"):
-        if facts[name] is None:
-            del facts[name]
     for name, value in facts.items():
-        print(f"{name.replace('_', ' ')}: {_words(value)}")
+        if name != "warning" or value is not None:
+            print(f"{name.replace('_', ' ')}: {_words(value)}")
     return 0
 
 
 def _words(value: object) -> object:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, dict):
-        counts = [f"{one['noisy_count']} above {one['threshold']}" for one in value["released"]]
-        words = f"{len(counts)} of {value['reserved']} released"
-        return f"{words}, standard deviation {value['sigma']}: {', '.join(counts) or '-'}"
     return "-" if value is None else value
 
 
-def _facts(reading: "Reading") -> dict[str, Any]:
-    from adapmixed.privacy.ledger.totals import totals_of
-
-    description = reading.description
+def _facts(reading: Reading) -> dict[str, Any]:
     return {
         "path": reading.path,
         "intact": True,
-        "format_version": description.format_version,
-        "configuration": description.configuration,
-        "delta": description.delta,
-        "rule": description.rule,
         "charges": reading.charges,
-        "counts": _counts(reading),
-        "hash": reading.hash.hex(),
+        "digest": reading.digest,
         "head_behind": reading.behind,
         "warning": reading.warning,
-        **totals_of(reading.accountant),
-        "guarantee": str(reading.totals),
     }
 
 
-def _counts(reading: "Reading") -> dict[str, Any] | None:
-    """Of models by what they have spent, where a filter's budget reserves them: public."""
-    from adapmixed.privacy.ledger.codec import readable
+def _totals(reading: Reading) -> dict[str, Any]:
+    from adapmixed.privacy.encoding import write_real
 
-    budget = reading.description.filter_budget
-    if budget is None or not budget.releases:
-        return None
-    released = [readable(one) for one in reading.accountant.released_counts]
-    return {"reserved": budget.releases, "sigma": budget.sigma, "released": released}
+    account, guarantee = reading.account, reading.guarantee
+    settings, binding, epsilon = account.settings, account.binding, guarantee.epsilon
+    return {
+        "delta": settings.delta,
+        "shard_budget": settings.epsilon,
+        "mechanism": None if binding is None else binding.mechanism,
+        "ensemble": None if binding is None else binding.ensemble,
+        "queries": guarantee.queries,
+        "kind": guarantee.kind,
+        "epsilon": None if epsilon is None else write_real(float(epsilon)),
+        "guarantee": str(guarantee),
+    }
 
 
 def _export(path: Path) -> int:
-    from adapmixed.privacy.ledger import read
-    from adapmixed.privacy.ledger.export import description_line, record_line
+    from adapmixed.privacy import read_ledger
+    from adapmixed.privacy.encoding import canonical, parse
 
-    lines = 0
+    lines: list[str] = []
 
-    def write(description: Any, record: Any, events: Any) -> None:
-        nonlocal lines
-        if lines == 0:
-            print(description_line(description))
-        print(record_line(record, events))
-        lines += 1
+    def seen(record: Record) -> None:
+        written = {"sequence": record.sequence, **parse(record.text), "hash": record.hash.hex()}
+        lines.append(canonical(written))
 
-    reading = read(path, seen=write)
-    if lines == 0:
-        print(description_line(reading.description))
+    reading = read_ledger(path, seen=seen)
+    print(canonical({"ledger": parse(reading.description.text)}))
+    for line in lines:
+        print(line)
     return 0

@@ -1,4 +1,6 @@
-"""Where `evaluate`, `generate`, `chat` and `reproduce` compute: device, precision, ranks."""
+"""Where `evaluate`, `generate`, `chat` and `reproduce` compute: device, precision, processes."""
+
+from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager
@@ -12,35 +14,35 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_placing_options(parser: argparse.ArgumentParser) -> None:
-    """--device and --dtype; --rank-timeout for several ranks."""
+    """Add --device and --dtype, and --rank-timeout for several processes."""
     add_device_options(parser)
     parser.add_argument(
         "--rank-timeout",
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="under torchrun: how long a rank waits for the others before the run ends (300)",
+        help="under torchrun: how long a process waits for the others before the run ends (300)",
     )
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """--device and --dtype."""
+    """Add --device and --dtype."""
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="of models and mechanisms; under torchrun each rank takes the GPU of its local rank",
+        help="of models and mechanisms; under torchrun each process takes a GPU of its own",
     )
     parser.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of the public model; adapters: float32"
     )
 
 
-def joined_ranks(arguments: argparse.Namespace) -> "AbstractContextManager[Ranks]":
-    """The ranks of `torchrun`, which talk through NCCL between GPUs.
+def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:
+    """Join the processes of `torchrun`, which talk through NCCL between GPUs.
 
     Raises:
-        ValueError: a GPU is asked for where there is none, or no kernels for one.
+        ValueError: as `check_device`.
     """
     from adapmixed.ranks import joined
 
@@ -48,8 +50,8 @@ def joined_ranks(arguments: argparse.Namespace) -> "AbstractContextManager[Ranks
     return joined(timeout_seconds=arguments.rank_timeout, cuda=arguments.device == "cuda")
 
 
-def load_ensemble(arguments: argparse.Namespace, ranks: "Ranks") -> "Ensemble":
-    """--base and --ensemble, where the options say; see `Ensemble.load`."""
+def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
+    """Load --base and --ensemble on the device that was asked for."""
     import torch
 
     from adapmixed.models import Ensemble
@@ -59,7 +61,7 @@ def load_ensemble(arguments: argparse.Namespace, ranks: "Ranks") -> "Ensemble":
     if device == "cuda":
         device = f"cuda:{Place.from_environment().local_rank}"
         torch.cuda.set_device(device)  # NCCL's, too
-    return Ensemble.load(
+    return Ensemble.from_pretrained(
         arguments.base,
         arguments.ensemble,
         dtype=getattr(torch, arguments.dtype),
@@ -69,7 +71,7 @@ def load_ensemble(arguments: argparse.Namespace, ranks: "Ranks") -> "Ensemble":
 
 
 def check_device(arguments: argparse.Namespace) -> None:
-    """Raises ValueError where a GPU is asked for and there is none, or no kernels for one."""
+    """Raise ValueError if a GPU is asked for and there is none, or no kernels for one."""
     if arguments.device != "cuda":
         return
     import torch

@@ -7,7 +7,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import ADJACENCIES, check_output
+from adapmixed.checks import QUESTIONS
+from adapmixed.commands.options import check_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,14 +21,13 @@ FORMAT_VERSION = 1
 """Of the JSON that is written."""
 _ASKED = ("epsilon", "models", "queries")
 _NEIGHBOURS = {
-    "zero_out": "one shard is emptied, its slot answers the public distribution",
-    "add_remove": "the ensemble lacks one shard's model",
+    "zero_out": "one shard is emptied, its member answers the public distribution",
     "replace_one": "any change of the records in one shard",
 }
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "plan",
         help="the settings that a privacy budget buys",
@@ -41,24 +41,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--models", type=int, help="shards, one model each")
     parser.add_argument("--queries", type=int, help="answers (tokens) in all")
-    parser.add_argument("--adjacency", choices=ADJACENCIES, default="zero_out")
+    parser.add_argument("--adjacency", choices=QUESTIONS, default="zero_out")
     parser.add_argument(
         "--lower", type=float, help="ratio of clipped-mixing, with --scale a log-ratio"
     )
     parser.add_argument("--upper", type=float, help="as --lower")
     parser.add_argument("--scale", type=float, help="of clipped-log-pool; without: clipped-mixing")
-    parser.add_argument(
-        "--constant-models",
-        action="store_true",
-        help="with --scale: --models is a public constant (--num-models of clipped-log-pool), not "
-        "the number of models that are there",
-    )
     parser.add_argument("--json", type=Path, help="write the plans, or the answer, there as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plans and prints the table, or answers an inverse question."""
+    """Plan and print the table, or answer an inverse question."""
     check_output(arguments.json)
     missing = [name for name in _ASKED if getattr(arguments, name) is None]
     if (arguments.lower is None) != (arguments.upper is None):
@@ -66,11 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.lower is not None:
         if len(missing) != 1:
             raise ValueError(
-                "of --epsilon, --models and --queries one must be left out where --lower and "
+                "of --epsilon, --models and --queries one must be left out if --lower and "
                 f"--upper are given, got {3 - len(missing)} of them"
             )
         content = _answer(arguments, missing[0])
-    elif missing or arguments.scale is not None or arguments.constant_models:
+    elif missing or arguments.scale is not None:
         raise ValueError(
             "--epsilon, --models and --queries must be given, or --lower, --upper and two of them, "
             f"got no {', '.join('--' + name for name in missing or ['lower'])}"
@@ -85,12 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
-    """Prints which ε, how many models or how many queries the given settings allow."""
+    """Print which ε, how many models or how many queries the given settings allow."""
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
     delta, way = arguments.delta, arguments.adjacency
-    names = ("lower", "upper", "scale", "constant_models")
+    names = ("lower", "upper", "scale")
     settings = {name: getattr(arguments, name) for name in names}
     found: float | None
     if asked == "epsilon":
@@ -111,9 +105,7 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
         least = f"more than {MOST_MODELS} models" if found is None else _plural(found, "model")
         said = f"{least} for {_plural(arguments.queries, 'query')} within ε = {arguments.epsilon:g}"
     name = "clipped-mixing" if settings["scale"] is None else "clipped-log-pool"
-    given = {
-        key: value for key, value in settings.items() if value is not None and value is not False
-    }
+    given = {key: value for key, value in settings.items() if value is not None}
     listed = " ".join(f"{key}={value!r}" for key, value in given.items())
     print(f"{name} {listed}: {said} at δ = {delta:g};\nneighbouring ({way}): {_NEIGHBOURS[way]}.")
     known = {key: getattr(arguments, key) for key in _ASKED if key != asked}
@@ -134,7 +126,7 @@ def _plural(number: int, noun: str) -> str:
 
 
 def _plans(arguments: argparse.Namespace) -> dict[str, object]:
-    """Prints what the budget buys."""
+    """Print what the budget buys."""
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import adapmixed_beforehand, plan
 
@@ -145,7 +137,7 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
         arguments.queries,
         arguments.adjacency,
     )
-    plans, adaptive = plan(*question, constant_models=True), adapmixed_beforehand(*question)
+    plans, adaptive = plan(*question), adapmixed_beforehand(*question)
     print(
         f"Within ε = {arguments.epsilon:g} at δ = {arguments.delta:g} for {arguments.queries} "
         f"queries to {arguments.models} models;\n"
@@ -164,15 +156,10 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     )
     print(_chosen_words(plans))
     print(
-        "ε(n) is what n queries cost where n is fixed beforehand. An accountant that is opened for "
+        "ε(n) is what n queries cost if n is fixed beforehand. An accountant that is opened for "
         f"all\n{arguments.queries} (queries={arguments.queries}) states ε({arguments.queries}) "
         "from the first answer on, however few are asked for."
     )
-    if any("num_models" in one.settings for one in plans):
-        print(
-            f"num_models={arguments.models}: a public constant, however many models are there; "
-            "without it their number, whose\nchange costs twice the range."
-        )
     for mechanism, note in dict.fromkeys((one.mechanism, one.note) for one in plans if one.note):
         print(f"{mechanism}: {note}.")
     if all(one.mechanism != "pmixed" for one in plans):
@@ -185,7 +172,7 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _chosen_words(plans: "list[Plan]") -> str:
-    """What was chosen, by which rule, and what is known of it."""
+    """Return what was chosen, by which rule, and what is known of it."""
     from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE
 
     rules = {
@@ -205,37 +192,32 @@ def _chosen_words(plans: "list[Plan]") -> str:
     return "\n".join(lines)
 
 
-def _adaptive_words(one: "Beforehand | None", epsilon: float) -> str:
+def _adaptive_words(one: "Beforehand", epsilon: float) -> str:
     from adapmixed.privacy.guarantee import format_epsilon
 
     words = (
         "adapmixed: its ε depends on the private data, is known after the answers only, and must "
         "not be published.\n"
-    )
-    if one is None:
-        return words + "  Beforehand nothing bounds it for these neighbours (zero_out has a bound)."
-    words += (
-        f"  Beforehand (loss='fixed'), order={one.order:g}: at the paper's "
-        f"beta={one.target_leakage:g} all queries cost at most ε = {format_epsilon(one.epsilon)};\n"
+        f"  Beforehand (loss=fixed), order={one.order:g}: at the paper's "
+        f"target_leakage={one.target_leakage:g} all queries cost at most\n"
+        f"  ε = {format_epsilon(one.epsilon)}; "
     )
     if one.largest_leakage is None:
-        return words + f"  no beta keeps ε = {epsilon:g}."
+        return words + f"no target_leakage keeps ε = {epsilon:g}."
     return (
-        words
-        + f"  ε = {epsilon:g} is kept with {_values({'target_leakage': one.largest_leakage})}."
+        words + f"ε = {epsilon:g} is kept with {_values({'target_leakage': one.largest_leakage})}."
     )
 
 
-def _adaptive_entry(one: "Beforehand | None") -> dict[str, object]:
-    entry: dict[str, object] = {"kind": "data-dependent, ex-post", "publishable": False}
-    if one is not None:
-        entry |= {
-            "order": one.order,
-            "target_leakage": one.target_leakage,
-            "worst_case_epsilon": one.epsilon if math.isfinite(one.epsilon) else str(one.epsilon),
-            "largest_target_leakage": one.largest_leakage,
-        }
-    return entry
+def _adaptive_entry(one: "Beforehand") -> dict[str, object]:
+    return {
+        "kind": "data-dependent, ex-post",
+        "publishable": False,
+        "order": one.order,
+        "target_leakage": one.target_leakage,
+        "worst_case_epsilon": one.epsilon if math.isfinite(one.epsilon) else str(one.epsilon),
+        "largest_target_leakage": one.largest_leakage,
+    }
 
 
 def _settings(one: "Plan") -> str:
@@ -243,19 +225,19 @@ def _settings(one: "Plan") -> str:
 
 
 def _values(settings: "Mapping[str, float]") -> str:
-    """Four significant digits, rounded inward: settings that are copied from here keep the ε.
+    """Return settings to four digits, rounded inward, so that what is copied from here keeps ε.
 
-    An order has no more digits, and no inward; a number of models is whole.
+    An order is shown as it was planned.
     """
     from adapmixed.privacy.rounding import four_digits
 
-    names, shown = {"target_leakage": "beta"}, []
+    shown = []
     for name, value in settings.items():
-        if name in ("order", "num_models"):
-            shown.append(f"{name}={value:d}" if name == "num_models" else f"{name}={value:g}")
+        if name == "order":
+            shown.append(f"{name}={value:g}")
             continue
         rounding = ROUND_CEILING if name == "lower" else ROUND_FLOOR
-        shown.append(f"{names.get(name, name)}={four_digits(value, rounding)}")
+        shown.append(f"{name}={four_digits(value, rounding)}")
     return " ".join(shown)
 
 

@@ -1,4 +1,4 @@
-"""``adapmixed report``: tables and figures once more, from a result file alone."""
+"""``adapmixed report``: redraw tables and figures from a result file alone."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ _MALFORMED = (AttributeError, IndexError, KeyError, TypeError)
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "report",
         help="tables and figures from a result file alone",
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the tables, writes the files."""
+    """Print the tables and write the files."""
     path: Path = arguments.result
     content = _read(path)
     redraw = _REDRAW[_kind(path, content)]
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    from adapmixed.privacy.fields import parse
+    from adapmixed.privacy.encoding import parse
 
     try:
         content = parse(path.read_bytes().decode("utf-8"))
@@ -50,7 +50,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _kind(path: Path, content: Mapping[str, Any]) -> str:
-    """By "kind" where a file names it, else by the entries that only one kind has."""
+    """Return the kind of a file by its "kind", else by the entries that only one kind has."""
     if "kind" in content:
         kind = content["kind"]
     elif {"methods", "config"} <= content.keys():

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from adapmixed.commands.options import (
     PRESETS,
     check_output,
-    default_value,
     progress_bar,
     quiet_libraries,
 )
@@ -24,7 +23,7 @@ EXPERIMENTS = ("table1", "table2", "figure2", "studies", "kinds")
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "reproduce",
         help="the paper's tables and figures, its numbers beside ours",
@@ -74,7 +73,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the experiment, prints its tables, writes its files."""
+    """Run the experiment, print its tables, write its files."""
     started = time.perf_counter()
     _refuse(arguments)
     quiet_libraries()
@@ -124,7 +123,7 @@ def _experiment(arguments: argparse.Namespace, sources: "Sources", run: "Run") -
 
 
 def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter | None":
-    """The adapter that protects single blocks, as the paper's does."""
+    """Return the adapter that protects single blocks, as the paper's does."""
     found = _dp_adapters(arguments, inputs, ((8.0, None),))
     return found[0] if found else None
 
@@ -132,7 +131,7 @@ def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter |
 def _dp_adapters(
     arguments: argparse.Namespace, inputs: "Inputs", targets: "tuple[tuple[float, int | None], ...]"
 ) -> "list[DPAdapter]":
-    """The given adapter, or at builtin scale one trained for each (ε, blocks of a name)."""
+    """Return the given adapter, or at builtin scale one trained for each (ε, blocks of a name)."""
     from adapmixed.experiments.dp_adapter import builtin_dp_adapter, read_dp_adapter
 
     if arguments.without_dp_sgd:
@@ -159,7 +158,7 @@ def _dp_adapters(
 
 
 def _divided(arguments: argparse.Namespace, inputs: "Inputs") -> "list[Path]":
-    """The given ensembles, or at builtin scale some that are trained; none at full scale."""
+    """Return the given ensembles, or at builtin scale some that are trained; none at full scale."""
     from adapmixed.experiments.divided import builtin_divided
 
     if arguments.divided is not None:
@@ -170,7 +169,7 @@ def _divided(arguments: argparse.Namespace, inputs: "Inputs") -> "list[Path]":
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
-    """Options of another experiment, and several ranks."""
+    """Raise for options of another experiment, and for several processes."""
     from adapmixed.ranks import Place
 
     if Place.from_environment().world > 1:
@@ -203,15 +202,20 @@ def _refuse(arguments: argparse.Namespace) -> None:
 
 
 def _most_tokens(arguments: argparse.Namespace) -> int:
-    """Tokens that suffice for the queries: a text of gigabytes need not be read to its end."""
+    """Return how many tokens suffice, so that a text of gigabytes is not read to its end."""
     from adapmixed.experiments.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
 
     paper = {"table1": RUN_QUERIES, "table2": TABLE_2_QUERIES}
-    one: int = default_value(arguments.queries, paper.get(arguments.experiment, RUN_QUERIES))
+    one: int = _or_default(arguments.queries, paper.get(arguments.experiment, RUN_QUERIES))
     runs: int = 1
     long: int = 0
     if arguments.experiment == "table1":
-        runs = default_value(arguments.runs, RUNS)
-        long = default_value(arguments.long_queries, LONG_QUERIES[arguments.dataset])
+        runs = _or_default(arguments.runs, RUNS)
+        long = _or_default(arguments.long_queries, LONG_QUERIES[arguments.dataset])
     # Whole blocks, of which each leaves one token unscored; a block has 512 tokens at most.
     return max(runs * (2 * one + 512), 2 * long + 512)
+
+
+def _or_default(value: Any, default: Any) -> Any:
+    """Return the value of an option, or the default if it was not given."""
+    return default if value is None else value

@@ -1,4 +1,4 @@
-"""``adapmixed train``: a corpus to an ensemble of adapters, or to one DP-SGD adapter."""
+"""``adapmixed train``: train an ensemble of adapters, or one DP-SGD adapter, on a corpus."""
 
 import argparse
 import sys
@@ -29,7 +29,7 @@ _NUMBERS = {
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "train",
         help="a private corpus to an ensemble, or to one DP-SGD adapter",
@@ -92,7 +92,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains; standard error says which members are finished."""
+    """Train; standard error says which members are finished."""
     if (arguments.workers or 1) > 1:
         start_server()  # before this process imports the same for seconds
     from adapmixed.data import Corpus
@@ -230,13 +230,13 @@ def _train_dp(
 
 
 def _config(arguments: argparse.Namespace, facts: "BaseFacts") -> "FinetuneConfig":
-    """The options where they are given, then the preset, then the class's defaults."""
+    """Return the options that were given, then the preset, then the class's defaults."""
     from adapmixed.training import FinetuneConfig
     from adapmixed.training.presets import HEAD
     from adapmixed.training.presets import PRESETS as SETTINGS
 
     targets = _targets(arguments, facts)
-    adapted = facts.targets(targets)  # refuses names of no layer
+    adapted = facts.targets(targets)  # raises for names of no layer
     settings: dict[str, Any] = {}
     if arguments.preset is not None:
         settings = SETTINGS[arguments.preset].finetune_settings(dp_sgd=arguments.dp_sgd)

@@ -1,7 +1,7 @@
-"""What an evaluation is of: two with the same description give the same numbers."""
+"""The description of an evaluation: two with the same one give the same numbers."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,8 +9,6 @@ import torch
 
 from adapmixed.evaluation.methods import Settings
 from adapmixed.evaluation.windows import Window, block_of
-from adapmixed.privacy import PerModelFilter
-from adapmixed.privacy.fields import canonical
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
@@ -25,14 +23,13 @@ def describe(
     tokens: Sequence[int],
     windows: Sequence[Sequence[Window]],
     settings: Settings,
-    filters: Mapping[str, PerModelFilter],
     rng: SecureRandom | SeededRandom,
     memory_bytes: int,
     *,
     block: int | None,
     stride: int | None,
 ) -> dict[str, Any]:
-    """The description that a result file holds: strict JSON values, private."""
+    """Return the description that a result file holds: strict JSON values, private."""
     return {
         "text": {"tokens": len(tokens), "sha256": _digest(tokens)},
         "ensemble": {
@@ -53,9 +50,8 @@ def describe(
         "methods": {
             name: {
                 "mechanism": repr(mechanism),
-                "rule": settings.rules.get(name, "per_model"),
                 "adjacency": settings.adjacencies.get(name),
-                "filter": _filter(filters.get(name)),
+                "epsilon": settings.epsilons.get(name),
             }
             for name, mechanism in settings.mechanisms.items()
         },
@@ -71,22 +67,14 @@ def _digest(tokens: Sequence[int]) -> str:
 
 
 def _randomness(rng: SecureRandom | SeededRandom) -> Any:
-    """The seed where there is one; nothing of a key."""
+    """Return the seed if there is one; nothing of a key."""
     return {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else "system"
-
-
-def _filter(model_filter: PerModelFilter | None) -> dict[str, Any] | None:
-    if model_filter is None:
-        return None
-    state = {name: value for name, value in model_filter.state().items() if name != "identity"}
-    digest = hashlib.sha256(canonical(state).encode("ascii")).hexdigest()
-    return {"budget": repr(model_filter.budget), "sha256": digest}
 
 
 def _probe(
     ensemble: "Ensemble", tokens: Sequence[int], window: Window, memory_bytes: int
 ) -> list[float]:
-    """Mean log-probability of the first tokens by every model, the public one last: private."""
+    """Return the mean log-probability of the first tokens by every model, the public one last."""
     read = list(tokens[window.start : min(window.stop, window.start + _PROBED + 1)])
     inputs = torch.tensor([read[:-1]], device=ensemble.device)
     sums: torch.Tensor | float = 0.0
@@ -96,5 +84,7 @@ def _probe(
         found = rows.gather(-1, targets.expand(len(rows), -1)[..., None])[..., 0]
         sums = sums + found.clamp_min(_IMPOSSIBLE).sum(-1)
     assert isinstance(sums, torch.Tensor)
-    everyone = torch.cat([ensemble.ranks.gather(sums[:-1]), sums[-1:]])
-    return [float(value) for value in everyone / (len(read) - 1)]
+    members = ensemble.ranks.gather(sums[:-1])
+    if members is None:  # the main process keeps the file
+        return []
+    return [float(value) for value in torch.cat([members, sums[-1:]]) / (len(read) - 1)]

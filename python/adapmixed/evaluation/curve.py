@@ -8,8 +8,8 @@ Point = TypeVar("Point")
 class Curve(Generic[Point]):
     """At most `most` points, evenly spaced in the calls, and always the last one.
 
-    Where they would be more every other one is dropped and from then on only every other call is
-    kept: which points are there depends on their number alone.
+    If there would be more, every other one is dropped, and from then on only every other call is
+    kept. Which points are there depends on their number alone.
 
     Args:
         most: even.
@@ -23,7 +23,7 @@ class Curve(Generic[Point]):
         self.last: Point | None = None
 
     def add(self, point: Point) -> None:
-        """With the point of one call more."""
+        """Add the point of one call."""
         self.calls += 1
         self.last = point
         if self.calls % self.step:
@@ -34,7 +34,7 @@ class Curve(Generic[Point]):
             self.step *= 2
 
     def all(self) -> list[Point]:
-        """The points, in order."""
+        """Return the points, in order."""
         # With `most` even the points are those of the calls that `step` divides.
         ended = self.last is None or self.calls % self.step == 0
         return self.points if ended or self.last is None else [*self.points, self.last]

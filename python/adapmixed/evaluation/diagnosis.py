@@ -1,4 +1,4 @@
-"""What the diagnostics of an evaluation found for one mechanism: private, for the operator."""
+"""The diagnostics of one mechanism in an evaluation: private, for the operator."""
 
 import math
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Utility:
 
 @dataclass(frozen=True)
 class Weights:
-    """How often weights λ_j,t of models in queries had which value.
+    """Counts of the weights λ_j,t of models in queries, by value.
 
     Attributes:
         zero: exactly 0, those of screened queries included.
@@ -54,7 +54,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found besides perplexity and ε.
+    """The findings besides perplexity and ε.
 
     Attributes:
         queries: that were answered.
@@ -65,8 +65,8 @@ class Diagnosis:
         charges: (queries so far, what each model has been charged for them) at the same points, by
             model or, with `quantiles`, their `QUANTILES` over models. Realised losses (AdaPMixED)
             are Rényi divergences in nats at the first of the mechanism's orders, without the
-            screening's price, which is the same for all; under a filter they are what the filter
-            charges.
+            screening's price, which is the same for all. Under a budget of every shard they are
+            what it was charged.
     """
 
     queries: int

@@ -1,4 +1,4 @@
-"""What an evaluation can say of single models and of their weights, in bounded memory.
+"""Diagnostics of single models and of their weights during an evaluation, in bounded memory.
 
 Everything here is a function of the private data without protection of its own: the operator's.
 """
@@ -13,35 +13,23 @@ import numpy as np
 
 from adapmixed.evaluation.curve import Curve
 from adapmixed.evaluation.diagnosis import QUANTILES, Diagnosis, Utility, Weights
-from adapmixed.privacy.events import Caveat, PublicAnswer
-from adapmixed.privacy.fields import ARRAY, COUNT, optional, read_state, write_state
+from adapmixed.privacy.encoding import check_keys, exactly, read_array, write_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from adapmixed.mechanisms import Answer, Law, Proposal
-    from adapmixed_ext import Projection
+    from adapmixed.mechanisms import Answer, Proposal
+    from adapmixed.mechanisms.distribution import Distribution
 
-FORMAT_VERSION = 1
 BINS = 20
 """Of the weights strictly between 0 and 1, all of the same width; 0 and 1 are counted apart."""
 POINTS = 64
 MODELS = 128
 """Up to so many models the course of each is kept, of more their `QUANTILES`."""
 
-_FIELDS = {
-    "queries": COUNT,
-    "screened": COUNT,
-    "mixed": COUNT,
-    "sums": ARRAY,
-    "weights": ARRAY,
-    "charged": ARRAY,
-    "points": ARRAY,
-    "step": COUNT,
-    "calls": COUNT,
-    "last": optional(ARRAY),
-}
+_COUNTS = ("queries", "screened", "mixed", "step", "calls")
+_ARRAYS = ("sums", "weights", "charged", "points")
 
 
 class Diagnostics:
@@ -59,36 +47,29 @@ class Diagnostics:
         # Rows of queries, screened queries and what was charged.
         self._curve: Curve[NDArray[np.float64]] = Curve(POINTS)
 
-    def add(
-        self, proposal: Proposal, answer: Answer, active: Tensor | None, targets: Tensor
-    ) -> None:
-        """One call's answers.
+    def add(self, proposal: Proposal, answer: Answer, targets: Tensor) -> None:
+        """Add one call's answers.
 
         Args:
             proposal: of B queries, charged and released.
             answer: what it released: log-probabilities of the targets.
-            active: the slots that a filter let contribute; None without a filter.
             targets: (B,) int64.
-
-        Raises:
-            ValueError: the proposal does not hold the rows of all N models.
         """
         self.queries += len(targets)
         self.screened += int(answer.public.sum())
-        mixture = _mixture(proposal, active)
-        if mixture is not None:
-            self._add_mixture(*mixture, answer, targets)
-        charges = _charges(proposal, active)
+        found = proposal.distribution
+        if proposal.mechanism.name != "public" and _is_mixture(found):
+            self._add_mixture(found, answer, targets)
+        charges = _charges(proposal)
         if charges is not None:
             if not len(self._charged):
                 self._charged = np.zeros(len(charges))
             self._charged = self._charged + charges.sum(1)
         self._curve.add(np.array([self.queries, self.screened, *self._kept()]))
 
-    def _add_mixture(
-        self, law: Law, projection: Projection, answer: Answer, targets: Tensor
-    ) -> None:
-        own, public = target_log_probs(law, targets)
+    def _add_mixture(self, found: Distribution, answer: Answer, targets: Tensor) -> None:
+        own, public = target_log_probs(found, targets)
+        projection: Any = found.projection
         weight, complement = _array(projection.weight), _array(projection.complement)
         largest = utility_terms(own, public, complement).max(0)
         ensemble = np.logaddexp.reduce(own, 0) - math.log(len(own))
@@ -109,7 +90,7 @@ class Diagnostics:
         return kept
 
     def diagnosis(self) -> Diagnosis:
-        """What is known so far."""
+        """Return what is known so far."""
         utility = weights = None
         if self.mixed:
             count = self.mixed
@@ -130,27 +111,34 @@ class Diagnostics:
         )
 
     def state(self) -> dict[str, Any]:
-        """Everything as strict JSON values, exact to the bit; private."""
+        """Return everything as strict JSON values, exact to the bit; private."""
         curve = self._curve
         width = 0 if curve.last is None else len(curve.last)
         sums = [
             self._bound, self._largest, self._loss, self._ensemble_loss, self._screened_pairs
         ]  # fmt: skip
-        values = vars(self) | vars(curve)
-        values |= {
+        counts = vars(self) | vars(curve)
+        arrays = {
             "sums": np.array(sums),
             "weights": self._weights,
             "charged": self._charged,
             "points": np.array(curve.points).reshape(len(curve.points), width),
         }
-        return write_state("diagnostics", FORMAT_VERSION, _FIELDS, values)
+        return {
+            **{name: counts[name] for name in _COUNTS},
+            **{name: write_array(value) for name, value in arrays.items()},
+            "last": None if curve.last is None else write_array(curve.last),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Diagnostics:
-        """The diagnostics that `state()` was asked of; ValueError where it can be none."""
-        values = read_state("diagnostics", FORMAT_VERSION, _FIELDS, state)
+        """Return the diagnostics that `state()` was asked of; ValueError if it can be none."""
+        written = check_keys("diagnostics", state, {*_COUNTS, *_ARRAYS, "last"})
+        values = {name: exactly(int, written[name]) for name in _COUNTS}
+        values |= {name: read_array(written[name]) for name in _ARRAYS}
+        last = None if written["last"] is None else read_array(written["last"])
         found = cls()
-        width = 0 if values["last"] is None else len(values["last"])
+        width = 0 if last is None else len(last)
         shapes = {"sums": (5,), "weights": (BINS + 2,), "points": (len(values["points"]), width)}
         for name, shape in shapes.items():
             if values[name].shape != shape:
@@ -164,29 +152,35 @@ class Diagnostics:
         )
         found._weights, found._charged = values["weights"], values["charged"]
         curve = found._curve
-        curve.points, curve.last = list(values["points"]), values["last"]
+        curve.points, curve.last = list(values["points"]), last
         curve.step, curve.calls = values["step"], values["calls"]
         return found
 
 
-def target_log_probs(law: Law, targets: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """log p_j(x_t), (N, B), and log q(x_t), (B,), of the rows that are mixed."""
-    private, public, sums = law.private_logits, law.public_logits, law.projection
-    index = targets.expand(len(private), -1).unsqueeze(-1)
-    own = private.gather(2, index).squeeze(2).double() - sums.private_lse
-    return _array(own), _array(
-        public.gather(1, targets.unsqueeze(1)).squeeze(1).double() - sums.public_lse
+def target_log_probs(
+    found: Distribution, targets: Tensor
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return log p_j(x_t), (N, B), and log q(x_t), (B,), of the rows that are mixed."""
+    private, public, sums = found.rows.private, found.rows.public, found.projection
+    places, kept = found.rows.places(targets)
+    index = places.unsqueeze(-1)
+    own = private.gather(2, index.expand(len(private), -1, 1)).squeeze(2).double()
+    log_q = public.gather(1, index).squeeze(1).double()
+    there = _array(kept)
+    return (
+        np.where(there, _array(own - sums.private_lse), -np.inf),
+        np.where(there, _array(log_q - sums.public_lse), -np.inf),
     )
 
 
 def utility_terms(
     own: NDArray[np.float64], public: NDArray[np.float64], complement: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """(1 − λ_j) log(p_j(x_t)/p_0(x_t)) of theorem util_analysis, (N, B), in nats.
+    """Return (1 − λ_j) log(p_j(x_t)/p_0(x_t)) of theorem util_analysis, (N, B), in nats.
 
-    At the edges: p_j = 0 gives −inf, also where λ_j = 1 or p_0 = 0, since such a model has no part
-    in what the ensemble gives the token; λ_j = 1 gives 0, also where p_0 = 0; and +inf where
-    p_0 = 0 < p_j and λ_j < 1. With these the theorem holds wherever its left side is defined.
+    At the edges p_j = 0 gives −inf, also if λ_j = 1 or p_0 = 0: such a model has no part in what
+    the ensemble gives the token. λ_j = 1 gives 0, also if p_0 = 0, and +inf follows if p_0 = 0 <
+    p_j and λ_j < 1. With these the theorem holds wherever its left side is defined.
     """
     with np.errstate(invalid="ignore"):
         terms = complement * (own - public)
@@ -194,47 +188,34 @@ def utility_terms(
     return np.where(np.isneginf(own), -np.inf, terms)
 
 
-def _mixture(proposal: Proposal, active: Tensor | None) -> tuple[Law, Projection] | None:
-    """The law and its weights where it is Σ_i [λ_i p_i + (1−λ_i) q]/N; else None."""
-    from adapmixed.mechanisms import Law
+def _is_mixture(found: Distribution) -> bool:
+    """Return whether it is Σ_i [λ_i p_i + (1−λ_i) q]/N of a mechanism that protects."""
+    from adapmixed.mechanisms.distribution import Distribution
     from adapmixed_ext import Projection
 
-    law = proposal.law
-    if not isinstance(law, Law) or not isinstance(law.projection, Projection):
-        return None
-    if not law.public_support:  # the unprotected ensemble itself
-        return None
-    if all(isinstance(event, PublicAnswer | Caveat) for event in proposal.events(active)):
-        return None  # reads no private model
-    if len(law.projection.weight) != proposal.num_models:
-        raise ValueError(
-            f"diagnostics need the rows of all {proposal.num_models} models, got "
-            f"{len(law.projection.weight)}"
-        )
-    return law, law.projection
+    whole = type(found) is Distribution  # not over subsets of the members
+    return whole and isinstance(found.projection, Projection) and found.public_support
 
 
-def _charges(proposal: Proposal, active: Tensor | None) -> NDArray[np.float64] | None:
-    """(N, B), what single models are charged, at the first order; None where they are not."""
-    charges = proposal.charges
-    if charges is None:
-        return None
-    if proposal.individual_charges is None:  # realised losses
-        realised: NDArray[np.float64] = _array(charges[..., 0])
+def _charges(proposal: Proposal) -> NDArray[np.float64] | None:
+    """Return (N, B), what single models are charged, at the first order; None if they are not."""
+    prepared, active = proposal._prepared, proposal._active
+    if prepared.losses is not None:
+        realised: NDArray[np.float64] = _array(prepared.losses[..., 0])
         return realised
-    if active is None:  # the guarantee is fixed for all
+    if prepared.charges is None or active is None:  # the guarantee is fixed for all
         return None
-    return np.where(_array(active), _array(charges[..., 0]), 0.0)
+    return np.where(_array(active), _array(prepared.charges), 0.0)
 
 
 def _bins(weight: NDArray[np.float64], complement: NDArray[np.float64]) -> NDArray[np.intp]:
-    """0 for a weight of exactly 0, BINS + 1 for exactly 1, else 1 + ⌊BINS · weight⌋."""
+    """Return 0 for a weight of exactly 0, BINS + 1 for exactly 1, else 1 + ⌊BINS · weight⌋."""
     inner = np.minimum((BINS * weight).astype(np.intp), BINS - 1) + 1
     return np.where(weight == 0.0, 0, np.where(complement == 0.0, BINS + 1, inner))
 
 
 def _sum_up(total: float, values: NDArray[np.float64]) -> float:
-    """A sum in which +inf outweighs −inf: an upper bound stays one."""
+    """Return a sum in which +inf outweighs −inf: an upper bound stays one."""
     if total == math.inf or bool(np.isposinf(values).any()):
         return math.inf
     return total + math.fsum(values.tolist())

@@ -1,119 +1,104 @@
 """A mechanism at work: who answers, who is charged, with which randomness."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from adapmixed.charging import Charge
 from adapmixed.evaluation.diagnostics import Diagnostics
 from adapmixed.evaluation.result import Evaluation
 from adapmixed.evaluation.tally import Tally
-from adapmixed.mechanisms import Mechanism
-from adapmixed.privacy import Accountant, PerModelFilter
+from adapmixed.mechanisms import Mechanism, Origin, shaped
+from adapmixed.privacy import Accountant
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How every mechanism of an evaluation is charged; arguments of :func:`evaluate`."""
+    """The charging of every mechanism of an evaluation; arguments of :func:`evaluate`."""
 
     mechanisms: Mapping[str, Mechanism]
     delta: float
-    rules: Mapping[str, str]
+    epsilons: Mapping[str, float | None]
     adjacencies: Mapping[str, str | None]
-    unverified: tuple[str, ...]
+    origin: Origin
+    num_models: int
     diagnostics: bool
     ranks: Ranks = ALONE
 
-    def accountant(self, name: str, model_filter: PerModelFilter | None) -> Accountant:
-        """A new accountant for a mechanism, and its filter if it has one."""
-        return Accountant(
+    def accountant(self, name: str) -> Accountant:
+        """Return a new accountant for a mechanism, bound to it."""
+        accountant = Accountant(
             self.delta,
-            rule=self.rules.get(name, "per_model"),
-            adjacency=self.adjacencies.get(name),
-            filter_budget=None if model_filter is None else model_filter.budget,
+            epsilon=self.epsilons.get(name),
+            adjacency=self.adjacencies.get(name) or "zero_out",
         )
+        accountant.bind(self.mechanisms[name], self.num_models, self.origin.ensemble)
+        return accountant
 
 
 class Method:
     """One mechanism in one run."""
 
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        model_filter: PerModelFilter | None,
-        rng: SecureRandom | SeededRandom,
-    ) -> None:
+    def __init__(self, name: str, settings: Settings, rng: SecureRandom | SeededRandom) -> None:
         self.mechanism = settings.mechanisms[name]
-        self.model_filter = model_filter
         self.rng = rng
-        self.unverified, self.ranks = settings.unverified, settings.ranks
-        self.tally = Tally(name, settings.accountant(name, model_filter))
+        self.origin, self.ranks = settings.origin, settings.ranks
+        self.tally = Tally(name, settings.accountant(name))
         self.diagnostics = Diagnostics() if settings.diagnostics else None
-        self.charge = self._charge()
-
-    def _charge(self) -> Charge:
-        return Charge(self.tally.accountant, None, self.model_filter, self.unverified)
 
     def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
-        """Answers B queries; logits (N, B, V) and (B, V), targets (B,). One rank counts."""
+        """Answer B queries; logits (N, B, V) and (B, V), targets (B,). The main process counts."""
         start = time.perf_counter()
-        proposal = self.mechanism.propose(
-            private, public, targets=targets, rng=self.rng, ranks=self.ranks
-        )
-        active = self.charge(proposal)
-        answer = proposal.release(active)
-        if not self.ranks.leads:
+        rows = shaped(private, public)
+        whole = self.ranks.gather(rows.private)
+        if whole is None:
             return
+        proposal = self.mechanism.propose_rows(
+            replace(rows, private=whole), targets=targets, rng=self.rng, origin=self.origin
+        )
+        self.tally.accountant.charge(proposal)
+        answer = proposal.release()
         assert answer.log_prob is not None  # targets were given
         self.tally.add(answer.log_prob.tolist(), int(answer.public.sum()))
         self.tally.seconds += time.perf_counter() - start
         self.tally.mark()
         if self.diagnostics is not None:
-            self.diagnostics.add(proposal, answer, active, targets)
+            self.diagnostics.add(proposal, answer, targets)
 
     def result(self, forward_seconds: float) -> Evaluation:
-        """What is known so far, at least one query being answered."""
+        """Return what is known so far, at least one query being answered."""
         kept = self.diagnostics
         return self.tally.result(forward_seconds, None if kept is None else kept.diagnosis())
 
     def state(self) -> dict[str, Any]:
-        """Everything that is needed to go on, as strict JSON values; private."""
-        rng, kept, diagnostics = self.rng, self.model_filter, self.diagnostics
+        """Return everything that is needed to go on, as strict JSON values; private."""
+        rng, diagnostics = self.rng, self.diagnostics
         return {
             "tally": self.tally.state(),
-            "filter": None if kept is None else kept.state(),
             "counter": rng.position if isinstance(rng, SeededRandom) else None,
             **({} if diagnostics is None else {"diagnostics": diagnostics.state()}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state()` of a method of the same configuration."""
-        tally = Tally.from_state(state["tally"])
-        kept, counter = state["filter"], state["counter"]
+        """Go on from `state()` of a method of the same configuration."""
+        tally, counter = Tally.from_state(state["tally"]), state["counter"]
         mine, found = self.tally, tally
         seeded = isinstance(self.rng, SeededRandom)
         if (
             mine.name != found.name
-            or any(
-                getattr(mine.accountant, setting) != getattr(found.accountant, setting)
-                for setting in ("delta", "rule", "order_weights", "adjacency", "filter_budget")
-            )
-            or (kept is None) != (self.model_filter is None)
+            or not mine.accountant.goes_on_from(found.accountant)
             or ("diagnostics" in state) != (self.diagnostics is not None)
             or (counter is None) == seeded
         ):
             raise ValueError(f"the state of {found.name!r} must be that of {mine.name!r} as set up")
-        if self.model_filter is not None:
-            self.model_filter.restore(kept)
         if isinstance(self.rng, SeededRandom):
             self.rng.skip_to(counter)
         if self.diagnostics is not None:
             self.diagnostics = Diagnostics.from_state(state["diagnostics"])
         self.tally = tally
-        self.charge = self._charge()

@@ -1,4 +1,4 @@
-"""What an evaluation found for one mechanism, in one run or several."""
+"""The results of an evaluation for one mechanism, in one run or several."""
 
 import math
 import statistics
@@ -26,8 +26,8 @@ class Evaluation:
         curve: (queries, ε) after each call of the mechanism, of long evaluations after every 2nd,
             4th, ... so that at most 512 are kept, and at the end; ε is None where there is no
             guarantee.
-        perplexities: (queries, perplexity over the queries so far) at the same queries: under a
-            per-model filter it tends to the public model's as models retire.
+        perplexities: (queries, perplexity over the queries so far) at the same queries. Under a
+            budget of every shard it tends to the public model's as shards spend theirs.
         breakdown: "mixing", "screening", "conversion", "total" of ε.
         diagnosis: what `evaluate(..., diagnostics=True)` found besides; else None.
     """

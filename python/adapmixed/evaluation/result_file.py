@@ -1,9 +1,9 @@
 """The file that an evaluation keeps its state in, so that it can go on after being killed.
 
-One JSON object, replaced whole after every stretch of the text: a process that ends at any moment
+One JSON object, replaced whole after every stretch of the text. A process that ends at any moment
 leaves the last state that was written. It holds what each model has been charged, losses and
-perplexities: it is for the operator. It holds no randomness but the seed where there is one, and
-then how many random numbers were drawn.
+perplexities: it is for the operator. It holds no randomness but a seed, if there is one, and how
+many random numbers were drawn from it.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.files import remove_leftovers, sole_writer, write_file
-from adapmixed.privacy.fields import canonical, parse
+from adapmixed.privacy.encoding import canonical, parse
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Rises when the meaning of an entry changes, or one is needed that older files lack."""
 
 NOTICE = (
@@ -28,12 +28,12 @@ _TOLERANCE = 1e-3  # of a probe: other threads or another machine round, another
 
 
 class ResultFile:
-    """Where an evaluation keeps its state.
+    """The file that an evaluation keeps its state in.
 
     Args:
         path: of the file.
         configuration: of the evaluation, strict JSON values; under "probe" numbers that may differ
-            by rounding, and None as the ensemble's "fingerprint" where it is not known.
+            by rounding.
         about: what else a reader is to find, strict JSON values: no part of the configuration, and
             that of the process that wrote last.
     """
@@ -50,7 +50,7 @@ class ResultFile:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No other process may write the file meanwhile.
+        """Keep other processes from writing the file meanwhile.
 
         Raises:
             ValueError: one does, or the path can be no file's.
@@ -68,7 +68,7 @@ class ResultFile:
             yield
 
     def begin(self, *, resume: bool) -> dict[str, Any] | None:
-        """The state to go on from; None to begin. To be asked for while the file is held.
+        """Return the state to go on from, or None to begin; only while the file is held.
 
         Raises:
             ValueError: there is a file and `resume` is False, it is of another configuration, or
@@ -89,7 +89,7 @@ class ResultFile:
         return state
 
     def save(self, state: dict[str, Any], *, complete: bool) -> None:
-        """Replaces the file in one step; it is on the device when this returns."""
+        """Replace the file in one step; it is on the device when this returns."""
         content = {
             "format_version": FORMAT_VERSION,
             "notice": NOTICE,
@@ -103,7 +103,7 @@ class ResultFile:
 
 
 def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `ResultFile.save` wrote.
+    """Return what `ResultFile.save` wrote.
 
     Raises:
         ValueError: the file is truncated, corrupted, no result file, or of another version.
@@ -142,7 +142,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def _differences(mine: Any, found: Any, name: str) -> Iterator[tuple[str, str, str]]:
-    """(name, mine, found) of every entry that differs."""
+    """Yield (name, mine, found) of every entry that differs."""
     if name == "probe":
         same = len(mine) == len(found)
         same = same and all(abs(a - b) <= _TOLERANCE for a, b in zip(mine, found, strict=True))
@@ -152,7 +152,5 @@ def _differences(mine: Any, found: Any, name: str) -> Iterator[tuple[str, str, s
         for key in [*mine, *(key for key in found if key not in mine)]:
             where = f"{name}.{key}" if name else key
             yield from _differences(mine.get(key), found.get(key), where)
-    elif name == "ensemble.fingerprint" and None in (mine, found):
-        return  # of models without files, or of a file from before it was recorded: the probe tells
     elif mine != found:
         yield name, canonical(mine), canonical(found)

@@ -56,7 +56,7 @@ class Session:
         return self._run, self._window
 
     def step(self) -> None:
-        """Answers the next window."""
+        """Answer the next window."""
         if len(self._begun) == self._run:
             self._begin()
         self._answer(self._windows[self._run][self._window])
@@ -65,8 +65,8 @@ class Session:
             self._run, self._window = self._run + 1, 0
 
     def results(self) -> list[Runs]:
-        """Of all methods, in their order, at the end; none on ranks that follow."""
-        if not self._ensemble.ranks.leads:
+        """Return those of all methods, in their order, at the end; none but on the main process."""
+        if not self._ensemble.ranks.is_main:
             return []
         found = [
             [method.result(seconds) for method in methods]
@@ -75,7 +75,7 @@ class Session:
         return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """Everything that is needed to go on, as strict JSON values; private."""
+        """Return everything that is needed to go on, as strict JSON values; private."""
         return {
             "run": self._run,
             "window": self._window,
@@ -84,7 +84,7 @@ class Session:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from `state()` of a session with the same arguments.
+        """Go on from `state()` of a session with the same arguments.
 
         Raises:
             ValueError: it is no such state.
@@ -112,7 +112,7 @@ class Session:
         self._done = sum(queries)
 
     def follow(self, run: int, window: int) -> None:
-        """Goes on at the `place` of the rank that leads, which keeps all accounts."""
+        """Go on at the `place` of the main process, which keeps all accounts."""
         for _ in range(run):  # the run under way begins with its next step
             self._begin()
         self._run, self._window = run, window
@@ -138,7 +138,7 @@ class Session:
                 for method in self._begun[self._run]:
                     method.answer(private[:, 0, part], public[0, part], targets[part])
                 self._done += len(targets[part])
-                if self._progress is not None and self._ensemble.ranks.leads:
+                if self._progress is not None and self._ensemble.ranks.is_main:
                     self._progress(self._done, self._total)
             del private, public  # their place is the next chunk's
             start = time.perf_counter()

@@ -12,14 +12,14 @@ from adapmixed.evaluation.tally import Tally
 
 @dataclass(frozen=True)
 class StoredResult:
-    """What a result file holds.
+    """The content of a result file.
 
     Attributes:
         configuration: of the evaluation: methods, δ, digest of the text, ensemble, windows, seed.
-        about: what else it was given to keep; {} where that was nothing.
+        about: what else it was given to keep; {} if nothing.
         complete: whether the evaluation had ended.
-        runs: every mechanism in the runs that had begun; fewer queries where it had not ended, and
-            none at all where nothing was answered.
+        runs: every mechanism in the runs that had begun. There are fewer queries if the evaluation
+            had not ended, and no runs if nothing was answered.
     """
 
     configuration: dict[str, Any]
@@ -29,7 +29,7 @@ class StoredResult:
 
 
 def read_result(path: str | os.PathLike[str]) -> StoredResult:
-    """Reads a result file: for the operator.
+    """Read a result file: for the operator.
 
     Raises:
         ValueError: the file is truncated, corrupted, no result file, or of another version.
@@ -43,7 +43,7 @@ def read_result(path: str | os.PathLike[str]) -> StoredResult:
             for methods, seconds in zip(state["runs"], state["forward_seconds"], strict=True)
         ]
         runs = tuple(Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True))
-        about = dict(content.get("about", {}))  # files of before it was kept have none
+        about = dict(content["about"])
         return StoredResult(content["configuration"], about, content["complete"], runs)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a result file of an evaluation: {error!r}") from error

@@ -8,54 +8,32 @@ from adapmixed.evaluation.curve import Curve
 from adapmixed.evaluation.diagnosis import Diagnosis
 from adapmixed.evaluation.result import Evaluation
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.fields import (
-    COUNT,
-    REAL,
-    WORD,
-    Arrays,
-    Kind,
-    exactly,
-    optional,
-    read_fields,
-    write_fields,
-)
+from adapmixed.privacy.encoding import check_keys, exactly, read_real, write_real
 
 CURVE_POINTS = 512
 
 Point = tuple[int, float | None, float]
 """Queries so far, their ε, their perplexity."""
 
+_FIELDS = ("name", "loss", "screened", "seconds", "curve", "accountant")
+_CURVE = ("points", "step", "calls", "last")
+
+
+def _write_point(point: Point | None) -> list[Any] | None:
+    if point is None:
+        return None
+    epsilon = None if point[1] is None else write_real(point[1])
+    return [point[0], epsilon, write_real(point[2])]
+
 
 def _read_point(written: Any) -> Point:
     queries, epsilon, perplexity = exactly(list, written)
-    return COUNT.read(queries, _NONE), _EPSILON.read(epsilon, _NONE), REAL.read(perplexity, _NONE)
-
-
-def _write_point(point: Point) -> list[Any]:
-    return [point[0], _EPSILON.write(point[1], _NONE), REAL.write(point[2], _NONE)]
-
-
-_NONE = Arrays()
-_EPSILON = optional(REAL)
-_POINT = Kind(lambda point, _: _write_point(point), lambda written, _: _read_point(written))
-_POINTS = Kind(
-    lambda points, _: [_write_point(point) for point in points],
-    lambda written, _: [_read_point(point) for point in exactly(list, written)],
-)
-_OBJECT = Kind(lambda value, _: exactly(dict, value), lambda value, _: exactly(dict, value))
-_CURVE = {"points": _POINTS, "step": COUNT, "calls": COUNT, "last": optional(_POINT)}
-_FIELDS = {
-    "name": WORD,
-    "loss": REAL,
-    "screened": COUNT,
-    "seconds": REAL,
-    "curve": _OBJECT,
-    "accountant": _OBJECT,
-}
+    found = None if epsilon is None else read_real(epsilon)
+    return exactly(int, queries), found, read_real(perplexity)
 
 
 class Tally:
-    """What is known of one mechanism so far."""
+    """Everything that is known of one mechanism so far."""
 
     def __init__(self, name: str, accountant: Accountant) -> None:
         self.name = name
@@ -66,18 +44,18 @@ class Tally:
         self.curve: Curve[Point] = Curve(CURVE_POINTS)
 
     def add(self, log_probs: list[float], screened: int) -> None:
-        """With the answers of one call, which the accountant has been charged with."""
+        """Add the answers of one call, which the accountant has been charged with."""
         self.loss -= math.fsum(log_probs)
         self.screened += screened
 
     def mark(self) -> None:
-        """A point of the curve."""
+        """Add a point of the curve."""
         done = self.accountant.queries
-        self.curve.add((done, self.accountant.epsilon().epsilon, self._perplexity(done)))
+        self.curve.add((done, self.accountant.guarantee().epsilon, self._perplexity(done)))
 
     def result(self, forward_seconds: float, diagnosis: Diagnosis | None) -> Evaluation:
-        """The evaluation, at least one query being answered."""
-        guarantee, queries = self.accountant.epsilon(), self.accountant.queries
+        """Return the evaluation, at least one query being answered."""
+        guarantee, queries = self.accountant.guarantee(), self.accountant.queries
         points = self.curve.all()
         return Evaluation(
             name=self.name,
@@ -98,19 +76,35 @@ class Tally:
         return math.exp(mean) if mean < 700.0 else math.inf
 
     def state(self) -> dict[str, Any]:
-        """Everything as strict JSON values, exact to the bit; private."""
-        values = vars(self) | {"accountant": self.accountant.state()}
-        values["curve"] = write_fields("curve", _CURVE, vars(self.curve), Arrays())
-        return write_fields("tally", _FIELDS, values, Arrays())
+        """Return everything as strict JSON values, exact to the bit; private."""
+        curve = self.curve
+        return {
+            "name": self.name,
+            "loss": write_real(self.loss),
+            "screened": self.screened,
+            "seconds": self.seconds,
+            "curve": {
+                "points": [_write_point(point) for point in curve.points],
+                "step": curve.step,
+                "calls": curve.calls,
+                "last": _write_point(curve.last),
+            },
+            "accountant": self.accountant.state(),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Tally":
-        """The tally that `state()` was asked of; ValueError where it can be none."""
-        values = read_fields("tally", _FIELDS, state, Arrays())
-        tally = cls(values["name"], Accountant.from_state(values["accountant"]))
-        vars(tally.curve).update(read_fields("curve", _CURVE, values["curve"], Arrays()))
-        for name in ("loss", "screened", "seconds"):
-            setattr(tally, name, values[name])
-        if tally.curve.step < 1 or tally.screened < 0:
+        """Return the tally that `state()` was asked of; ValueError if it can be none."""
+        values = check_keys("tally", state, set(_FIELDS))
+        kept = check_keys("curve", values["curve"], set(_CURVE))
+        tally = cls(exactly(str, values["name"]), Accountant.from_state(values["accountant"]))
+        tally.loss = read_real(values["loss"])
+        tally.screened = exactly(int, values["screened"])
+        tally.seconds = read_real(values["seconds"])
+        curve = tally.curve
+        curve.points = [_read_point(point) for point in exactly(list, kept["points"])]
+        curve.last = None if kept["last"] is None else _read_point(kept["last"])
+        curve.step, curve.calls = exactly(int, kept["step"]), exactly(int, kept["calls"])
+        if curve.step < 1 or tally.screened < 0:
             raise ValueError("tally: curve.step must be >= 1 and screened >= 0")
         return tally

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What the models read at once, and which of its tokens are scored: one query each.
+    """A stretch that the models read at once; each of its scored tokens is one query.
 
     Attributes:
         start: of the first token read.
@@ -31,7 +31,7 @@ def plan(
     queries: int | None,
     stride: int | None = None,
 ) -> tuple[list[Window], int]:
-    """The windows of a token stream and the number of queries in them; see :func:`evaluate`.
+    """Return the windows of a token stream and the number of queries; see :func:`evaluate`.
 
     Args:
         tokens: the stream.
@@ -61,7 +61,7 @@ def plan_runs(
     runs: int,
     stride: int | None = None,
 ) -> tuple[list[list[Window]], int]:
-    """The windows of every run and the number of queries in each; see :func:`evaluate_runs`.
+    """Return the windows of every run and the queries in each; see :func:`evaluate_runs`.
 
     Every run has a stretch of whole blocks of its own, as many as its queries need; without a
     number of queries the blocks are shared out evenly.
@@ -98,7 +98,7 @@ def plan_runs(
 
 
 def block_of(window: int | None, block: int | None) -> int:
-    """Tokens per block: 512, or the models' window where that is shorter, unless it is given."""
+    """Return the tokens per block: 512, or the models' window if that is shorter, unless given."""
     return min(512, window or 512) if block is None else block
 
 
@@ -120,7 +120,7 @@ def _check_block(
 
 
 def _cut(length: int, block: int, stride: int | None) -> list[Window]:
-    """Non-overlapping blocks whose first token is not scored, or windows that slide by `stride`."""
+    """Return blocks whose first token is not scored, or windows that slide by `stride`."""
     if stride is None:
         # A last block of one token has nothing to score.
         return [
@@ -141,7 +141,7 @@ def _offered(windows: list[Window]) -> int:
 
 
 def _first(windows: list[Window], queries: int) -> list[Window]:
-    """As many windows as hold that number of queries, the last one shortened."""
+    """Return as many windows as hold that number of queries, the last one shortened."""
     found = []
     for one in windows:
         if queries < 1:

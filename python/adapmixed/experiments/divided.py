@@ -33,7 +33,7 @@ def builtin_divided(
     config: FinetuneConfig = CONFIG,
     workers: int | None = None,
 ) -> list[Path]:
-    """An ensemble folder for each size; members that are there are kept.
+    """Train an ensemble of each size and return the folders; members that are there are kept.
 
     Args:
         folder: in which they lie, as ``divided-N``.

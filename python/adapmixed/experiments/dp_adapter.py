@@ -56,7 +56,7 @@ class DPAdapter:
     statement: str
 
     def promise(self) -> dict[str, object]:
-        """The fields of a row that the adapter's own guarantee decides."""
+        """Return the fields of a row that the adapter's own guarantee decides."""
         return {
             "epsilon": self.epsilon,
             "epsilon_deviation": None,
@@ -75,12 +75,12 @@ class DPAdapter:
         }
 
     def load(self, sources: Sources) -> Ensemble:
-        """The adapter as an ensemble of one; `Unprotected()` then answers as it does itself."""
+        """Load the adapter as an ensemble of one, for `Unprotected()`: it answers as it is."""
         return sources.load([self.folder])
 
 
 def read_dp_adapter(folder: Path) -> DPAdapter:
-    """An adapter of ``adapmixed train --dp-sgd``.
+    """Read an adapter of ``adapmixed train --dp-sgd``.
 
     Raises:
         ValueError: if the folder holds no readable guarantee of this format.
@@ -109,7 +109,7 @@ def builtin_dp_adapter(
     blocks_per_identifier: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DPAdapter:
-    """An adapter trained by DP-SGD on the built-in private text; one that is there is kept.
+    """Train an adapter by DP-SGD on the built-in private text; one that is there is kept.
 
     Args:
         folder: of the adapter.

@@ -40,7 +40,7 @@ Row = Mapping[str, Any]
 
 
 def draw(result: Mapping[str, Any]) -> list[Drawing]:
-    """The figures of any result."""
+    """Draw the figures of any result."""
     if result["experiment"] == "figure2":
         return [draw_panels(result)]
     if result["experiment"] == "table1":
@@ -66,7 +66,7 @@ def _table1(result: Mapping[str, Any]) -> list[Drawing]:
 
 
 def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
-    """Perplexity against ε, ours and the paper's side by side on axes of their own."""
+    """Draw perplexity against ε, ours and the paper's side by side on axes of their own."""
     sides = [
         (words, {one["method"]: point for one in rows if (point := _point(one[side]))})
         for side, words in _SIDES
@@ -98,7 +98,7 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
 
 
 def _looks(rows: Sequence[Row], levels: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Of each method: a mark of its own colour, or a level's grey line."""
+    """Return the look of each method: a mark of its own colour, or a level's grey line."""
     colours, dashes = cycle(COLOURS), cycle(((0, (2, 2)), (0, (6, 2)), "-"))
     return {
         one["method"]: {"color": GREY, "linewidth": 1.1, "linestyle": next(dashes)}
@@ -109,7 +109,8 @@ def _looks(rows: Sequence[Row], levels: Collection[str]) -> dict[str, dict[str, 
 
 
 def _entry(one: Row, *, level: bool) -> str:
-    """Two lines of the legend: name and value, as marks may stand beside it, and the promise."""
+    """Return two lines of the legend: the name with its values, since marks may be moved, and the
+    promise."""
     values = []
     for side, _ in _SIDES:
         if point := _point(one[side]):
@@ -127,7 +128,7 @@ class _Point(NamedTuple):
 
 
 def _point(side: Mapping[str, Any] | None) -> _Point | None:
-    """What is drawn of one side; None where it cannot be."""
+    """Return the point of one side; None if it cannot be drawn."""
     if side is None or side.get("perplexity") is None:
         return None
     level = side.get("epsilon") is None or side["kind"] == "public"
@@ -140,7 +141,7 @@ def _point(side: Mapping[str, Any] | None) -> _Point | None:
 
 
 def _limit(axes: Any, points: Sequence[_Point]) -> None:
-    """Room for all of them: where marks stand depends on it."""
+    """Set the limits of the axes, on which the places of marks depend."""
     paid = [point.epsilon for point in points if not point.level]
     if paid and is_wide(paid):
         axes.set_xscale("log")
@@ -171,7 +172,7 @@ def _draw_points(
 
 
 def _breakdown(result: Mapping[str, Any]) -> Drawing:
-    """Table 2b: the parts of every ε, in percent: ours and the paper's differ too much in size."""
+    """Draw Table 2b, in percent: ours and the paper's ε differ too much in size."""
     title = "Table 2b: where ε goes"
     shown = []
     for one in result["rows"]:

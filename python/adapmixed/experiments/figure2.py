@@ -19,9 +19,10 @@ from adapmixed.experiments.paper import (
     RUN_QUERIES,
     Panel,
 )
+from adapmixed.experiments.published import PaperRule
 from adapmixed.experiments.result import build_result, row
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly
-from adapmixed.privacy import c_alpha
+from adapmixed.privacy.conversions import c_alpha
 
 MODELS = "models N"  # the panel whose settings are sub-ensembles
 
@@ -47,7 +48,7 @@ class Setting:
 
 
 def settings(preset: AdaPMixED, num_models: int) -> list[Setting]:
-    """The points of ours: the paper's values and, where it is none of them, the preset's.
+    """Return our points: the paper's values, and the preset's if it is none of them.
 
     Of numbers of models, those that the ensemble has: its first members.
     """
@@ -67,15 +68,15 @@ def settings(preset: AdaPMixED, num_models: int) -> list[Setting]:
 
 
 def mechanism_of(setting: Setting, preset: AdaPMixED, num_models: int) -> Mechanism:
-    """The preset with the setting's changes."""
+    """Return the preset with the setting's changes, charged by the paper's rule."""
     changes: dict[str, Any] = dict(setting.changes)
     count = changes.pop("num_models", num_models)
-    mechanism = replace(preset, **changes)
+    mechanism = PaperRule(replace(preset, **changes))
     return mechanism if count == num_models else FirstMembers(mechanism, count)
 
 
 def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str, Any]:
-    """Runs Figure 2; every setting answers the same logits, equal settings once.
+    """Run Figure 2; every setting answers the same logits, equal settings once.
 
     Args:
         inputs: models and text.
@@ -86,7 +87,7 @@ def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str
         ValueError: the text is too short.
     """
     started = time.perf_counter()
-    preset = AdaPMixED.preset(inputs.sources.dataset)
+    preset = replace(AdaPMixED.preset(inputs.sources.dataset), adjacency="add_remove")
     models = inputs.ensemble.num_models
     points = settings(preset, models)
     # The preset is a point of every panel.
@@ -96,8 +97,7 @@ def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str
     compared: dict[str, Mechanism] = {PUBLIC: PublicOnly()}
     compared |= {name: mechanism for mechanism, name in distinct.items()}
     ours = measure(
-        inputs.ensemble, inputs.tokens, compared, queries, run,
-        paper_rule=tuple(distinct.values()), state="figure2",
+        inputs.ensemble, inputs.tokens, compared, queries, run, state="figure2",
     )  # fmt: skip
     rows: list[dict[str, Any]] = [row(PUBLIC, ours[PUBLIC], group="public")]
     for panel in FIGURE_2:
@@ -132,7 +132,7 @@ def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str
 def _panel_rows(
     panel: Panel, ours: Mapping[str, Mapping[str, object]], order: float, *, with_paper: bool
 ) -> list[dict[str, Any]]:
-    """A line for every setting that is ours or the paper's, in its order."""
+    """Return a line for every setting that is ours or the paper's, in its order."""
     printed = {
         point.label: {
             "perplexity": point.perplexity,
@@ -154,7 +154,7 @@ def _panel_rows(
 
 
 def _anchors(panel: Panel, points: list[Setting], preset: AdaPMixED) -> dict[str, str]:
-    """The settings that the figure measures from: the preset's, of numbers of models a common one.
+    """Return the reference of a panel: the preset, or a number of models that both have.
 
     Returns:
         "anchor", the label of ours, and "paper_anchor", the paper's.
@@ -186,7 +186,7 @@ def _notes(inputs: Inputs) -> list[str]:
 
 
 def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names the settings that screen every query: the public model answers there."""
+    """Name the settings that screen every query: the public model answers there."""
     titles = {panel.letter: panel.title for panel in FIGURE_2}
     found = [
         f"({one['group']}) {titles[one['group']]} {one['label']}"
@@ -201,7 +201,7 @@ def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Says in which panels ε or perplexity moves the other way than in the paper."""
+    """Say in which panels ε or perplexity moves the other way than in the paper."""
     notes = []
     for panel in FIGURE_2:
         here = [one for one in rows if one["group"] == panel.letter]
@@ -224,7 +224,7 @@ def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _trend(
     rows: Sequence[Mapping[str, Any]], side: str, name: str
 ) -> tuple[str, str, float] | None:
-    """(first label, last label, relative change) of one side of a panel; None where there is none.
+    """Return (first label, last label, relative change) of one side of a panel, or None.
 
     Where both sides have a label, only labels of both count.
     """

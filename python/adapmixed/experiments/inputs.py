@@ -45,7 +45,7 @@ class Sources:
         text: evaluation text at full scale: file, folder or "hub:NAME", as `Corpus` reads it.
         text_column: of rows.
         split, config: of a hub data set (split: "test").
-        device, dtype: of the models, as `Ensemble.load` takes them.
+        device, dtype: of the models, as `Ensemble.from_pretrained` takes them.
     """
 
     dataset: str = "wikitext-103"
@@ -90,16 +90,18 @@ class Sources:
         return str(demo_base()) if self.scale == "builtin" else self.base or BASE
 
     def load(self, adapters: Path | Sequence[Path]) -> Ensemble:
-        """The public model with an ensemble folder or with single adapters."""
+        """Load the public model with an ensemble folder or with single adapters."""
         import torch
 
         from adapmixed.models import Ensemble
 
         dtype = getattr(torch, self.dtype)
-        return Ensemble.load(self.public_model, adapters, dtype=dtype, device=self.device)
+        return Ensemble.from_pretrained(
+            self.public_model, adapters, dtype=dtype, device=self.device
+        )
 
     def corpus(self) -> Corpus:
-        """The evaluation text of the full scale."""
+        """Return the evaluation text of the full scale."""
         settings: dict[str, Any] = dict(TEXTS.get(self.dataset, {})) if self.text is None else {}
         if self.text is not None:
             settings["source"] = self.text
@@ -134,7 +136,7 @@ class Inputs:
     empty: int = 0
 
     def description(self) -> dict[str, object]:
-        """What a result file says about its inputs; no paths."""
+        """Describe the inputs for a result file, without paths."""
         sources = self.sources
         return {
             "dataset": sources.dataset,
@@ -151,7 +153,7 @@ class Inputs:
         }
 
     def notes(self) -> list[str]:
-        """What a reader must know before comparing with the paper."""
+        """Return notes that a reader needs before comparing with the paper."""
         if self.sources.scale == "full":
             return []
         return [
@@ -166,7 +168,7 @@ class Inputs:
 
 
 def load_inputs(sources: Sources, folder: Path, *, most: int | None = None) -> Inputs:
-    """Loads models and text.
+    """Load models and text.
 
     Args:
         sources: where they come from.
@@ -174,7 +176,7 @@ def load_inputs(sources: Sources, folder: Path, *, most: int | None = None) -> I
         most: tokens wanted at most: reading stops behind the document that reaches them.
 
     Raises:
-        ValueError, OSError: as `Ensemble.load` and `Corpus`; the base has no tokenizer.
+        ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`; the base has no tokenizer.
     """
     documents: Iterable[Document]
     empty = 0

@@ -18,13 +18,13 @@ Row = Mapping[str, Any]
 
 
 def look(one: Row) -> dict[str, Any]:
-    """Of a method's mark, ours and the paper's alike."""
+    """Return the style of a method's mark, ours and the paper's alike."""
     kind, neighbours, _ = _facts(one)
     return {"marker": MARKERS.get(kind, "s"), **filling(neighbours)}
 
 
 def promise(one: Row) -> str:
-    """Kind and neighbours of a method's ε, and the unit where it is no shard."""
+    """Return the kind and neighbours of a method's ε, and the unit if it is no shard."""
     kind, neighbours, unit = _facts(one)
     if kind == "none":
         return "no guarantee"
@@ -33,7 +33,7 @@ def promise(one: Row) -> str:
 
 
 def _facts(one: Row) -> tuple[str, str | None, str | None]:
-    """Kind, neighbours and unit of ours, else of the paper's line."""
+    """Return kind, neighbours and unit of our line, else of the paper's."""
     side = one["ours"] or one["paper"]
     # A line that is the paper's alone says no neighbours; its published bound is for these.
     neighbours = "add_remove" if side["kind"] == "published" else side.get("adjacency")

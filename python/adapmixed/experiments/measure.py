@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from adapmixed.evaluation import Runs, evaluate_runs, plan
 from adapmixed.experiments.inputs import Inputs
 from adapmixed.experiments.paper import DELTA
-from adapmixed.mechanisms import Mechanism, PMixED
+from adapmixed.experiments.published import PaperRule, PublishedPMixED
+from adapmixed.mechanisms import Mechanism
 from adapmixed.rng import SeededRandom
 
 if TYPE_CHECKING:
@@ -53,10 +54,9 @@ def measure(
     run: Run,
     *,
     runs: int = 1,
-    paper_rule: Collection[str] = (),
     state: str = "",
 ) -> dict[str, Ours]:
-    """All mechanisms from one forward pass.
+    """Measure all mechanisms in one forward pass.
 
     The windows and the randomness follow from the text and the seed, whatever the ensemble.
 
@@ -67,7 +67,6 @@ def measure(
         queries: of each run.
         run: seed, state, progress.
         runs: stretches of text, each with an accountant of its own.
-        paper_rule: names of those that are summed by the paper's rule.
         state: name of the state's file; "": none is kept.
 
     Raises:
@@ -81,7 +80,6 @@ def measure(
         queries=queries,
         delta=DELTA,
         rng=SeededRandom(run.seed),
-        rule={name: "paper" for name in mechanisms if name in paper_rule},
         progress=run.progress,
         result=run.keep / f"{state}.state.json" if run.keep is not None and state else None,
         resume=run.keep is not None and bool(state),
@@ -90,7 +88,7 @@ def measure(
 
 
 def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:
-    """How many queries are answered in one run.
+    """Return the number of queries of one run.
 
     Args:
         inputs: the text.
@@ -107,7 +105,7 @@ def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:
 
 
 def _ours(runs: Runs, mechanism: Mechanism) -> Ours:
-    """Means over the runs and their deviations; the sentence is that of the largest ε.
+    """Return means and deviations over the runs; the sentence is that of the largest ε.
 
     `screened` counts queries of one run.
     """
@@ -128,7 +126,7 @@ def _ours(runs: Runs, mechanism: Mechanism) -> Ours:
         "runs": count,
         "unit": guarantee.unit,
         "adjacency": guarantee.adjacency,
-        "rule": guarantee.rule,
+        "rule": _rule(mechanism, guarantee.method),
         "screened": sum(one.screened * one.queries for one in evaluations) / count,
         "seconds": sum(one.seconds for one in evaluations),
         "mechanism": repr(mechanism),
@@ -139,8 +137,16 @@ def _ours(runs: Runs, mechanism: Mechanism) -> Ours:
     }
 
 
-def published_pmixed(epsilon: float, queries: int, order: float) -> PMixED:
-    """PMixED by the published analysis, whose warning the notes of every result repeat."""
+def _rule(mechanism: Mechanism, method: str | None) -> str | None:
+    """Return how Rényi losses were summed: "paper" is Σ_t max_i, "per_model" max_i Σ_t."""
+    if method != "renyi":
+        return None
+    inner = getattr(mechanism, "mechanism", mechanism)  # of the first members
+    return "paper" if isinstance(inner, PaperRule) else "per_model"
+
+
+def published_pmixed(epsilon: float, queries: int, order: float) -> PublishedPMixED:
+    """Return PMixED by the published analysis; the notes of every result repeat its warning."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="PMixED.analysis='published'")
-        return PMixED(epsilon, DELTA, queries, order, analysis="published")
+        warnings.filterwarnings("ignore", message="PublishedPMixED reproduces")
+        return PublishedPMixED(epsilon, DELTA, queries, order)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
-from adapmixed.mechanisms import Mechanism, Proposal
-from adapmixed.mechanisms.checks import check_count
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.checks import check_count
+from adapmixed.mechanisms import Mechanism, Rows
+from adapmixed.mechanisms.proposal import Prepared
 from adapmixed_ext import RandomSource
 
 
 @dataclass(frozen=True)
 class FirstMembers(Mechanism):
-    """`mechanism` over the first `count` models, the others not being there.
+    """`mechanism` over the first `count` models; `count` is then the N that its cost speaks of.
 
     Shards keep their size, so a smaller ensemble has seen less text. (The paper distributes all
     text over fewer and larger shards.)
@@ -26,6 +24,7 @@ class FirstMembers(Mechanism):
     """
 
     name: ClassVar[str] = "first-members"
+    no_budget: ClassVar[str] = "it is for studies of realised losses"
 
     mechanism: Mechanism
     count: int
@@ -34,37 +33,34 @@ class FirstMembers(Mechanism):
         check_count("count", self.count)
 
     @property
-    def budget(self) -> int | None:
-        """That of the mechanism."""
-        return self.mechanism.budget
+    def planned_queries(self) -> int | None:
+        """Those of the mechanism."""
+        return self.mechanism.planned_queries
 
-    def propose(
-        self,
-        private_logits: Tensor,
-        public_logits: Tensor,
-        *,
-        targets: Tensor | None = None,
-        rng: RandomSource,
-        ranks: Ranks = ALONE,
-    ) -> Proposal:
-        """See :meth:`Mechanism.propose`; one process has all models.
+    @property
+    def no_total(self) -> str:
+        """As of the mechanism."""
+        return self.mechanism.no_total
 
-        Raises:
-            ValueError: besides, an ensemble that is spread over ranks.
-        """
-        if not ranks.alone:
-            raise ValueError(f"ranks must be one process, got {ranks.world} ranks")
-        if len(private_logits) < self.count:
+    @property
+    def no_replacement(self) -> str:
+        """As of the mechanism."""
+        return self.mechanism.no_replacement
+
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """As of the mechanism."""
+        return self.mechanism.held_bytes(self.count + 1, vocab_size, element)
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        if len(rows.private) < self.count:
             raise ValueError(
-                f"count must be at most the ensemble's {len(private_logits)} models, got "
-                f"{self.count}"
+                f"count must be at most the ensemble's {len(rows.private)} models, got {self.count}"
             )
-        private = private_logits[: self.count]
-        return self.mechanism.propose(private, public_logits, targets=targets, rng=rng)
+        return self.mechanism._prepare(replace(rows, private=rows.private[: self.count]), rng)
 
 
 def sizes(
     num_models: int, wanted: tuple[int, ...] = (8, 16, 32, 64, 80, 100, 128)
 ) -> tuple[int, ...]:
-    """The sizes that are wanted and there, and the whole ensemble."""
+    """Return the wanted sizes below `num_models`, then `num_models` itself."""
     return (*(count for count in wanted if count < num_models), num_models)

@@ -13,7 +13,7 @@ from adapmixed.files import write_file
 
 
 def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes NAME.json, NAME.csv and an SVG for every figure; NAME has experiment and data set.
+    """Write NAME.json, NAME.csv and an SVG for every figure; NAME is EXPERIMENT-DATASET.
 
     Everything but the JSON follows from it alone. A figure's caption is its SVG's description.
 

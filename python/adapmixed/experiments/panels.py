@@ -25,7 +25,7 @@ _Point = tuple[str, float, float]
 
 
 def draw_panels(result: Mapping[str, Any]) -> Drawing:
-    """Six panels: ε spent to the right, perplexity upwards, both relative; all points labelled."""
+    """Draw six panels: ε spent to the right, perplexity upwards, both relative, points labelled."""
     panels = result["settings"]["panels"]
     handles: dict[str, Any] = {}
     labels: list[tuple[Any, list[_Point], list[str], float]] = []
@@ -76,7 +76,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
 
 
 def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[_Point]:
-    """(label, multiple of the anchor's spent ε, change of perplexity in %) of one side of a panel.
+    """Return (label, multiple of the anchor's spent ε, change of perplexity in %) of one side.
 
     What is spent is ε less the conversion from Rényi divergence, which most settings do not move;
     all of ε where the panel's settings do move it.
@@ -107,13 +107,13 @@ def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[
 
 
 def _edge(multiples: Sequence[float]) -> float:
-    """Where the points are drawn that spend far less than the reference; 0 without such."""
+    """Return where points that spend far less than the reference are drawn; 0 without such."""
     near = [x for x in multiples if x >= _FAR]
     return 0.0 if len(near) == len(multiples) else 0.6 * min(near)
 
 
 def _scale(axes: Any, multiples: Sequence[float]) -> None:
-    """A logarithmic axis where the multiples lie far apart; room for the labels."""
+    """Set a logarithmic axis if the multiples lie far apart, and make room for the labels."""
     low, high = min(multiples), max(multiples)
     if low > 0 and high > _WIDE * low:
         axes.set_xscale("log")
@@ -126,7 +126,7 @@ def _scale(axes: Any, multiples: Sequence[float]) -> None:
 
 
 def _joined(axes: Any, words: Sequence[_Point], colours: Sequence[str]) -> list[_Point]:
-    """The words, those of points of one colour that lie on one another joined at the first.
+    """Join the words of points of one colour that lie on one another, at the first.
 
     The figure is settled.
     """
@@ -149,7 +149,7 @@ def _joined(axes: Any, words: Sequence[_Point], colours: Sequence[str]) -> list[
 
 
 def _draw(axes: Any, points: Sequence[_Point], anchor: str, colour: str, fill: str) -> Any:
-    """The line of one side with its reference ringed; returns its handle for the legend."""
+    """Draw the line of one side, its reference ringed; return its handle for the legend."""
     (line,) = axes.plot(
         [x for _, x, _ in points],
         [y for _, _, y in points],
@@ -171,7 +171,7 @@ def _legend(result: Mapping[str, Any]) -> str:
 
 
 def _caption(result: Mapping[str, Any]) -> str:
-    """What the axes leave out: the size of ε and perplexity at the reference."""
+    """Return the caption, which states ε and perplexity at the reference."""
     rows = [one for one in result["rows"] if one["group"] == "a"]
     anchor = result["settings"]["panels"]["a"]
     words = []

@@ -2,7 +2,7 @@
 
 AdaPMixED (Flemings, Razaviyayn, Annavaram: adaptive private mixing of ensemble distributions).
 Places are the labels of its tables and figures. ε is in nats at δ = 1e-5, summed by its rule
-(`rule="paper"`, Σ_t max_i) for AdaPMixED.
+(`published.PaperRule`, Σ_t max_i) for AdaPMixED.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ FIGURE_2 = (
         ("4.5", 4.5, 0.489, 29.34), ("∞", math.inf, 0.492, 29.07),
     ),
     _panel(
-        "b", "screened tokens k", "top_k", "60",
+        "b", "screened tokens k", "screen_top_k", "60",
         ("20", 20, 0.491, 29.08), ("60", 60, 0.489, 29.34), ("500", 500, 0.482, 30.64),
         ("2000", 2000, 0.476, 31.08), ("3000", 3000, 0.469, 32.56),
     ),
@@ -210,7 +210,7 @@ FIGURE_2 = (
 
 
 def table_1(dataset: str, method: str, *, long: bool) -> PaperRow | None:
-    """The paper's line for a method, in the part of 8 runs or in the long run; None without one."""
+    """Return the paper's line for a method, of the 8 runs or of the long run; None without one."""
     for row in TABLE_1[dataset]:
         if row.method == method and (row.queries != RUN_QUERIES) is long:
             return row

@@ -43,7 +43,7 @@ def row(
     group: str = "",
     label: str = "",
 ) -> dict[str, object]:
-    """One line of a result."""
+    """Return one line of a result."""
     if isinstance(paper, PaperRow):
         paper = {
             "perplexity": paper.perplexity,
@@ -58,7 +58,7 @@ def row(
 
 
 def show_cost(side: Mapping[str, Any], part: str = "epsilon") -> str:
-    """ε or a part of it: ours rounded up, as the guarantee writes it, the paper's as printed."""
+    """Write ε or a part of it: ours rounded up, as the guarantee does, the paper's as printed."""
     value = float(side[part])
     return f"{value:g}" if "place" in side else show_epsilon(value)
 
@@ -72,7 +72,7 @@ def build_result(
     notes: Sequence[str],
     seconds: float,
 ) -> dict[str, Any]:
-    """Collects an experiment into strict JSON values."""
+    """Collect an experiment into strict JSON values."""
     content = {
         "format_version": FORMAT_VERSION,
         "experiment": experiment,
@@ -89,7 +89,7 @@ def build_result(
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """A result file.
+    """Read a result file.
 
     Raises:
         ValueError: if it is not JSON, of another format version, or lacks a part.
@@ -109,13 +109,13 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 
 def write_result(result: Mapping[str, Any], path: Path) -> None:
-    """Writes a result file in one step."""
+    """Write a result file in one step."""
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     write_file(path, (text + "\n").encode())
 
 
 def csv_text(result: Mapping[str, Any]) -> str:
-    """The rows as CSV, one column a number; empty where there is none."""
+    """Write the rows as CSV, one column a number, empty if there is none."""
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     columns = [f"ours_{name}" for name in _OURS] + [f"paper_{name}" for name in _PAPER]

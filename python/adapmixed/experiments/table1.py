@@ -30,6 +30,7 @@ from adapmixed.experiments.paper import (
     RUNS,
     table_1,
 )
+from adapmixed.experiments.published import PaperRule
 from adapmixed.experiments.result import build_result, row, show_cost
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, PublicOnly, Unprotected
 
@@ -56,19 +57,20 @@ class Part:
 
 
 def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
-    """The compared mechanisms but DP-SGD, with budgets for so many queries.
+    """Return the compared mechanisms but DP-SGD, with budgets for so many queries.
 
     The built-in members differ more from their public model than the paper's do from GPT-2, so the
     preset's β costs them far more: at that scale a smaller one stands beside it.
     """
-    adaptive = AdaPMixED.preset(dataset)
-    smaller = {SMALLER: replace(adaptive, target_leakage=0.1)} if scale == "builtin" else {}
+    adaptive = replace(AdaPMixED.preset(dataset), adjacency="add_remove")  # as the paper's
+    less = PaperRule(replace(adaptive, target_leakage=0.1))
+    smaller: dict[str, Mechanism] = {SMALLER: less} if scale == "builtin" else {}
     return {
         PUBLIC: PublicOnly(),
         UNPROTECTED: Unprotected(),
         PUBLISHED: published_pmixed(EPSILON, queries, ORDER),
         PMIXED: PMixED(EPSILON, DELTA, queries, ORDER),
-        ADAPMIXED: adaptive,
+        ADAPMIXED: PaperRule(adaptive),
         PER_MODEL: adaptive,
         **smaller,
     }
@@ -83,7 +85,7 @@ def table1(
     queries: int = RUN_QUERIES,
     long: int | None = None,
 ) -> dict[str, Any]:
-    """Runs Table 1.
+    """Run Table 1.
 
     Args:
         inputs: models and text.
@@ -106,7 +108,7 @@ def table1(
         compared = methods(dataset, inputs.sources.scale, part.queries)
         found = measure(
             inputs.ensemble, tokens, compared, part.queries, run,
-            runs=part.runs, paper_rule=(ADAPMIXED, SMALLER), state=f"table1-{number}",
+            runs=part.runs, state=f"table1-{number}",
         )  # fmt: skip
         if dp is not None and one is not None:
             alone = measure(
@@ -132,7 +134,7 @@ def table1(
 
 
 def _paper_name(name: str) -> str:
-    """The paper's line that a line of ours stands beside: its PMixED has the published analysis."""
+    """Return the paper's name for a line of ours: its PMixED has the published analysis."""
     return {PUBLISHED: PMIXED, PMIXED: ""}.get(name, name)
 
 
@@ -173,7 +175,7 @@ def _notes(
 
 
 def _order_notes(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
-    """Says where the paper's order, public > DP-SGD > PMixED > AdaPMixED, does not appear.
+    """Say where the paper's order, public > DP-SGD > PMixED > AdaPMixED, does not appear.
 
     The paper's PMixED is the published one; ours, with the sound analysis, has to hold it, too.
     """

@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """The tables of a result and its notes; ε in nats, "-" where a number does not exist."""
+    """Write the tables of a result and its notes; ε in nats, "-" if a number does not exist."""
     inputs = result["inputs"]
     lines = [
         f"{_TITLES[result['experiment']]} ({inputs['dataset']}, scale {inputs['scale']}, "

@@ -1,6 +1,5 @@
-"""Text in, private text out: prompts, chat templates, stop strings and streaming over decoding."""
+"""Text in, private text out: the loop between two tokens, and prompts and chats around it."""
 
 from adapmixed.generation.generator import PrivateGenerator
-from adapmixed.generation.text import left_padded, stop_rule
 
-__all__ = ["PrivateGenerator", "left_padded", "stop_rule"]
+__all__ = ["PrivateGenerator"]

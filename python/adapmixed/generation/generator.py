@@ -1,4 +1,4 @@
-"""Answers to prompts and conversations, charged as they are released."""
+"""Answers to prompts and conversations, charged before they are released."""
 
 from __future__ import annotations
 
@@ -7,93 +7,110 @@ from typing import TYPE_CHECKING, Any, Never
 
 from torch import Tensor
 
-from adapmixed.arguments import check_parties, messages_of, texts_of
-from adapmixed.charging import answered_before, check_budget, check_unseeded
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES, check_window, stream
-from adapmixed.generation.text import Continuation, left_padded, stop_rule
+from adapmixed.checks import check_count, check_optional_count
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
+from adapmixed.generation.refused import refuse
+from adapmixed.generation.text import (
+    Continuation,
+    left_padded,
+    messages_of,
+    stop_rule,
+    texts_of,
+)
 from adapmixed.mechanisms import Mechanism
-from adapmixed.mechanisms.checks import check_count
-from adapmixed.misuse import refuse
-from adapmixed.privacy import Accountant, Guarantee, Ledger, PerModelFilter
+from adapmixed.mechanisms.rows import check_shape
+from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
     from adapmixed.models import Ensemble
+    from adapmixed.models.forward import Beside
 
 
 class PrivateGenerator:
     """Answers prompts with one mechanism; everything it releases is charged to one accountant.
 
+    The accountant is bound to the mechanism and the ensemble. Several generators may share one.
+
     Args:
         ensemble: the models; it must have a tokenizer.
-        mechanism: how a query is answered. `Shaped` gives it a temperature or a top-k.
-        accountant: charged with every event.
+        mechanism: how a query is answered.
+        accountant: charged with every answer before it is drawn. Of several processes only the main
+            one has one; the others are given None.
         rng: source of all randomness; None: `SecureRandom()`.
-        ledger: charged besides, durably before a token is drawn.
-        model_filter: decides which slots contribute; the accountant then is one for its budget.
-        overflow: "refuse" what does not fit the model's window, or "slide" (`decoding.stream`).
-        memory_bytes: bound on logits, activations, keys and values (`decoding.stream`).
+        overflow: "refuse" raises for what does not fit the model's window; with "slide" a sequence
+            that fills it forgets its older half.
+        memory_bytes: bound on logits, activations, keys and values.
 
     Raises:
-        ValueError: the ensemble has no tokenizer, an argument is of another kind, or a seeded rng
-            stands beside a ledger.
+        ValueError: the ensemble has no tokenizer, an argument is of another kind, the accountant is
+            bound to something else or cannot be charged for this mechanism, or a seeded rng stands
+            beside a ledger.
     """
 
     def __init__(
         self,
         ensemble: Ensemble,
         mechanism: Mechanism,
+        accountant: Accountant | None,
         *,
-        accountant: Accountant,
         rng: RandomSource | None = None,
-        ledger: Ledger | None = None,
-        model_filter: PerModelFilter | None = None,
         overflow: str = "refuse",
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         **refused: Never,
     ) -> None:
         refuse(refused)
         rng = SecureRandom() if rng is None else rng
-        check_parties(
-            ensemble, mechanism, accountant=accountant, rng=rng, ledger=ledger,
-            model_filter=model_filter, overflow=overflow, memory_bytes=memory_bytes,
-        )  # fmt: skip
-        if ledger is not None:
-            check_unseeded(rng)
+        self._answerer = Answerer(ensemble, mechanism, accountant, rng, overflow, memory_bytes)
         if ensemble.tokenizer is None:
             raise ValueError("ensemble must have a tokenizer: its base has none")
-        self.ensemble = ensemble
-        self.mechanism = mechanism
-        self.accountant = accountant
         self._tokenizer = ensemble.tokenizer
-        self._options: dict[str, Any] = {
-            "rng": rng,
-            "accountant": accountant,
-            "ledger": ledger,
-            "model_filter": model_filter,
-            "overflow": overflow,
-            "memory_bytes": memory_bytes,
-        }
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """The models."""
+        return self._answerer.ensemble
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """How a query is answered."""
+        return self._answerer.mechanism
+
+    @property
+    def accountant(self) -> Accountant | None:
+        """Who is charged; None on all processes but the main one."""
+        return self._answerer.accountant
 
     @property
     def guarantee(self) -> Guarantee:
-        """What holds for all that was released so far; private where it is data-dependent."""
-        return self.accountant.epsilon()
+        """What holds for all that was released so far; private if it is data-dependent.
+
+        Raises:
+            ValueError: this is not the main process, which is charged.
+        """
+        if self.accountant is None:
+            raise ValueError("guarantee must be asked of the main process, which is charged")
+        return self.accountant.guarantee()
 
     def generate(
         self,
         prompts: str | Sequence[str],
         *,
         max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
         stop_strings: Sequence[str] = (),
         **refused: Never,
     ) -> list[str]:
-        """The continuations of one or several prompts; arguments and errors as `stream`."""
-        pieces = list(
-            self.stream(
-                prompts, max_new_tokens=max_new_tokens, stop_strings=stop_strings, **refused
-            )
+        """Return the continuations of one or several prompts; see :meth:`stream`."""
+        refuse(refused)
+        pieces = self.stream(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            stop_strings=stop_strings,
         )
         return ["".join(parts) for parts in zip(*pieces, strict=True)]
 
@@ -102,84 +119,97 @@ class PrivateGenerator:
         prompts: str | Sequence[str],
         *,
         max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
         stop_strings: Sequence[str] = (),
         **refused: Never,
     ) -> Iterator[list[str]]:
-        """The continuations piece by piece.
+        """Yield the continuations piece by piece.
 
         Args:
             prompts: each is a query at every step until it ends.
             max_new_tokens: ≥ 1, of each prompt.
+            temperature: > 0, of all rows before they are projected.
+            top_k: keeps the likeliest tokens of the public model before rows are projected.
             stop_strings: end a continuation once they are in it; they are released, and charged.
-            refused: nothing: as `decoding.stream`.
+            refused: options of other libraries that would void the guarantee raise.
 
         Returns:
-            iterator of one piece of text per prompt and step, "" where a token does not end a
+            iterator of one piece of text per prompt and step, "" if a token does not end a
             character or the prompt has ended. Arguments are checked at the call.
 
         Raises:
-            ValueError: no prompt, an empty one, one that is no string, or as `decoding.stream`.
-            BudgetSpentError: (a ValueError) as `decoding.stream`.
-            LedgerError: as `decoding.stream`.
+            ValueError: no prompt, an empty one, one that is no string, a number out of range, what
+                does not fit the window or memory, or an option that would void the guarantee.
+            BudgetSpentError: fewer queries are left of the mechanism's plan.
+            LedgerError: while iterating: the charge could not be made durable.
         """
         refuse(refused)
         ids = [self._ids(text) for text in texts_of(prompts)]
-        return self._stream(ids, max_new_tokens, stop_strings)
+        return self._stream(ids, max_new_tokens, temperature, top_k, stop_strings)
 
     def batches(
-        self, prompts: str | Sequence[str], max_new_tokens: int, size: int | None = None
+        self,
+        prompts: str | Sequence[str],
+        max_new_tokens: int,
+        size: int | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
     ) -> list[list[str]]:
-        """Prompts in their order, cut into batches for `generate`; all are checked at once.
+        """Cut prompts in their order into batches for `generate`; all are checked at once.
 
         Args:
             size: of a batch, ≥ 1; None: as many as fit memory_bytes, at least one.
+            temperature, top_k: those that `generate` will be given; their copies count.
 
         Raises:
-            ValueError: a prompt, max_new_tokens or size that `generate` would refuse.
-            BudgetSpentError: all together are more than what is left of the budget.
+            ValueError: a prompt, max_new_tokens or size that `generate` would not take.
+            BudgetSpentError: all together are more than what is left of the plan.
         """
         check_count("max_new_tokens", max_new_tokens)
-        check_count("size", size, optional=True)
+        check_optional_count("size", size)
+        check_shape(temperature, top_k)
+        beside = self._answerer.held_bytes(temperature, top_k)
         texts = texts_of(prompts)
         ids = [self._ids(text) for text in texts]
-        left_padded(ids)  # refuses a prompt without tokens
-        budget, options = self.mechanism.budget, self._options
-        check_window(self.ensemble, max(map(len, ids)), max_new_tokens, options["overflow"])
-        if budget is not None:
-            spent = answered_before(self.ensemble.ranks, self.accountant, options["ledger"])
-            check_budget(self.mechanism, len(texts) * max_new_tokens, spent)
+        left_padded(ids)  # raises for a prompt without tokens
+        self._answerer.check_window(max(map(len, ids)), max_new_tokens)
+        self._answerer.check(len(texts) * max_new_tokens)
         found: list[list[str]] = []
         longest = 0
         for text, tokens in zip(texts, ids, strict=True):
             longest = max(longest, len(tokens))
-            if found and len(found[-1]) < self._most(longest, max_new_tokens, size):
+            if found and len(found[-1]) < self._most(longest, max_new_tokens, size, beside):
                 found[-1].append(text)
             else:
                 found.append([text])
                 longest = len(tokens)
         return found
 
-    def _most(self, length: int, max_new_tokens: int, size: int | None) -> int:
-        """Prompts padded to this length that one batch may hold."""
+    def _most(self, length: int, max_new_tokens: int, size: int | None, beside: Beside) -> int:
+        """Return how many prompts padded to this length one batch may hold."""
         if size is not None:
             return size
         one = self.ensemble.sequence_bytes(
             length,
             new_tokens=max_new_tokens - 1,
-            overflow=self._options["overflow"],
-            beside=self.mechanism.held_bytes,
+            overflow=self._answerer.overflow,
+            beside=beside,
         )
-        return int(self._options["memory_bytes"] // one)
+        return int(self._answerer.memory_bytes // one)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, str]],
         *,
         max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
         stop_strings: Sequence[str] = (),
         **refused: Never,
     ) -> Iterator[str]:
-        """The answer to a conversation, piece by piece, by the base's chat template.
+        """Yield the answer to a conversation piece by piece, by the base's chat template.
 
         Args:
             messages: {"role": ..., "content": ...} each, the last one to be answered.
@@ -192,11 +222,11 @@ class PrivateGenerator:
         self.check_chat()
         text = self._templated(messages_of(messages))
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        pieces = self._stream([list(tokens)], max_new_tokens, stop_strings)
+        pieces = self._stream([list(tokens)], max_new_tokens, temperature, top_k, stop_strings)
         return (piece for (piece,) in pieces)
 
     def check_chat(self, opening: Sequence[Mapping[str, str]] = ()) -> None:
-        """Refuses a base without a chat template, or whose template refuses this opening."""
+        """Raise if the base has no chat template, or one that refuses this opening."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise ValueError(
                 "the base's tokenizer must have a chat template, it has none: --plain, or a prompt "
@@ -223,18 +253,22 @@ class PrivateGenerator:
         return list(self._tokenizer(text)["input_ids"])
 
     def _stream(
-        self, prompts: list[list[int]], max_new_tokens: int, stop_strings: Sequence[str]
+        self,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        stop_strings: Sequence[str],
     ) -> Iterator[list[str]]:
         ids, mask = left_padded(prompts)
-        steps = stream(
-            self.ensemble,
-            self.mechanism,
+        steps = self._answerer.stream(
             ids,
-            attention_mask=mask,
             max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            attention_mask=mask,
             stop_token=self.ensemble.end_tokens,
             stop=stop_rule(self._tokenizer, stop_strings),
-            **self._options,
         )
         return self._pieces([Continuation(self._tokenizer, prompt) for prompt in prompts], steps)
 

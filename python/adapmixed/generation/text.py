@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adapmixed.decoding import StopRule
+from adapmixed.checks import check_type
+from adapmixed.generation.loop import StopRule
 
 # Tokens before the answer that it is decoded with: some tokenizers drop the first one's space.
 _CONTEXT = 8
@@ -23,13 +24,13 @@ class Continuation:
         self._shown = len(self._decoded())
 
     def add(self, token: int) -> str:
-        """What this token adds; "" while it ends inside a character."""
+        """Return what this token adds; "" while it ends inside a character."""
         self._ids.append(token)
         text = self._decoded()
         return "" if text.endswith("\ufffd") else self._new(text)
 
     def rest(self) -> str:
-        """What was held back for a character that never came."""
+        """Return what was held back for a character that never came."""
         return self._new(self._decoded())
 
     def _new(self, text: str) -> str:
@@ -45,7 +46,7 @@ class Continuation:
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-    """((b, t) int64 tokens, (b, t) mask or None where no row is padded).
+    """Return ((b, t) int64 tokens, (b, t) mask or None if no row is padded).
 
     Raises:
         ValueError: no prompt, or one without tokens.
@@ -62,7 +63,9 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None
 
 
 def stop_rule(tokenizer: Any, strings: Sequence[str]) -> StopRule | None:
-    """Ends a sequence once one of the strings is in what was released; None without strings.
+    """Return the rule that ends a sequence once a string is in what was released.
+
+    None without strings.
 
     Raises:
         ValueError: an empty string.
@@ -83,3 +86,39 @@ def stop_rule(tokenizer: Any, strings: Sequence[str]) -> StopRule | None:
         return result
 
     return ended
+
+
+def texts_of(prompts: object) -> list[str]:
+    """Return one or several prompts as a list.
+
+    Raises:
+        ValueError: neither a string nor a sequence of strings.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Collection) or isinstance(prompts, bytes | dict | set | frozenset):
+        raise ValueError(f"prompts must be a string or a list of strings, got {prompts!r}")
+    for index, prompt in enumerate(prompts):
+        check_type(f"prompts[{index}]", prompt, str, "a string")
+    return list(prompts)
+
+
+def messages_of(messages: object) -> list[dict[str, Any]]:
+    """Return a conversation as a list of messages.
+
+    Raises:
+        ValueError: no messages, or one that is not {"role": string, "content": string}.
+    """
+    if not isinstance(messages, Collection) or isinstance(messages, str | bytes | dict):
+        raise ValueError(f"messages must be a list of {{'role', 'content'}}, got {messages!r}")
+    found = []
+    for index, message in enumerate(messages):
+        name = f"messages[{index}]"
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise ValueError(f"{name} must be {{'role': ..., 'content': ...}}, got {message!r}")
+        for key in ("role", "content"):
+            check_type(f"{name}[{key!r}]", message[key], str, "a string")
+        found.append(dict(message))
+    if not found:
+        raise ValueError("messages must hold at least one message, got none")
+    return found

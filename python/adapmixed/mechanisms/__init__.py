@@ -1,25 +1,26 @@
-"""Mechanisms: logits in, a token and its privacy events out. They never account."""
+"""Mechanisms: logits in, a proposal out, which is charged and then released."""
 
-from adapmixed.mechanisms.adapmixed import PRESETS, AdaPMixED
-from adapmixed.mechanisms.base import Answer, Mechanism, Proposal
+from adapmixed.mechanisms.adapmixed import AdaPMixED
 from adapmixed.mechanisms.baselines import PublicOnly, Unprotected
-from adapmixed.mechanisms.clipped import ClippedMixing
-from adapmixed.mechanisms.law import Law
-from adapmixed.mechanisms.log_pool import ClippedLogPool
+from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
+from adapmixed.mechanisms.clipped_mixing import ClippedMixing
+from adapmixed.mechanisms.planned import planned
 from adapmixed.mechanisms.pmixed import PMixED
-from adapmixed.mechanisms.shaped import Shaped
+from adapmixed.mechanisms.proposal import Answer, Mechanism, Origin, Proposal
+from adapmixed.mechanisms.rows import Rows, shaped
 
 __all__ = [
-    "PRESETS",
     "AdaPMixED",
     "Answer",
     "ClippedLogPool",
     "ClippedMixing",
-    "Law",
     "Mechanism",
+    "Origin",
     "PMixED",
     "Proposal",
     "PublicOnly",
-    "Shaped",
+    "Rows",
     "Unprotected",
+    "planned",
+    "shaped",
 ]

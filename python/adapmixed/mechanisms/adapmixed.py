@@ -1,5 +1,7 @@
 """AdaPMixED: noisy screening, projection onto a Rényi ball, data-dependent loss (Algorithm 1)."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -7,19 +9,18 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms.base import Mechanism, Proposal, proposal
-from adapmixed.mechanisms.checks import check_count, check_number, check_option
-from adapmixed.mechanisms.law import Law
-from adapmixed.mechanisms.spread import mean_ratio, screened_elsewhere
-from adapmixed.privacy.ball_bounds import sound_bound
-from adapmixed.privacy.events import (
+from adapmixed.checks import check_count, check_number, check_option
+from adapmixed.mechanisms.distribution import Distribution
+from adapmixed.mechanisms.proposal import Mechanism, Prepared
+from adapmixed.mechanisms.rows import Rows
+from adapmixed.privacy import (
     Event,
     GaussianScreening,
     LeaveOneOutLoss,
     PublicAnswer,
     RenyiBound,
 )
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.privacy.pmixed import sound_bound
 from adapmixed_ext import RandomSource
 from adapmixed_ext.ops import Inputs, project_inputs
 from adapmixed_ext.screening import screen_prepared
@@ -35,23 +36,27 @@ class AdaPMixED(Mechanism):
 
     Attributes:
         order: Rényi order α > 1 of the ball, the screening and the loss.
-        target_leakage: β ≥ 0; the ball has radius R = βα.
+        target_leakage: β ≥ 0 of the paper; the ball has radius R = βα.
         screen: "noisy" (the paper), "public" (the same noised test with q in place of the mixture:
             no private value, no cost), or None.
         screen_weight: λ_s in [0, 1], weight of the private models in the screened mixture.
         sigma: standard deviation of the screening noise, > 0.
         threshold: T_s ≥ 0 in nats; a query whose divergence is above it is answered from q.
-        top_k: number of public top tokens that are screened, ≥ 1.
+        screen_top_k: number of public top tokens that are screened, ≥ 1.
         loss: "data-dependent" (the realised loss of every model, an ex-post statement) or "fixed"
             (the sound data-independent bound, zero-out, charged for every query: a charge that
             followed the screening's outcome would not be fixed).
         loss_orders: the orders at which losses are recorded, public and fixed beforehand; the
             accountant splits δ over them. Default: `order` alone, as in the paper.
-        adjacency: "add_remove" (the paper; default of the data-dependent loss) or "zero_out" (the
-            only one of the fixed loss).
+        adjacency: "zero_out", or "add_remove": the paper's leave-one-out, which divides by the
+            other members. The fixed loss has "zero_out" alone.
     """
 
     name: ClassVar[str] = "adapmixed"
+    no_budget: ClassVar[str] = (
+        "its losses depend on the other members, and its screening tells a bit about all of them, "
+        "which no member's charge covers"
+    )
 
     order: float
     target_leakage: float
@@ -59,10 +64,10 @@ class AdaPMixED(Mechanism):
     screen_weight: float = 1e-4
     sigma: float = 1e-2
     threshold: float = 4.5
-    top_k: int = 60
+    screen_top_k: int = 60
     loss: Loss = "data-dependent"
     loss_orders: tuple[float, ...] = ()
-    adjacency: Literal["add_remove", "zero_out"] | None = None
+    adjacency: Literal["zero_out", "add_remove"] = "zero_out"
     _orders: tuple[float, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -75,11 +80,11 @@ class AdaPMixED(Mechanism):
                 "small by the mass of the screened tokens"
             )
         check_option("loss", self.loss, ("data-dependent", "fixed"))
-        check_option("adjacency", self.adjacency, ("add_remove", "zero_out", None))
+        check_option("adjacency", self.adjacency, ("zero_out", "add_remove"))
         check_number("screen_weight", self.screen_weight, least=0.0, most=1.0)
         check_number("sigma", self.sigma, above=0.0)
         check_number("threshold", self.threshold, least=0.0, infinite=True)
-        check_count("top_k", self.top_k)
+        check_count("screen_top_k", self.screen_top_k)
         if not isinstance(self.loss_orders, tuple):
             raise ValueError(f"loss_orders must be a tuple of orders, got {self.loss_orders!r}")
         for order in self.loss_orders:
@@ -100,10 +105,14 @@ class AdaPMixED(Mechanism):
                 "adjacency must be 'zero_out' with loss='fixed', got 'add_remove': the fixed bound "
                 "is proved for zero-out alone"
             )
-        if self.adjacency is None:
-            default = "zero_out" if self.loss == "fixed" else "add_remove"
-            object.__setattr__(self, "adjacency", default)
         object.__setattr__(self, "_orders", self.loss_orders or (float(self.order),))
+
+    @property
+    def no_replacement(self) -> str:
+        """A realised loss has no statement for replace-one; the fixed loss has."""
+        if self.loss == "fixed":
+            return ""
+        return "a realised loss is about the removal of a member; loss='fixed' has a guarantee"
 
     @property
     def radius(self) -> float:
@@ -111,8 +120,8 @@ class AdaPMixED(Mechanism):
         return self.target_leakage * self.order
 
     @classmethod
-    def preset(cls, name: str) -> "AdaPMixED":
-        """The paper's settings for a data set (its table of privacy parameters).
+    def preset(cls, name: str) -> AdaPMixED:
+        """Return the paper's settings for a data set (its table of privacy parameters).
 
         Args:
             name: "wikitext-103", "one-billion-word", "pubmed" or "air-dialogue".
@@ -121,88 +130,61 @@ class AdaPMixED(Mechanism):
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         return PRESETS[name]
 
-    def propose(
-        self,
-        private_logits: Tensor,
-        public_logits: Tensor,
-        *,
-        targets: Tensor | None = None,
-        rng: RandomSource,
-        ranks: Ranks = ALONE,
-    ) -> Proposal:
-        """See :meth:`Mechanism.propose`; lines 1–18 of Algorithm 1 without the draws."""
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        """Prepare lines 1–18 of Algorithm 1 without the draws."""
         # First, since it also gives the log-sum-exps that the screening needs.
         inputs, projection = project_inputs(
-            private_logits, public_logits, order=self.order, radius=self.radius
+            rows.private, rows.public, order=self.order, radius=self.radius
         )
-        models, positions = ranks.slots(len(inputs.private)), len(inputs.public)
+        models, positions = rows.private.shape[:2]
         events: list[Event] = []
-        passed = torch.ones(positions, dtype=torch.bool, device=inputs.public.device)
+        passed = torch.ones(positions, dtype=torch.bool, device=rows.public.device)
         if self.screen is not None:
-            passed = self._screened(inputs, rng, ranks)
+            passed = self._screened(inputs, rng)
             if self.screen == "noisy":
                 events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))
         if not bool(passed.all()):
-            # Line 8: answered from q, so every slot has weight 0 there.
+            # Line 8: answered from q, so every member has weight 0 there.
             projection = ops.Projection(
                 torch.where(passed, projection.weight, 0.0),
                 torch.where(passed, projection.complement, 1.0),
                 *inputs[2:],
             )
-        charges = ratio = None
-        slots = models if ranks.summed else None
+        distribution = Distribution(rows, projection)
         if self.loss == "fixed":
             bound = sound_bound(self.order, self.radius, models)
-            events.append(RenyiBound(self.order, bound, models, positions, "zero_out"))
-        else:
-            assert self.adjacency is not None  # set in __post_init__
-            if slots is not None:
-                ratio = mean_ratio(inputs, projection, ranks, slots)
-            losses = ops.leave_one_out(
-                inputs.private,
-                inputs.public,
-                projection,
-                orders=self._orders,
-                adjacency=self.adjacency,
-                num_models=slots,
-                mean_excess=None if ratio is None else ratio - 1.0,
-            )
-            charges = ranks.gather(losses)
-            # An event also when nothing passed: the order was fixed beforehand, not by the outcome.
-            answered = charges[:, passed].cpu().numpy()
-            events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency, ops.loss_error))
-            events.append(PublicAnswer(positions - answered.shape[1]))
-        law = Law(inputs.private, inputs.public, projection, ranks=ranks, slots=slots, ratio=ratio)
-        return proposal(
-            law, inputs.public, models, ~passed, events, targets, rng, charges, ranks=ranks
+            events.append(RenyiBound(self.order, bound, models, positions))
+            return Prepared(distribution, ~passed, tuple(events))
+        losses = ops.leave_one_out(
+            inputs.private,
+            inputs.public,
+            projection,
+            orders=self._orders,
+            adjacency=self.adjacency,
         )
+        # An event also when nothing passed: the order was fixed beforehand, not by the outcome.
+        answered = losses[:, passed].cpu().numpy()
+        events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency, ops.loss_error))
+        events.append(PublicAnswer(positions - answered.shape[1]))
+        return Prepared(distribution, ~passed, tuple(events), losses=losses)
 
-    def _screened(self, inputs: Inputs, rng: RandomSource, ranks: Ranks) -> Tensor:
-        """Lines 1–8: (B,) bool, True where the query goes on to the private models."""
+    def _screened(self, inputs: Inputs, rng: RandomSource) -> Tensor:
+        """Return lines 1–8: (B,) bool, True if the query goes on to the private models."""
         positions, vocab = inputs.public.shape
-        top_k = min(self.top_k, vocab)
-        weight = self.screen_weight if self.screen == "noisy" else 0.0
-        models, device = ranks.slots(len(inputs.private)), inputs.public.device
-        elsewhere = screened_elsewhere(inputs, top_k, weight, models, ranks)
-
-        def tested() -> Tensor:
-            # One draw a position: decisions do not depend on how positions are grouped into calls.
-            noise = torch.empty(positions, top_k, dtype=torch.float64)
-            for position in range(positions):
-                noise[position] = ops.gaussian(top_k, sigma=self.sigma, rng=rng)
-            added = noise.to(device)
-            result = screen_prepared(
-                inputs,
-                added if elsewhere is None else added + elsewhere,
-                weight=weight,
-                order=self.order,
-                threshold=self.threshold,
-                top_k=top_k,
-                num_models=models,
-            )
-            return result.check().passed
-
-        return ranks.decide(tested, (positions,), torch.bool, device)
+        top_k = min(self.screen_top_k, vocab)
+        # One draw a position: decisions do not depend on how positions are grouped into calls.
+        noise = torch.empty(positions, top_k, dtype=torch.float64)
+        for position in range(positions):
+            noise[position] = ops.gaussian(top_k, sigma=self.sigma, rng=rng)
+        result = screen_prepared(
+            inputs,
+            noise.to(inputs.public.device),
+            weight=self.screen_weight if self.screen == "noisy" else 0.0,
+            order=self.order,
+            threshold=self.threshold,
+            top_k=top_k,
+        )
+        return result.check().passed
 
 
 def _paper(order: float, beta: float, sigma: float, weight: float) -> AdaPMixED:
@@ -212,7 +194,7 @@ def _paper(order: float, beta: float, sigma: float, weight: float) -> AdaPMixED:
         screen_weight=weight,
         sigma=sigma,
         threshold=4.5,
-        top_k=60,
+        screen_top_k=60,
     )
 
 

@@ -1,11 +1,13 @@
 """From a plan to the mechanism that it describes."""
 
+from __future__ import annotations
+
 from typing import Any
 
-from adapmixed.mechanisms.base import Mechanism
-from adapmixed.mechanisms.clipped import ClippedMixing
-from adapmixed.mechanisms.log_pool import ClippedLogPool
+from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
+from adapmixed.mechanisms.clipped_mixing import ClippedMixing
 from adapmixed.mechanisms.pmixed import PMixED
+from adapmixed.mechanisms.proposal import Mechanism
 from adapmixed.privacy.planner import Plan
 
 
@@ -13,7 +15,7 @@ def planned(one: Plan, epsilon: float) -> Mechanism:
     """Return the mechanism with a plan's settings, for exactly the queries that it is for.
 
     Args:
-        one: of :func:`adapmixed.privacy.planner.plan`.
+        one: of :func:`adapmixed.privacy.plan`.
         epsilon: the target that was planned for.
     """
     settings: dict[str, Any] = dict(one.settings)

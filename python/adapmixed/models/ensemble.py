@@ -41,9 +41,10 @@ OVERFLOWS = ("refuse", "slide")
 class Ensemble:
     """A public causal language model with N LoRA adapters, as one batched model.
 
-    Spread over ranks, each has a contiguous slice of the members, with its own public model. Then
-    private logits are those of this rank's members, and every rank must call every method with the
-    same arguments in the same order (docs/ranks.md).
+    Spread over several processes, each has a contiguous slice of the members, with its own public
+    model; of members of the output layer alone each has all. Then private logits are those of this
+    process's members, and every process must call every method with the same arguments in the same
+    order (docs/ranks.md).
 
     Every method runs without gradients, in eval mode (no dropout). Logits are in the model's dtype
     and raw: softmax is the reader's. N and the order of members are those of the folder. Ids that
@@ -51,8 +52,8 @@ class Ensemble:
     and public: a public rule, by which they are never released.
 
     Attributes:
-        num_models: N >= 1, of all ranks.
-        ranks: that have the members; `ALONE` where this process has them all.
+        num_models: N >= 1, of all processes.
+        ranks: the processes that share the members; `ALONE` if this one has them all.
         vocab_size: V, the width of the logits.
         tokenizer: the base's tokenizer, or None if it has none.
         config: the base's transformers configuration.
@@ -64,9 +65,8 @@ class Ensemble:
             can move other documents. "names": what assigned them is not recorded. "base": the
             public model may not be that of the training. "tokenizer": only its tokenizer may not.
         fingerprint: of the base (its files where it is a folder, else its name) and the members'
-            files in their order, hexadecimal; None if it was not loaded from files. A ledger's
-            charges are those of slots: its configuration should hold this
-            (`ledger_configuration`).
+            files in their order, hexadecimal; None if it was not loaded from files. An accountant
+            is bound to it, since what member i has spent is that of shard i.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class Ensemble:
         tokenizer: Any = None,
         unverified: tuple[str, ...] = ("shards", "base"),
         ranks: Ranks = ALONE,
+        num_models: int | None = None,
     ) -> None:
-        """Takes over `model`, which is changed; `Ensemble.load` is the ordinary way in.
+        """Takes over `model`, which is changed; `from_pretrained` is the ordinary way in.
 
         `adapters` are those of this rank; `ranks` know the number of all (`Ranks.over`). `adapted`
         names the layers that members may adapt, with their ranks: a public constant; None for what
@@ -103,7 +104,7 @@ class Ensemble:
         model.eval()
         model.requires_grad_(False)
         self.ranks = ranks
-        self.num_models = ranks.slots(len(adapters))
+        self.num_models = len(adapters) if num_models is None else num_models
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.config = model.config
@@ -125,7 +126,7 @@ class Ensemble:
             check_behaviour(dataclasses.replace(self._forward, ranks=ALONE))
 
     @classmethod
-    def load(
+    def from_pretrained(
         cls,
         base: Any,
         folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | None],
@@ -176,8 +177,6 @@ class Ensemble:
         resolved = [path.resolve() for path in paths if path is not None]
         if len(set(resolved)) != len(resolved):
             raise ValueError("members must be distinct: one listed twice counts its shard twice")
-        ranks = ranks.over(len(paths))
-        mine = paths[ranks.own(len(paths))]
         source = source_of(base)
         compared = check_files(source, root, manifest)
         model, tokenizer = load_base(base, dtype, revision=revision)
@@ -187,12 +186,14 @@ class Ensemble:
         if device is not None:
             model = model.to(device)
         name = source or type(base).__name__
+        adapted = ensemble_layers(paths, adapted)
+        ranks = ranks.over(len(paths), repeated=set(adapted) == {head_name(model)})
+        mine = paths[ranks.own(len(paths))]
         present = [path for path in mine if path is not None]
         check_tokenizers(present, tokenizer, name, int(model.config.get_text_config().vocab_size))
         _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
         read = {path: read_adapter(model, path) for path in present}
         adapters = [MISSING if path is None else read[path] for path in mine]
-        adapted = ensemble_layers(paths, adapted)
         names = {str(path): one.base_name for path, one in read.items()}
         if same_base:
             check_one_base(names)
@@ -229,6 +230,7 @@ class Ensemble:
             tokenizer=tokenizer,
             unverified=unverified,
             ranks=ranks,
+            num_models=len(paths),
         )
         if not ranks.alone:  # each has tried its own device: caches must have the same rows
             ranks.agree({"what members share": ensemble.trunk})

@@ -249,7 +249,7 @@ class BatchedForward:
         return (self.num_models + 1) * batch * self.vocab_size
 
     def _rows(self, batch: int) -> int:
-        return (self.ranks.most(self.num_models) + 1) * batch  # the same on every rank
+        return (self.ranks.held(self.num_models)[0] + 1) * batch  # the same on every process
 
     def _position_bytes(self, batch: int, window: int, beside: Beside | None) -> tuple[int, int]:
         """Of one position: its logits as they are answered, and a layer's activations."""
@@ -260,10 +260,14 @@ class BatchedForward:
         element = int(next(self.model.parameters()).element_size())
         # Caps and scales of the output are computed beside what they are applied to.
         logits = (2 if self._scales_logits else 1) * rows * self.vocab_size * element
+        gathered = self.ranks.held(self.num_models)[1]
         if beside is not None:
-            answering = rows * self.vocab_size * element
-            answering += batch * beside(rows // batch, self.vocab_size, element)
+            answering = (rows + gathered * batch) * self.vocab_size * element
+            members = max(rows // batch, gathered + 1)
+            answering += batch * beside(members, self.vocab_size, element)
             logits = max(logits, answering)
+        else:
+            logits += gathered * batch * self.vocab_size * element
         # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
         # attention adds a score or mask row over all positions for every head at worst.
         heads = int(getattr(config, "num_attention_heads", 1))

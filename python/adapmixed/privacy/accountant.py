@@ -1,319 +1,415 @@
-"""The accountant: privacy events in, an (ε, δ) guarantee in plain words out.
+"""The accountant: every charge of an ensemble in, a guarantee out.
 
 What is stated (proofs in docs/privacy.md), with E_i the total of shard i's realised losses and of
-the costs fixed beforehand, P and Q the laws of the transcript with and without shard i:
+the costs fixed beforehand, P and Q the distributions of the transcript with and without shard i:
 
 - fixed costs only: (ε, δ)-DP.
 - realised losses: P(S) <= ∫_S e^{E_i + c_α(δ)} dQ + δ and the same with P and Q exchanged, an
   ex-post statement about the removal of shard i whose exponent depends on the transcript.
 
-Totals are upper bounds: losses are inflated by their error bound, sums are rounded up. There is one
-file a kind of total: `renyi_total`, `fixed_totals`.
+Totals are upper bounds: losses are inflated by their error bound, sums are rounded up.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.checks import check_delta, check_question, check_real
-from adapmixed.privacy.events import CAVEATS, Event, IndividualCharge
-from adapmixed.privacy.filter import PerModelFilter
-from adapmixed.privacy.filter_budget import FilterBudget
-from adapmixed.privacy.filter_total import FilterTotal
-from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, Result
-from adapmixed.privacy.guarantee import RULES, Guarantee
-from adapmixed.privacy.released_count import ReleasedCount
-from adapmixed.privacy.renyi_total import RenyiTotal
-from adapmixed.privacy.running import Running, add_event, kind_of
-from adapmixed.privacy.state import read_accountant, write_accountant
+from adapmixed.errors import BudgetSpentError
+from adapmixed.privacy.account import Account, Binding, Settings
+from adapmixed.privacy.encoding import check_keys, read_fields, write_fields
+from adapmixed.privacy.events import Caveat, Event
+from adapmixed.privacy.guarantee import Guarantee
+from adapmixed.privacy.ledger.file import LedgerFile
+
+
+class Charged(Protocol):
+    """What the accountant needs of a mechanism."""
+
+    @property
+    def measure(self) -> tuple[str, float | None] | None:
+        """Of its individual charges, ("zcdp", None) or ("renyi", order); None if it has none."""
+
+    @property
+    def no_budget(self) -> str:
+        """Why no budget of every shard can be kept; "" if one can."""
+
+    @property
+    def no_total(self) -> str:
+        """Why there is no guarantee without such a budget; "" if there is one."""
+
+    @property
+    def no_replacement(self) -> str:
+        """Why there is no guarantee for replaced records (replace-one); "" if there is one."""
+
+    @property
+    def planned_queries(self) -> int | None:
+        """How many queries its guarantee is planned for; None: any number."""
+
+
+class Proposed(Protocol):
+    """What the accountant needs of a proposal; see `mechanisms.Proposal`."""
+
+    @property
+    def mechanism(self) -> Charged: ...
+    @property
+    def num_models(self) -> int: ...
+    @property
+    def ensemble(self) -> str | None: ...
+    def begin(self) -> None: ...
+    def individual_charges(self) -> NDArray[np.float64]: ...
+    def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]: ...
+    def settle(self, active: NDArray[np.bool_] | None) -> None: ...
+    def fail(self) -> None: ...
 
 
 class Accountant:
-    """Composes privacy events of one ensemble into a `Guarantee`.
+    """Composes the charges of one mechanism on one ensemble into a `Guarantee`.
+
+    An accountant is bound to the first mechanism, ensemble and N that it is charged for; another
+    one raises. Threads and generators may share it. It cannot be copied or pickled, and a forked
+    child cannot use it: two holders would each spend the same budget.
 
     Args:
-        delta: δ in (0, 1) of the final statement.
-        rule: "per_model" charges max_i Σ_t loss; "paper" charges Σ_t max_i loss, at one order.
-        order_weights: public weights w > 0, one per order of the events, that sum to at most 1;
-            order α gets w_α δ (default: uniform). Fixed before the first query.
-        adjacency: which neighbours are asked about: "zero_out", "add_remove" or "replace_one".
-            None: those of the events, "zero_out" for events that cover every kind.
-        filter_budget: that of the filter whose `IndividualCharge`s are added; its δ is `delta`.
+        delta: δ in (0, 1) of the statement.
+        epsilon: if given, stops every shard at its own budget: a member whose shard has spent it
+            answers the public distribution from then on, silently, and any number of queries keeps
+            (epsilon, delta). Needs a mechanism with individual charges: ClippedLogPool, or
+            ClippedMixing with an order.
+        path: of a ledger file on a local file system. Every charge is durable before its answer is
+            drawn, and an existing file goes on. None keeps everything in memory.
+        adjacency: which neighbours are asked about: "zero_out" or "replace_one".
+        create: False raises if there is no ledger at `path`.
 
-    Adding is O(size of the event), `epsilon()` O(N K) whatever the number of queries so far, so a
-    running curve costs little (ClippedMixing: a second for the first, whose value is kept);
-    `copy()` is O(1).
+    Raises:
+        ValueError: bad arguments.
+        LedgerError: the ledger at `path` cannot be used: see `adapmixed.errors`.
     """
 
     def __init__(
         self,
         delta: float,
         *,
-        rule: str = "per_model",
-        order_weights: Sequence[float] | None = None,
-        adjacency: str | None = None,
-        filter_budget: FilterBudget | None = None,
+        epsilon: float | None = None,
+        path: str | os.PathLike[str] | None = None,
+        adjacency: str = "zero_out",
+        create: bool = True,
     ) -> None:
-        self.delta = check_delta(delta)
-        if rule not in RULES:
-            raise ValueError(f"rule must be one of {RULES}, got {rule!r}")
-        self.rule = rule
-        self.order_weights: tuple[float, ...] | None = None
-        if order_weights is not None:
-            weights = tuple(check_real("order_weights", weight) for weight in order_weights)
-            if not weights or min(weights) == 0 or math.fsum(weights) > 1:
-                raise ValueError(
-                    f"order_weights must be > 0 and sum to at most 1, got {order_weights!r}"
-                )
-            self.order_weights = weights
-        self.adjacency = None if adjacency is None else check_question(adjacency)
-        if filter_budget is not None and filter_budget.delta != self.delta:
-            raise ValueError(
-                f"delta must be the filter's, {filter_budget.delta!r}, got {self.delta!r}"
-            )
-        self.filter_budget = filter_budget
-        self._state = Running()
-        self._lock = threading.Lock()
-        self._follows = False
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._account = Account(Settings(delta, epsilon, adjacency))
+        self._file: LedgerFile | None = None
+        if path is not None:
+            self._file, self._account = LedgerFile.open(path, self._account, create=create)
+        _accountants.add(self)
+
+    @property
+    def delta(self) -> float:
+        """δ of the statement."""
+        return self._account.settings.delta
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε of every shard's own budget; None without one."""
+        return self._account.settings.epsilon
+
+    @property
+    def adjacency(self) -> str:
+        """The neighbours that are asked about."""
+        return self._account.settings.adjacency
 
     @property
     def queries(self) -> int:
         """Answered queries so far (a screening belongs to an answer and is not counted)."""
-        return self._state.queries
+        return self._account.totals.queries
 
     @property
-    def planned_queries(self) -> int:
-        """Answered queries so far of a budget that was charged with the first of them; else 0."""
-        total = self._state.total
-        return 0 if total is None or isinstance(total, FilterTotal) else total.planned_queries
+    def durable(self) -> bool:
+        """Whether charges go to a ledger file."""
+        return self._file is not None
 
     @property
-    def individual_spent(self) -> NDArray[np.float64] | None:
-        """(N,) float64, what each model has been charged under the filter, and what its budget
-        reserves for counts; None before an answer.
-
-        Private: for the operator, and for a `PerModelFilter` that goes on where one has stopped.
-        """
-        total = self._state.total
-        return total.spent if isinstance(total, FilterTotal) else None
+    def charges(self) -> int:
+        """Records in the ledger file; 0 without one."""
+        return 0 if self._file is None else self._file.count
 
     @property
-    def released_counts(self) -> tuple[ReleasedCount, ...]:
-        """The noisy counts that were added here, in their order: public. A ledger's accountant has
-        all of its filter's; beside none, those of a filter in memory are no events."""
-        total = self._state.total
-        return total.counts if isinstance(total, FilterTotal) else ()
-
-    def copy(self) -> Accountant:
-        """An independent accountant with the same totals."""
-        other = Accountant(**self._settings())
-        other._state, other._follows = replace(self._state), self._follows
-        return other
-
-    def state(self) -> dict[str, Any]:
-        """Everything added so far as strict JSON values, exact to the bit: see `from_state`.
-
-        Private where losses are: it holds what each model has been charged.
+    def spent(self) -> NDArray[np.float64]:
+        """(N,) float64, what each shard has spent of `limit`: private, for the operator.
 
         Raises:
-            ValueError: another process is charged (`follow`): these are not the totals.
+            ValueError: without `epsilon`, or before N is known.
         """
-        self._check_leads()
-        return write_accountant(self._settings(), self._state)
+        account = self._account
+        models = account.totals.num_models
+        if models is None and account.binding is not None:
+            models = account.binding.num_models
+        if account.settings.epsilon is None or models is None:
+            raise ValueError("spent needs epsilon and a first charge: no shard has a budget")
+        spent = account.totals.spent
+        return np.zeros(models) if spent is None else spent.copy()
+
+    @property
+    def limit(self) -> float:
+        """What each shard may spend, in the measure of the mechanism's charges: public.
+
+        Raises:
+            ValueError: without `epsilon`, or before a mechanism is known.
+        """
+        if self._account.budget is None:
+            raise ValueError("limit needs epsilon and a first charge: no shard has a budget")
+        return self._account.budget.amount
+
+    def bind(self, mechanism: Charged, num_models: int, ensemble: str | None = None) -> None:
+        """Bind the accountant to a mechanism and an ensemble; it can be charged for no others.
+
+        The first charge does the same. Binding twice to the same does nothing.
+
+        Args:
+            mechanism: how queries are answered.
+            num_models: N.
+            ensemble: fingerprint of the ensemble; None if it is not known.
+
+        Raises:
+            ValueError: it is bound to something else, or the mechanism's charges cannot be kept
+                within a budget of every shard, or give no guarantee without one.
+            LedgerError: the binding could not be written.
+        """
+        with self._lock:
+            self._check_usable()
+            self._bind(self._bound(mechanism, num_models, ensemble))
+
+    def _bind(self, account: Account) -> None:
+        if account is not self._account and account.binding is not None:
+            self._commit({"binding": write_fields(account.binding)}, account)
+
+    def _bound(self, mechanism: Charged, num_models: int, ensemble: str | None) -> Account:
+        """Return the account bound to these; itself if it is."""
+        _check_fits(mechanism, self._account.settings)
+        measure, order = mechanism.measure or (None, None)
+        return self._account.bound(Binding(repr(mechanism), num_models, measure, order, ensemble))
+
+    def check_left(self, mechanism: Charged, queries: int) -> None:
+        """Raise BudgetSpentError if fewer queries are left of the mechanism's plan.
+
+        Args:
+            queries: the most that may be answered: an answer that ends early takes fewer.
+        """
+        planned, answered = mechanism.planned_queries, self._account.totals.planned
+        if planned is not None and answered + queries > planned:
+            raise BudgetSpentError(
+                f"queries must stay within the {planned} that the mechanism was planned for, "
+                f"{answered} of which are spent, got up to {queries} more (an answer that ends "
+                "early takes fewer, but that is not known beforehand)"
+            )
+
+    def charge(self, proposal: Proposed) -> None:
+        """Charge a proposal, which can then be released. With a path, durable when this returns.
+
+        With `epsilon`, decides which members contribute: those whose shard can pay. If the charge
+        fails, the proposal can never be released.
+
+        Raises:
+            ValueError: the proposal was charged before, the accountant is bound to something else,
+                or a seeded source stands beside a ledger; nothing was charged.
+            BudgetSpentError: the plan is spent; nothing was charged.
+            LedgerError: the charge could not be made durable. It may be found when the ledger is
+                opened again; this object can charge no more.
+        """
+        with self._lock:
+            proposal.begin()
+            try:
+                self._check_usable()
+                bound = self._bound(proposal.mechanism, proposal.num_models, proposal.ensemble)
+                active = None
+                if bound.budget is not None:
+                    active = bound.totals.admit(proposal.individual_charges(), bound.budget)
+                events = proposal.events(active)
+                charged = self._added(bound, events)
+                self._bind(bound)
+                self._commit({"events": events}, charged)
+            except BaseException:
+                proposal.fail()
+                raise
+            proposal.settle(active)
+
+    def add(self, events: Event | Iterable[Event]) -> Accountant:
+        """Add one event or several, of answers that this process did not give. Returns self.
+
+        For accounting alone: proposals are charged by :meth:`charge`, and an accountant takes
+        either proposals or events. All are added or, on an error, none.
+
+        Raises:
+            ValueError: proposals were charged here, or the costs have no common total.
+            LedgerError: as :meth:`charge`.
+        """
+        with self._lock:
+            self._check_usable()
+            if self._account.binding is not None:
+                raise ValueError(
+                    "accountant must not be bound to a mechanism to take events: its proposals are "
+                    "charged by charge(proposal)"
+                )
+            listed = tuple(events) if isinstance(events, Iterable) else (events,)
+            self._commit({"events": listed}, self._added(self._account, listed))
+        return self
+
+    def _added(self, account: Account, events: Sequence[Event]) -> Account:
+        """Return the account with these events; what cannot be charged raises, nothing written."""
+        if self._file is not None and Caveat("seeded") in events:
+            raise ValueError(
+                "rng must be SecureRandom() if charges go to a ledger, got a seeded source: "
+                "whoever knows a seed can undo the randomness"
+            )
+        return account.added(events)
+
+    def _commit(self, entry: Mapping[str, Any], account: Account) -> None:
+        if self._file is not None:
+            self._file.append(entry, self._account, account)
+        self._account = account
+
+    def guarantee(self, adjacency: str | None = None) -> Guarantee:
+        """Return the guarantee of everything charged so far.
+
+        What each kind means and where it is proved: docs/privacy.md, section 1.
+
+        Args:
+            adjacency: "zero_out" or "replace_one"; None: as the accountant was made.
+
+        Raises:
+            ValueError: "replace_one" of realised losses, which have no such statement.
+        """
+        account = self._account
+        return account.guarantee(self.delta, adjacency or self.adjacency)
+
+    def get_epsilon(self, delta: float) -> float:
+        """Return ε at this δ of everything charged so far, rounded up: docs/privacy.md, section 1.
+
+        Raises:
+            ValueError: the total is not fixed: it depends on private data, rests on the published
+                bound, or there is no guarantee. `guarantee()` says which.
+        """
+        found = self._account.guarantee(delta, self.adjacency)
+        if found.kind not in ("fixed", "public") or found.epsilon is None:
+            raise ValueError(
+                f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
+                "guarantee() says what can be stated"
+            )
+        return found.epsilon
+
+    def breakdown(self) -> dict[str, float]:
+        """Return the "mixing", "screening", "conversion" and "total" of ε (Table 2b).
+
+        docs/privacy.md, sections 2, 4, 5 and 11 to 13.
+
+        "total" equals `guarantee().epsilon`; with unprotected answers "mixing" and "total" are inf.
+        """
+        parts = self._account.parts()
+        return {
+            name: getattr(parts, name) for name in ("mixing", "screening", "conversion", "total")
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return settings and totals as JSON values, exact to the bit: private."""
+        return {
+            "settings": write_fields(self._account.settings),
+            "account": self._account.written(),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Accountant:
-        """The accountant that `state()` was asked of; it goes on as that one would have.
+        """Return an accountant that goes on where `state()` was asked; it has no ledger.
+
+        For an evaluation that is resumed. Two accountants that go on from one state both spend what
+        was left.
 
         Raises:
-            ValueError: another format version, a field that is missing, unknown or of another type,
-                or totals that no events can have given.
+            ValueError: it is no such state.
         """
-        settings, running = read_accountant(state)
-        accountant = cls(**settings)
-        accountant._state = running
+        values = check_keys("state", dict(state), {"settings", "account"})
+        settings = read_fields(Settings, values["settings"])
+        accountant = cls(settings.delta, epsilon=settings.epsilon, adjacency=settings.adjacency)
+        accountant._account = Account.read(settings, values["account"])
         return accountant
 
-    def _settings(self) -> dict[str, Any]:
-        names = ("delta", "rule", "order_weights", "adjacency", "filter_budget")
-        return {name: getattr(self, name) for name in names}
+    def goes_on_from(self, other: Accountant) -> bool:
+        """Whether the other one has the same settings, and is bound to the same or to nothing."""
+        mine, found = self._account, other._account
+        return mine.settings == found.settings and found.binding in (None, mine.binding)
 
-    def add(self, events: Event | Iterable[Event]) -> Accountant:
-        """Adds one event or several; all of them or, on ValueError, none. Returns self.
+    def close(self) -> None:
+        """Close the ledger file and let another writer in. Closing twice is allowed."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
 
-        All private answers must come from one mechanism: realised losses and Rényi bounds,
-        `ClippedAnswer`s, or `BoundedRangeAnswer`s, each with or without noisy screening; or
-        `IndividualCharge`s of a filter that was attached (`attach`).
-        """
-        return self._extend(events, attached=True)
-
-    def replay(self, events: Event | Iterable[Event]) -> Accountant:
-        """As `add`, of what was charged before and is read again: no filter is asked for."""
-        return self._extend(events, attached=False)
-
-    def _extend(self, events: Event | Iterable[Event], *, attached: bool) -> Accountant:
-        single = isinstance(events, Event) or not isinstance(events, Iterable)
-        with self._lock:  # threads may share an accountant
-            before, settings = self._state, self._settings()
-            staged = replace(before)
-            for event in [events] if single else events:  # type: ignore[union-attr]
-                if attached and isinstance(event, IndividualCharge | ReleasedCount):
-                    self._check_attached(before)
-                add_event(staged, event, **settings)
-            if isinstance(staged.total, ClippedTotal):
-                answered = before.total.answered if isinstance(before.total, ClippedTotal) else 0
-                staged.total.check_screening(
-                    staged.screening, 0 if before.screening.screened else answered
-                )
-            self._state = staged
+    def __enter__(self) -> Accountant:
         return self
 
-    def _check_attached(self, state: Running) -> None:
-        if self.filter_budget is not None and state.filter is None:
-            raise ValueError(
-                "model_filter must be attached before its first IndividualCharge, by attach("
-                "model_filter) of the accountant, or of the ledger where that is charged: only "
-                "then is it known to hold what its models have spent, and its noisy counts to be "
-                "paid for"
-            )
-
-    def follow(self) -> None:
-        """Says that another process is charged: from here on no guarantee can be asked for here."""
-        self._follows = True
-
-    def _check_leads(self) -> None:
-        if self._follows:
-            raise ValueError("the guarantee must be asked of the rank that leads: it was charged")
-
-    def attach(
+    def __exit__(
         self,
-        model_filter: PerModelFilter,
-        *,
-        record: Callable[[ReleasedCount], object] | None = None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        """Says which filter's charges come next; needed before the first of them.
+        self.close()
 
-        From then on the filter holds at least what its models were charged here.
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an accountant must not be copied or pickled: each of the two would spend the budget"
+        )
 
-        Args:
-            record: for `Ledger.attach` alone: adds each noisy count of the filter here before it
-                is known, so that other filters may go on with the counts that are left. Nothing
-                here checks that it does.
-
-        Raises:
-            ValueError: a filter of another budget; one that does not hold what the models were
-                charged here before it; one that has released counts with seeded noise; or, where
-                the budget reserves noisy counts, a second one: how many were released its filter
-                alone knows. With `record`, one that has released counts which are not here.
-        """
-        if self.filter_budget != model_filter.budget:
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
             raise ValueError(
-                f"model_filter must have the accountant's budget, {self.filter_budget}, got "
-                f"{model_filter.budget}"
+                "an accountant must be used in the process that made it: parent and child of a "
+                "fork would each spend its budget"
             )
-        with self._lock:
-            state = self._state
-            total = state.total
-            held = total if isinstance(total, FilterTotal) else None
-            spent = None if held is None else held.spent
-            reserved = model_filter.budget.reserved
-            charged = np.full(model_filter.num_models, reserved) if spent is None else spent
-            same = state.filter == model_filter.identity
-            released = 0 if held is None else len(held.counts)
-            used = state.filter is not None or released > 0 or bool((charged > reserved).any())
-            if record is None and model_filter.budget.releases and used and not same:
-                raise ValueError(
-                    "model_filter must be the only one of its accountant where noisy counts are "
-                    "released: how many were, that filter alone knows (a ledger would)"
-                )
-            model_filter.serve(charged, state.queries - state.public_queries, released, record)
-            self._state = replace(state, filter=model_filter.identity)
 
-    def epsilon(self, adjacency: str | None = None) -> Guarantee:
-        """The guarantee of everything added so far.
 
-        What each kind means and where it is proved: docs/privacy.md, section 1; realised losses
-        section 4, several orders section 5, ClippedMixing 11, ClippedLogPool 12, a filter 13.
+_accountants: weakref.WeakSet[Accountant] = weakref.WeakSet()
 
-        Args:
-            adjacency: which neighbours are asked about; None: as the accountant was made.
 
-        Raises:
-            ValueError: realised losses or Rényi bounds were added, which hold for one kind of
-                neighbours, and another is asked about.
-        """
-        state, kind = self._state, self._kind()
-        make = partial(Guarantee, kind=kind, unit="shard", queries=state.queries)
-        make = partial(make, public_queries=state.public_queries)
-        asked = self._asked(adjacency)
-        if kind == "none":
-            return make(epsilon=None, delta=1.0, adjacency=None, rule=None, order=None)
-        if kind == "public":
-            return make(epsilon=0.0, delta=0.0, adjacency=None, rule=None, order=None)
-        make = partial(make, caveats=tuple(name for name in CAVEATS if name in state.caveats))
-        result, total = self._evaluate(asked), state.total
-        make = partial(make, result.total, self.delta, adjacency=asked, order=result.order)
-        if isinstance(total, ClippedTotal):
-            return make(rule=None, budget=total.budget, method="pld")
-        if isinstance(total, FilterTotal):
-            return make(rule=None, method="filter")
-        screened = state.screening.screened > 0
-        if isinstance(total, PoolTotal):
-            # A cost outside the plan grows with the number of queries.
-            constant = asked == "add_remove" and total.constant_models is True
-            make = partial(make, constant_models=constant)
-            return make(rule=None, budget=None if screened else total.budget, method="zcdp")
-        if total is None:
-            return make(rule=self.rule)
-        budget = None if screened else total.budget
-        return make(rule=self.rule, orders=total.orders, budget=budget)
+def _leave_in_child() -> None:
+    # Besides its process id, which a child in a new namespace can share with its parent. Another
+    # thread of the parent may have held a lock at the fork.
+    for one in list(_accountants):
+        one._lock = threading.Lock()
+        one._process = 0
 
-    def breakdown(self, adjacency: str | None = None) -> dict[str, float]:
-        """The binding model's "mixing", "screening", "conversion" and "total" (Table 2b).
 
-        "total" equals `epsilon(adjacency).epsilon`; with unprotected answers "mixing" and "total"
-        are inf. For ClippedMixing "screening" is what it adds, and nothing is converted
-        (docs/privacy.md, sections 5, 7, 11 and 12).
-        """
-        kind, asked = self._kind(), self._asked(adjacency)
-        if kind in ("none", "public"):
-            cost = math.inf if kind == "none" else 0.0
-            return {"mixing": cost, "screening": 0.0, "conversion": 0.0, "total": cost}
-        result = self._evaluate(asked)
-        return {
-            "mixing": result.mixing,
-            "screening": result.screening,
-            "conversion": result.conversion,
-            "total": result.total,
-        }
+os.register_at_fork(after_in_child=_leave_in_child)
 
-    def _kind(self) -> str:
-        self._check_leads()
-        return kind_of(self._state)
 
-    def _asked(self, adjacency: str | None) -> str:
-        asked = self.adjacency if adjacency is None else check_question(adjacency)
-        known = self._state.adjacency
-        if asked is not None and known is not None and asked != known:
-            raise ValueError(
-                f"adjacency must be {known!r}, what the events hold for, got {asked!r}"
-            )
-        return known or asked or "zero_out"
-
-    def _evaluate(self, adjacency: str) -> Result:
-        state = self._state
-        if state.total is None:
-            return state.screening.evaluate(self.delta)
-        if isinstance(state.total, RenyiTotal):
-            return state.total.evaluate(state.screening.rho)
-        if isinstance(state.total, FilterTotal):
-            return state.total.evaluate(adjacency)
-        return state.total.evaluate(self.delta, adjacency, state.screening)
+def _check_fits(mechanism: Charged, settings: Settings) -> None:
+    """Raise unless the mechanism's charges give a guarantee under these settings."""
+    delta = getattr(mechanism, "delta", settings.delta)
+    if delta != settings.delta:
+        raise ValueError(
+            f"delta must be the mechanism's own, {delta!r}, got an accountant of {settings.delta!r}"
+        )
+    if settings.adjacency == "replace_one" and mechanism.no_replacement:
+        raise ValueError(
+            f"adjacency must be 'zero_out' for {type(mechanism).__name__}, got 'replace_one': "
+            f"{mechanism.no_replacement}"
+        )
+    if settings.epsilon is None:
+        if mechanism.no_total:
+            raise ValueError(mechanism.no_total)
+        return
+    if mechanism.no_budget:
+        raise ValueError(
+            f"epsilon must be None for {type(mechanism).__name__}, got {settings.epsilon!r}: "
+            f"{mechanism.no_budget}"
+        )
+    if mechanism.planned_queries is not None:
+        raise ValueError(
+            f"queries must be None if every shard has a budget, got {mechanism.planned_queries}: "
+            "any number of queries keeps it"
+        )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapmixed.privacy.ball_bounds import sound_bound
-from adapmixed.privacy.checks import (
+from adapmixed.checks import (
     check_count,
     check_delta,
     check_epsilon,
@@ -13,8 +12,8 @@ from adapmixed.privacy.checks import (
     check_question,
     check_real,
 )
-from adapmixed.privacy.conversions import rdp_to_dp, screening_rdp
-from adapmixed.privacy.replace_one import replace_one_epsilon
+from adapmixed.privacy.conversions import rdp_to_dp, replace_one_epsilon, screening_rdp
+from adapmixed.privacy.pmixed import sound_bound
 
 ORDER, LEAKAGE = 18.0, 0.2
 SCREEN_WEIGHT, SIGMA = 1e-4, 1e-2
@@ -51,25 +50,24 @@ def adapmixed_beforehand(
     target_leakage: float = LEAKAGE,
     screen_weight: float = SCREEN_WEIGHT,
     sigma: float = SIGMA,
-) -> Beforehand | None:
+) -> Beforehand:
     """The sound worst case of AdaPMixED, as ``AdaPMixED(loss="fixed")`` is charged.
 
     T (sound_bound(α, βα, N) + screening) + c_α(δ), rounded up: the theorem of docs/privacy.md,
     section 2, with section 7 for the screening; replace-one passes through the emptied shard
-    (section 1). Under add/remove the ball has no fixed bound (section 3): None.
+    (section 1).
 
     Args:
         epsilon: > 0, the target.  delta: in (0, 1).
         num_models: N.  queries: T.
-        adjacency: "zero_out", "add_remove" or "replace_one".
+        adjacency: "zero_out" or "replace_one".
         order: α > 1.  target_leakage: β.  screen_weight: λ_s.  sigma: σ; λ_s = 0: no screening.
     """
     target, delta, order = check_epsilon(epsilon), check_delta(delta), check_order(order)
     models, queries = check_count("num_models", num_models, 1), check_count("queries", queries, 1)
     beta = check_real("target_leakage", target_leakage)
     screening = screening_rdp(order, screen_weight, sigma, models)
-    if check_question(adjacency) == "add_remove":
-        return None
+    check_question(adjacency)
 
     def cost(leakage: float) -> float:
         single = sound_bound(order, leakage * order, models) + screening

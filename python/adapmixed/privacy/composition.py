@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.privacy.checks import check_count, check_delta, check_real
-from adapmixed.privacy.conversions import rdp_to_dp
-from adapmixed.privacy.dominating import (
+from adapmixed.checks import check_count, check_delta, check_real
+from adapmixed.privacy.clipped_mixing import (
     DominatingPair,
     accounted_box,
     clipped_mixing_pair,
     law_error,
 )
+from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.loss_tail import short_interval, smallest_epsilon
 
 POINTS = 2**20
@@ -47,17 +47,15 @@ def clipped_mixing_epsilon(
     delta: float,
     adjacency: str,
     *,
-    screening: float = 0.0,
     points: int = POINTS,
 ) -> float:
-    """ε of `queries` answers of ClippedMixing at `delta`, in both orders of the neighbours.
+    """Return ε of `queries` answers of ClippedMixing at `delta`, in both orders of the neighbours.
 
     The theorem of the dominating pair and the one on composition: docs/privacy.md, section 11.
 
     Args:
         lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`, and `law_error`.
-        adjacency: "zero_out", "add_remove" or "replace_one".
-        screening: ρ of one noisy screening (`screening_rho`), charged for every query; 0: none.
+        adjacency: "zero_out" or "replace_one".
         points: of the grid; ε is valid with any number of them. Fewer are faster, and where one
             number is the other times a power of two, so that the grids are nested, ε is not smaller
             (but for rounding); of other numbers neither has the larger ε for certain.
@@ -65,7 +63,7 @@ def clipped_mixing_epsilon(
     low, high = accounted_box(lower, upper)
     pair = clipped_mixing_pair(low, high, num_models, adjacency)
     error = law_error(lower, upper, num_models)
-    return composed_epsilon(pair, queries, delta, screening=screening, error=error, points=points)
+    return composed_epsilon(pair, queries, delta, error=error, points=points)
 
 
 def composed_epsilon(
@@ -73,70 +71,60 @@ def composed_epsilon(
     queries: int,
     delta: float,
     *,
-    screening: float = 0.0,
     error: float = 0.0,
     points: int = POINTS,
 ) -> float:
-    """ε at `delta` of `queries` mechanisms dominated by `pair`: the larger of both orders.
+    """Return ε at `delta` of `queries` mechanisms dominated by `pair`: the larger of both orders.
 
     Composition and the grid on which it is computed: docs/privacy.md, section 11.
 
     Args:
         pair: fixed beforehand, as `queries` is; inputs may be adaptive.
-        screening: ρ >= 0; besides, each query pays for a Gaussian mechanism of cost ρ α at order α.
         error: η >= 0: every answer's law is within e^±η per outcome of one that `pair` dominates.
         points: >= 16, of the grid.
     """
     queries, points = check_count("queries", queries, 0), check_count("points", points, 16)
-    screening, delta = check_real("screening", screening), check_delta(delta)
-    # T Gaussians of mean shift m = √(2ρ) are one of shift √T m.
-    shift = math.sqrt(2 * screening * queries) * (1 + 2.0**-50)
-    loss = pair.largest_loss()
-    if queries == 0 or (loss == 0 and shift == 0):
+    delta, loss = check_delta(delta), pair.largest_loss()
+    if queries == 0 or loss == 0:
         return 0.0
     # Laws within a relative η per query: ε + 2Tη, δ e^{-Tη} (docs/privacy.md, section 8).
     slack = queries * (_LAW_ERROR + check_real("error", error)) * (1 + 2.0**-50)
     share = delta * math.exp(-slack) * (1 - 2.0**-50)
-    pure = queries * loss if shift == 0 else math.inf
-    bound = min(pure, renyi_epsilon(pair, queries, share, screening=screening))
+    bound = min(queries * loss, renyi_epsilon(pair, queries, share))
     room = share - queries * _FFT_ERROR
     if room > share / 2:
         # dp-accounting has no distribution of losses beyond the range of double, or whose masses
         # it cuts off altogether; the bound holds there, too.
         failures = (ArithmeticError, IndexError, ValueError)
         with suppress(*failures), np.errstate(all="raise", under="ignore"):
-            bound = min(bound, _by_loss_distribution(pair, queries, room, shift, points))
+            bound = min(bound, _by_loss_distribution(pair, queries, room, points))
     return math.nextafter((bound + 2 * slack) * (1 + 2.0**-40), math.inf)
 
 
-def renyi_epsilon(
-    pair: DominatingPair, queries: int, delta: float, *, screening: float = 0.0
-) -> float:
-    """A larger ε than `composed_epsilon`'s, in a millisecond: by Rényi costs at the best order.
+def renyi_epsilon(pair: DominatingPair, queries: int, delta: float) -> float:
+    """Return a larger ε than `composed_epsilon`'s by Rényi costs, in a millisecond.
 
     The order may be chosen since pair and queries are fixed beforehand (docs/privacy.md, sections 5
     and 11). Arguments as there.
     """
     best, other = math.inf, pair.exchanged()
     for order in _ORDERS:
-        single = max(pair.renyi(order), other.renyi(order)) + order * screening
+        single = max(pair.renyi(order), other.renyi(order))
         best = min(best, rdp_to_dp(order, queries * single * (1 + 1e-9), delta))
     return best
 
 
-def _by_loss_distribution(
-    pair: DominatingPair, queries: int, delta: float, shift: float, points: int
-) -> float:
+def _by_loss_distribution(pair: DominatingPair, queries: int, delta: float, points: int) -> float:
     from dp_accounting.pld import privacy_loss_distribution
 
     losses = [math.log(a / b) for a, b in zip(pair.p, pair.q, strict=True) if a > 0 and b > 0]
-    interval = _interval(pair, queries, shift, points)
+    interval = _interval(pair, queries, points)
     infinite = [math.fsum(a for a, b in atoms if b == 0) for atoms in _both_orders(pair)]
     beyond = -math.expm1(queries * math.log1p(-max(infinite))) if max(infinite) < 1 else 1.0
     if beyond > delta:  # one infinite loss among all answers is likelier than that
         return math.inf
     if interval == 0 or not losses:  # every finite loss is 0
-        return 0.0 if shift == 0 else math.inf
+        return 0.0
     forward, backward = _split(pair, interval)
     single = privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(
         forward,
@@ -147,16 +135,7 @@ def _by_loss_distribution(
         infinity_mass_add=infinite[1],
         symmetric=False,
     )
-    tail = delta * 1e-10
-    total = _power(single, queries, tail)
-    if shift > 0:
-        screening = privacy_loss_distribution.from_gaussian_mechanism(
-            1 / shift,
-            value_discretization_interval=interval,
-            log_mass_truncation_bound=math.log(tail),
-            use_connect_dots=False,
-        )
-        total = total.compose(screening, tail)
+    total = _power(single, queries, delta * 1e-10)
     return max(_read_off(pmf, interval, delta) for pmf in (total._pmf_remove, total._pmf_add))
 
 
@@ -171,7 +150,7 @@ def _both_orders(pair: DominatingPair) -> tuple[list[tuple[float, float]], ...]:
     return tuple(list(zip(one.p, one.q, strict=True)) for one in (pair, pair.exchanged()))
 
 
-def _interval(pair: DominatingPair, queries: int, shift: float, points: int) -> float:
+def _interval(pair: DominatingPair, queries: int, points: int) -> float:
     """Distance of the grid's points, such that `points` span the composed loss."""
     largest, reach = 0.0, 0.0
     for atoms in _both_orders(pair):
@@ -179,7 +158,7 @@ def _interval(pair: DominatingPair, queries: int, shift: float, points: int) -> 
         mean = math.fsum(a * loss for a, loss in finite)
         largest = max(largest, math.fsum(a * (loss - mean) ** 2 for a, loss in finite))
         reach = max([reach, *(abs(loss) for _, loss in finite)])
-    spread = _DEVIATIONS * math.sqrt(queries * largest + shift**2)
+    spread = _DEVIATIONS * math.sqrt(queries * largest)
     return short_interval(max(spread, 2 * reach) / points)
 
 

@@ -1,4 +1,4 @@
-"""Rényi differential privacy in closed form: conversion to (ε, δ), Gaussian costs, subsampling.
+"""Rényi differential privacy in closed form: conversion to (ε, δ), Gaussian costs, replace-one.
 
 Every cost is rounded up (`rounding`). Arguments of exact value 0 cost exactly 0. Overflow gives
 +inf, the safe direction; nothing raises OverflowError.
@@ -7,18 +7,13 @@ Every cost is rounded up (`rounding`). Arguments of exact value 0 cost exactly 0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from adapmixed.privacy.checks import (
-    check_count,
-    check_delta,
-    check_order,
-    check_rate,
-    check_real,
-)
-from adapmixed.privacy.rounding import log_expm1_up, softplus_up, sum_up, up
+from adapmixed.checks import check_count, check_delta, check_order, check_real
+from adapmixed.privacy.rounding import sum_up, up
+
+_LARGEST = 700.0  # e^ε stays finite in float64 up to here; beyond it nothing is stated
 
 
 def c_alpha(order: float, delta: float) -> float:
@@ -121,37 +116,58 @@ def _ratio(name: str, value: Any, sigma: Any) -> float:
     return float(up(value / sigma))
 
 
-def subsampled_rdp(order: int, rate: float, epsilon: Callable[[int], float]) -> float:
-    """Poisson subsampling at an integer order, rounded up (the paper's eq. subsam_eps).
+def emptied_share(epsilon: float, delta: float) -> float:
+    """The largest δ₁ with (1 + e^epsilon) δ₁ <= delta, rounded down; 0 where float64 has none.
 
-    What it needs, and why the ball does not give it: docs/privacy.md, sections 6 and 9, item 3.
-
-    ε'(α) = log((1-s)^{α-1}(1+(α-1)s) + Σ_{k=2}^α C(α,k)(1-s)^{α-k} s^k e^{(k-1)ε(k)}) / (α-1)
-
-    The binomial weights sum to 1, so this is log1p of the same sum over k >= 2 with expm1 in place
-    of exp: no cancellation for small costs. The sum is formed from logarithms: no overflow.
+    "From zero-out to records": docs/privacy.md, section 1.
 
     Args:
-        order: integer α >= 2.  rate: s in [0, 1].
-        epsilon: ε(k) >= 0 for k = 2, ..., order: the mechanism must satisfy (k, ε(k))-RDP at every
-            one of these orders, not only at the last.
+        epsilon: ε₁ >= 0, of one zero-out step.  delta: of both together.
     """
-    order, rate = check_count("order", order, 2), check_rate("rate", rate)
-    costs = {k: check_real(f"epsilon({k})", epsilon(k), infinite=True) for k in range(2, order + 1)}
-    if rate == 0:
+    if not epsilon <= _LARGEST:
         return 0.0
-    if rate == 1:
-        return costs[order]
-    logs = []
-    for k, cost in costs.items():
-        if cost > 0:
-            weight = (math.log(math.comb(order, k)), k * math.log(rate))
-            rest = (order - k) * math.log1p(-rate)
-            logs.append(sum_up(*weight, rest, log_expm1_up(up((k - 1) * cost))))
-    if not logs:
-        return 0.0
-    largest = max(logs)
-    if math.isinf(largest):
-        return math.inf
-    total = sum_up(largest, math.log(up(math.fsum(math.exp(term - largest) for term in logs))))
-    return up(softplus_up(total) / (order - 1))
+    whole = (1 + math.exp(epsilon)) * (1 + 2.0**-50)  # exp within 2 ulp, two roundings
+    return math.nextafter(delta / whole, 0.0)
+
+
+def replace_one_epsilon(order: float, spent: float, delta: float) -> float:
+    """2ε₁ at `delta`, rounded up: ε₁ = max(0, spent + c_α(δ₁)) with the largest δ₁ that is left.
+
+    "From zero-out to records": docs/privacy.md, section 1. ε₁ is the least ε >= 0 with
+    spent + c_α(δ/(1 + e^ε)) <= ε. The difference of the two sides is convex in ε, so Newton's steps
+    from 0 rise to its first zero and never pass it; what they end at is moved up until float64
+    arithmetic, rounded up, confirms it.
+
+    Args:
+        order: α > 1.  spent: Rényi cost of one zero-out step at that order, +inf allowed.
+        delta: in (0, 1).
+
+    Returns:
+        float, +inf where no ε₁ <= 700 is confirmed (for α < 2 there may be none at all).
+    """
+    order, spent = check_order(order), check_real("spent", spent, infinite=True)
+    delta = check_delta(delta)
+    once = 0.0
+    for _ in range(200):
+        share = emptied_share(once, delta)
+        if share == 0:
+            return math.inf
+        above = spent + c_alpha(order, share) - once
+        # How fast the difference falls with ε: c_α(δ/(1 + e^ε)) rises by logistic(ε)/(α-1).
+        fall = 1 - 1 / ((1 + math.exp(-once)) * (order - 1))
+        if not above > 0:
+            break
+        if not fall > 0:
+            return math.inf
+        if (following := once + above / fall) == once:
+            break
+        once = following
+    step = math.ulp(once)
+    for _ in range(40):
+        share = emptied_share(once, delta)
+        if share == 0:
+            break
+        if rdp_to_dp(order, spent, share) <= once:
+            return 2 * once
+        once, step = once + step, 2 * step
+    return math.inf

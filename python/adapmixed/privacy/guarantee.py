@@ -1,4 +1,4 @@
-"""The guarantee that an accountant states, and how it says so in words."""
+"""The guarantee that an accountant states, and the sentence that says it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
-from adapmixed.privacy.checks import QUESTIONS, check_real
+from adapmixed.checks import check_real
 from adapmixed.privacy.events import CAVEATS
-
-RULES = ("per_model", "paper")
-"""max_i Σ_t (default; never larger) and the paper's Σ_t max_i."""
 
 KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")
 
-_ADJACENCY_WORDS = {
-    "zero_out": "one shard is emptied and its slot answers the public distribution (zero-out)",
-    "add_remove": "the ensemble lacks one shard's model (add/remove)",
+METHODS = ("renyi", "pld", "zcdp", "per-shard budget")
+"""How a total was composed: at fixed Rényi orders, by privacy loss distributions, by zCDP, or kept
+within a budget of every shard."""
+
+_NEIGHBOURS = {
+    "zero_out": "one shard is emptied and its member answers the public distribution (zero-out)",
+    "add_remove": "the mean is taken over all members but one (the paper's leave-one-out)",
     "replace_one": "any change of the records in one shard (replace-one)",
 }
 
-_CONSTANT_WORDS = (
-    "; num_models, by which the pool is divided, is a public constant that the models never "
-    "outnumber"
-)
-
-_CAVEAT_WORDS = {
+_CAVEATS = {
     "seeded": "The randomness was seeded: against anyone who knows or guesses the seed there is no "
     "privacy guarantee.",
     "shards": "Disjointness of the shards was not verified: records that lie in several of them, "
@@ -38,10 +34,6 @@ _CAVEAT_WORDS = {
     "tokenizer": "The public model's tokenizer was not compared with the one of the training.",
 }
 
-METHODS = ("pld", "zcdp", "filter")
-"""How a fixed total without a rule was composed: by loss distributions, by zCDP, or kept within a
-budget by a per-model filter."""
-
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -51,39 +43,33 @@ class Guarantee:
         epsilon: rounded up; None iff `kind` is "none"; may be +inf.
         delta: 0 for "public", 1 for "none".
         kind: one of `KINDS`.
-        unit: what is protected: one whole "shard".
-        adjacency: "zero_out", "add_remove", "replace_one", or None when nothing private was used or
-            protected.
-        rule: "per_model", "paper", or None likewise and where the total is the same for all models.
-        order: the Rényi order that gives `epsilon` (of the binding model), None without one.
+        adjacency: the neighbours: "zero_out", "replace_one", "add_remove" (the paper's
+            leave-one-out), or None if nothing private was used or protected.
+        method: one of `METHODS`, or None likewise.
+        order: the Rényi order that gives `epsilon`, None without one.
         orders: all orders fixed beforehand, over which δ was split.
         queries: answered queries.
-        budget: for "fixed": how many queries the guarantee was planned for and covers, whenever the
-            answers stop; None where it covers exactly `queries` at the settings that they had, a
-            number and a schedule that must have been fixed beforehand: the sentence says so.
-            Answers that used public values only are not counted against it.
-        method: one of `METHODS` where `rule` is None, else None: Rényi costs by that rule.
         public_queries: those of `queries` that used public values only.
-        caveats: of `events.CAVEATS`: what the statement takes for granted and was not so, or not
+        budget: for "fixed": how many private answers the guarantee was planned for and covers,
+            whenever they stop; None if it covers exactly `queries` at the settings that they had.
+            Their number and schedule must then have been fixed beforehand: the sentence says so.
+        caveats: of `CAVEATS`: what the statement takes for granted and was not so, or was not
             checked; the sentence says each.
-        constant_models: for "add_remove": whether the statement rests on `num_models` being a
-            public constant (ClippedLogPool); the sentence says it.
+        unit: what is protected: one whole "shard".
     """
 
     epsilon: float | None
     delta: float
     kind: str
-    unit: str
-    adjacency: str | None
-    rule: str | None
-    order: float | None
+    adjacency: str | None = None
+    method: str | None = None
+    order: float | None = None
     orders: tuple[float, ...] = ()
     queries: int = 0
-    budget: int | None = None
-    method: str | None = None
     public_queries: int = 0
+    budget: int | None = None
     caveats: tuple[str, ...] = ()
-    constant_models: bool = False
+    unit: str = "shard"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -94,11 +80,11 @@ class Guarantee:
             check_real("epsilon", self.epsilon, infinite=True)
         if not 0 <= self.delta <= 1:
             raise ValueError(f"delta must be in [0, 1], got {self.delta!r}")
-        if self.adjacency is not None and self.adjacency not in QUESTIONS:
-            raise ValueError(f"adjacency must be one of {QUESTIONS}, got {self.adjacency!r}")
-        if self.rule is not None and self.rule not in RULES:
-            raise ValueError(f"rule must be one of {RULES}, got {self.rule!r}")
-        if self.method is not None and self.method not in METHODS:
+        if self.adjacency not in (None, *_NEIGHBOURS):
+            raise ValueError(
+                f"adjacency must be one of {tuple(_NEIGHBOURS)}, got {self.adjacency!r}"
+            )
+        if self.method not in (None, *METHODS):
             raise ValueError(f"method must be one of {METHODS}, got {self.method!r}")
         if not set(self.caveats) <= set(CAVEATS):
             raise ValueError(f"caveats must be of {CAVEATS}, got {self.caveats!r}")
@@ -109,7 +95,7 @@ class Guarantee:
     @property
     def warnings(self) -> list[str]:
         """A sentence for each caveat; they depend on no private data."""
-        return [_CAVEAT_WORDS[name] for name in self.caveats]
+        return [_CAVEATS[name] for name in self.caveats]
 
     def _statement(self) -> str:
         answers = f"{self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"
@@ -118,14 +104,10 @@ class Guarantee:
                 f"There is no privacy guarantee for the {answers}: at least one was drawn from "
                 f"private distributions without protection."
             )
-        pair = f"ε = {format_epsilon(self.epsilon)} at δ = {float(self.delta)!r}"
         if self.kind == "public":
             return f"ε = 0, δ = 0 for one whole {self.unit}: the {answers} used public values only."
-        basis = f"{self._order_words()}; neighbouring: {_ADJACENCY_WORDS[self.adjacency or '']}"
-        if self.constant_models:
-            basis += _CONSTANT_WORDS
-        if self.rule is not None:
-            basis += f"; rule {self.rule}"
+        pair = f"ε = {format_epsilon(self.epsilon)} at δ = {float(self.delta)!r}"
+        basis = f"{self._basis()}; neighbouring: {_NEIGHBOURS[self.adjacency or '']}"
         if self.kind == "published":
             return (
                 f"{pair} for one whole {self.unit} over {answers} is the number claimed by the "
@@ -134,26 +116,7 @@ class Guarantee:
                 f"guarantee follows from this number."
             )
         if self.kind == "fixed":
-            if self.method == "filter":
-                whose, condition = f"All answers ({self.queries} so far)", ""
-            elif self.budget is None:
-                whose = f"The {answers}"
-                condition = " if the number of queries and the settings of each were fixed, too"
-            else:
-                whose = f"Up to {self.budget} answered queries"
-                if self.public_queries:
-                    whose += f", not counting {self.public_queries} from public values only,"
-                condition = ""
-            words = (
-                f"{whose} are (ε, δ)-differentially private for one whole {self.unit} with {pair}, "
-                f"a guarantee fixed in advance that may be published{condition} ({basis})."
-            )
-            if self.adjacency == "zero_out":
-                words += (
-                    " Any change of the records inside one shard (replace-one) is covered at"
-                    " (2ε, (1 + e^ε) δ)."
-                )
-            return words
+            return self._fixed(pair, basis)
         return (
             f"{pair} for one whole {self.unit} over {answers}, data-dependent and ex-post "
             f"({basis}). This value depends on the private data and must not be "
@@ -161,15 +124,37 @@ class Guarantee:
             f"member, not the addition of one."
         )
 
-    def _order_words(self) -> str:
+    def _fixed(self, pair: str, basis: str) -> str:
+        condition = ""
+        if self.method == "per-shard budget":
+            whose = f"All answers ({self.queries} so far)"
+        elif self.budget is None:
+            whose = f"The {self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"
+            condition = " if the number of queries and the settings of each were fixed, too"
+        else:
+            whose = f"Up to {self.budget} answered queries"
+            if self.public_queries:
+                whose += f", not counting {self.public_queries} from public values only,"
+        words = (
+            f"{whose} are (ε, δ)-differentially private for one whole {self.unit} with {pair}, "
+            f"a guarantee fixed in advance that may be published{condition} ({basis})."
+        )
+        if self.adjacency == "zero_out":
+            words += (
+                " Any change of the records inside one shard (replace-one) is covered at"
+                " (2ε, (1 + e^ε) δ)."
+            )
+        return words
+
+    def _basis(self) -> str:
         if self.method == "pld":
             return "privacy loss distribution of a dominating pair"
-        if self.method == "filter":
-            return "per-model filter, whose budget was fixed beforehand"
-        if self.method == "zcdp" and self.order is not None:
-            return f"zero-concentrated DP at its best Rényi order, {self.order:.6g}"
+        if self.method == "per-shard budget":
+            return "a budget of every shard that was fixed beforehand"
         if self.order is None:
             return "no Rényi order"
+        if self.method == "zcdp":
+            return f"zero-concentrated DP at its best Rényi order, {self.order:.6g}"
         if len(self.orders) > 1:
             listed = ", ".join(f"{order:g}" for order in self.orders)
             return (
@@ -179,7 +164,7 @@ class Guarantee:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """ε to four significant digits, rounded up."""
+    """Return ε to four significant digits, rounded up."""
     if math.isinf(epsilon):
         return "inf"
     rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from adapmixed.privacy.bounded_range import bounded_range_rho
-from adapmixed.privacy.checks import check_delta, check_epsilon, check_flag
+from adapmixed.checks import check_delta, check_epsilon
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import zcdp_to_dp
 
@@ -23,27 +23,18 @@ def epsilon_of(
     lower: float,
     upper: float,
     scale: float | None = None,
-    constant_models: bool = False,
     points: int = FINE,
 ) -> float:
     """ε of `queries` answers: of ClippedMixing (ratios), or with `scale` of ClippedLogPool (logs).
 
     The theorems: docs/privacy.md, sections 11 and 12. Valid with any number of grid
-    `points`; an `Accountant` uses more of them. With `constant_models` N is ClippedLogPool's public
-    constant; ClippedMixing has none.
+    `points`; an `Accountant` uses more of them.
     """
-    if scale is None and check_flag("constant_models", constant_models):
-        raise ValueError(
-            "constant_models must be False without scale, got True: ClippedMixing is the mean of "
-            "the models that are there"
-        )
     if scale is None:
         return clipped_mixing_epsilon(
             lower, upper, num_models, queries, delta, adjacency, points=points
         )
-    rho = bounded_range_rho(
-        scale, lower, upper, num_models, adjacency, constant_models=constant_models
-    )
+    rho = bounded_range_rho(scale, lower, upper, num_models, adjacency)
     return zcdp_to_dp(math.nextafter(queries * rho, math.inf) if rho else 0.0, delta)[0]
 
 
@@ -56,7 +47,6 @@ def queries_for(
     lower: float,
     upper: float,
     scale: float | None = None,
-    constant_models: bool = False,
     most: int = 10**9,
 ) -> int:
     """The largest number of queries within (epsilon, delta), at most `most`; 0 if one is too many.
@@ -65,7 +55,7 @@ def queries_for(
     as for `epsilon_of`, whose theorems (docs/privacy.md, sections 11 and 12) it inverts.
     """
     target, delta = check_epsilon(epsilon), check_delta(delta)
-    cost = partial(epsilon_of, scale=scale, constant_models=constant_models)
+    cost = partial(epsilon_of, scale=scale)
 
     def fits(queries: int) -> bool:
         setting = (delta, num_models, queries, adjacency)
@@ -91,7 +81,6 @@ def models_for(
     lower: float,
     upper: float,
     scale: float | None = None,
-    constant_models: bool = False,
     most: int = 10**7,
 ) -> int | None:
     """The smallest ensemble, of two models or more, that keeps (epsilon, delta); None above `most`.
@@ -101,7 +90,7 @@ def models_for(
     section 11, "Wider boxes and smaller ensembles", and section 12).
     """
     target, delta = check_epsilon(epsilon), check_delta(delta)
-    cost = partial(epsilon_of, scale=scale, constant_models=constant_models)
+    cost = partial(epsilon_of, scale=scale)
 
     def fits(models: int) -> bool:
         setting = (delta, models, queries, adjacency)

@@ -12,20 +12,18 @@ from dataclasses import dataclass, field, replace
 from decimal import ROUND_FLOOR
 from functools import partial
 
-from adapmixed.privacy.ball_bounds import radius_for_epsilon, sound_bound
+from adapmixed.checks import check_count, check_delta, check_epsilon, check_question
 from adapmixed.privacy.beforehand import adapmixed_beforehand
-from adapmixed.privacy.checks import (
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_flag,
-    check_question,
-)
+from adapmixed.privacy.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.composition import renyi_epsilon
-from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
-from adapmixed.privacy.dominating import clipped_mixing_pair
+from adapmixed.privacy.conversions import (
+    c_alpha,
+    emptied_share,
+    rdp_to_dp,
+    replace_one_epsilon,
+)
 from adapmixed.privacy.inverse import FINE, epsilon_of, models_for, queries_for
-from adapmixed.privacy.replace_one import emptied_share, replace_one_epsilon
+from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.rounding import four_digits
 from adapmixed.privacy.search import largest_within
 
@@ -58,8 +56,7 @@ class Plan:
 
     Attributes:
         mechanism: "clipped-mixing", "clipped-log-pool" or "pmixed".
-        settings: name → value: lower, upper; scale, lower, upper, num_models where N is a public
-            constant; or order, radius, target_leakage.
+        settings: name → value: lower, upper; scale, lower, upper; or order, radius, target_leakage.
         epsilon: of all `queries` at `delta`, rounded up, at most the target.
         over_time: (queries, ε) for the shares of `SHARES`: what so many queries cost.
         note: what the numbers do not say: what the guarantee needs, or that the search ended before
@@ -89,13 +86,12 @@ def plan(
     *,
     shapes: Sequence[float] = SHAPES,
     scales: Sequence[float] = SCALES,
-    constant_models: bool = False,
 ) -> list[Plan]:
     """Every mechanism's widest settings within (epsilon, delta); a few seconds.
 
     One box and one log pool are marked as chosen: those whose shape and κ are nearest to
-    `CHOSEN_SHAPE` and `CHOSEN_SCALE`, with N as a constant where that is planned. A rule of public
-    numbers: which of all answers best is not known from them.
+    `CHOSEN_SHAPE` and `CHOSEN_SCALE`. A rule of public numbers: which of all answers best is not
+    known from them.
 
     Each ε is that of the mechanism's theorem (docs/privacy.md, section 2 for PMixED, 11 for
     ClippedMixing, 12 for ClippedLogPool). What AdaPMixED would need: `adapmixed_beforehand`.
@@ -103,11 +99,9 @@ def plan(
     Args:
         epsilon: > 0, the target.  delta: in (0, 1).
         num_models: N.  queries: T, how many private answers the budget is for.
-        adjacency: "zero_out", "add_remove" or "replace_one".
+        adjacency: "zero_out" or "replace_one".
         shapes: log C / |log c| of ClippedMixing's boxes, each > 0.
         scales: κ of ClippedLogPool, each > 0.
-        constant_models: plan ClippedLogPool also with N as a public constant (`num_models` among
-            its settings) where that buys more: for "add_remove".
     """
     target, delta, adjacency = (
         check_epsilon(epsilon),
@@ -120,9 +114,7 @@ def plan(
             raise ValueError(f"{name} must be > 0 and finite, got {values!r}")
     common = (target, delta, models, queries, adjacency)
     boxes = [_clipped_mixing(*common, shape) for shape in shapes]
-    pools = [_log_pool(*common, scale, False) for scale in scales]
-    if check_flag("constant_models", constant_models) and adjacency == "add_remove":
-        pools += [_log_pool(*common, scale, True) for scale in scales]
+    pools = [_log_pool(*common, scale) for scale in scales]
     pmixed = _pmixed(*common)
     return [
         *_choose(boxes, shapes, CHOSEN_SHAPE),
@@ -180,9 +172,8 @@ def _log_pool(
     queries: int,
     adjacency: str,
     scale: float,
-    constant: bool,
 ) -> Plan:
-    stated = partial(epsilon_of, scale=scale, constant_models=constant)
+    stated = partial(epsilon_of, scale=scale)
 
     def cost(width: float) -> float:
         return stated(delta, models, queries, adjacency, lower=-width, upper=0.0)
@@ -193,7 +184,7 @@ def _log_pool(
     settings = {"scale": scale, "lower": lower, "upper": upper}
     return _planned(
         "clipped-log-pool",
-        settings | ({"num_models": models} if constant else {}),
+        settings,
         (delta, models, queries, adjacency),
         lambda count: stated(delta, models, count, adjacency, lower=lower, upper=upper),
         f"no clip wider than {_WIDEST:g} is tried" if width == _WIDEST else "",
@@ -202,8 +193,6 @@ def _log_pool(
 
 def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: str) -> Plan | None:
     """The widest ball, as β = R/α over the orders; None where no order up to 8 100 has one."""
-    if adjacency == "add_remove":
-        return None
     inner_delta, inner = delta, target
     if adjacency == "replace_one":  # two zero-outs: (2ε, (1 + e^ε) δ)
         inner = target / 2

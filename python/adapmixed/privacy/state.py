@@ -1,197 +1,127 @@
-"""An accountant as a JSON value that gives it back to the bit, however its events have come.
-
-Checked on reading is what no events can give; that a state is the one that was written is for the
-file around it to show.
-"""
+"""Events and totals as JSON values; reading gives back every bit or raises ValueError."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from adapmixed.privacy.event_fields import FIELDS, VERSION, fields_of
-from adapmixed.privacy.events import CAVEATS, BoundedRangeAnswer, ClippedAnswer
-from adapmixed.privacy.fields import (
-    ARRAY,
-    COUNT,
-    FLAG,
-    REAL,
-    REALS,
-    WORD,
-    Arrays,
-    Kind,
+from adapmixed.checks import check_count
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.encoding import (
+    check_keys,
     exactly,
-    optional,
+    read_array,
     read_fields,
-    read_real,
-    read_state,
-    record,
-    write_real,
-    write_state,
+    write_array,
+    write_fields,
 )
-from adapmixed.privacy.filter_budget import BUDGET, PLAIN_BUDGET
-from adapmixed.privacy.filter_total import FilterTotal
-from adapmixed.privacy.fixed_totals import ClippedTotal, PoolTotal, ScreeningTotal
-from adapmixed.privacy.released_count import ReleasedCount
-from adapmixed.privacy.renyi_total import RenyiTotal
-from adapmixed.privacy.running import Running
-from adapmixed.privacy.state_checks import check_running
+from adapmixed.privacy.events import (
+    CAVEATS,
+    BoundedRangeAnswer,
+    Caveat,
+    ClippedAnswer,
+    Event,
+    GaussianScreening,
+    IndividualCharge,
+    LeaveOneOutLoss,
+    PublicAnswer,
+    RenyiBound,
+    UnprotectedAnswer,
+    checked_array,
+)
+from adapmixed.privacy.totals import Losses, Totals
 
-FORMAT_VERSION = VERSION
-"""Of a state; rises when its fields or their meaning change, those of events among them."""
-
-
-def _read_plan(written: Any) -> tuple[int, float]:
-    budget, epsilon = exactly(list, written)
-    return exactly(int, budget), read_real(epsilon)
-
-
-def _read_caveats(written: Any) -> frozenset[str]:
-    names = exactly(list, written)
-    if not set(names) <= set(CAVEATS) or len(set(names)) < len(names):
-        raise ValueError(f"must be of {CAVEATS}, got {names!r}")
-    return frozenset(names)
-
-
-def _read_counts(written: Any, arrays: Arrays) -> tuple[ReleasedCount, ...]:
-    return tuple(_COUNT.read(one, arrays) for one in exactly(list, written))
-
-
-_COUNT = record(ReleasedCount, FIELDS[ReleasedCount])
-_COUNTS = Kind(lambda counts, to: [_COUNT.write(one, to) for one in counts], _read_counts)
-_PLAN = Kind(lambda plan, _: [plan[0], write_real(plan[1])], lambda written, _: _read_plan(written))
-_NAMES = Kind(lambda names, _: sorted(names), lambda written, _: _read_caveats(written))
-
-TOTALS: dict[type, dict[str, Kind]] = {
-    RenyiTotal: {
-        "delta": REAL,
-        "rule": WORD,
-        "order_weights": optional(REALS),
-        "orders": REALS,
-        "mixing": ARRAY,
-        "conversion": ARRAY,
-        "plan": optional(_PLAN),
-        "planned_queries": COUNT,
-        "bounded": FLAG,
-        "realised": FLAG,
-        "published": FLAG,
-    },
-    ClippedTotal: {"setting": record(ClippedAnswer, FIELDS[ClippedAnswer]), "answered": COUNT},
-    PoolTotal: {
-        "rho": REAL,
-        "removed": REAL,
-        "replaced": REAL,
-        "plan": optional(record(BoundedRangeAnswer, FIELDS[BoundedRangeAnswer])),
-        "answered": COUNT,
-        "unplanned": FLAG,
-        "constant_models": optional(FLAG),
-    },
-    FilterTotal: {"budget": BUDGET, "spent": ARRAY, "counts": _COUNTS},
-}
-"""The fields of every total. A new one needs its line, and its checks in `state_checks`."""
-
-_NAMED = {kind.__name__: record(kind, fields) for kind, fields in TOTALS.items()}
-
-
-def _pool_of_version_1() -> Kind:
-    """Before N could be a public constant: add/remove cost what replace-one did, of a plan at least
-    what it costs now."""
-    fields = dict(TOTALS[PoolTotal])
-    del fields["removed"], fields["constant_models"]
-    fields["plan"] = optional(record(BoundedRangeAnswer, fields_of(BoundedRangeAnswer, 1)))
-    older = record(PoolTotal, fields)
-
-    def read(written: Any, arrays: Arrays) -> PoolTotal:
-        total: PoolTotal = older.read(written, arrays)
-        planned = 0.0
-        if total.plan is not None:
-            planned = PoolTotal().add(total.plan).removed
-        removed = max(total.replaced, planned)
-        return replace(total, removed=removed, constant_models=False)
-
-    return Kind(older.write, read)
-
-
-def _total_of(version: int) -> Kind:
-    named = dict(_NAMED)
-    if version == 1:
-        named["PoolTotal"] = _pool_of_version_1()
-    if version < 3:
-        named["FilterTotal"] = record(FilterTotal, {"budget": PLAIN_BUDGET, "spent": ARRAY})
-
-    def write(total: Any, arrays: Arrays) -> dict[str, Any]:
-        name = type(total).__name__
-        return {"kind": name, "fields": named[name].write(total, arrays)}
-
-    def read(written: Any, arrays: Arrays) -> Any:
-        name = exactly(dict, written).get("kind")
-        if set(written) != {"kind", "fields"} or name not in named:
-            raise ValueError(f"must be one of {', '.join(named)}, got {name!r}")
-        return named[name].read(written["fields"], arrays)
-
-    return Kind(write, read)
-
-
-_RUNNING: dict[str, Kind] = {
-    "screening": record(ScreeningTotal, {"rho": REAL, "screened": COUNT, "single": optional(REAL)}),
-    "num_models": optional(COUNT),
-    "adjacency": optional(WORD),
-    "queries": COUNT,
-    "public_queries": COUNT,
-    "unprotected": FLAG,
-    "caveats": _NAMES,
-    "filter": optional(WORD),
-}
-_SETTINGS: dict[str, Kind] = {
-    "delta": REAL,
-    "rule": WORD,
-    "order_weights": optional(REALS),
-    "adjacency": optional(WORD),
-    "filter_budget": optional(BUDGET),
+_EVENTS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        BoundedRangeAnswer,
+        Caveat,
+        ClippedAnswer,
+        GaussianScreening,
+        IndividualCharge,
+        LeaveOneOutLoss,
+        PublicAnswer,
+        RenyiBound,
+        UnprotectedAnswer,
+    )
 }
 
 
-def _running_before_3(fields: dict[str, Kind]) -> Kind:
-    """While budgets did not say what they reserve, but the running totals how many counts."""
-
-    def read(written: Any, arrays: Arrays) -> Running:
-        values = read_fields("Running", fields, exactly(dict, written), arrays)
-        if values.pop("releases") != 0:
-            raise ValueError(
-                "releases must be 0 in a state of format 2 or 1, which does not say what noise the "
-                "counts were paid for: the version that wrote it goes on from it"
-            )
-        return Running(**values)
-
-    return Kind(record(Running, fields).write, read)
+def write_event(event: Event) -> dict[str, Any]:
+    """Write an event with its class name under "event"."""
+    if _EVENTS.get(type(event).__name__) is not type(event):
+        raise ValueError(f"events must be privacy events, got {type(event).__name__}")
+    return {"event": type(event).__name__, **write_fields(event)}
 
 
-def _fields(version: int) -> dict[str, Kind]:
-    running = {"total": optional(_total_of(version)), **_RUNNING}
-    if version >= 3:
-        return _SETTINGS | {"running": record(Running, running)}
-    budget = {"filter_budget": optional(PLAIN_BUDGET)}
-    return _SETTINGS | budget | {"running": _running_before_3(running | {"releases": COUNT})}
+def read_event(written: Any) -> Event:
+    """Read what `write_event` wrote; an unknown event raises, since it cannot be charged."""
+    given = dict(exactly(dict, written))
+    name = given.pop("event", None)
+    if type(name) is not str or name not in _EVENTS:
+        raise ValueError(f"event must be one of {', '.join(_EVENTS)}, got {name!r}")
+    event: Event = read_fields(_EVENTS[name], given)
+    return event
 
 
-def write_accountant(settings: Mapping[str, Any], running: Running) -> dict[str, Any]:
-    """Arguments and running totals of an accountant."""
-    values = {**settings, "running": running}
-    return write_state("accountant", FORMAT_VERSION, _fields(FORMAT_VERSION), values)
+def write_totals(totals: Totals) -> dict[str, Any]:
+    """Write totals; private if losses or individual charges are."""
+    counted: Iterable[Any] = (replace(e, queries=n) for e, n in totals.counts.items())
+    losses = totals.losses
+    return {
+        "counts": [write_event(event) for event in counted],
+        "losses": None
+        if losses is None
+        else {
+            "orders": list(losses.orders),
+            "adjacency": losses.adjacency,
+            "queries": losses.queries,
+            "total": write_array(losses.total),
+        },
+        "spent": None if totals.spent is None else write_array(totals.spent),
+        "charged": totals.charged,
+        "caveats": [name for name in CAVEATS if name in totals.caveats],
+    }
 
 
-def read_accountant(state: Mapping[str, Any]) -> tuple[dict[str, Any], Running]:
-    """(arguments, running totals); ValueError where no accountant has that state."""
-    found = state.get("format_version") if isinstance(state, Mapping) else None
-    version = next((older for older in range(1, FORMAT_VERSION) if found == older), FORMAT_VERSION)
-    settings = read_state("accountant", version, _fields(version), state)
-    running: Running = settings.pop("running")
-    check_running(running, settings)
-    if isinstance(running.total, RenyiTotal):
-        # What another machine's logarithms gave is never taken for less than this one's.
-        costs = np.maximum(running.total.conversion, running.total.conversion_costs())  # type: ignore[arg-type]
-        running.total = replace(running.total, conversion=costs)
-    return settings, running
+def read_totals(written: Any, budget: ShardBudget | None) -> Totals:
+    """Read what `write_totals` wrote.
+
+    Raises:
+        ValueError: totals that no events can have given.
+    """
+    keys = {"counts", "losses", "spent", "charged", "caveats"}
+    values = check_keys("totals", written, keys)
+    caveats = [Caveat(exactly(str, name)) for name in exactly(list, values["caveats"])]
+    found = Totals().add([read_event(one) for one in exactly(list, values["counts"])], None)
+    found = found.add(caveats, None)
+    if values["losses"] is not None:
+        found = replace(found, losses=_read_losses(values["losses"], found))
+    charged = check_count("charged", exactly(int, values["charged"]), 0)
+    if values["spent"] is None and charged != 0:
+        raise ValueError(f"charged must be 0 without spent, got {charged}")
+    if values["spent"] is not None:
+        if budget is None:
+            raise ValueError("spent must be null without a budget of every shard")
+        spent = checked_array("spent", read_array(values["spent"]), (None,))
+        # Of one position, so that what events are checked for is checked here.
+        found = found.add([IndividualCharge(budget.measure, budget.order, spent[:, None])], budget)
+        found = replace(found, spent=spent, charged=charged)
+    return found
+
+
+def _read_losses(written: Any, found: Totals) -> Losses:
+    values = check_keys("losses", written, {"orders", "adjacency", "queries", "total"})
+    total = read_array(values["total"])
+    orders = tuple(exactly(float, order) for order in exactly(list, values["orders"]))
+    event = LeaveOneOutLoss(orders, total[:, None].copy(), values["adjacency"], 0.0)
+    checked = found.add([event], None).losses  # orders, N and family fit the other events
+    queries = exactly(int, values["queries"])
+    if checked is None or queries < 0:
+        raise ValueError(f"queries must be >= 0, got {queries}")
+    array = np.array(total)
+    array.setflags(write=False)
+    return replace(checked, total=array, queries=queries)

@@ -1,4 +1,4 @@
-"""What the ranks of one ensemble ask of each other, and the answers where there is one rank."""
+"""What the processes of one ensemble ask of each other, and the answers if there is one process."""
 
 from __future__ import annotations
 
@@ -9,95 +9,74 @@ from torch import Tensor
 
 
 class Ranks:
-    """The ranks that share an ensemble; this class is the one process that has all members.
+    """The processes that share an ensemble; this class is the one process that has all members.
 
-    Every rank runs the same program on its own members, so that all of them come to each of these
-    calls in the same order; `Group` are several. The rank that leads charges, draws and writes.
+    Every process runs the same program on its own members, so that all come to each of these calls
+    in the same order; `Group` is several. The main process gets the rows of all members. It alone
+    answers, charges, draws and writes, and tells the others the tokens.
 
     Attributes:
-        rank: number of this one.
+        rank: number of this process.
         world: how many there are.
-        summed: whether losses that need all members are taken from the sum of what each rank's
-            members add, in double, as several ranks must: 2.5 to 10 times as long as single
-            precision, which one process takes first, and equal on any number of ranks.
     """
 
     rank: int = 0
     world: int = 1
-    summed: bool = False
 
     @property
     def alone(self) -> bool:
-        """Whether all members are here: then nothing is sent, and values stay as they are."""
+        """Whether this is the only process: then nothing is sent."""
         return self.world == 1
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank charges, draws and writes."""
+    def is_main(self) -> bool:
+        """Whether this process answers, charges, draws and writes."""
         return self.rank == 0
 
-    def over(self, num_models: int) -> Ranks:
-        """These ranks with an ensemble of N members."""
+    def over(self, num_models: int, *, repeated: bool = False) -> Ranks:
+        """Return these processes with an ensemble of N members.
+
+        Args:
+            repeated: every process has all members. Those of the output layer alone take longer to
+                send than to compute.
+        """
         return self
 
     def own(self, num_models: int) -> slice:
-        """Which of N members are this rank's: contiguous, in the order of the ensemble."""
+        """Return which of N members are this process's: contiguous, in their order."""
         return slice(0, num_models)
 
-    def slots(self, members: int) -> int:
-        """N of the whole ensemble, of which this rank has so many members.
-
-        Raises:
-            ValueError: this rank has another number of members.
-        """
-        return members
-
-    def most(self, members: int) -> int:
-        """The largest number of members that one rank has."""
-        return members
-
-    def rows(self, whole: Tensor) -> Tensor:
-        """This rank's (n, ...) of (N, ...)."""
-        return whole
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """(N, ...), all ranks' (n, ...) in the order of the members, on every rank."""
+    def gather(self, rows: Tensor) -> Tensor | None:
+        """Return (N, ...), all processes' (n, ...) in the order of the members; None elsewhere
+        than on the main process."""
         return rows
 
-    def each(self, value: Tensor) -> Tensor:
-        """(world, ...), the values of all ranks, of one shape, on every rank."""
-        return value.unsqueeze(0)
-
-    def sum(self, value: Tensor) -> Tensor:
-        """The sum of all ranks' values, the same bits on every rank."""
-        return value
-
-    def decide(
+    def tell(
         self,
         make: Callable[[], Tensor],
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        """What the rank that leads makes, on every rank; the others do not call `make`."""
+        """Return what the main process makes, everywhere; the others do not call `make`."""
         return make()
 
     def same(self, value: Tensor) -> Tensor:
-        """The leading rank's value, where every rank has one that should be equal."""
-        return self.decide(lambda: value, tuple(value.shape), value.dtype, value.device)
+        """Return the main process's value; every process has one that should be equal."""
+        return self.tell(lambda: value, tuple(value.shape), value.dtype, value.device)
 
     def agree(self, facts: Mapping[str, object]) -> None:
-        """Refuses to go on where ranks differ in a fact, compared by the SHA-256 of its text.
+        """Compare facts among processes, by the SHA-256 of their text.
 
         Raises:
-            ValueError: names the first fact that differs, on every rank.
+            ValueError: on every process, naming the first fact that differs.
         """
 
-
-class OneRank(Ranks):
-    """The only rank that `torchrun` started: computes as each of several does."""
-
-    summed = True
+    def held(self, members: int) -> tuple[int, int]:
+        """Return the largest number of members that one process has, and how many members' rows
+        the main process holds at most while it gathers them, 0 if it need not: the same everywhere.
+        """
+        return members, 0
 
 
 ALONE = Ranks()

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ranks.alone import ALONE, OneRank, Ranks
+from adapmixed.errors import ProcessError
+from adapmixed.ranks.alone import ALONE, Ranks
 from adapmixed.ranks.place import Place
 
 _LOG = logging.getLogger(__name__)
@@ -26,20 +27,14 @@ TIMEOUT_SECONDS = 300.0
 """How long a rank waits for the others before the run is over."""
 
 
-class RankError(RuntimeError):
-    """Another rank has ended or does not answer: the run is over."""
-
-
 class Group(Ranks):
-    """Several ranks, each with a contiguous slice of the members; made by :func:`joined`.
+    """Several processes, each with a contiguous slice of the members; made by :func:`joined`.
 
     Attributes:
-        traffic: bytes of all collectives so far, by kind: "sum", the tensor; "each", all ranks'
-            tensors; "decide", the tensor.
+        traffic: bytes of all collectives so far, by kind: "gather", of one process's rows; "tell",
+            the tensor; "each", all processes' tensors.
         calls: how many of each kind there were.
     """
-
-    summed = True
 
     def __init__(
         self,
@@ -47,90 +42,78 @@ class Group(Ranks):
         timeout_seconds: float,
         num_models: int | None = None,
         before: Group | None = None,
+        *,
+        repeated: bool = False,
     ) -> None:
         self.rank, self.world = place.rank, place.world
         self._place = place
         self._timeout = timeout_seconds
         self._num_models = num_models
+        self._repeated = repeated
         self.traffic: Counter[str] = Counter() if before is None else before.traffic
         self.calls: Counter[str] = Counter() if before is None else before.calls
         self._broken: list[str] = [] if before is None else before._broken
 
-    def over(self, num_models: int) -> Group:
+    def over(self, num_models: int, *, repeated: bool = False) -> Group:
         """See `Ranks.over`.
 
         Raises:
-            ValueError: more ranks than members.
+            ValueError: more processes than members.
         """
         if self.world > num_models:
             raise ValueError(
-                f"ranks must be at most as many as members, got {self.world} ranks for "
-                f"{num_models} members: a rank without a member has nothing to do"
+                f"processes must be at most as many as members, got {self.world} processes for "
+                f"{num_models} members: one without a member has nothing to do"
             )
-        return Group(self._place, self._timeout, num_models, self)
+        return Group(self._place, self._timeout, num_models, self, repeated=repeated)
 
     def own(self, num_models: int) -> slice:
-        """See `Ranks.own`; the first ranks have one more where N is not divisible."""
+        """See `Ranks.own`; the first processes have one more if N is not divisible."""
+        if self._repeated:
+            return slice(0, num_models)
         share, more = divmod(num_models, self.world)
         first = self.rank * share + min(self.rank, more)
         return slice(first, first + share + (self.rank < more))
 
-    def slots(self, members: int) -> int:
-        """See `Ranks.slots`."""
-        here = self.own(self._members())
-        if members != here.stop - here.start:
-            raise ValueError(
-                f"private_logits must be those of the {here.stop - here.start} members of rank "
-                f"{self.rank}, got {members}"
-            )
-        return self._members()
+    def held(self, members: int) -> tuple[int, int]:
+        """See `Ranks.held`."""
+        models = self._members()
+        if self._repeated:
+            return models, 0
+        share = -(-models // self.world)
+        return share, 2 * share * self.world  # as they arrive, padded, and joined
 
-    def most(self, members: int) -> int:
-        """See `Ranks.most`."""
-        return -(-self.slots(members) // self.world)
-
-    def rows(self, whole: Tensor) -> Tensor:
-        """See `Ranks.rows`."""
-        return whole[self.own(self._members())]
-
-    def gather(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor | None:
         """See `Ranks.gather`; what is sent is padded to the largest number of members."""
-        padded = rows.new_zeros((self.most(len(rows)), *rows.shape[1:]))
-        padded[: len(rows)] = rows
-        parts, members = self.each(padded), self._members()
+        import torch.distributed as dist
+
+        if self._repeated:
+            return rows if self.is_main else None
+        members = self._members()
         counts = [members // self.world + (r < members % self.world) for r in range(self.world)]
+        data = rows.contiguous()
+        if len(rows) < max(counts):
+            data = rows.new_zeros((max(counts), *rows.shape[1:]))
+            data[: len(rows)] = rows
+        parts = [torch.empty_like(data) for _ in counts] if self.is_main else None
+        found = None if parts is None else [_as_bytes(part) for part in parts]
+        self._run("gather", _as_bytes(data), lambda: dist.gather(_as_bytes(data), found, dst=0))
+        if parts is None:
+            return None
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def each(self, value: Tensor) -> Tensor:
-        """See `Ranks.each`."""
-        import torch.distributed as dist
-
-        data = value.contiguous()
-        found = torch.empty((self.world, *data.shape), dtype=data.dtype, device=data.device)
-        parts = [_as_bytes(part) for part in found]
-        self._run("each", _as_bytes(found), lambda: dist.all_gather(parts, _as_bytes(data)))
-        return found
-
-    def sum(self, value: Tensor) -> Tensor:
-        """See `Ranks.sum`."""
-        import torch.distributed as dist
-
-        total = value.contiguous().clone()
-        self._run("sum", _as_bytes(total), lambda: dist.all_reduce(total))
-        return total
-
-    def decide(
+    def tell(
         self,
         make: Callable[[], Tensor],
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        """See `Ranks.decide`."""
+        """See `Ranks.tell`."""
         import torch.distributed as dist
 
         found = torch.empty(shape, dtype=dtype, device=device)
-        if self.leads:
+        if self.is_main:
             made = make()
             if tuple(made.shape) != shape or made.dtype != dtype:
                 raise ValueError(
@@ -138,7 +121,7 @@ class Group(Ranks):
                 )
             found.copy_(made)
         data = _as_bytes(found)
-        self._run("decide", data, lambda: dist.broadcast(data, src=0))
+        self._run("tell", data, lambda: dist.broadcast(data, src=0))
         return found
 
     def agree(self, facts: Mapping[str, object]) -> None:
@@ -146,7 +129,7 @@ class Group(Ranks):
         names = sorted(facts)
         digests = [hashlib.sha256(str(facts[name]).encode()).digest() for name in names]
         own = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
-        found = self.each(own.reshape(len(names), 32))
+        found = self._each(own.reshape(len(names), 32))
         differ = (found != found[0]).any(-1).nonzero().tolist()
         if differ:
             rank, fact = min(differ, key=lambda pair: (pair[1], pair[0]))
@@ -155,6 +138,16 @@ class Group(Ranks):
                 f"rank {self.rank}: {str(facts[names[fact]])[:200]})"
             )
 
+    def _each(self, value: Tensor) -> Tensor:
+        """Return (world, ...), the values of all processes, of one shape, on every process."""
+        import torch.distributed as dist
+
+        data = value.contiguous()
+        found = torch.empty((self.world, *data.shape), dtype=data.dtype, device=data.device)
+        parts = [_as_bytes(part) for part in found]
+        self._run("each", _as_bytes(found), lambda: dist.all_gather(parts, _as_bytes(data)))
+        return found
+
     def _members(self) -> int:
         if self._num_models is None:
             raise ValueError("ranks must know how many members there are: over(num_models)")
@@ -162,7 +155,7 @@ class Group(Ranks):
 
     def _run(self, kind: str, data: Tensor, call: Callable[[], Any]) -> None:
         if self._broken:
-            raise RankError(self._broken[0])
+            raise ProcessError(self._broken[0])
         started = time.monotonic()
         try:
             call()
@@ -175,7 +168,7 @@ class Group(Ranks):
             )
             # At once: torchrun ends this process, too, before all that unwinds can be said.
             _LOG.error(self._broken[0])
-            raise RankError(self._broken[0]) from error
+            raise ProcessError(self._broken[0]) from error
         self.calls[kind] += 1
         self.traffic[kind] += data.numel()
 
@@ -192,7 +185,7 @@ def joined(
     place: Place | None = None,
     cuda: bool = False,
 ) -> Iterator[Ranks]:
-    """The ranks that `torchrun` started, `OneRank` where that is one, or `ALONE` without it.
+    """The ranks that `torchrun` started, or `ALONE` if that is one or none.
 
     Args:
         timeout_seconds: > 0, how long a rank waits for the others, at the start and in every step.
@@ -202,13 +195,13 @@ def joined(
     Raises:
         ValueError: timeout_seconds, or ranks of other versions of adapmixed or torch, or other
             instruction sets, whose roundings differ.
-        RankError: the others did not come, or a rank has ended.
+        ProcessError: the others did not come, or a rank has ended.
     """
     if not timeout_seconds > 0:
         raise ValueError(f"timeout_seconds must be > 0, got {timeout_seconds!r}")
     place = Place.from_environment() if place is None else place
     if place.world == 1:
-        yield OneRank() if place.launched else ALONE
+        yield ALONE
         return
     import torch.distributed as dist
 
@@ -227,7 +220,7 @@ def joined(
             timeout=timedelta(seconds=timeout_seconds),
         )
     except RuntimeError as error:
-        raise RankError(
+        raise ProcessError(
             f"the {place.world} ranks did not come together within {timeout_seconds:g} s"
         ) from error
     group = Group(place, timeout_seconds)

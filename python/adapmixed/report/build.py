@@ -29,7 +29,7 @@ def build_report(
     sample: Mapping[str, str] | None = None,
     training: Sequence[Mapping[str, object]] = (),
 ) -> dict[str, object]:
-    """Collects evaluations into what report.json holds: strict JSON values only.
+    """Collect evaluations into what report.json holds: strict JSON values only.
 
     JSON has no infinities: an infinite number (perplexity, ε, Rényi order) is the string "inf".
 
@@ -44,13 +44,13 @@ def build_report(
         training: see :func:`adapmixed.report.training.training_losses`.
 
     Returns:
-        {"format_version": 1, "methods": [...], "sample", "environment", "config"}; each method has
-        "name", "perplexity", "change", "queries", "epsilon" (nats; null where there is no
-        guarantee), "delta", "kind", "guarantee" (a sentence), "unit", "adjacency", "rule", "order",
+        {"format_version": 2, "methods": [...], "sample", "environment", "config"}; each method has
+        "name", "perplexity", "change", "queries", "epsilon" (nats; null without a guarantee),
+        "delta", "kind", "guarantee" (a sentence), "unit", "adjacency", "method", "order",
         "screened" (share of queries), "tokens_per_second", "breakdown" (nats) and "curve":
         [[queries, ε or null], ...], at most 200 points, the last always among them, and likewise
         "perplexities": [[queries, perplexity so far], ...]; with diagnostics also "diagnostics",
-        see :class:`adapmixed.evaluation.Diagnosis`. "training" is there where it is not empty.
+        see :class:`adapmixed.evaluation.Diagnosis`. "training" is there unless it is empty.
 
     Raises:
         ValueError: no evaluations, a name twice, NaN anywhere, a value that JSON cannot hold, a
@@ -73,9 +73,9 @@ def build_report(
 
 
 def environment() -> dict[str, object]:
-    """Versions and hardware that the numbers depend on; no host names and no paths.
+    """Return versions and hardware that the numbers depend on; no host names and no paths.
 
-    A version is None where a package is not installed as a distribution.
+    A version is None if a package is not installed as a distribution.
     """
     import torch
 
@@ -111,7 +111,7 @@ def _method(evaluation: "Evaluation", public: float | None) -> dict[str, object]
         "guarantee": str(guarantee),
         "unit": guarantee.unit,
         "adjacency": guarantee.adjacency,
-        "rule": guarantee.rule,
+        "method": guarantee.method,
         "order": guarantee.order,
         "screened": evaluation.screened,
         "tokens_per_second": evaluation.tokens_per_second,
@@ -131,7 +131,7 @@ def _change(perplexity: float, public: float | None) -> float | None:
 
 
 def _thin(curve: Sequence[_Point]) -> list[_Point]:
-    """Evenly spaced points, the first and the last among them."""
+    """Return evenly spaced points, the first and the last among them."""
     last = len(curve) - 1
     if last < _CURVE_POINTS:
         return list(curve)
@@ -150,7 +150,7 @@ def _sample(sample: Mapping[str, str]) -> dict[str, object]:
 
 
 def plain(value: object, where: str) -> object:
-    """The value in JSON's own types; infinities become strings, NaN and other types raise.
+    """Return the value in JSON's own types; infinities become strings, NaN and others raise.
 
     Args:
         value: nested as liked.
@@ -176,7 +176,7 @@ def plain(value: object, where: str) -> object:
 
 
 def _processor() -> str | None:
-    """Its name, where the system tells."""
+    """Return its name, if the system tells."""
     try:
         facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

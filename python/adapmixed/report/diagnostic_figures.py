@@ -17,7 +17,7 @@ _EDGE = 0.055  # how far outside [0, 1] the exact values stand
 
 
 def draw_weights(methods: Sequence[Method]) -> Drawing | None:
-    """How often a weight λ had which value, of every method that has weights."""
+    """Draw how often a weight λ had which value, of every method that has weights."""
     title = "Mixing weights λ of the models"
     found = [(m, w) for m in methods if (w := (m.diagnostics or {}).get("weights")) is not None]
     if not found:
@@ -34,7 +34,7 @@ def draw_weights(methods: Sequence[Method]) -> Drawing | None:
             figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
         svg = svg_text(figure, "weights", title)
     caption = (
-        "Shares of all (model, query) pairs. A weight of 1 leaves a model as it is; at 0 its slot "
+        "Shares of all (model, query) pairs. A weight of 1 leaves a model as it is; at 0 it "
         "answers the public distribution. Hatched are queries that screening answered from the "
         f"public model, where all weights are 0. {_OPERATOR}"
     )
@@ -61,7 +61,7 @@ def _plot_weights(axes: Any, weights: Mapping[str, Any]) -> None:
 
 
 def draw_charges(methods: Sequence[Method]) -> Drawing | None:
-    """What each model has been charged so far, of every method that charges them one by one."""
+    """Draw what each model has been charged so far, if a method charges them one by one."""
     title = "Privacy loss of each model over time"
     found = [(m, m.diagnostics) for m in methods if m.diagnostics and m.diagnostics["charges"]]
     if not found:
@@ -85,8 +85,8 @@ def draw_charges(methods: Sequence[Method]) -> Drawing | None:
     caption = (
         "Thin: single models, or, of more than 128, quantiles over them; dark: the median and the "
         "largest. Realised losses are Rényi divergences in nats at the first of the mechanism’s "
-        "orders, without the screening’s price, which is the same for all models; under a filter "
-        f"they are what it charges. {_OPERATOR}"
+        "orders, without the screening’s price, which is the same for all models; under a budget "
+        f"of every shard they are what it was charged. {_OPERATOR}"
     )
     return Drawing("charges", title, caption, svg)
 
@@ -94,7 +94,7 @@ def draw_charges(methods: Sequence[Method]) -> Drawing | None:
 def _plot_charges(
     axes: Any, queries: list[int], rows: list[list[float]], quantiles: list[float] | None
 ) -> None:
-    """Lines of models, or of quantiles over them with the bands between their pairs."""
+    """Draw lines of models, or of quantiles over them with the bands between their pairs."""
     last = sorted(rows[-1])
     middle = rows[-1].index(last[(len(last) - 1) // 2])
     highest = rows[-1].index(last[-1])
@@ -116,7 +116,7 @@ def _plot_charges(
 
 
 def draw_screened(methods: Sequence[Method]) -> Drawing | None:
-    """Share of queries answered from the public model, stretch after stretch."""
+    """Draw the share of queries answered from the public model, stretch after stretch."""
     title = "Queries answered from the public model"
     found = [m for m in methods if m.kind != "public" and m.diagnostics is not None]
     found = [m for m in found if m.screened > 0 or m.breakdown.get("screening", 0.0) > 0]
@@ -148,7 +148,7 @@ def draw_screened(methods: Sequence[Method]) -> Drawing | None:
 
 
 def draw_validation(training: object) -> Drawing | None:
-    """Validation loss of every member beside the public model's; entries of report["training"]."""
+    """Draw every member's validation loss and the public model's, of report["training"]."""
     title = "Validation loss of the members"
     ordered = sorted(_with(training, "loss"), key=lambda one: one["loss"])
     if not ordered:
@@ -174,7 +174,7 @@ def draw_validation(training: object) -> Drawing | None:
 
 
 def draw_training(training: object) -> Drawing | None:
-    """Training loss of every member over the epochs; entries of report["training"]."""
+    """Draw every member's training loss over the epochs, of report["training"]."""
     title = "Training curves of the members"
     members = _with(training, "losses")
     if not members:
@@ -200,7 +200,7 @@ def draw_training(training: object) -> Drawing | None:
 
 
 def _with(training: object, name: str) -> list[Any]:
-    """The entries of report["training"] that have such losses."""
+    """Return the entries of report["training"] that have such losses."""
     return [one for one in training if name in one] if isinstance(training, list) else []
 
 

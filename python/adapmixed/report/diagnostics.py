@@ -21,7 +21,7 @@ UTILITY_WORDS = (
 
 
 def diagnostics_entry(diagnosis: "Diagnosis") -> dict[str, object]:
-    """What report.json holds of a diagnosis; nats, counts of queries or of (model, query) pairs."""
+    """Return what report.json holds of a diagnosis: nats, counts of queries or of pairs."""
     from adapmixed.evaluation.diagnosis import QUANTILES
 
     utility, weights = diagnosis.utility, diagnosis.weights
@@ -36,19 +36,19 @@ def diagnostics_entry(diagnosis: "Diagnosis") -> dict[str, object]:
 
 
 def utility_of(method: Method) -> Mapping[str, Any] | None:
-    """The utility theorem's numbers of a method; None where there are none."""
+    """Return the utility theorem's numbers of a method; None if there are none."""
     found: Mapping[str, Any] | None = (method.diagnostics or {}).get("utility")
     return found
 
 
 def utility_cells(method: Method) -> list[str]:
-    """Of a method that has them, as `UTILITY_TITLES`."""
+    """Return the cells of a method that has these numbers, as `UTILITY_TITLES`."""
     utility = utility_of(method) or {}
     return [method.name, *(_nats(utility[key]) for key in ("gap", "mean_bound", "bound"))]
 
 
 def utility_table(methods: Sequence[Method]) -> list[str]:
-    """Lines; none where no method has such numbers."""
+    """Return lines; none if no method has such numbers."""
     rows = [utility_cells(method) for method in methods if utility_of(method) is not None]
     if not rows:
         return []

@@ -46,9 +46,11 @@ _CURVE_WORDS = {
 
 
 def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
-    """The figures that a report has data for: ε over queries, perplexity over ε, parts of ε; with
-    diagnostics weights, charges of single models and screened queries; losses of
-    training and validation."""
+    """Draw the figures that a report has data for.
+
+    ε over queries, perplexity over ε and parts of ε; with diagnostics weights, charges of single
+    models and screened queries; losses of training and validation.
+    """
     methods = read_methods(report)
     drawings = (
         _draw_curves(methods),
@@ -182,13 +184,13 @@ def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
 
 
 def _coloured(methods: Sequence[Method]) -> list[tuple[Method, str]]:
-    """The methods with a finite ε above 0, each with the colour it has in every figure."""
+    """Return the methods with a finite ε above 0, each with its colour in every figure."""
     shown = [method for method in methods if method.has_budget]
     return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
 
 
 def _count_above(curves: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
-    """Of each curve, how many later ones cover it: all points alike to half a percent."""
+    """Return how many later curves cover each one: all points alike to half a percent."""
 
     def alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
         return len(one) == len(other) and all(

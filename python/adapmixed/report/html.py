@@ -45,11 +45,11 @@ _BADGES = {
 def write_report(
     report: Mapping[str, object], folder: Path | str, *, figures: bool = False
 ) -> tuple[Path, ...]:
-    """Writes report.json and report.html, each replaced as a whole or not at all.
+    """Write report.json and report.html, each replaced as a whole or not at all.
 
     Args:
         report: from :func:`build_report`, or the same read back from JSON.
-        folder: created where missing.
+        folder: created if it is missing.
         figures: also write every figure as NAME.svg.
 
     Returns:
@@ -74,7 +74,7 @@ def write_report(
 
 
 def render(report: Mapping[str, object]) -> str:
-    """The page as a string; everything that is not markup of its own is escaped."""
+    """Return the page; everything that is not markup of its own is escaped."""
     from adapmixed.report.figures import draw  # imports matplotlib
 
     return _page(report, draw(report))
@@ -148,7 +148,7 @@ def _utility(methods: Sequence[Method]) -> str:
 
 
 def _table(rows: Sequence[Iterable[str]], numbers: set[int], words: str) -> str:
-    """Markup of a table, its head first, with words beneath; cells are markup."""
+    """Return the markup of a table, its head first, with words beneath; cells are markup."""
     body = "".join(_row("td", row, numbers) for row in rows[1:])
     return (
         f'<div class="scroll"><table>\n<thead>{_row("th", rows[0], numbers)}</thead>\n'
@@ -166,7 +166,7 @@ def _row(tag: str, cells: Iterable[str], numbers: set[int]) -> str:
 
 
 def _typeset(cell: str) -> str:
-    """Typographic minus and dash."""
+    """Return the text with typographic minus and dash."""
     if cell == MISSING:
         return "–"
     return f"−{cell[1:]}" if cell.startswith("-") and cell.endswith("%") else cell
@@ -208,7 +208,7 @@ def _notes() -> str:
 
 
 def _settings(values: object) -> str:
-    """A table of names and values; nested names are joined by dots."""
+    """Return a table of names and values; nested names are joined by dots."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>\n"
         for name, value in _flatten(values, "")
@@ -238,7 +238,7 @@ def _word(value: object) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Written beside the target, then moved over it: a reader sees the old or the new file."""
+    """Write next to the target, then move over it: a reader sees the old or the new file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8", newline="\n") as file:

@@ -32,13 +32,13 @@ Bar = tuple[float, float, float]
 
 
 def short(name: str) -> str:
-    """A name on one line of bounded length."""
+    """Return a name on one line of bounded length."""
     name = "".join(c if c.isprintable() else " " for c in name)
     return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
 
 
 def draw_references(axes: Any, methods: Sequence[Method]) -> list[Box]:
-    """Horizontal lines at the methods' perplexities with their names; returns the names' boxes."""
+    """Draw lines at the methods' perplexities with their names; return the names' boxes."""
     texts = []
     ordered = sorted(methods, key=lambda method: method.perplexity)
     for rank, method in enumerate(ordered):
@@ -64,12 +64,12 @@ def draw_references(axes: Any, methods: Sequence[Method]) -> list[Box]:
 
 
 def boxes_of(texts: Sequence[Any]) -> list[Box]:
-    """Of words in a settled figure, for `place_labels` to keep free."""
+    """Return the boxes of words in a settled figure, for `place_labels` to keep free."""
     return [_box(text) for text in texts]
 
 
 def side_by_side(axes: Any, bars: Sequence[Bar], size: float) -> list[float]:
-    """Where to draw marks, and their bars, so that none covers another: in ε, as given or near.
+    """Return where to draw marks and their bars, at or near their ε, so that none is covered.
 
     Those that would lie on one another stand around their middle, in their order, inside the axes.
 
@@ -117,7 +117,7 @@ def place_labels(
     font_size: float = _FONT_SIZE,
     colours: Sequence[str] = (),
 ) -> None:
-    """Words beside points (word, x, y), each at the place that collides least.
+    """Write words next to points (word, x, y), each at the place that collides least.
 
     Greedy in their order: a place counts its overlaps with points, lines' names (`taken`) and
     earlier words, and 20 times for leaving the axes; the first of the least wins. A point without a
@@ -166,7 +166,7 @@ def _put(text: Any, place: tuple[tuple[int, int], str, str], size: float) -> Non
 
 
 def settle(figure: Any) -> None:
-    """Runs the layout, on which all pixel positions depend, and lets it stay as it is."""
+    """Run the layout, on which all pixel positions depend, and keep it as it is."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 

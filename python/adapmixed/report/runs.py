@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
-    """Every method's values by run, their means and deviations: JSON values, inf as "inf"."""
+    """Return every method's values by run, means and deviations: JSON values, inf as "inf"."""
     return [
         {
             "name": one.name,
@@ -39,7 +39,7 @@ def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
 
 
 def runs_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Cells of the methods, below the titles."""
+    """Return the cells of the methods, below the titles."""
     rows = [["method", "perplexity", "ε of a run", "kind", "neighbours"]]
     for one in entries:
         perplexity, epsilon = _read(one["perplexity_mean"]), _read(one["epsilon_mean"])
@@ -57,7 +57,7 @@ def runs_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def runs_words(entries: Sequence[Mapping[str, Any]]) -> str:
-    """What the numbers of the table are."""
+    """Return what the numbers of the table are."""
     count, queries = len(entries[0]["perplexity"]), entries[0]["queries"]
     return (
         f"Mean ± standard deviation (n − 1) of {count} runs of {queries} queries. Every ε is that "
@@ -66,7 +66,7 @@ def runs_words(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def runs_table(entries: Sequence[Mapping[str, Any]]) -> str:
-    """An aligned table of the methods, what its numbers are, and every method's guarantee.
+    """Return an aligned table of the methods, what its numbers are, and the guarantees.
 
     Args:
         entries: of `runs_entry`.

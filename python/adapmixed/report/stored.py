@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def stored_report(stored: "StoredResult") -> dict[str, object]:
-    """What `build_report` makes of the evaluation, as far as it has come.
+    """Return what `build_report` makes of the evaluation, as far as it has come.
 
     The methods are those of the first run; under "runs" are the runs that are whole, if the
     evaluation is of several. What the file was given to keep, as `adapmixed evaluate` does, is
@@ -48,10 +48,9 @@ def stored_report(stored: "StoredResult") -> dict[str, object]:
 
 
 def _settings(configuration: Mapping[str, Any]) -> dict[str, object]:
-    """What a report may say of a configuration, without functions of the members' weights."""
+    """Return a configuration without functions of the members' weights."""
     settings = {key: value for key, value in configuration.items() if key != "probe"}
     settings["ensemble"] = {
         key: value for key, value in settings["ensemble"].items() if key != "fingerprint"
     }
-    settings["filters"] = [name for name, one in settings["methods"].items() if one["filter"]]
     return settings | {"command": "evaluate"}

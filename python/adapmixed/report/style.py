@@ -67,19 +67,19 @@ class Drawing:
 
 
 def is_wide(values: Sequence[float]) -> bool:
-    """Whether a linear axis would hide some of these values, all > 0."""
+    """Return whether a linear axis would hide some of these values, all > 0."""
     return max(values) > _LOG_RATIO * min(values)
 
 
 def number_axis(axis: Any) -> None:
-    """Plain numbers at the major ticks, nothing at the minor ones."""
+    """Show plain numbers at the major ticks, nothing at the minor ones."""
     axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axis.set_minor_formatter(lambda value, _: "")
 
 
 @contextmanager
 def canvas(height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
-    """A figure of the given height in inches with one pair of axes, or an array of them.
+    """Make a figure of this height in inches with one pair of axes, or an array of them.
 
     Drawing and saving both happen inside: the user's own matplotlib settings neither change the
     figure nor are changed.
@@ -91,7 +91,7 @@ def canvas(height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Fig
 
 
 def filling(adjacency: str | None) -> dict[str, Any]:
-    """Of the mark of an ε, by its neighbours: white inside where empty, so that no line shows."""
+    """Return the style of an ε's mark, by its neighbours: white inside if it is empty."""
     fill = FILLS.get(adjacency or "", "full")
     return {"markerfacecolor": "white"} if fill == "none" else {"fillstyle": fill}
 
@@ -99,7 +99,7 @@ def filling(adjacency: str | None) -> dict[str, Any]:
 def promises_legend(
     figure: Figure, promises: Iterable[tuple[str, str | None]], **settings: Any
 ) -> None:
-    """What the marks of a figure mean: an entry for each (kind, neighbours) that is in it."""
+    """Return what the marks of a figure mean: an entry for each (kind, neighbours) in it."""
     found = list(dict.fromkeys(promises))
     handles = [
         Line2D(
@@ -113,7 +113,7 @@ def promises_legend(
 
 
 def stack_parts(axes: Any, breakdowns: Sequence[Mapping[str, float]]) -> tuple[float, list[float]]:
-    """One horizontal bar for each ε, made of its parts.
+    """Draw one horizontal bar for each ε, made of its parts.
 
     Returns:
         (the lowest start, the end of each bar): a conversion at large δ can be below 0.
@@ -133,7 +133,7 @@ def stack_parts(axes: Any, breakdowns: Sequence[Mapping[str, float]]) -> tuple[f
 
 
 def svg_text(figure: Figure, name: str, title: str) -> str:
-    """The <svg> element: ids made unique in the page, size left to it, and a name to read out."""
+    """Return the <svg> element: ids unique in the page, size left to it, a name to read out."""
     buffer = io.StringIO()
     # Without these there is no block of metadata: no date, no address of a vocabulary.
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -35,9 +35,9 @@ _SENTENCE_WIDTH = 100
 
 
 def table(report: Mapping[str, object]) -> str:
-    """An aligned table of the methods, then one sentence of guarantee for each.
+    """Return an aligned table of the methods, then one sentence of guarantee for each.
 
-    ε in nats, rounded up to four significant digits; "-" where a value does not exist.
+    ε in nats, rounded up to four significant digits; "-" if a value does not exist.
     """
     methods = read_methods(report)
     rows = [[title for title, _ in _COLUMNS]]
@@ -67,7 +67,7 @@ def table(report: Mapping[str, object]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
-    """Lines of a table: the first row is its head, which a rule follows.
+    """Return the lines of a table: the first row is its head, which a line follows.
 
     Args:
         rows: cells; each row as long as `numbers`.
@@ -87,7 +87,7 @@ def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal that the text takes."""
+    """Return the columns of a terminal that the text takes."""
     columns = 0
     for character in text:
         if not unicodedata.combining(character):
@@ -96,5 +96,5 @@ def _width(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Control characters would break the table or steer the terminal."""
+    """Replace control characters, which would break the table or steer the terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

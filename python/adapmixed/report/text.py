@@ -11,10 +11,10 @@ from adapmixed.report.view import read_methods
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """The methods or their runs, perplexity over time where filters answer, diagnostics."""
+    """Return the methods or their runs, perplexity over time under budgets, and diagnostics."""
     methods, runs = read_methods(report), report.get("runs")
     lines = [runs_table(runs) if runs else table(report)]
-    if not runs and report["config"].get("filters"):
+    if not runs and any(method.method == "per-shard budget" for method in methods):
         lines += ["", *over_time(methods)]
     utility = utility_table(methods)
     if utility:

@@ -7,9 +7,10 @@ from adapmixed.training.folder import MEMBER_FILE, read_member_record
 
 
 def training_losses(folder: Path) -> list[dict[str, object]]:
-    """Of every member that has any, in their order: "member", "tokens" it was trained on, "losses",
-    the mean of each epoch in nats per token, and with held-out text "loss" and "public_loss", in
-    nats per held-out token.
+    """Return the losses of every member that has any, in their order.
+
+    Each has "member", "tokens" it was trained on and "losses", the mean of each epoch in nats per
+    token; with held-out text also "loss" and "public_loss", in nats per held-out token.
 
     Args:
         folder: of the ensemble; one that was not made by `adapmixed train` gives nothing.

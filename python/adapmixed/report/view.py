@@ -7,7 +7,7 @@ from typing import Any
 
 from adapmixed.privacy.guarantee import format_epsilon
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 KIND_LABELS = {
     "public": "public",
@@ -27,7 +27,7 @@ NEIGHBOUR_LABELS = {
 """Short names of the neighbours: an ε for one kind is no ε for another."""
 
 MISSING = "-"
-"""Stands where a value does not exist."""
+"""Stands for a value that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Method:
     guarantee: str
     unit: str
     adjacency: str | None
-    rule: str | None
+    method: str | None
     order: float | None
     screened: float
     tokens_per_second: float | None
@@ -60,7 +60,7 @@ class Method:
 
 
 def read_methods(report: Mapping[str, object]) -> tuple[Method, ...]:
-    """The methods of a report, "inf" read as infinity; ValueError for another format version."""
+    """Return the methods of a report; ValueError for another format version."""
     version = report.get("format_version")
     if version != FORMAT_VERSION:
         raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
@@ -80,7 +80,7 @@ def _method(entry: Mapping[str, Any]) -> Method:
         guarantee=entry["guarantee"],
         unit=entry["unit"],
         adjacency=entry["adjacency"],
-        rule=entry["rule"],
+        method=entry["method"],
         order=_optional(entry["order"]),
         screened=float(entry["screened"]),
         tokens_per_second=_optional(entry["tokens_per_second"]),
@@ -96,38 +96,38 @@ def _optional(value: float | str | None) -> float | None:
 
 
 def show_epsilon(epsilon: float | None) -> str:
-    """ε as the guarantee writes it; missing where there is none."""
+    """Return ε as the guarantee writes it; missing if there is none."""
     return MISSING if epsilon is None else format_epsilon(epsilon)
 
 
 def format_delta(method: Method) -> str:
-    """δ; missing where there is no guarantee for it to belong to."""
+    """Return δ; missing if there is no guarantee for it to belong to."""
     return MISSING if method.epsilon is None else f"{method.delta:g}"
 
 
 def format_neighbours(adjacency: str | None) -> str:
-    """Which neighbours ε is for; missing where nothing private was used or protected."""
+    """Return which neighbours ε is for; missing if nothing private was used or protected."""
     return MISSING if adjacency is None else NEIGHBOUR_LABELS.get(adjacency, adjacency)
 
 
 def format_promise(kind: str, adjacency: str | None) -> str:
-    """Kind and neighbours of an ε."""
+    """Return kind and neighbours of an ε."""
     words = KIND_LABELS.get(kind, kind)
     return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
 
 
 def format_unit(method: Method) -> str:
-    """What is protected; missing where nothing is."""
+    """Return what is protected; missing if nothing is."""
     return MISSING if method.epsilon is None else method.unit
 
 
 def format_perplexity(perplexity: float) -> str:
-    """Two decimals, or four significant digits where it is large."""
+    """Return two decimals, or four significant digits if it is large."""
     return f"{perplexity:.2f}" if perplexity < 1e4 else f"{perplexity:.4g}"
 
 
 def format_change(change: float | None) -> str:
-    """A relative change in percent with its sign."""
+    """Return a relative change in percent with its sign."""
     if change is None:
         return MISSING
     if math.isinf(change):
@@ -137,13 +137,13 @@ def format_change(change: float | None) -> str:
 
 
 def format_screened(method: Method) -> str:
-    """Share of screened queries in percent; missing for a method that does not screen."""
+    """Return the share of screened queries in percent; missing if a method does not screen."""
     screens = method.screened > 0 or method.breakdown.get("screening", 0.0) > 0
     return f"{100 * method.screened:.1f}%" if screens else MISSING
 
 
 def format_rate(rate: float | None) -> str:
-    """Tokens per second; missing where speed was not reported."""
+    """Return tokens per second; missing if speed was not reported."""
     if rate is None:
         return MISSING
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

@@ -180,7 +180,7 @@ def _ensemble(folder: Path, one: Setting, run: Run, workers: int | None) -> tupl
         num_models=one.num_models, config=config, seed=one.seed, workers=workers,
         progress=run.progress,
     )  # fmt: skip
-    ensemble = Ensemble.load(one.domain.base, output)
+    ensemble = Ensemble.from_pretrained(one.domain.base, output)
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(one.domain.base))
     adapted = read_manifest(output).adapted

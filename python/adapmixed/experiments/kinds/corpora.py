@@ -92,7 +92,7 @@ def domains(folder: Path, base: str, progress: Progress | None = None) -> list[D
 
 
 def _place(document: Document) -> float:
-    """Where an author stands in [0, 1): the name alone decides."""
+    """Return an author's place in [0, 1), from the name alone."""
     digest = hashlib.blake2b(
         document.identifier.encode(), digest_size=8, key=b"adapmixed change logs"
     ).digest()

@@ -25,7 +25,7 @@ def studies(
     divided: Sequence[Path] = (),
     queries: int = RUN_QUERIES,
 ) -> dict[str, Any]:
-    """Runs all of them over the same queries.
+    """Run all studies over the same queries.
 
     Args:
         inputs: models and text.

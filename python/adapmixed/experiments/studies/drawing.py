@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 def draw_studies(result: Mapping[str, Any]) -> list[Drawing]:
-    """One figure for each study."""
+    """Draw one figure for each study."""
     groups = {
         group: [one for one in result["rows"] if one["group"] == group]
         for group in result["settings"]["titles"]
@@ -197,7 +197,7 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
 
 
 def _along(points: Sequence[tuple[float, float]], parts: int = 12) -> list[tuple[float, float]]:
-    """The points but the last, and others between them on a logarithmic axis of ε."""
+    """Return the points but the last, and others between them on a logarithmic axis of ε."""
     return [
         (x * (end_x / x) ** (part / parts), y + (end_y - y) * part / parts)
         for (x, y), (end_x, end_y) in pairwise(points)

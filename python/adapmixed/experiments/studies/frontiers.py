@@ -29,11 +29,10 @@ NOTE = (
     "Frontiers: settings are planned from public numbers for the given ε. Of shapes log C/−log c "
     "of 1 and 4, and of κ of 1, 2 and 4, the one stands here that had the lowest perplexity, in "
     "hindsight: on a frontier, not on private text. AdaPMixED's β is given and its ε found "
-    "afterwards, by the per-model rule. All ensembles protect one whole shard "
-    "(zero-out; AdaPMixED: the removal of a shard's model). DP-SGD (add/remove) of one topic "
-    "protects all text under one name, of which it was given one block at most; a shard may hold "
-    "several names, and for k of them DP-SGD's ε is k times as large, at another δ. Of one block "
-    "it protects far less, at the same ε."
+    "afterwards, by the per-model rule. All ensembles protect one whole shard (zero-out). DP-SGD "
+    "(add/remove) of one topic protects all text under one name, of which it was given one block "
+    "at most; a shard may hold several names, and for k of them DP-SGD's ε is k times as large, at "
+    "another δ. Of one block it protects far less, at the same ε."
 )
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LEAKAGES = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -41,7 +40,7 @@ SHAPES, SCALES = (1.0, 4.0), (1.0, 2.0, 4.0)
 
 
 def methods(dataset: str, num_models: int, queries: int) -> dict[tuple[str, str, str], Mechanism]:
-    """(method, label, shape or scale) → mechanism; the last "" where there is one."""
+    """Return (method, label, shape or scale) → mechanism; the third is "" if only one is tried."""
     found: dict[tuple[str, str, str], Mechanism] = {}
     for epsilon in BUDGETS:
         plans = plan(epsilon, DELTA, num_models, queries, shapes=SHAPES, scales=SCALES)
@@ -62,7 +61,7 @@ def methods(dataset: str, num_models: int, queries: int) -> dict[tuple[str, str,
 def rows(
     inputs: Inputs, run: Run, queries: int, adapters: Sequence[DPAdapter]
 ) -> list[dict[str, object]]:
-    """A line for every mechanism and budget, and for every DP-SGD adapter."""
+    """Return a line for every mechanism and budget, and for every DP-SGD adapter."""
     compared: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
     planned = methods(inputs.sources.dataset, inputs.ensemble.num_models, queries)
     compared |= {", ".join(key): mechanism for key, mechanism in planned.items()}

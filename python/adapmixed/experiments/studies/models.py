@@ -33,7 +33,7 @@ NOTE = (
 
 
 def methods(dataset: str, queries: int) -> dict[str, Mechanism]:
-    """What is run at every number of models."""
+    """Return the mechanisms that are run at every number of models."""
     return {
         UNPROTECTED: Unprotected(),
         PMIXED: PMixED(8.0, DELTA, queries, 3.0),
@@ -46,7 +46,7 @@ def methods(dataset: str, queries: int) -> dict[str, Mechanism]:
 def rows(
     inputs: Inputs, run: Run, queries: int, folders: Sequence[Path] = ()
 ) -> list[dict[str, object]]:
-    """A line for each mechanism and number of models, labelled by the number.
+    """Return a line for each mechanism and number of models, labelled by the number.
 
     Args:
         inputs, run, queries: of the study.
@@ -76,7 +76,7 @@ def rows(
 
 
 def shard_tokens(folder: Path) -> float:
-    """Tokens of a shard in the mean, as training recorded them."""
+    """Return the mean number of tokens of a shard, as training recorded them."""
     count = len(read_manifest(folder).members)
     training = TrainingFolder(folder, count)
     return sum(int(training.record(member)["tokens"]) for member in range(count)) / count

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.decoding import DEFAULT_MEMORY_BYTES
 from adapmixed.evaluation import plan
 from adapmixed.experiments.inputs import Inputs
 from adapmixed.experiments.measure import Run
 from adapmixed.experiments.paper import DELTA
 from adapmixed.experiments.result import row
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant, GaussianScreening
 from adapmixed.rng import SeededRandom
@@ -53,10 +53,10 @@ class _Counts:
 
 
 def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
-    """A line for every setting, labelled by what it changes."""
+    """Return a line for every setting, labelled by what it changes."""
     tried = settings(AdaPMixED.preset(inputs.sources.dataset), inputs.ensemble.vocab_size)
     counts = {label: _Counts() for label in tried}
-    most = max(setting.top_k for setting in tried.values())
+    most = max(setting.screen_top_k for setting in tried.values())
     in_band = torch.zeros(BANDS, dtype=torch.int64)
     rng = SeededRandom(run.seed).child("screening")
     windows, _ = plan(inputs.tokens, inputs.ensemble.max_positions, None, queries)
@@ -75,7 +75,7 @@ def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
                 noise = ops.gaussian((len(q), most), sigma=1.0, rng=rng)
                 for label, count in counts.items():
                     setting = tried[label]
-                    own = setting.sigma * noise[:, : setting.top_k]
+                    own = setting.sigma * noise[:, : setting.screen_top_k]
                     _count(count, private[:, 0, part], q, own, setting, bands)
                 done += len(q)
                 if run.progress is not None:
@@ -92,8 +92,8 @@ def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
 
 
 def settings(preset: AdaPMixED, vocab_size: int) -> dict[str, AdaPMixED]:
-    """Label → the preset with one setting changed, or three; itself among those of λ."""
-    preset = replace(preset, top_k=min(preset.top_k, vocab_size))
+    """Return label → the preset with one setting changed, or three; itself among those of λ."""
+    preset = replace(preset, screen_top_k=min(preset.screen_top_k, vocab_size))
     found = {
         f"λ = {weight:g}": replace(preset, screen_weight=weight)
         for weight in sorted({preset.screen_weight, *WEIGHTS})
@@ -106,8 +106,8 @@ def settings(preset: AdaPMixED, vocab_size: int) -> dict[str, AdaPMixED]:
             preset, threshold=factor * preset.threshold
         )
     for factor in FACTORS[1:-1]:
-        top_k = min(vocab_size, max(1, round(factor * preset.top_k)))
-        found[f"k = {top_k}"] = replace(preset, top_k=top_k)
+        top_k = min(vocab_size, max(1, round(factor * preset.screen_top_k)))
+        found[f"k = {top_k}"] = replace(preset, screen_top_k=top_k)
     for weight, noise, lower in TOGETHER:
         sigma, threshold = noise * preset.sigma, lower * preset.threshold
         found[f"λ = {weight:g}, σ = {sigma:g}, T = {threshold:g}"] = replace(
@@ -117,7 +117,7 @@ def settings(preset: AdaPMixED, vocab_size: int) -> dict[str, AdaPMixED]:
 
 
 def _bands(public_logits: Tensor) -> Tensor:
-    """(B,) int64: the band of the largest public probability."""
+    """Return (B,) int64, the band of the largest public probability."""
     largest = public_logits.double().softmax(-1).amax(-1).cpu()
     return (largest * BANDS).long().clamp(max=BANDS - 1)
 
@@ -146,7 +146,7 @@ def _ours(
 ) -> dict[str, object]:
     accountant = Accountant(DELTA)
     accountant.add(GaussianScreening(num_models, queries, setting.screen_weight, setting.sigma))
-    guarantee = accountant.epsilon()
+    guarantee = accountant.guarantee()
     shares = [
         None if of == 0 else found / of
         for found, of in zip(count.by_band.tolist(), in_band.tolist(), strict=True)

@@ -23,7 +23,7 @@ NOTE = (
 def rows(
     inputs: Inputs, run: Run, queries: int, folders: Sequence[Path]
 ) -> list[dict[str, object]]:
-    """A line for each mechanism and ensemble folder of `adapmixed train`, by number of models."""
+    """Return a line for each mechanism and ensemble folder, by number of models."""
     public: dict[str, object] | None = None
     lines: list[tuple[str, int, dict[str, object]]] = []
     compared = {PUBLIC: PublicOnly()} | models.methods(inputs.sources.dataset, queries)

@@ -1,26 +1,6 @@
 """The ledger: charges that outlive the process. See `docs/ledger.md`."""
 
-from adapmixed.privacy.ledger.errors import (
-    LedgerBusyError,
-    LedgerClosedError,
-    LedgerCorruptError,
-    LedgerError,
-    LedgerMismatchError,
-    LedgerOlderError,
-    LedgerWriteError,
-)
-from adapmixed.privacy.ledger.ledger import Ledger
-from adapmixed.privacy.ledger.reading import Reading, read
+from adapmixed.privacy.ledger.file import LedgerFile
+from adapmixed.privacy.ledger.reading import Reading, read_ledger
 
-__all__ = [
-    "Ledger",
-    "LedgerBusyError",
-    "LedgerClosedError",
-    "LedgerCorruptError",
-    "LedgerError",
-    "LedgerMismatchError",
-    "LedgerOlderError",
-    "LedgerWriteError",
-    "Reading",
-    "read",
-]
+__all__ = ["LedgerFile", "Reading", "read_ledger"]

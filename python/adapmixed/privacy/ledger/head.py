@@ -16,7 +16,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 
-from adapmixed.privacy.ledger.errors import (
+from adapmixed.errors import (
     LedgerBusyError,
     LedgerClosedError,
     LedgerCorruptError,
@@ -26,6 +26,11 @@ from adapmixed.privacy.ledger.errors import (
 SLOT = 4096
 _READINGS = 3  # of a head that is not whole, without its lock
 _LINE = re.compile(rb"adapmixed-ledger-head 1 (0|[1-9][0-9]{0,18}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
+
+
+def head_path(path: str) -> str:
+    """Return where the head file of a database lies."""
+    return f"{path}-head"
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adapmixed.privacy.accountant import Accountant
-from adapmixed.privacy.events import Event
+from adapmixed.errors import LedgerCorruptError, LedgerWriteError
+from adapmixed.privacy.account import Account
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.ledger.errors import (
-    LedgerCorruptError,
-    LedgerOlderError,
-    LedgerWriteError,
-)
-from adapmixed.privacy.ledger.head import Head, read_head
-from adapmixed.privacy.ledger.records import Description, Record, Tail, replay
+from adapmixed.privacy.ledger.head import Head, head_path, read_head
+from adapmixed.privacy.ledger.records import Chain, Checkpoint, Description, Record, replay
 from adapmixed.privacy.ledger.store import Store
-
-
-def head_path(path: str) -> str:
-    """Where the head file of a database lies."""
-    return f"{path}-head"
 
 
 @dataclass(frozen=True)
@@ -32,46 +22,44 @@ class Reading:
         path: of the database.
         description: what the ledger was created for.
         charges: number of records.
-        hash: of the last record, 32 bytes; whoever notes it with `charges` can later see whether
-            the ledger was rolled back.
+        digest: of the last record, 64 hex digits. Note it with `charges` elsewhere to notice later
+            whether older copies of all files were put back.
         behind: records that the head lacks, 0 or 1; the next writer brings it forward.
         torn: one of the head's slots is not whole (`warning`).
-        accountant: the totals.
+        account: settings, binding and totals: private.
     """
 
     path: str
     description: Description
     charges: int
-    hash: bytes
+    digest: str
     behind: int
     torn: bool
-    accountant: Accountant
+    account: Account
 
     @property
-    def totals(self) -> Guarantee:
+    def guarantee(self) -> Guarantee:
         """The guarantee of everything charged."""
-        return self.accountant.epsilon()
+        settings = self.account.settings
+        return self.account.guarantee(settings.delta, settings.adjacency)
 
     @property
     def warning(self) -> str | None:
-        """What the operator should know of an intact ledger, in words."""
+        """What the operator should know of an intact ledger."""
         return torn_words(self.charges) if self.torn else None
 
 
-def read(
-    path: str | os.PathLike[str],
-    *,
-    seen: Callable[[Description, Record, list[Event]], None] | None = None,
+def read_ledger(
+    path: str | os.PathLike[str], *, seen: Callable[[Record], None] | None = None
 ) -> Reading:
-    """Reads and checks every record.
+    """Read and check every record of a ledger, also while a writer has it open.
 
     Args:
         path: of the database.
         seen: called with every record in turn, before the later ones are checked.
 
     Raises:
-        LedgerCorruptError: altered, truncated, rolled back, or of an unknown format.
-        LedgerOlderError: intact, but charged by an older accounting.
+        LedgerCorruptError: altered, truncated, rolled back, or of another format.
         LedgerWriteError: it cannot be read.
     """
     place = os.path.realpath(path)
@@ -81,21 +69,27 @@ def read(
     before = read_head(head_path(place))
     store = Store(place, read_only=True)
     try:
-        description = store.description()
-        accountant = description.accountant()
-        found = None if seen is None else lambda record, events: seen(description, record, events)
-        tail = replay(store.rows(), description, accountant, watch=before.count, seen=found)
+        description, checkpoint = store.description(), store.checkpoint()
+        chain = Chain.start(description)
+        for record, chain in replay(store.records(), description):  # noqa: B007
+            if seen is not None:
+                seen(record)
     finally:
         store.close()
+    if checkpoint != Checkpoint.make(chain):
+        raise LedgerCorruptError(f"{place}: the checkpoint is not what the records give")
+    check_head(place, chain, before)
     # A writer may have gone on meanwhile: behind by more than one is judged by the head of now.
     after = read_head(head_path(place))
-    check_head(place, tail, before, after)
-    behind, torn = max(0, tail.count - after.count), before.torn and after.torn
-    return Reading(place, description, tail.count, tail.hash, behind, torn, accountant)
+    if chain.count > after.count + 1:
+        raise old_head(place, chain, after)
+    behind, torn = max(0, chain.count - after.count), before.torn and after.torn
+    digest = chain.hashes[0].hex()
+    return Reading(place, description, chain.count, digest, behind, torn, chain.account)
 
 
 def torn_words(charges: int) -> str:
-    """Both readings of a slot that is not whole beside a database that has its charge."""
+    """Return both readings of a head slot that is not whole beside a database with its charge."""
     return (
         f"the head's slot of charge {charges} is not whole: either it was being written when a "
         "process or the machine ended, and what was charged was not released; or it was damaged "
@@ -104,34 +98,33 @@ def torn_words(charges: int) -> str:
     )
 
 
-def check_head(path: str, tail: Tail, head: Head, later: Head | None = None) -> None:
-    """Raises LedgerCorruptError unless the chain holds what the head says and at most one more;
-    LedgerOlderError where it does, and its totals are an older accounting's.
+def check_head(path: str, chain: Chain, head: Head) -> None:
+    """Raise LedgerCorruptError unless the chain ends where the head says, or further on.
 
     Args:
         path: of the database.
-        tail: of the chain, its hash watched at the head's count.
-        head: read before the chain.
-        later: read after it, where a writer may be at work.
+        chain: read after the head.
+        head: of which the hash is compared if the chain ends there or one record later.
     """
-    if tail.count < head.count:
+    if chain.count < head.count:
         raise LedgerCorruptError(
-            f"{path} must hold {head.count} charges, as its head says, found {tail.count}: charges "
-            f"were lost (an older copy, a truncated file, or a deleted {path}-wal)"
+            f"{path} must hold {head.count} charges, as its head says, found {chain.count}: "
+            f"charges were lost (an older copy, a truncated file, or a deleted {path}-wal)"
         )
-    if tail.count < head.least:
+    if chain.count < head.least:
         raise LedgerCorruptError(
-            f"{path} must hold {head.least} charges, found {tail.count}: a slot of its head is not "
-            "whole, and a crash spoils that of a charge whose record was committed before. The "
+            f"{path} must hold {head.least} charges, found {chain.count}: a slot of its head is "
+            "not whole, and a crash spoils that of a charge whose record was committed before. The "
             "file was damaged, and a charge may be lost"
         )
-    if tail.watched != head.hash:
+    known = {chain.count: chain.hashes[0], chain.count - 1: chain.hashes[1]}
+    if known.get(head.count, head.hash) != head.hash:
         raise LedgerCorruptError(f"{path} and its head do not belong together: hashes differ")
-    last = later or head
-    if tail.count > last.count + 1:
-        raise LedgerCorruptError(
-            f"{path} holds {tail.count} charges, its head {last.count}: at most one may be missing "
-            "there, so the head is an older copy"
-        )
-    if tail.older is not None:
-        raise LedgerOlderError(f"{path} {tail.older}")
+
+
+def old_head(path: str, chain: Chain, head: Head) -> LedgerCorruptError:
+    """Return the error for a head that lacks more than one record."""
+    return LedgerCorruptError(
+        f"{path} holds {chain.count} charges, its head {head.count}: at most one may be missing "
+        "there, so the head is an older copy"
+    )

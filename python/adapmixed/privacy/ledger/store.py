@@ -6,19 +6,26 @@ import errno
 import os
 import sqlite3
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
-from adapmixed.privacy.ledger.errors import (
+from adapmixed.errors import (
+    LedgerBusyError,
     LedgerClosedError,
     LedgerCorruptError,
+    LedgerError,
     LedgerWriteError,
-    from_sqlite,
 )
 from adapmixed.privacy.ledger.head import check_same, flush_folder
-from adapmixed.privacy.ledger.records import FORMAT_VERSION, Description, Record
+from adapmixed.privacy.ledger.records import (
+    FORMAT_VERSION,
+    Chain,
+    Checkpoint,
+    Description,
+    Record,
+)
 
 APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
 BUSY_SECONDS = 5.0
@@ -30,31 +37,60 @@ _SCHEMA = {
     ")",
     "record": "CREATE TABLE record (\n"
     "  sequence INTEGER PRIMARY KEY,\n"
-    "  format_version INTEGER NOT NULL,\n"
-    "  configuration BLOB NOT NULL,\n"
-    "  events TEXT NOT NULL,\n"
-    "  charges BLOB NOT NULL,\n"
-    "  totals TEXT NOT NULL,\n"
+    "  text TEXT NOT NULL,\n"
     "  hash BLOB NOT NULL\n"
     ")",
+    "checkpoint": "CREATE TABLE checkpoint (\n"
+    "  one INTEGER PRIMARY KEY CHECK (one = 1),\n"
+    "  sequence INTEGER NOT NULL,\n"
+    "  text TEXT NOT NULL,\n"
+    "  digest BLOB NOT NULL\n"
+    ")",
 }
-for _table in ("description", "record"):
-    for _act in ("UPDATE", "DELETE"):
-        _SCHEMA[f"no_{_act.lower()}_of_{_table}"] = (
-            f"CREATE TRIGGER no_{_act.lower()}_of_{_table} BEFORE {_act} ON {_table} "
-            "BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"
-        )
-_COLUMNS = "sequence, format_version, configuration, events, charges, totals, hash"
+for _table, _act in (
+    ("description", "UPDATE"),
+    ("description", "DELETE"),
+    ("record", "UPDATE"),
+    ("record", "DELETE"),
+    ("checkpoint", "DELETE"),
+):
+    _SCHEMA[f"no_{_act.lower()}_of_{_table}"] = (
+        f"CREATE TRIGGER no_{_act.lower()}_of_{_table} BEFORE {_act} ON {_table} "
+        "BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"
+    )
+
+
+_DEVICE = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+}
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+_COLUMNS = "sequence, text, hash"
 
 
 @contextmanager
-def _refusing(path: str) -> Iterator[None]:
+def _translated(path: str) -> Iterator[None]:
+    """Raise LedgerErrors in place of SQLite's."""
     try:
         yield
     except sqlite3.Error as error:
-        raise from_sqlite(path, error) from error
+        raise _from_sqlite(path, error) from error
     except UnicodeDecodeError as error:
         raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
+
+
+def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
+    """Return the error for one of SQLite's; what is not the device's is corruption."""
+    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if primary in _BUSY:
+        return LedgerBusyError(f"{path} is locked by another program: {error}")
+    if primary in _DEVICE:
+        return LedgerWriteError(f"{path} could not be read or written: {error}")
+    return LedgerCorruptError(f"{path} is not an intact ledger: {error}")
 
 
 def _connect(path: str, mode: str) -> sqlite3.Connection:
@@ -70,8 +106,8 @@ def _connect(path: str, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def create_database(path: str, description: Description) -> None:
-    """Makes an empty database, whole and durable before it has its name.
+def create_database(path: str, description: Description, checkpoint: Checkpoint) -> None:
+    """Make an empty database, whole and durable before it has its name.
 
     Raises:
         LedgerCorruptError: the write-ahead log of a database that is gone lies there.
@@ -85,7 +121,7 @@ def create_database(path: str, description: Description) -> None:
             with suppress(FileNotFoundError):
                 os.unlink(fresh + suffix)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        with _refusing(path):
+        with _translated(path):
             connection = _connect(fresh, "rw")
             try:
                 # In this mode from the start: to change it later is a step that can be cut short.
@@ -97,8 +133,11 @@ def create_database(path: str, description: Description) -> None:
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
                 connection.execute("INSERT INTO description VALUES (1, ?)", (description.text,))
+                connection.execute(
+                    "INSERT INTO checkpoint VALUES (1, ?, ?, ?)", tuple(vars(checkpoint).values())
+                )
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {description.format_version}")
+                connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
                 connection.execute("COMMIT")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
@@ -118,10 +157,11 @@ class Store:
 
     Args:
         path: of the database, which exists.
-        read_only: one consistent state is read, whatever a writer does meanwhile.
+        read_only: one consistent state is read, whatever a writer does meanwhile; and every page
+            of the file is checked.
 
     Raises:
-        LedgerCorruptError: no intact ledger, or one of a newer format.
+        LedgerCorruptError: not an intact ledger, or one of another format.
         LedgerBusyError, LedgerWriteError: it cannot be opened.
     """
 
@@ -131,7 +171,7 @@ class Store:
             raise LedgerClosedError(
                 f"{path} was open when this process was forked: start a new process to open it"
             )
-        with _refusing(path):
+        with _translated(path):
             self._connection = _connect(path, "ro" if read_only else "rw")
             try:
                 if read_only:
@@ -139,7 +179,11 @@ class Store:
                 self._check_header()
                 if not read_only:
                     self._make_durable()
-                self._check_content()
+                elif (found := self._value("PRAGMA quick_check(1)")) != "ok":
+                    raise LedgerCorruptError(f"{path} is damaged: {found}")
+                schema = dict(self._connection.execute("SELECT name, sql FROM sqlite_master"))
+                if schema != _SCHEMA:
+                    raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
                 self._opened = os.stat(path)
             except BaseException as error:
                 self._connection.close()
@@ -156,13 +200,11 @@ class Store:
         if self._value("PRAGMA application_id") != APPLICATION_ID:
             raise LedgerCorruptError(f"{self.path} is not the database of a ledger")
         version = self._value("PRAGMA user_version")
-        if version > FORMAT_VERSION:
+        if version != FORMAT_VERSION:
             raise LedgerCorruptError(
-                f"{self.path} has format_version {version}, written by a newer version of "
-                f"adapmixed; this one reads up to {FORMAT_VERSION}"
+                f"{self.path} must have format_version {FORMAT_VERSION}, got {version}: another "
+                "version of adapmixed wrote it, and this one cannot go on with it"
             )
-        if version < 1:
-            raise LedgerCorruptError(f"{self.path}: format_version must be >= 1, got {version}")
 
     def _make_durable(self) -> None:
         mode = self._value("PRAGMA journal_mode = WAL")
@@ -175,74 +217,110 @@ class Store:
             self._connection.execute(f"PRAGMA {setting} = {value}")
             if self._value(f"PRAGMA {setting}") != value:
                 raise LedgerWriteError(f"{self.path}: SQLite refuses {setting} = {value}")
-        # A write that is taken back: where the file is read-only it is refused here.
+        # A write that is taken back: a file that is read-only raises here.
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
         self._connection.execute("ROLLBACK")
 
-    def _check_content(self) -> None:
-        schema = dict(self._connection.execute("SELECT name, sql FROM sqlite_master"))
-        if schema != _SCHEMA:
-            raise LedgerCorruptError(f"{self.path} does not have the tables of a ledger")
-        found = self._value("PRAGMA quick_check(1)")
-        if found != "ok":
-            raise LedgerCorruptError(f"{self.path} is damaged: {found}")
-
     def description(self) -> Description:
-        """What the ledger was created for."""
-        with _refusing(self.path):
-            texts = self._connection.execute("SELECT text FROM description").fetchall()
-        if len(texts) != 1 or type(texts[0][0]) is not str:
-            raise LedgerCorruptError(f"{self.path} must have one description, got {len(texts)}")
-        description = Description.parse(texts[0][0])
-        with _refusing(self.path):
-            version = self._value("PRAGMA user_version")
-        if version != description.format_version:
-            raise LedgerCorruptError(
-                f"{self.path}: format_version must be that of its description, "
-                f"{description.format_version}, got {version}"
-            )
-        return description
+        """Return what the ledger was created for."""
+        (text,) = self._row("SELECT text FROM description", (str,))
+        return Description.parse(text)
 
-    def rows(self) -> Iterator[Sequence[Any]]:
-        """The records by sequence, unchecked."""
-        query = f"SELECT {_COLUMNS} FROM record ORDER BY sequence"
-        with _refusing(self.path):
-            found = self._connection.execute(query)
+    def chain(self) -> Chain:
+        """Return where the chain ends, from the last two records and the checkpoint.
+
+        Raises:
+            LedgerCorruptError: they do not fit each other.
+        """
+        checkpoint, description = self.checkpoint(), self.description()
+        with _translated(self.path):
+            query = f"SELECT {_COLUMNS} FROM record ORDER BY sequence DESC LIMIT 2"
+            last = [_record(row) for row in self._connection.execute(query)]
+        count = last[0].sequence if last else 0
+        if count != checkpoint.sequence:
+            raise LedgerCorruptError(
+                f"{self.path} holds {count} records, its checkpoint is of {checkpoint.sequence}"
+            )
+        hashes = [one.hash for one in last]
+        if len(hashes) < 2:
+            hashes.append(description.first_hash)
+        if count and (count < len(last) or not last[0].follows(hashes[1])):
+            raise LedgerCorruptError(f"record {count} was altered: its hash does not fit")
+        account = checkpoint.account(description, hashes[0])
+        before = hashes[1] if count else None
+        return Chain(description.first_hash, count, (hashes[0], before), account)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the stored checkpoint, unchecked."""
+        query = "SELECT sequence, text, digest FROM checkpoint"
+        return Checkpoint(*self._row(query, (int, str, bytes)))
+
+    def _row(self, query: str, kinds: tuple[type, ...]) -> Any:
+        with _translated(self.path):
+            rows = self._connection.execute(query).fetchall()
+        if len(rows) != 1 or tuple(map(type, rows[0])) != kinds:
+            raise LedgerCorruptError(f"{self.path} must have one row for: {query}")
+        return rows[0]
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records by sequence, unchecked."""
+        with _translated(self.path):
+            found = self._connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY sequence")
         while True:
-            with _refusing(self.path):
+            with _translated(self.path):
                 row = found.fetchone()
             if row is None:
                 return
-            yield row
+            yield _record(row)
 
-    def append(self, record: Record) -> None:
-        """Adds a record; it is on the device when this returns."""
-        row = tuple(record.__dict__.values())
-        with _refusing(self.path):
+    def append(self, record: Record, before: Checkpoint, after: Checkpoint) -> None:
+        """Add a record and move the checkpoint; both are on the device when this returns.
+
+        Raises:
+            LedgerClosedError: the stored checkpoint is not `before`: another writer charged.
+        """
+        with _translated(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute(f"INSERT INTO record ({_COLUMNS}) VALUES (?,?,?,?,?,?,?)", row)
-            self._connection.execute("COMMIT")
+            try:
+                if self.checkpoint() != before:
+                    raise LedgerClosedError(f"{self.path} was charged by another writer")
+                insert = f"INSERT INTO record ({_COLUMNS}) VALUES (?, ?, ?)"
+                self._connection.execute(insert, tuple(vars(record).values()))
+                update = "UPDATE checkpoint SET sequence = ?, text = ?, digest = ?"
+                self._connection.execute(update, tuple(vars(after).values()))
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        self._connection.execute("ROLLBACK")
+                raise
 
     def settle(self) -> None:
-        """Makes durable what a killed writer may have left in the system's cache.
+        """Make durable what a killed writer may have left in the system's cache.
 
         Before the head names it: a power failure between the two would leave a head that says more
-        than the database, which is refused.
+        than the database, which raises.
         """
-        with _refusing(self.path):
+        with _translated(self.path):
             busy = self._value("PRAGMA wal_checkpoint(FULL)")
         if busy:
             raise LedgerWriteError(f"{self.path} could not be made durable: it is being read")
 
     def check_in_place(self) -> None:
-        """Raises LedgerClosedError if the path no longer names the opened database."""
+        """Raise LedgerClosedError if the path no longer names the opened database."""
         check_same(self.path, self._opened)
 
     def close(self) -> None:
-        """Closes the connection; what was not committed is lost."""
+        """Close the connection; what was not committed is lost."""
         _open.discard(self)
         self._connection.close()
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    if tuple(map(type, row)) != (int, str, bytes):
+        raise LedgerCorruptError(f"record {row[0]!r} does not have the columns of a record")
+    return Record(*row)
 
 
 _open: weakref.WeakSet[Store] = weakref.WeakSet()

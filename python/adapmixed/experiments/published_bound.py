@@ -1,0 +1,101 @@
+"""The paper's bound of PMixED, which is not valid: it reproduces published numbers only.
+
+Costs are rounded up, admissible values of β down (`rounding`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from adapmixed.checks import check_count, check_order, check_rate, check_real
+from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
+
+
+def published_bound(order: float, target_leakage: float, num_models: int) -> float:
+    """Return the paper's data-independent bound, log((N-1+e^{4βα(α-1)})/N)/(α-1). NOT VALID.
+
+    Its triangle-like lemma needs Rényi bounds at every order, the projection gives one; the true
+    add/remove loss can exceed this value without limit (docs/privacy.md, section 3). It reproduces
+    published numbers only. N = 1: βα.
+    """
+    order = check_order(order)
+    beta = check_real("target_leakage", target_leakage, infinite=True)
+    num_models = check_count("num_models", num_models, 1)
+    return sound_bound(order, (4 if num_models > 1 else 1) * beta * order, num_models)
+
+
+@lru_cache(maxsize=4096)
+def published_target_leakage(order: float, epsilon: float, models: int, rate: float = 1.0) -> float:
+    """Return the paper's β of a per-query budget (Algorithm 2, line 3; eq. opt_beta). NOT VALID.
+
+    The largest β, rounded down, such that `published_bound`, amplified by `subsampled_rdp` when
+    rate < 1, is at most `epsilon`: closed form at rate 1, else bisection (integer order only).
+    See `published_bound` and docs/privacy.md, sections 3 and 6, for why no guarantee follows.
+
+    Args:
+        order: α > 1; an integer >= 2 when rate < 1.  epsilon: ε_G / T, finite and >= 0.
+        models: N, or the size |S_t| >= 1 of the drawn subset.  rate: in (0, 1].
+    """
+    order, epsilon = check_order(order), check_real("epsilon", epsilon)
+    models, rate = check_count("models", models, 1), check_rate("rate", rate)
+    if rate == 0:
+        raise ValueError("rate must be in (0, 1], got 0.0")
+    if rate < 1 and order != int(order):
+        raise ValueError(f"order must be an integer when rate < 1, got {order!r}")
+    if epsilon == 0:
+        return 0.0
+
+    def admissible(beta: float) -> bool:
+        if rate == 1:
+            return published_bound(order, beta, models) <= epsilon
+        amplified = subsampled_rdp(int(order), rate, lambda k: published_bound(k, beta, models))
+        return amplified <= epsilon
+
+    if rate == 1:
+        radius = radius_for_epsilon(order, epsilon, models)
+        return lowered(radius / ((4 if models > 1 else 1) * order), 0.0, admissible)
+    low, high = 0.0, epsilon
+    while admissible(high):
+        low, high = high, 2 * high
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if admissible(middle) else (low, middle)
+    return low
+
+
+def subsampled_rdp(order: int, rate: float, epsilon: Callable[[int], float]) -> float:
+    """Return the cost under Poisson subsampling, rounded up (the paper's eq. subsam_eps).
+
+    What it needs, and why the ball does not give it: docs/privacy.md, sections 6 and 9, item 3.
+
+    ε'(α) = log((1-s)^{α-1}(1+(α-1)s) + Σ_{k=2}^α C(α,k)(1-s)^{α-k} s^k e^{(k-1)ε(k)}) / (α-1)
+
+    The binomial weights sum to 1, so this is log1p of the same sum over k >= 2 with expm1 in place
+    of exp: no cancellation for small costs. The sum is formed from logarithms: no overflow.
+
+    Args:
+        order: integer α >= 2.  rate: s in [0, 1].
+        epsilon: ε(k) >= 0 for k = 2, ..., order: the mechanism must satisfy (k, ε(k))-RDP at every
+            one of these orders, not only at the last.
+    """
+    order, rate = check_count("order", order, 2), check_rate("rate", rate)
+    costs = {k: check_real(f"epsilon({k})", epsilon(k), infinite=True) for k in range(2, order + 1)}
+    if rate == 0:
+        return 0.0
+    if rate == 1:
+        return costs[order]
+    logs = []
+    for k, cost in costs.items():
+        if cost > 0:
+            weight = (math.log(math.comb(order, k)), k * math.log(rate))
+            rest = (order - k) * math.log1p(-rate)
+            logs.append(sum_up(*weight, rest, log_expm1_up(up((k - 1) * cost))))
+    if not logs:
+        return 0.0
+    largest = max(logs)
+    if math.isinf(largest):
+        return math.inf
+    total = sum_up(largest, math.log(up(math.fsum(math.exp(term - largest) for term in logs))))
+    return up(softplus_up(total) / (order - 1))

@@ -1,0 +1,187 @@
+"""`model.generate(..., custom_generate=private_generate, ensemble=..., mechanism=...)`.
+
+transformers hands a callable the prepared settings of a generation. Those that act on rows before
+they are projected, or on released tokens alone, are honoured; any other one raises (`settings`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, StopRule
+from adapmixed.generation.settings import check_settings, refused
+from adapmixed.generation.text import stop_rule
+from adapmixed.mechanisms import Mechanism
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom
+from adapmixed_ext import RandomSource
+
+if TYPE_CHECKING:
+    from adapmixed.models import Ensemble
+
+# Of generate(): not handed to a callable. Of what is handed to it: prepared by transformers.
+_DROPPED = ("streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask")
+_PREPARED = frozenset(
+    {
+        "attention_mask", "position_ids", "past_key_values", "cache_position", "use_cache",
+        "logits_to_keep", "output_attentions", "output_hidden_states", "synced_gpus", "tokenizer",
+    }
+)  # fmt: skip
+
+
+def private_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Iterable[Any],
+    stopping_criteria: Callable[..., Tensor],
+    generation_config: Any,
+    *,
+    ensemble: Ensemble | None = None,
+    mechanism: Mechanism | None = None,
+    accountant: Accountant | None = None,
+    rng: RandomSource | None = None,
+    overflow: str = "refuse",
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    stop_strings: str | Sequence[str] | None = None,
+    **inputs: Any,
+) -> Tensor:
+    """Continue prompts as `generate` of transformers does, every token answered privately.
+
+    Args:
+        model: whose `generate` was called, the public model of the ensemble; it is not run.
+        input_ids: (b, t) prompts, padded on the left if lengths differ.
+        logits_processor: temperature and top-k, which are applied before projection; no other.
+        stopping_criteria: asked after every token, without scores; none that looks at the clock.
+        generation_config: `do_sample` must be True; `settings.check_settings` has the rest.
+        ensemble, mechanism, accountant: needed; as `PrivateGenerator`.
+        rng, overflow, memory_bytes: as `PrivateGenerator`.
+        stop_strings: looked for in what was released, by the ensemble's tokenizer. They are an
+            argument of `generate`: transformers takes none of a `generation_config`, since it gives
+            a callable no tokenizer.
+        inputs: of these the attention_mask, (b, t), is used; others than those that transformers
+            prepares raise. (If it were named here, it would be given twice.)
+
+    Returns:
+        (b, t + s) int64, prompts and what was released, padded with the pad token (else 0).
+
+    Raises:
+        ValueError: an argument is missing, a setting would void the guarantee, or as
+            `PrivateGenerator`.
+        BudgetSpentError: fewer queries are left of the mechanism's plan.
+        LedgerError: the charge could not be made durable.
+    """
+    if ensemble is None or mechanism is None or (accountant is None and ensemble.ranks.is_main):
+        raise ValueError(
+            "ensemble, mechanism and accountant must be given to generate() with custom_generate"
+        )
+    frame = inspect.currentframe()
+    _check_callers(None if frame is None else frame.f_back)
+    check_settings(generation_config)
+    _check_inputs(inputs, input_ids)
+    _check_criteria(stopping_criteria)
+    shape = _shape(logits_processor)
+    found = _stop_strings(ensemble, stop_strings)
+    prompt = input_ids.cpu()
+
+    def ended(released: Tensor) -> Tensor:
+        tokens = torch.cat([prompt, released.clamp_min(0)], dim=1).to(input_ids.device)
+        ends = stopping_criteria(tokens, None).cpu()
+        return ends if found is None else ends | found(released)
+
+    source = SecureRandom() if rng is None else rng
+    answerer = Answerer(ensemble, mechanism, accountant, source, overflow, memory_bytes)
+    steps = answerer.stream(
+        input_ids,
+        attention_mask=inputs.get("attention_mask"),
+        max_new_tokens=generation_config.max_length - input_ids.shape[1],
+        stop=ended,
+        **shape,
+    )
+    released = torch.stack(list(steps), dim=1)
+    pad = generation_config.pad_token_id
+    fill = pad if isinstance(pad, int) else 0
+    released = released.masked_fill(released < 0, fill).to(input_ids.device)
+    return torch.cat([input_ids, released], dim=1)
+
+
+def _stop_strings(ensemble: Ensemble, strings: str | Sequence[str] | None) -> StopRule | None:
+    if not strings:
+        return None
+    if ensemble.tokenizer is None:
+        raise ValueError(
+            f"stop_strings must be None if the ensemble has no tokenizer, got {strings!r}: load it "
+            "from a base that has one, or use PrivateGenerator"
+        )
+    return stop_rule(ensemble.tokenizer, [strings] if isinstance(strings, str) else strings)
+
+
+def _shape(processors: Iterable[Any]) -> dict[str, Any]:
+    """Return temperature and top-k of these processors; any other one raises."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper
+
+    found: dict[str, Any] = {}
+    for processor in processors:
+        if isinstance(processor, TemperatureLogitsWarper):
+            found["temperature"] = float(processor.temperature)
+        elif isinstance(processor, TopKLogitsWarper):
+            found["top_k"] = int(processor.top_k)
+        else:
+            raise refused("logits_processor", type(processor).__name__)
+    return found
+
+
+def _check_criteria(criteria: Callable[..., Tensor]) -> None:
+    from transformers import MaxTimeCriteria
+
+    for one in criteria if isinstance(criteria, Iterable) else (criteria,):
+        if isinstance(one, MaxTimeCriteria):
+            raise refused("max_time", one.max_time)
+
+
+def _check_callers(frame: FrameType | None) -> None:
+    """Raise for arguments of `generate` that transformers does not hand to a callable.
+
+    It would drop them silently, so they are looked up in the caller.
+    """
+    if frame is None or frame.f_code.co_name != "generate":
+        return
+    for name in _DROPPED:
+        if frame.f_locals.get(name) is not None:
+            raise refused(name, type(frame.f_locals[name]).__name__)
+
+
+def _check_inputs(inputs: Mapping[str, Any], prompt: Tensor) -> None:
+    """Raise for model inputs besides the prompt, its mask and what transformers prepares."""
+    for name in _DROPPED:
+        if inputs.get(name) is not None:
+            raise refused(name, type(inputs[name]).__name__)
+    cache = inputs.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"past_key_values must be empty, got one of {cache.get_seq_length()} positions: the "
+            "ensemble reads the whole prompt itself"
+        )
+    places = inputs.get("position_ids")
+    if places is not None:
+        mask = inputs.get("attention_mask")
+        mask = torch.ones_like(prompt) if mask is None else mask.to(prompt.device)
+        expected = (mask.cumsum(dim=1) - 1)[mask == 1]
+        if not torch.equal(places.to(prompt.device).expand_as(prompt)[mask == 1], expected):
+            raise ValueError(
+                "position_ids must count the tokens that attention_mask does not hide, got others: "
+                "the ensemble counts so"
+            )
+    unknown = sorted(
+        name for name, value in inputs.items() if value is not None and name not in _PREPARED
+    )
+    if unknown:
+        raise ValueError(
+            f"model inputs must be input_ids and attention_mask, got {', '.join(unknown)}, too: "
+            "the ensemble does not read it"
+        )

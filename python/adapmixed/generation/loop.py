@@ -1,0 +1,275 @@
+"""The loop between two tokens: logits, proposal, charge, then release."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Never
+
+import torch
+from torch import Tensor
+
+from adapmixed.checks import check_count, check_type
+from adapmixed.generation.refused import refuse
+from adapmixed.mechanisms import Mechanism, Origin, shaped
+from adapmixed.mechanisms.rows import check_shape, shaped_bytes
+from adapmixed.privacy import Accountant
+from adapmixed_ext import RandomSource
+
+if TYPE_CHECKING:
+    from adapmixed.models import Decoder, Ensemble
+    from adapmixed.models.forward import Beside
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_MEMORY_BYTES = 1 << 30
+
+StopRule = Callable[[Tensor], Tensor]
+"""(b, s) int64 released tokens, −1 after an end, to (b,) bool: the sequences that end here."""
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """Who answers, by which mechanism, from whose randomness, and who is charged.
+
+    Attributes:
+        ensemble: the models.
+        mechanism: how a query is answered.
+        accountant: charged with every answer; None on all processes but the main one.
+        rng: source of all randomness.
+        overflow: "refuse" raises for what does not fit the model's window; with "slide" a sequence
+            that fills it forgets its older half, and the rest is read anew.
+        memory_bytes: bound on the logits, activations, keys and values that are held until the last
+            token; weights and adapters come on top.
+    """
+
+    ensemble: Ensemble
+    mechanism: Mechanism
+    accountant: Accountant | None
+    rng: RandomSource
+    overflow: str = "refuse"
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+
+    def __post_init__(self) -> None:
+        if not callable(getattr(self.ensemble, "decoder", None)):
+            raise ValueError(
+                f"ensemble must be an Ensemble (Ensemble.from_pretrained), got {self.ensemble!r}"
+            )
+        wanted = "a Mechanism (ClippedLogPool, AdaPMixED ...)"
+        check_type("mechanism", self.mechanism, Mechanism, wanted)
+        if self.ensemble.ranks.is_main:
+            check_type("accountant", self.accountant, Accountant, "an Accountant")
+        elif self.accountant is not None:
+            raise ValueError(
+                "accountant must be None on all processes but the main one, which is charged"
+            )
+        if not callable(getattr(self.rng, "reserve", None)):
+            raise ValueError(f"rng must be SecureRandom() or SeededRandom(seed), got {self.rng!r}")
+        if not isinstance(self.overflow, str):  # which of them: `Ensemble.decoder`
+            raise ValueError(f"overflow must be 'refuse' or 'slide', got {self.overflow!r}")
+        check_count("memory_bytes", self.memory_bytes)
+        self.check(0)
+
+    def check(self, queries: int) -> None:
+        """Bind the accountant, and raise if it could not be charged for so many queries.
+
+        All processes call it together, and raise together.
+
+        Raises:
+            ValueError: the accountant cannot be charged for this mechanism and ensemble, or a
+                seeded source stands beside a ledger.
+            BudgetSpentError: fewer queries are left of the mechanism's plan.
+        """
+        ensemble, accountant = self.ensemble, self.accountant
+        raised: list[BaseException] = []
+
+        def checked() -> Tensor:
+            assert accountant is not None  # on the main process
+            try:
+                check_source(accountant, self.rng)
+                accountant.bind(self.mechanism, ensemble.num_models, ensemble.fingerprint)
+                accountant.check_left(self.mechanism, queries)
+            except Exception as error:
+                raised.append(error)
+            return torch.tensor([not raised])
+
+        fine = ensemble.ranks.tell(checked, (1,), torch.bool, torch.device("cpu"))
+        if raised:
+            raise raised[0]
+        if not bool(fine):
+            raise ValueError("accountant cannot be charged: the main process says why")
+
+    def check_window(self, length: int, max_new_tokens: int) -> None:
+        """Raise if answers to prompts of this length would not fit the model's window."""
+        limit = self.ensemble.max_positions if self.overflow == "refuse" else None
+        # The last token is released but never read back.
+        if limit is not None and length + max_new_tokens - 1 > limit:
+            raise ValueError(
+                f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "
+                f"(the model's window is {limit}), got {max_new_tokens}"
+            )
+
+    def held_bytes(self, temperature: float, top_k: int | None) -> Beside:
+        """Return what answering one query holds besides its logits, for `Ensemble.decoder`.
+
+        Rows that are shaped are copied; with a temperature the copy is float32.
+        """
+
+        def beside(rows: int, vocab_size: int, element: int) -> int:
+            copied = shaped_bytes(rows, vocab_size, element, temperature=temperature, top_k=top_k)
+            answered = element if temperature == 1.0 else 4
+            return copied + self.mechanism.held_bytes(rows, vocab_size, answered)
+
+        return beside
+
+    def stream(
+        self,
+        input_ids: Tensor,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        attention_mask: Tensor | None = None,
+        stop_token: int | Collection[int] | None = None,
+        stop: StopRule | None = None,
+        **refused: Never,
+    ) -> Iterator[Tensor]:
+        """Answer queries one position at a time; each answer is charged before it is yielded.
+
+        Each sequence of the batch is a separate query at every step, so a batch of b costs b
+        queries a step. A sequence that has ended is neither charged nor sampled again; its stop
+        token is charged.
+
+        Args:
+            input_ids: (b, t) int64 prompts, padded on the left if lengths differ.
+            max_new_tokens: ≥ 1.
+            temperature, top_k: shape all rows before they are projected.
+            attention_mask: (b, t), 0 at padding.
+            stop_token: one token, or several, that end a sequence once released.
+            stop: ends sequences by what was released, stop strings for instance; it sees nothing
+                else.
+            refused: options of other libraries that would void the guarantee raise.
+
+        Returns:
+            iterator of (b,) int64, the next token of each sequence; −1 for those that have ended.
+            Arguments are checked and the prompt is read at the call.
+
+        Raises:
+            ValueError: an argument of another kind, max_new_tokens < 1, prompt and new tokens
+                exceed the model's window or memory_bytes (the message names the bytes needed), or
+                an option that would void the guarantee.
+            BudgetSpentError: b max_new_tokens is more than what is left of the mechanism's plan,
+                though answers may end early.
+            LedgerError: while iterating: the charge could not be made durable; its token is not
+                drawn.
+        """
+        refuse(refused)
+        _check_query(input_ids, attention_mask, stop_token, stop)
+        check_count("max_new_tokens", max_new_tokens)
+        check_shape(temperature, top_k)
+        self.check_window(input_ids.shape[-1], max_new_tokens)
+        mask = None if attention_mask is None else attention_mask.tolist()
+        settings = (max_new_tokens, temperature, top_k, stop_token)
+        self.ensemble.ranks.agree(
+            {
+                "the mechanism": self.mechanism,
+                "the prompt": (input_ids.tolist(), mask),
+                "the settings of the answer": (settings, self.overflow, self.memory_bytes),
+            }
+        )
+        self.check(len(input_ids) * max_new_tokens)
+        decoder = self.ensemble.decoder(
+            input_ids,
+            memory_bytes=self.memory_bytes,
+            attention_mask=attention_mask,
+            overflow=self.overflow,
+            new_tokens=max_new_tokens - 1,
+            beside=self.held_bytes(temperature, top_k),
+        )
+        _LOG.info(
+            "read %d prompts of %d tokens; %r answers up to %d more of each",
+            *input_ids.shape,
+            self.mechanism,
+            max_new_tokens,
+        )
+        shape = {"temperature": temperature, "top_k": top_k}
+        stops = _stop_rules(stop_token, stop)
+        return self._steps(decoder, len(input_ids), max_new_tokens, shape, stops)
+
+    def _steps(
+        self,
+        decoder: Decoder,
+        sequences: int,
+        max_new_tokens: int,
+        shape: dict[str, Any],
+        stops: tuple[StopRule, ...],
+    ) -> Iterator[Tensor]:
+        going = torch.ones(sequences, dtype=torch.bool)
+        released = torch.empty(sequences, 0, dtype=torch.int64)
+        for step in range(max_new_tokens):
+            tokens = torch.full((sequences,), -1, dtype=torch.int64)
+            tokens[going] = self._answer(decoder, shape)
+            yield tokens.clone()
+            released = torch.cat([released, tokens[:, None]], dim=1)
+            before = going.clone()
+            for stop in stops:
+                going &= ~stop(released)
+            if step + 1 == max_new_tokens or not bool(going.any()):
+                _LOG.info("released %d tokens", int((released >= 0).sum()))
+                return
+            ended = ~going[before]
+            if bool(ended.any()):
+                decoder.drop(ended)
+            decoder.append(tokens[going])
+
+    def _answer(self, decoder: Decoder, shape: dict[str, Any]) -> Tensor:
+        """Return (b,) tokens; afterwards nothing refers to the logits, and new ones fit."""
+        ranks = self.ensemble.ranks
+        rows = shaped(*decoder.logits, **shape)
+        private = ranks.gather(rows.private)
+
+        def drawn() -> Tensor:
+            assert private is not None and self.accountant is not None  # on the main process
+            proposal = self.mechanism.propose_rows(
+                replace(rows, private=private), rng=self.rng, origin=Origin.of(self.ensemble)
+            )
+            self.accountant.charge(proposal)
+            tokens = proposal.release().tokens
+            assert tokens is not None  # no targets were given
+            return tokens
+
+        public = rows.public
+        return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()
+
+
+def check_source(accountant: Accountant, rng: RandomSource) -> None:
+    """Raise ValueError if charges go to a ledger and the source is seeded, or does not say."""
+    if accountant.durable and getattr(rng, "seeded", True):
+        raise ValueError(
+            f"rng must be SecureRandom() if charges go to a ledger, got {type(rng).__name__}: "
+            "whoever knows a seed can undo the randomness"
+        )
+
+
+def _check_query(
+    input_ids: object, attention_mask: object, stop_token: object, stop: object
+) -> None:
+    """Raise for what is of another type; shapes and values are checked by the ensemble."""
+    check_type("input_ids", input_ids, Tensor, "a tensor (b, t)")
+    check_type("attention_mask", attention_mask, Tensor, "a tensor (b, t) or None", optional=True)
+    tokens = stop_token if isinstance(stop_token, Collection) else (stop_token,)
+    whole = all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
+    if stop_token is not None and (isinstance(stop_token, str | bytes) or not whole):
+        raise ValueError(f"stop_token must be an integer, several or None, got {stop_token!r}")
+    if stop is not None and not callable(stop):
+        raise ValueError(f"stop must be a function of released tokens or None, got {stop!r}")
+
+
+def _stop_rules(
+    tokens: int | Collection[int] | None, stop: StopRule | None
+) -> tuple[StopRule, ...]:
+    rules: list[StopRule] = []
+    if tokens is not None:
+        ends = torch.tensor([tokens] if isinstance(tokens, int) else sorted(tokens))
+        rules.append(lambda released: torch.isin(released[:, -1], ends))
+    return (*rules, stop) if stop is not None else tuple(rules)

@@ -1,0 +1,106 @@
+"""Error messages for generation options that would void the guarantee.
+
+A charge pays for one token per query, drawn from the one distribution that was projected and
+accounted. An option that asks for another distribution, for a choice among tokens, or for the
+probabilities themselves raises with the reason, instead of an error about an unknown argument.
+"""
+
+from collections.abc import Mapping
+
+GREEDY = (
+    "the likeliest token of a private distribution is no random draw. Where it differs between "
+    "neighbours, one answer tells them apart with certainty: an infinite Rényi divergence. Every "
+    "token is sampled, so leave it out"
+)
+SEARCH = (
+    "a search keeps what private probabilities rank highest: it is as deterministic as greedy "
+    "decoding, and it looks at many tokens that were never charged"
+)
+SCORES = (
+    "a probability of the mixture is itself a function of the private data, released without any "
+    "noise. One token drawn from it is all that a charge pays for; evaluate() is for the operator"
+)
+OTHERWISE = (
+    "the token would be drawn from another distribution than the one that was projected and charged"
+)
+RESHAPED = (
+    f"{OTHERWISE}. temperature and top_k reshape all rows before projection, with tokens that the "
+    "public model alone chooses"
+)
+MANY = (
+    "every sequence is a query of its own: repeat the prompt in input_ids, and each is charged and "
+    "returned"
+)
+DRAFT = (
+    "a draft is kept or thrown away by comparing private probabilities: what comes out, and how "
+    "much at once, is no single draw from the distribution that was charged. Each token is "
+    "answered alone"
+)
+CLOCK = (
+    "how long private models take would decide where the answer ends, and nothing pays for that: "
+    "max_new_tokens, end tokens and stop strings are public or released"
+)
+STREAM = "tokens are not handed to it. PrivateGenerator.stream() yields each as it is released"
+CACHE = "keys and values are held exactly, within memory_bytes; nothing else is offered"
+RANDOM = "randomness comes from rng: SecureRandom(), or SeededRandom(seed) for tests and evaluation"
+
+REASONS: Mapping[str, str] = {
+    **dict.fromkeys(("do_sample", "greedy"), GREEDY),
+    **dict.fromkeys(
+        (
+            "num_beams", "num_beam_groups", "beam_search", "best_of", "early_stopping",
+            "length_penalty", "diversity_penalty", "penalty_alpha", "constraints",
+            "force_words_ids", "dola_layers",
+        ),
+        SEARCH,
+    ),
+    **dict.fromkeys(
+        (
+            "output_scores", "output_logits", "output_hidden_states", "output_attentions",
+            "return_dict_in_generate", "logprobs", "top_logprobs", "prompt_logprobs",
+        ),
+        SCORES,
+    ),
+    **dict.fromkeys(
+        (
+            "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+            "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size",
+            "bad_words_ids", "suppress_tokens", "sequence_bias", "logit_bias", "logits_processor",
+            "prefix_allowed_tokens_fn", "guidance_scale", "renormalize_logits", "generation_config",
+            "top_h", "min_length", "min_new_tokens", "begin_suppress_tokens", "forced_bos_token_id",
+            "forced_eos_token_id", "exponential_decay_length_penalty", "remove_invalid_values",
+            "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "token_healing",
+            "watermarking_config", "negative_prompt_ids", "negative_prompt_attention_mask",
+        ),
+        RESHAPED,
+    ),
+    **dict.fromkeys(
+        (
+            "assistant_model", "assistant_tokenizer", "num_assistant_tokens",
+            "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant",
+            "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind",
+            "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size",
+            "speculation_type", "use_mtp",
+        ),
+        DRAFT,
+    ),
+    **dict.fromkeys(("cache_implementation", "cache_config"), CACHE),
+    "max_time": CLOCK,
+    "streamer": STREAM,
+    **dict.fromkeys(("num_return_sequences", "n"), MANY),
+    **dict.fromkeys(("seed", "generator"), RANDOM),
+}  # fmt: skip
+"""Why an argument of other libraries' generations raises, by its name."""
+
+
+def refuse(options: Mapping[str, object]) -> None:
+    """Raise for further keyword arguments of a generation, whatever they are.
+
+    Raises:
+        ValueError: one of `REASONS`, with its reason.
+        TypeError: any other one, as Python does.
+    """
+    for name, value in options.items():
+        if name in REASONS:
+            raise ValueError(f"{name} must not be given, got {value!r}: {REASONS[name]}")
+        raise TypeError(f"unexpected keyword argument {name!r}")

@@ -1,1 +1,0 @@
-"""Adapters to other libraries' interfaces."""

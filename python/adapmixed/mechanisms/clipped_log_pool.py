@@ -1,0 +1,82 @@
+"""ClippedLogPool: the logarithmic pool of clipped log-ratios."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+import adapmixed_ext as ops
+from adapmixed.checks import check_number, check_optional_count
+from adapmixed.mechanisms.distribution import Distribution, public_below
+from adapmixed.mechanisms.proposal import Mechanism, Prepared
+from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
+from adapmixed.privacy import BoundedRangeAnswer, PublicAnswer
+from adapmixed.privacy.clipped_log_pool import individual_rho
+from adapmixed_ext import RandomSource
+
+_MOST_DEPTH = 600.0  # of log p/q: tokens from q = e^-100 on are still the pool's
+
+
+@dataclass(frozen=True)
+class ClippedLogPool(Mechanism):
+    """p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)): a fixed, publishable (ε, δ).
+
+    Emptying one shard, or removing its member, changes log p within a range of κ(b−a)/N, which
+    bounds every Rényi divergence (zCDP; docs/privacy.md, section 12). N is a public constant.
+
+    Attributes:
+        lower: a ≤ 0, in log units.
+        upper: b ≥ 0, in log units.
+        scale: κ ≥ 0; above 1 it sharpens what the shards agree on.
+        queries: T ≥ 1, how many queries the guarantee is planned for, all charged with the first;
+            None: every query is charged as it comes, their number being fixed beforehand, or every
+            shard has a budget.
+        public_confidence: a query whose likeliest public token has a larger probability is answered
+            from q and costs nothing; None: never.
+    """
+
+    name: ClassVar[str] = "clipped-log-pool"
+
+    lower: float
+    upper: float
+    scale: float = 1.0
+    queries: int | None = None
+    public_confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number("lower", self.lower, least=-1e6, most=0.0)
+        check_number("upper", self.upper, least=0.0, most=1e6)
+        check_number("scale", self.scale, least=0.0)
+        check_optional_count("queries", self.queries)
+        if self.scale * (self.upper - self.lower) > _MOST_DEPTH:
+            raise ValueError(
+                f"scale * (upper - lower) must be <= {_MOST_DEPTH:g}, got {self.scale!r} * "
+                f"{self.upper - self.lower!r}: tokens may be lost where doubles end"
+            )
+        check_confidence(self.public_confidence)
+
+    @property
+    def measure(self) -> tuple[str, float | None] | None:
+        """("zcdp", None)."""
+        return "zcdp", None
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        models, positions = rows.private.shape[:2]
+        pool = ops.log_pool(
+            rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale
+        ).check()
+        asked = unsure(rows.public, pool.public_lse, self.public_confidence)
+        span = pool.span.cpu().numpy()
+        rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))
+        charges = torch.where(asked.cpu(), rho, 0.0)
+        rare = public_below(-self.scale * (self.upper - self.lower))
+        takes_part = asked.expand(models, positions)
+        found = Distribution(rows, pool, public_below=rare, takes_part=takes_part)
+        if not bool(asked.all()):
+            found = found.of_members(torch.ones_like(takes_part))
+        answered = int(asked.sum())
+        setting = (self.scale, self.lower, self.upper, models, answered, self.queries)
+        events = (BoundedRangeAnswer(*setting), PublicAnswer(positions - answered))
+        return Prepared(found, ~asked, events, charges)

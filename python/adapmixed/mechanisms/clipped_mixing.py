@@ -1,0 +1,105 @@
+"""ClippedMixing: the mean of distributions clipped to a density-ratio box around q."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+import adapmixed_ext as ops
+from adapmixed.checks import check_number, check_optional_count
+from adapmixed.mechanisms.distribution import Distribution, public_below
+from adapmixed.mechanisms.proposal import Mechanism, Prepared
+from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
+from adapmixed.privacy import ClippedAnswer, Event, PublicAnswer
+from adapmixed.privacy.clipped_mixing import LEAST_LOWER, MAX_VOCABULARY, charge_rounding
+from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
+from adapmixed_ext import RandomSource
+
+
+@dataclass(frozen=True)
+class ClippedMixing(Mechanism):
+    """p = (1/N) Σ_i p̄_i, p̄_i = clip(s_i p_i, c q, C q) summing to 1: a fixed, publishable (ε, δ).
+
+    The guarantee is that of a dominating pair, composed for a number of queries that is fixed
+    beforehand (`queries`), or that of a budget of every shard (`order`). Proofs: docs/privacy.md,
+    sections 11 and 13.
+
+    Attributes:
+        lower: c in [0, 1], the least ratio p̄_i/q; with an order at least 1e-30.
+        upper: C in [1, 1e60], the largest.
+        queries: T ≥ 1, how many queries the fixed guarantee is for; None with a budget of every
+            shard.
+        order: Rényi order α > 1 of the charges against such a budget; None without one.
+        public_confidence: a query whose likeliest public token has a larger probability is answered
+            from q and costs nothing; None: never.
+    """
+
+    name: ClassVar[str] = "clipped-mixing"
+
+    lower: float
+    upper: float
+    queries: int | None = None
+    order: float | None = None
+    public_confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number("lower", self.lower, least=LEAST_LOWER if self.order else 0.0, most=1.0)
+        check_number("upper", self.upper, least=1.0, most=1e60)
+        check_optional_count("queries", self.queries)
+        if self.order is not None:
+            check_number("order", self.order, above=1.0)
+        check_confidence(self.public_confidence)
+
+    @property
+    def measure(self) -> tuple[str, float | None] | None:
+        """("renyi", order) with an order."""
+        return None if self.order is None else ("renyi", float(self.order))
+
+    @property
+    def no_budget(self) -> str:  # type: ignore[override]
+        """Without an order nothing is charged to single shards."""
+        return "" if self.order is not None else "its charges need an order: ClippedMixing(order=8)"
+
+    @property
+    def no_total(self) -> str:
+        """The dominating pair is composed for a number of queries that is fixed beforehand."""
+        if self.queries is not None:
+            return ""
+        return (
+            "queries must be given to ClippedMixing if every shard has no budget, got None: its "
+            "guarantee is composed for a number of queries that is fixed beforehand"
+        )
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        models, positions = rows.private.shape[:2]
+        if rows.public.shape[-1] > MAX_VOCABULARY:
+            raise ValueError(
+                f"public_logits must have at most {MAX_VOCABULARY} tokens, for which the rounding "
+                f"of the rows' sums is accounted, got {rows.public.shape[-1]}"
+            )
+        rare = public_below(math.log(self.lower)) if self.lower >= LEAST_LOWER else -math.inf
+        clipping = ops.clip_project(
+            rows.private, rows.public, lower=self.lower, upper=self.upper, orders=self.order
+        ).check()
+        asked = unsure(rows.public, clipping.public_lse, self.public_confidence)
+        charges, takes_part = None, asked.expand(models, positions)
+        if clipping.charge is not None and self.order is not None:
+            # Also if a row is q itself: the pool of the others is rounded, too.
+            charge = clipping.charge[..., 0]
+            relative, absolute = charge_rounding(float(self.order), models)
+            inflated = charge * ((1.0 + ops.loss_error) * (1.0 + relative))
+            inflated += LOSS_ABSOLUTE_ERROR + absolute
+            charges = torch.where(asked, inflated, 0.0)
+            # A row of charge 0, an emptied shard's, answers q by the same bits as a missing member.
+            takes_part = asked & (charge > 0)
+        found = Distribution(rows, clipping, public_below=rare, takes_part=takes_part)
+        every = torch.ones(models, positions, dtype=torch.bool, device=rows.public.device)
+        answered = int(asked.sum())
+        events: tuple[Event, ...] = (PublicAnswer(positions - answered),)
+        if self.queries is not None:
+            setting = (self.lower, self.upper, models, answered, self.queries)
+            events = (ClippedAnswer(*setting), *events)
+        return Prepared(found.of_members(every), ~asked, events, charges)

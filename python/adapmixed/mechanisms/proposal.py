@@ -1,0 +1,321 @@
+"""How every mechanism answers: propose, charge, release.
+
+    proposal = mechanism.propose(private_logits, public_logits, rng=rng)
+    accountant.charge(proposal)                # before anything is released
+    answer = proposal.release()
+
+N models, B positions, V tokens, K orders, as in ``adapmixed_ext``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adapmixed.mechanisms.distribution import Distribution
+from adapmixed.mechanisms.rows import Rows, shaped
+from adapmixed.privacy import Caveat, Event, IndividualCharge
+from adapmixed_ext import RandomSource
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a proposal releases.
+
+    Attributes:
+        tokens: (B,) int64, or None if targets were given.
+        log_prob: (B,) float64, log p(target), or None without targets. Evaluation only: it reveals
+            a probability of the mixture.
+        public: (B,) bool, answered from the public distribution alone.
+    """
+
+    tokens: Tensor | None
+    log_prob: Tensor | None
+    public: Tensor
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where logits come from.
+
+    Attributes:
+        ensemble: fingerprint of the ensemble, None if it is not known.
+        caveats: what was not verified of it; every guarantee says it.
+    """
+
+    ensemble: str | None = None
+    caveats: tuple[str, ...] = ("shards", "base")
+
+    @staticmethod
+    def of(ensemble: Any) -> Origin:
+        """Return that of an `Ensemble`."""
+        return Origin(ensemble.fingerprint, ensemble.unverified)
+
+
+BY_HAND = Origin()
+"""Logits of an ensemble that nothing is known of."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a mechanism makes of rows, before anything is charged.
+
+    Attributes:
+        distribution: in which all members contribute.
+        public: (B,) bool, positions that are answered from q.
+        events: what the answer costs if all members contribute.
+        charges: (N, B) float64, individual charges, upper bounds; None if there are none.
+        losses: (N, B, K) float64, realised losses; None if there are none.
+    """
+
+    distribution: Distribution
+    public: Tensor
+    events: tuple[Event, ...]
+    charges: Tensor | None = None
+    losses: Tensor | None = None
+
+
+class Proposal:
+    """An answer that waits to be charged; one charge pays for one answer.
+
+    Nothing can be read off it before :meth:`release`, which needs `Accountant.charge` first.
+
+    Attributes:
+        mechanism: that proposed it.
+        num_models: N.
+        ensemble: fingerprint of the ensemble, None if it is not known.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        num_models: int,
+        prepared: Prepared,
+        targets: Tensor | None,
+        rng: RandomSource,
+        origin: Origin,
+    ) -> None:
+        self.mechanism = mechanism
+        self.num_models = num_models
+        self.ensemble = origin.ensemble
+        self._prepared, self._targets, self._rng = prepared, targets, rng
+        self._caveats = origin.caveats
+        if getattr(rng, "seeded", True):
+            self._caveats = ("seeded", *self._caveats)
+        self._state = "proposed"
+        self._active: Tensor | None = None
+        self._answer: Answer | None = None
+        self._lock, self._forks = threading.Lock(), _forks
+
+    def begin(self) -> None:
+        """Take the one charge that this proposal can have; the accountant's.
+
+        Raises:
+            ValueError: it was charged before, its charge failed, or another process made it.
+        """
+        self._check_process()
+        with self._lock:
+            if self._state != "proposed":
+                raise ValueError(
+                    f"proposal must be charged once, got one that is {self._state}: propose again"
+                )
+            self._state = "being charged"
+
+    def individual_charges(self) -> NDArray[np.float64]:
+        """Return the (N, B) float64 upper bounds that each shard pays if its member contributes."""
+        charges = self._prepared.charges
+        assert charges is not None  # the accountant has checked the mechanism
+        return np.asarray(charges.cpu().numpy(), dtype=np.float64)
+
+    def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]:
+        """Return what the answer costs.
+
+        Args:
+            active: (N, B) bool, members that contribute, each charged on its own; None for the
+                charge of the whole ensemble.
+        """
+        caveats = [Caveat(name) for name in self._caveats]
+        if active is None:
+            return [*self._prepared.events, *caveats]
+        measure = self.mechanism.measure
+        assert measure is not None  # the accountant has checked the mechanism
+        paid = np.where(active, self.individual_charges(), 0.0)
+        return [IndividualCharge(*measure, paid), *caveats]
+
+    def settle(self, active: NDArray[np.bool_] | None) -> None:
+        """Allow the release, of an answer to which these members contribute; the accountant's."""
+        device = self._prepared.public.device
+        with self._lock:
+            self._active = None if active is None else torch.tensor(active, device=device)
+            self._state = "charged"
+
+    def fail(self) -> None:
+        """Forbid the release for ever; the accountant's, if the charge failed."""
+        with self._lock:
+            self._state = "not charged (its charge failed)"
+
+    def release(self) -> Answer:
+        """Draw the tokens, or return log p(target) if targets were proposed.
+
+        Every further call returns the same answer.
+
+        Raises:
+            ValueError: the proposal was not charged, logits were changed since it was made, or
+                another process made it.
+        """
+        self._check_process()
+        with self._lock:
+            if self._state != "charged":
+                raise ValueError(
+                    f"proposal must be charged before its release (Accountant.charge), it is "
+                    f"{self._state}"
+                )
+            if self._answer is None:
+                self._answer = self._drawn()
+            return self._answer
+
+    @property
+    def distribution(self) -> Distribution:
+        """What is drawn from, with the members that were charged: private, for evaluation."""
+        found = self._prepared.distribution
+        if self._active is None or self._prepared.charges is None:
+            return found
+        return found.of_members(self._active)
+
+    def _drawn(self) -> Answer:
+        distribution, public = self.distribution, self._prepared.public
+        if self._targets is not None:
+            return Answer(None, distribution.log_prob(self._targets), public)
+        return Answer(distribution.sample(self._rng), None, public)
+
+    def _check_process(self) -> None:
+        # Before the lock, which a thread of the parent may have held at the fork.
+        if self._forks != _forks:
+            raise ValueError(
+                "proposal must be used in the process that made it: parent and child of a fork "
+                "would each draw an answer for one charge"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a proposal must not be copied or pickled: one charge pays for one answer")
+
+
+_forks = 0
+"""Forks between the first process and this one: a process id can recur in a new namespace."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Mechanism(ABC):
+    """A frozen configuration that turns logits into answers and privacy events."""
+
+    name: ClassVar[str]
+    no_budget: ClassVar[str] = ""
+    """Why no budget of every shard can be kept; "" if one can."""
+
+    @property
+    def no_total(self) -> str:
+        """Why there is no guarantee without a budget of every shard; "" if there is one."""
+        return ""
+
+    @property
+    def no_replacement(self) -> str:
+        """Why there is no guarantee for replaced records (replace-one); "" if there is one."""
+        return ""
+
+    @property
+    def planned_queries(self) -> int | None:
+        """How many queries the guarantee is planned for; None: any number."""
+        return getattr(self, "queries", None)
+
+    @property
+    def measure(self) -> tuple[str, float | None] | None:
+        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None."""
+        return None
+
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """Return the bytes that the answer to one query holds at most besides its logits.
+
+        Here the probabilities and what is drawn from them, three times V float64.
+
+        Args:
+            rows: N + 1.
+            vocab_size: V.
+            element: bytes of a logit.
+        """
+        return 3 * 8 * vocab_size
+
+    def propose(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        rng: RandomSource,
+        targets: Tensor | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+    ) -> Proposal:
+        """Prepare the answers of B queries without releasing anything.
+
+        Args:
+            private_logits: (N, B, V), raw logits.
+            public_logits: (B, V).
+            rng: source of all randomness (``adapmixed.rng``).
+            targets: (B,) int64 for evaluation: the answer is log p(target), nothing is drawn.
+            temperature, top_k: shape all rows before they are projected (`rows.shaped`).
+
+        Raises:
+            ValueError: as the operators, for bad logits or targets.
+        """
+        rows = shaped(private_logits, public_logits, temperature=temperature, top_k=top_k)
+        return self.propose_rows(rows, rng=rng, targets=targets)
+
+    def propose_rows(
+        self,
+        rows: Rows,
+        *,
+        rng: RandomSource,
+        targets: Tensor | None = None,
+        origin: Origin = BY_HAND,
+    ) -> Proposal:
+        """Prepare the answers to rows that were shaped, of an ensemble that may be known."""
+        if targets is not None:
+            _check_targets(targets, len(rows.public), rows.vocab_size)
+        models = len(rows.private)
+        return Proposal(self, models, self._prepare(rows, rng), targets, rng, origin)
+
+    @abstractmethod
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        """Return the distribution of the answers and what they cost."""
+
+
+def _check_targets(targets: Tensor, positions: int, vocab_size: int) -> None:
+    """Raise unless these are (B,) int64 tokens, before anything is charged."""
+    if not isinstance(targets, Tensor):
+        raise ValueError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
+    if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
+        raise ValueError(
+            f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "
+            f"{tuple(targets.shape)}"
+        )
+    outside = ((targets < 0) | (targets >= vocab_size)).nonzero()
+    if outside.numel():
+        at = int(outside[0])
+        raise ValueError(
+            f"targets[{at}] must be a token in [0, {vocab_size}), got {int(targets[at])}"
+        )

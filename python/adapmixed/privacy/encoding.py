@@ -1,0 +1,138 @@
+"""Dataclasses as JSON text, exactly: what is read back equals what was written, in every bit.
+
+A value is written by the type of its field. Numbers keep the digits that give the same float64
+again, infinity is the string "inf", and arrays are base64 of little-endian float64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+def exactly(kind: type, value: Any) -> Any:
+    """Return the value if it is of this type and no other (True is no integer)."""
+    if type(value) is not kind:
+        raise ValueError(f"must be {kind.__name__}, got {value!r}")
+    return value
+
+
+def write_real(value: float) -> float | str:
+    """Write a float64: +inf as "inf"."""
+    return "inf" if value == math.inf else exactly(float, value)
+
+
+def read_real(value: Any) -> float:
+    """Read what `write_real` wrote."""
+    if value == "inf":
+        return math.inf
+    number: float = exactly(float, value)
+    if not math.isfinite(number):
+        raise ValueError(f"must be a float64, got {value!r}")
+    return number
+
+
+def write_array(value: NDArray[np.float64]) -> dict[str, Any]:
+    """Write a float64 array."""
+    data = np.ascontiguousarray(value, dtype="<f8").tobytes()
+    return {"shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
+
+
+def read_array(written: Any) -> NDArray[np.float64]:
+    """Read what `write_array` wrote."""
+    if set(exactly(dict, written)) != {"shape", "data"}:
+        raise ValueError(f"must have shape and data, got {', '.join(written)}")
+    shape = [exactly(int, length) for length in exactly(list, written["shape"])]
+    data = base64.b64decode(exactly(str, written["data"]), validate=True)
+    if min(shape, default=0) < 0 or len(data) != 8 * math.prod(shape):
+        raise ValueError(f"must hold {shape} numbers, got {len(data)} bytes")
+    return np.frombuffer(data, dtype="<f8").astype(np.float64).reshape(shape)
+
+
+def _plain(kind: type) -> Callable[[Any], Any]:
+    return lambda value: exactly(kind, value)
+
+
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _reals(written: Any) -> tuple[float, ...]:
+    return tuple(read_real(number) for number in exactly(list, written))
+
+
+_WRITE: dict[str, Callable[[Any], Any]] = {
+    "int": _plain(int),
+    "str": _plain(str),
+    "bool": _plain(bool),
+    "float": write_real,
+    "int | None": _optional(_plain(int)),
+    "str | None": _optional(_plain(str)),
+    "float | None": _optional(write_real),
+    "tuple[float, ...]": lambda value: [write_real(number) for number in value],
+    "NDArray[np.float64]": write_array,
+}
+_READ = _WRITE | {
+    "float": read_real,
+    "float | None": _optional(read_real),
+    "tuple[float, ...]": _reals,
+    "NDArray[np.float64]": read_array,
+}
+
+
+def write_fields(value: Any) -> dict[str, Any]:
+    """Write a dataclass by the declared types of its fields."""
+    return {
+        one.name: _named(one.name, _WRITE[str(one.type)], getattr(value, one.name))
+        for one in fields(value)
+    }
+
+
+def read_fields(kind: type[T], written: Any) -> T:
+    """Read what `write_fields` wrote of an object of this class.
+
+    Raises:
+        ValueError: a field that is missing, unknown or of another type, or that the class refuses.
+    """
+    known = {one.name: str(one.type) for one in fields(kind)}  # type: ignore[arg-type]
+    if set(exactly(dict, written)) != set(known):
+        raise ValueError(f"must have the fields {', '.join(known)}, got {', '.join(written)}")
+    return kind(**{name: _named(name, _READ[of], written[name]) for name, of in known.items()})
+
+
+def _named(name: str, convert: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return convert(value)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from error
+
+
+def canonical(value: Any) -> str:
+    """Return JSON without spaces, ASCII only; NaN raises ValueError."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def parse(text: str) -> Any:
+    """Return the value of a JSON text; NaN and infinities raise ValueError."""
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of the format")
+
+
+def check_keys(name: str, written: Any, keys: Mapping[str, Any] | set[str]) -> dict[str, Any]:
+    """Return an object that has these keys and no others."""
+    if type(written) is not dict or set(written) != set(keys):
+        found = ", ".join(written) if isinstance(written, dict) else repr(written)
+        raise ValueError(f"{name} must have {', '.join(keys)}, got {found}")
+    return written

@@ -1,0 +1,85 @@
+"""--mechanism "NAME KEY=VALUE ...", and ``adapmixed mechanisms``, which lists the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adapmixed.cli import main
+from adapmixed.commands.mechanisms import NAMES, label_of, mechanism_of
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    ClippedMixing,
+    PMixED,
+    PublicOnly,
+    Unprotected,
+)
+
+
+def made(text: str, epsilon: float | None = None, queries: int = 100) -> Any:
+    return mechanism_of(text, delta=1e-5, epsilon=epsilon, queries=queries)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("public", PublicOnly()),
+        ("unprotected", Unprotected()),
+        ("adapmixed", AdaPMixED(18.0, 0.2)),
+        ("adapmixed screen=none loss_orders=2,18", AdaPMixED(18.0, 0.2, None, loss_orders=(2, 18))),
+        ("adapmixed threshold=inf adjacency=add_remove",
+         AdaPMixED(18.0, 0.2, threshold=float("inf"), adjacency="add_remove")),
+        ("adapmixed preset=pubmed", AdaPMixED.preset("pubmed")),
+        ("adapmixed preset=pubmed sigma=0.5 screen_top_k=7",
+         AdaPMixED(15.0, 0.3, sigma=0.5, screen_weight=1e-3, screen_top_k=7)),
+        ("pmixed epsilon=8", PMixED(8.0, 1e-5, 100, 3.0)),
+        ("pmixed epsilon=8 queries=7 sample_rate=0.5", PMixED(8.0, 1e-5, 7, 3.0, 0.5)),
+        ("clipped-mixing lower=0.5 upper=2", ClippedMixing(0.5, 2.0, 100)),
+        ("clipped-log-pool lower=-0.5 upper=1 scale=2", ClippedLogPool(-0.5, 1.0, 2.0, 100)),
+        ("clipped-log-pool lower=-0.5 upper=1 queries=none", ClippedLogPool(-0.5, 1.0)),
+        ("clipped-log-pool lower=0 upper=1 public_confidence=0.9",
+         ClippedLogPool(0.0, 1.0, 1.0, 100, 0.9)),
+    ],
+)  # fmt: skip
+def test_a_text_describes_a_mechanism(text: str, expected: Any) -> None:
+    assert made(text) == expected
+    assert made(label_of(f"  {text.replace(' ', '   ')} ")) == expected
+
+
+def test_a_budget_of_every_shard_has_no_plan() -> None:
+    assert made("clipped-mixing lower=0.5 upper=2", 3.0) == ClippedMixing(0.5, 2.0, order=8.0)
+    assert made("clipped-mixing lower=0.5 upper=2 order=6", 3.0).order == 6.0
+    assert made("clipped-log-pool lower=-0.5 upper=1", 3.0) == ClippedLogPool(-0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("adapmixed order=18 target_leakage=0.2", "adapmixed"),
+        ("adapmixed loss_orders=2,18", "adapmixed loss_orders=2.0,18.0"),
+        ("clipped-log-pool lower=-1 upper=1", "clipped-log-pool lower=-1.0 upper=1e0 scale=1"),
+    ],
+)
+def test_one_setting_has_one_text(one: str, other: str) -> None:
+    """An accountant, and a ledger, is bound to the `repr`."""
+    assert repr(made(one)) == repr(made(other))
+
+
+def test_mechanisms_lists_names_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mechanisms"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in listed] == list(NAMES)
+    needed = {"lower": "0", "upper": "1", "epsilon": "8"}
+    for name in NAMES:
+        assert main(["mechanisms", name]) == 0
+        first, *keys = capsys.readouterr().out.splitlines()
+        assert first in listed
+        # What is listed is what is meant if nothing is given.
+        pairs = dict(line.strip().split("=", 1) for line in keys)
+        pairs.pop("queries", None)
+        must = {key: needed[key] for key, value in pairs.items() if value == "..."}
+        short = " ".join([name, *(f"{key}={value}" for key, value in must.items())])
+        whole = " ".join([name, *(f"{key}={value}" for key, value in (pairs | must).items())])
+        assert repr(made(whole)) == repr(made(short))

@@ -1,0 +1,204 @@
+"""Under a budget of every shard: the charged members are those that answer, and nobody else."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from exact import log_probs
+from torch import Tensor
+
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, Proposal
+from adapmixed.privacy import Accountant, IndividualCharge
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.rng import SecureRandom, SeededRandom
+
+MODELS, POSITIONS, VOCAB, DELTA = 3, 2, 8, 1e-5
+CHARGED = [ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 2.0, order=4.0)]
+charged = pytest.mark.parametrize("mechanism", CHARGED, ids=lambda one: one.name)
+
+
+def logits(positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
+    """The first member says less than the others, at every position."""
+    generator = torch.Generator().manual_seed(0)
+    public = torch.randn(positions, VOCAB, generator=generator)
+    private = public + 3 * torch.randn(MODELS, positions, VOCAB, generator=generator)
+    private[0] = public + 0.02 * (private[0] - public)
+    return private, public
+
+
+def proposed(mechanism: Mechanism, positions: int = POSITIONS, **targets: Tensor) -> Proposal:
+    return mechanism.propose(*logits(positions), rng=SeededRandom(0), **targets)
+
+
+def bounded(mechanism: Mechanism, amount: float) -> Accountant:
+    """With a budget of so much for every shard."""
+    assert mechanism.measure is not None
+    budget = ShardBudget(mechanism.measure[0], amount, mechanism.measure[1])
+    return Accountant(DELTA, epsilon=budget.epsilon(DELTA))
+
+
+def first_alone(mechanism: Mechanism) -> Accountant:
+    """With a budget that the first member's charges keep to, and no other's."""
+    return bounded(mechanism, 1.5 * float(proposed(mechanism).individual_charges()[0].sum()))
+
+
+def active(*members: int) -> np.ndarray:
+    found = np.zeros((MODELS, POSITIONS), dtype=np.bool_)
+    found[list(members)] = True
+    return found
+
+
+@charged
+def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
+    """What is drawn, what is scored and what is charged are of the same members."""
+    accountant, proposal = first_alone(mechanism), proposed(mechanism)
+    accountant.charge(proposal)
+    own = proposal.individual_charges()
+    assert (accountant.spent[1:] == 0).all()
+    assert accountant.spent[0] == pytest.approx(own[0].sum(), rel=1e-12)
+    (event,) = (one for one in proposal.events(active(0)) if isinstance(one, IndividualCharge))
+    assert (event.charge == np.where(active(0), own, 0.0)).all()
+    private, public = logits()
+    alone = torch.stack([private[0], public, public])
+    expected = log_probs(mechanism, alone, public)
+    there = mechanism.propose(alone, public, rng=SeededRandom(0))
+    there.settle(None)
+    found = [one.distribution.probabilities() for one in (proposal, there)]
+    assert torch.equal(*found)
+    assert torch.equal(proposal.release().tokens, there.release().tokens)
+    for token in range(VOCAB):
+        scored = proposed(mechanism, targets=torch.full((POSITIONS,), token))
+        first_alone(mechanism).charge(scored)
+        assert torch.equal(scored.release().log_prob, expected[:, token])
+
+
+@charged
+def test_nobody_is_charged_whose_member_answered_the_public_distribution(
+    mechanism: Mechanism,
+) -> None:
+    """And everybody may: the answers go on, they cost nothing, and they are q."""
+    accountant = bounded(mechanism, float(proposed(mechanism).individual_charges().min()) / 2)
+    for _ in range(3):
+        proposal = proposed(mechanism)
+        accountant.charge(proposal)
+        assert (accountant.spent == 0).all()
+        q = logits()[1].double().softmax(1)
+        torch.testing.assert_close(proposal.distribution.probabilities(), q, rtol=1e-13, atol=0.0)
+        answer = proposal.release()
+        # That a member is exhausted is private: nothing says so.
+        assert not bool(answer.public.any())
+    assert accountant.queries == 3 * POSITIONS
+
+
+@charged
+def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
+    """That all are exhausted depends on private data; that a public rule answered does not."""
+    own = proposed(mechanism).individual_charges()
+    for amount in (own.min() / 2, 1.5 * own[0].sum(), own.sum()):
+        proposal = proposed(mechanism)
+        bounded(mechanism, float(amount)).charge(proposal)
+        answer = proposal.release()
+        assert not bool(answer.public.any())
+        assert answer.log_prob is None and answer.tokens is not None
+    assert set(vars(answer)) == {"tokens", "log_prob", "public"}
+
+
+@charged
+def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> None:
+    """A batch is charged as its positions are, one after the other."""
+    positions = 12
+    own = proposed(mechanism, positions).individual_charges()
+    amount = float(own.sum(1).max()) / 3
+    together, one_by_one = bounded(mechanism, amount), bounded(mechanism, amount)
+    proposal = proposed(mechanism, positions)
+    together.charge(proposal)
+    private, public = logits(positions)
+    found = []
+    for b in range(positions):
+        one = mechanism.propose(private[:, b : b + 1], public[b : b + 1], rng=SeededRandom(0))
+        one_by_one.charge(one)
+        found.append(one.distribution.probabilities())
+    assert (together.spent == one_by_one.spent).all()
+    assert (together.spent <= together.limit).all() and together.queries == positions
+    assert torch.equal(proposal.distribution.probabilities(), torch.cat(found))
+    assert proposal._active is not None
+    assert 0 < int(proposal._active.sum()) < proposal._active.numel()
+
+
+@charged
+def test_without_a_budget_all_members_answer(mechanism: Mechanism) -> None:
+    planned = type(mechanism)(**vars(mechanism) | {"queries": 9})
+    proposal, accountant = proposed(planned), Accountant(DELTA)
+    accountant.charge(proposal)
+    assert proposal._active is None
+    expected = log_probs(mechanism, *logits()).exp()
+    torch.testing.assert_close(
+        proposal.distribution.probabilities(), expected, rtol=1e-13, atol=0.0
+    )
+    with pytest.raises(ValueError, match="spent needs epsilon"):
+        _ = accountant.spent
+
+
+@charged
+def test_a_mask_changed_in_place_is_another_one(mechanism: Mechanism) -> None:
+    """Whoever holds the array that was charged cannot change who answers."""
+
+    accountant, proposal = first_alone(mechanism), proposed(mechanism)
+    held, settle = [], proposal.settle
+
+    def holding(members: np.ndarray) -> None:
+        held.append(members)
+        settle(members)
+
+    proposal.settle = holding  # type: ignore[method-assign]
+    accountant.charge(proposal)
+    before = proposal.distribution.probabilities()
+    held[0].fill(True)
+    assert torch.equal(proposal.distribution.probabilities(), before)
+
+
+def test_threads_share_one_budget() -> None:
+    """Whatever the order in which they charge: no shard spends more than it has."""
+    mechanism = CHARGED[0]
+    own = proposed(mechanism).individual_charges().sum(1)
+    for _ in range(20):
+        accountant, start = bounded(mechanism, 2.5 * float(own.max())), threading.Barrier(4)
+
+        def attempt(
+            _: int, accountant: Accountant = accountant, start: threading.Barrier = start
+        ) -> np.ndarray:
+            start.wait(10)
+            proposal = proposed(mechanism)
+            accountant.charge(proposal)
+            assert proposal._active is not None
+            return np.where(proposal._active.numpy(), proposal.individual_charges(), 0.0).sum(1)
+
+        with ThreadPoolExecutor(4) as pool:
+            paid = sum(pool.map(attempt, range(4)))
+        assert (accountant.spent <= accountant.limit).all()
+        np.testing.assert_allclose(accountant.spent, paid, rtol=1e-12)
+
+
+def test_a_budget_cannot_be_outrun_by_releasing_first() -> None:
+    """Answers that were drawn from all members and charged to the active ones alone."""
+    mechanism = ClippedLogPool(-1.0, 1.0, scale=0.1)
+    generator = torch.Generator().manual_seed(0)
+    private, public = 3 * torch.randn(MODELS, 1, VOCAB, generator=generator), torch.zeros(1, VOCAB)
+    accountant = bounded(mechanism, 1e-2)
+    for _ in range(200):
+        proposal = mechanism.propose(private, public, rng=SecureRandom())
+        with pytest.raises(ValueError, match="must be charged before its release"):
+            proposal.release()
+        accountant.charge(proposal)
+        tokens = proposal.release().tokens
+        with pytest.raises(ValueError, match="must be charged once"):
+            accountant.charge(proposal)
+        assert proposal.release().tokens is tokens
+        assert (accountant.spent <= accountant.limit).all()
+    assert proposal._active is not None and not bool(proposal._active.any())
+    last = proposal.distribution.probabilities()
+    torch.testing.assert_close(last, torch.full_like(last, 1 / VOCAB), rtol=1e-13, atol=0.0)

@@ -1,0 +1,33 @@
+"""Proposals of every mechanism over a few random logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from adapmixed import AdaPMixED, ClippedLogPool, ClippedMixing, PMixED, PublicOnly, Unprotected
+from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms.proposal import Proposal
+from adapmixed.rng import SecureRandom
+
+DELTA = 1e-5
+POOL, BOX = ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 4.0, queries=10)
+MECHANISMS: list[Mechanism] = [
+    BOX,
+    ClippedLogPool(-1.0, 1.0, queries=10),
+    PMixED(2.0, DELTA, 10, 18.0),
+    AdaPMixED(18.0, 0.2),
+    PublicOnly(),
+    Unprotected(),
+]
+
+
+def proposed(
+    mechanism: Mechanism, models: int = 3, positions: int = 1, seed: int = 0, rng: Any = None
+) -> Proposal:
+    """An answer that waits to be charged."""
+    generator = torch.Generator().manual_seed(seed)
+    private = 3 * torch.randn(models, positions, 8, generator=generator)
+    public = torch.randn(positions, 8, generator=generator)
+    return mechanism.propose(private, public, rng=rng or SecureRandom())

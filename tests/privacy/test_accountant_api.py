@@ -1,0 +1,222 @@
+"""Careless uses of accountants and proposals: each raises, or pays for one answer."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from proposal_cases import BOX, DELTA, MECHANISMS, proposed
+
+from adapmixed import Accountant, AdaPMixED, ClippedLogPool, ClippedMixing, PublicOnly
+from adapmixed.errors import BudgetSpentError
+from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms.proposal import Proposal
+from adapmixed.privacy import PublicAnswer, read_ledger
+from adapmixed.rng import SecureRandom, SeededRandom
+
+
+def named(mechanism: Mechanism) -> str:
+    return mechanism.name
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=named)
+def test_propose_charge_release(mechanism: Mechanism) -> None:
+    accountant, proposal = Accountant(DELTA), proposed(mechanism, positions=4)
+    with pytest.raises(ValueError, match="must be charged before its release .*, it is proposed"):
+        proposal.release()
+    assert accountant.queries == 0
+    accountant.charge(proposal)
+    assert accountant.queries == 4
+    answer = proposal.release()
+    for _ in range(3):
+        assert proposal.release() is answer
+    for other in (accountant, Accountant(DELTA)):
+        with pytest.raises(ValueError, match="must be charged once, got one that is charged"):
+            other.charge(proposal)
+    assert accountant.queries == 4 and proposal.release() is answer
+
+
+def test_a_proposal_shows_public_constants_alone() -> None:
+    """What it is for, and what the accountant asks; the screening's bits are in `_prepared`."""
+    proposal = proposed(AdaPMixED(18.0, 0.2))
+    shown = {name: value for name, value in vars(proposal).items() if not name.startswith("_")}
+    assert set(shown) == {"mechanism", "num_models", "ensemble"}
+    asked = {"begin", "individual_charges", "events", "settle", "fail"}  # by the accountant
+    public = {name for name in dir(proposal) if not name.startswith("_")}
+    assert public == {*shown, *asked, "release", "distribution"}
+
+
+def test_a_failed_charge_kills_the_proposal() -> None:
+    accountant = Accountant(DELTA)
+    accountant.charge(proposed(BOX, positions=9))
+    before = accountant.state()
+    spent = proposed(BOX, positions=2)
+    with pytest.raises(BudgetSpentError, match="must stay within the 10 .* got 11"):
+        accountant.charge(spent)
+    other = proposed(ClippedMixing(0.6, 4.0, queries=10))
+    with pytest.raises(ValueError, match="accountant must be charged for what it is bound to"):
+        accountant.charge(other)
+    for dead in (spent, other):
+        with pytest.raises(ValueError, match="it is not charged"):
+            dead.release()
+        with pytest.raises(ValueError, match="must be charged once, got one that is not charged"):
+            Accountant(DELTA).charge(dead)
+    assert accountant.state() == before
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, dataclasses.replace])
+@pytest.mark.parametrize("kind", ["accountant", "budget", "ledger", "charged", "proposal"])
+def test_there_are_no_copies(kind: str, copied: Callable[[Any], Any], tmp_path: Path) -> None:
+    made: Any = {
+        "accountant": lambda: Accountant(DELTA),
+        "budget": lambda: Accountant(DELTA, epsilon=1.0),
+        "ledger": lambda: Accountant(DELTA, path=tmp_path / "ledger.db"),
+        "charged": lambda: proposed(BOX),
+        "proposal": lambda: proposed(BOX),
+    }[kind]()
+    if kind == "charged":
+        Accountant(DELTA).charge(made)
+    with pytest.raises(TypeError):
+        copied(made)
+
+
+def threads(work: Callable[[], object], count: int = 8) -> None:
+    started = [threading.Thread(target=work) for _ in range(count)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+
+
+def test_eight_threads_release_one_answer() -> None:
+    for seed in range(20):
+        proposal, accountant = proposed(BOX, positions=8, seed=seed), Accountant(DELTA)
+        accountant.charge(proposal)
+        found: list[Any] = []
+        threads(lambda p=proposal, f=found: f.append(p.release()))
+        assert len(found) == 8 and all(one is found[0] for one in found)
+
+
+def test_eight_threads_charge_a_proposal_once() -> None:
+    for seed in range(20):
+        proposal, accountant = proposed(BOX, seed=seed), Accountant(DELTA)
+        errors: list[str] = []
+
+        def charge(
+            proposal: Proposal = proposal,
+            accountant: Accountant = accountant,
+            errors: list[str] = errors,
+        ) -> None:
+            try:
+                accountant.charge(proposal)
+            except ValueError as error:
+                errors.append(str(error))
+
+        threads(charge)
+        assert len(errors) == 7 and accountant.queries == 1
+        assert proposal.release().tokens is not None
+
+
+def in_a_child(ask: Callable[[], object], words: str) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            ask()
+        except ValueError as error:
+            os._exit(7 if words in str(error) else 1)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.parametrize("recycled", [False, True], ids=["another id", "its parent's id"])
+def test_a_child_of_a_fork_spends_nothing(
+    recycled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not even one whose process id is its parent's, as in a namespace of its own."""
+    parent = os.getpid()
+    if recycled:
+        monkeypatch.setattr(os, "getpid", lambda: parent)
+    charged, waiting = proposed(BOX), proposed(BOX)
+    with (
+        Accountant(DELTA, path=tmp_path / "ledger.db") as durable,
+        Accountant(DELTA, epsilon=1.0) as shared,
+    ):
+        durable.charge(charged)
+        for one in (shared, durable):
+            for ask in (
+                lambda one=one: one.charge(waiting),
+                lambda one=one: one.add(PublicAnswer(1)),
+                lambda one=one: one.bind(PublicOnly(), 3),
+            ):
+                in_a_child(ask, "in the process that made it")
+        in_a_child(charged.release, "in the process that made it")
+        in_a_child(lambda: Accountant(DELTA).charge(waiting), "in the process that made it")
+        durable.charge(waiting)
+        assert charged.release().tokens is not None and waiting.release().tokens is not None
+        assert (durable.queries, shared.queries) == (2, 0)
+
+
+def test_logits_that_change_between_charge_and_release_raise() -> None:
+    private, public = torch.randn(3, 1, 8), torch.randn(1, 8)
+    for changed in (private, public):
+        proposal = BOX.propose(private, public, rng=SecureRandom())
+        Accountant(DELTA).charge(proposal)
+        changed += 1.0
+        with pytest.raises(ValueError, match="must not be changed between propose and release"):
+            proposal.release()
+
+
+def test_closing_ends_charging(tmp_path: Path) -> None:
+    accountant = Accountant(DELTA, path=tmp_path / "ledger.db")
+    accountant.charge(proposed(BOX))
+    accountant.close()
+    accountant.close()
+    late = proposed(BOX)
+    with pytest.raises(ValueError, match="must be opened again: it was closed"):
+        accountant.charge(late)
+    with pytest.raises(ValueError, match="it is not charged"):
+        late.release()
+    assert accountant.queries == accountant.guarantee().queries == 1
+
+
+def test_a_seeded_source_never_charges_a_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with Accountant(DELTA, path=path) as accountant:
+        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+        seeded = proposed(BOX, rng=SeededRandom(1))
+        with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\) if charges go to a"):
+            accountant.charge(seeded)
+        with pytest.raises(ValueError, match="it is not charged"):
+            seeded.release()
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+        assert accountant.charges == 0 and accountant.state()["account"]["binding"] is None
+        accountant.charge(proposed(BOX))
+    in_memory = Accountant(DELTA)
+    in_memory.charge(proposed(BOX, rng=SeededRandom(1)))
+    assert "seeded" in in_memory.guarantee().caveats
+    assert "no privacy guarantee" in str(in_memory.guarantee())
+
+
+def test_what_raises_writes_nothing(tmp_path: Path) -> None:
+    """Neither a charge that cannot be kept nor the binding that would come before it."""
+    path = tmp_path / "ledger.db"
+    with Accountant(DELTA, path=path) as accountant:
+        for wrong in (
+            proposed(BOX, positions=11),
+            proposed(ClippedLogPool(-1.0, 1.0, queries=2), 3, 3),
+        ):
+            with pytest.raises(BudgetSpentError):
+                accountant.charge(wrong)
+        with pytest.raises(ValueError, match="queries must be given to ClippedMixing"):
+            accountant.charge(proposed(ClippedMixing(0.5, 4.0)))
+        assert accountant.charges == 0
+    assert read_ledger(path).charges == 0

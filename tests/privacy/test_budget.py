@@ -1,0 +1,278 @@
+"""Budgets of every shard: their ε, adversarial trees enumerated to the last leaf, what is charged.
+
+The accountant's locks, forks and copies: `test_accountant_api.py`.
+"""
+
+import math
+import sys
+import threading
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from accountant_cases import BOXED, DELTA, POOLED, Kind, Offer, bound, clipped, losses, pooled
+
+from adapmixed.audit.trees import Adversary, largest_divergence, leaves
+from adapmixed.privacy import (
+    Accountant,
+    GaussianScreening,
+    IndividualCharge,
+    PublicAnswer,
+    UnprotectedAnswer,
+)
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.conversions import c_alpha, zcdp_to_dp
+from adapmixed.privacy.totals import Totals
+
+ORDER = 4.0
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("order", [None, 2.5, 12.0])
+def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, adjacency):
+    least = 0.0 if order is None else ShardBudget("renyi", 0.0, order).epsilon(DELTA, adjacency)
+    if epsilon < least:
+        with pytest.raises(ValueError, match="epsilon must be >"):
+            ShardBudget.for_epsilon(epsilon, DELTA, order, adjacency)
+        return
+    budget = ShardBudget.for_epsilon(epsilon, DELTA, order, adjacency)
+    assert budget.epsilon(DELTA, adjacency) <= epsilon
+    larger = ShardBudget(budget.measure, budget.amount * (1 + 1e-6), order)
+    assert larger.epsilon(DELTA, adjacency) > epsilon
+    replaced = budget.epsilon(DELTA, "replace_one")
+    if order is None:
+        assert budget.epsilon(DELTA) == zcdp_to_dp(budget.amount, DELTA)[0]
+        assert replaced == pytest.approx(zcdp_to_dp(4 * budget.amount, DELTA)[0], rel=1e-12)
+    else:
+        assert budget.epsilon(DELTA) == pytest.approx(budget.amount + c_alpha(order, DELTA))
+        # Through the emptied shard: (2 e, (1 + e^e) d) with the d that gives delta in all.
+        share = DELTA / (1 + math.exp(replaced / 2))
+        assert replaced == pytest.approx(2 * (budget.amount + c_alpha(order, share)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ShardBudget("pure", 1.0), "measure must be one of"),
+        (lambda: ShardBudget("renyi", 1.0), "order must be given for 'renyi' alone"),
+        (lambda: ShardBudget("zcdp", 1.0, 2.0), "order must be given for 'renyi' alone, got 2.0"),
+        (lambda: ShardBudget("zcdp", -1.0), "amount must be finite and >= 0, got -1.0"),
+        (lambda: ShardBudget("zcdp", math.inf), "amount must be finite"),
+        (lambda: ShardBudget("zcdp", 1.0).epsilon(0.0), "delta must be in"),
+        (lambda: ShardBudget("zcdp", 1.0).epsilon(DELTA, "add_remove"), "adjacency must be one"),
+        (lambda: ShardBudget.for_epsilon(0.0, DELTA, None), "epsilon must be > 0"),
+    ],
+)
+def test_errors_in_words(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("amount", [0.02, 0.1, 0.5])
+@pytest.mark.slow
+def test_the_history_stays_within_the_budget_on_every_adaptive_tree(seed, amount):
+    models, vocab, depth = [(1, 2, 7), (2, 3, 5), (3, 3, 5)][seed % 3]
+    adversary = Adversary(seed, models, vocab, *[(0.6, 1.7), (0.85, 2.5), (0.4, 1.3)][seed % 3])
+    here = leaves(adversary, depth, amount, None, ORDER)
+    assert math.fsum(here.values()) == pytest.approx(1.0)
+    assert largest_divergence(adversary, depth, amount, ORDER) <= amount
+
+
+def test_without_the_budget_some_tree_exceeds_it():
+    """The test above could fail: with an endless budget for the same answers it does."""
+    adversary = Adversary(1, 2, 3, 0.85, 2.5)
+    assert largest_divergence(adversary, 5, 1e9, ORDER) > 0.1
+
+
+def test_charging_is_in_order_and_silent():
+    budget = ShardBudget("zcdp", 1.0)
+    charges = np.array([[0.5, 0.75, 0.375], [0.0, 1.0, math.inf], [math.nan, 0.25, math.nan]])
+    active = Totals().admit(charges, budget)
+    expected = [[True, False, True], [True, True, False], [False, True, False]]
+    assert active.tolist() == expected
+    paid = IndividualCharge("zcdp", None, np.where(active, charges, 0.0))
+    totals = Totals().add([paid], budget)
+    assert totals.spent.tolist() == [math.nextafter(0.875, 1.0), 1.0, 0.25]
+    again = totals.admit(np.array([[0.125], [1e-300], [0.0]]), budget)
+    assert again.tolist() == [[False], [False], [True]]
+
+
+def test_sums_are_rounded_up():
+    accountant = Accountant(DELTA, epsilon=8.0)
+    for _ in range(10):
+        accountant.charge(Offer(charges=[[0.1]]))
+    assert Fraction(accountant.spent[0]) > 10 * Fraction(0.1)
+
+
+def test_no_charge_is_small_enough_to_be_missing():
+    accountant = Accountant(DELTA, epsilon=8.0)
+    for amount in (0.5, 2.0**-54, 1e-300):
+        before = 0.0 if amount == 0.5 else accountant.spent[0]
+        accountant.charge(Offer(charges=[[amount]]))
+        assert accountant.spent[0] > before
+
+
+@pytest.mark.slow
+def test_what_was_admitted_can_be_charged():
+    """Admission and the total add in the same order, to the bit: the last charge fits, too."""
+    generator = np.random.default_rng(3)
+    for _ in range(6):
+        accountant = Accountant(DELTA, epsilon=float(generator.uniform(0.1, 2)))
+        charges = generator.exponential(1e-3, (4, 3000))
+        offers = [Offer(charges=part) for part in np.split(charges, [7, 1000, 1001], axis=1)]
+        for offer in offers:
+            accountant.charge(offer)
+        assert (accountant.spent <= accountant.limit).all()
+        whole = Offer(charges=charges)
+        at_once = Accountant(DELTA, epsilon=accountant.epsilon)
+        at_once.charge(whole)
+        assert at_once.spent.tobytes() == accountant.spent.tobytes()
+        active = np.concatenate([offer.active for offer in offers], axis=1)
+        assert (whole.active == active).all() and not active.all()
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize("mechanism", [POOLED, BOXED])
+def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
+    accountant = Accountant(DELTA, epsilon=12.0, adjacency=adjacency)
+    for words in ("spent", "limit"):
+        with pytest.raises(ValueError, match=f"{words} needs epsilon and a first charge"):
+            getattr(accountant, words)
+    accountant.bind(mechanism, 3)
+    budget = ShardBudget.for_epsilon(12.0, DELTA, mechanism.measure[1], adjacency)
+    assert accountant.limit == budget.amount and accountant.spent.tolist() == [0.0] * 3
+    charges = np.full((3, 2), 0.4 * budget.amount)
+    first, late = (Offer(charges=charges, mechanism=mechanism) for _ in range(2))
+    accountant.charge(first)
+    assert first.active.all() and (accountant.spent <= budget.amount).all()
+    accountant.charge(late)  # an exhausted shard never raises
+    assert not late.active.any() and accountant.queries == 4
+    guarantee = accountant.guarantee()
+    assert guarantee.kind == "fixed" and guarantee.method == "per-shard budget"
+    assert 11.99 < guarantee.epsilon == budget.epsilon(DELTA, adjacency) <= 12.0
+    assert "a budget of every shard" in str(guarantee) and "may be published" in str(guarantee)
+    for way in ("zero_out", "replace_one"):
+        assert accountant.guarantee(way).epsilon == budget.epsilon(DELTA, way)
+    assert accountant.get_epsilon(1e-7) == budget.epsilon(1e-7, adjacency)
+    with pytest.raises(ValueError, match="adjacency must be one of"):
+        accountant.guarantee("add_remove")
+
+
+def test_events_alone_are_kept_within_the_budget():
+    accountant = Accountant(DELTA, epsilon=2.0)
+    limit = ShardBudget.for_epsilon(2.0, DELTA, None).amount
+    event = IndividualCharge("zcdp", None, np.full((3, 2), limit / 2.5))
+    accountant.add([PublicAnswer(1), event])
+    assert accountant.limit == limit and accountant.queries == 3
+    with pytest.raises(ValueError, match="charge must stay within the budget of every shard"):
+        accountant.add(event)
+    with pytest.raises(ValueError, match="measure and order must be those of the budget"):
+        accountant.add(IndividualCharge("renyi", ORDER, np.zeros((3, 1))))
+    with pytest.raises(ValueError, match="num_models must be the same"):
+        accountant.add(IndividualCharge("zcdp", None, np.zeros((2, 1))))
+    with pytest.raises(ValueError, match="epsilon must be given to an accountant of Individual"):
+        Accountant(DELTA).add(event)
+    assert accountant.queries == 3
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        GaussianScreening(3, 1, 1e-4, 1e-2),
+        bound(),
+        losses(np.zeros((3, 1, 1))),
+        clipped(),
+        pooled(),
+        UnprotectedAnswer(1),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_under_a_budget_every_cost_is_one_members_own(event, first):
+    accountant = Accountant(DELTA, epsilon=2.0)
+    if not first:
+        accountant.add(IndividualCharge("zcdp", None, np.zeros((3, 1))))
+    with pytest.raises(ValueError, match="must be IndividualCharge under a budget of every shard"):
+        accountant.add(event)
+    assert accountant.add(PublicAnswer(2)).guarantee().queries == 2 + (not first)
+
+
+def test_mechanisms_that_a_budget_cannot_carry_raise_before_a_charge():
+    fixed = Kind(no_budget="its charge is the same for every member")
+    with pytest.raises(ValueError, match="epsilon must be None for Kind, got 2.0: its charge is"):
+        Accountant(DELTA, epsilon=2.0).bind(fixed, 3)
+    alone = Kind(no_total="queries must be given")
+    with pytest.raises(ValueError, match="queries must be given"):
+        Accountant(DELTA).bind(alone, 3)
+    Accountant(DELTA, epsilon=2.0).bind(alone, 3)
+    planned = Kind(measure=("zcdp", None), planned_queries=9)
+    with pytest.raises(ValueError, match="queries must be None if every shard has a budget, got 9"):
+        Accountant(DELTA, epsilon=2.0).bind(planned, 3)
+    removed = Kind(no_replacement="a realised loss is about removal")
+    with pytest.raises(ValueError, match="adjacency must be 'zero_out' for Kind"):
+        Accountant(DELTA, adjacency="replace_one").bind(removed, 3)
+    with pytest.raises(ValueError, match="epsilon must be > .* what the conversion takes"):
+        Accountant(DELTA, epsilon=0.1).bind(BOXED, 3)
+
+
+def test_charges_of_another_shape_than_the_binding_change_nothing():
+    accountant = Accountant(DELTA, epsilon=2.0)
+    accountant.charge(Offer(charges=[[0.01], [0.02]]))
+    before = accountant.spent
+    bad = Offer(charges=np.full((2, 1), -1e-9))
+    with pytest.raises(ValueError, match="charge must be >= 0"):
+        accountant.charge(bad)
+    assert bad.states == ["begun", "failed"]
+    other = Offer(charges=[[0.01]])
+    with pytest.raises(ValueError, match="what it is bound to, {'num_models': 2}"):
+        accountant.charge(other)
+    assert accountant.spent.tolist() == before.tolist() and accountant.queries == 1
+
+
+def test_threads_share_an_accountant():
+    accountant = Accountant(DELTA, epsilon=60.0)
+    accountant.bind(POOLED, 1)
+    part, offers = accountant.limit / 400.5, []
+
+    def answer():
+        for _ in range(200):
+            offers.append(Offer(charges=[[part]]))
+            accountant.charge(offers[-1])
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=answer) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert accountant.queries == 800 and sum(offer.active.all() for offer in offers) == 400
+    assert 400 * part <= accountant.spent[0] <= accountant.limit
+
+
+def test_an_accountant_goes_on_after_any_number_of_answers():
+    """Its ε is of the budget alone: tokens are drawn exactly from what was charged."""
+    begun = Accountant(DELTA, epsilon=2.0)
+    begun.charge(Offer(charges=np.zeros((2, 1))))
+    written = begun.state()
+    written["account"]["totals"]["charged"] = 2**60
+    accountant = Accountant.from_state(written)
+    accountant.charge(Offer(charges=np.full((2, 1), 1e-9)))
+    assert accountant.queries == 2**60 + 1
+    assert accountant.guarantee().epsilon == begun.guarantee().epsilon
+
+
+def test_a_delta_that_differs_in_its_last_bit_is_another():
+    other = math.nextafter(DELTA, 1.0)
+
+    class Own(Kind):
+        delta = DELTA
+
+    with pytest.raises(ValueError, match=f"the mechanism's own, 1e-05, got .* {other!r}"):
+        Accountant(other).bind(Own(), 3)
+    stated = Accountant(other).add(GaussianScreening(3, 1, 1e-4, 1e-2)).guarantee()
+    assert f"at δ = {other!r}" in str(stated)

@@ -1,0 +1,81 @@
+"""PMixED's bound and radius against 60-digit arithmetic; each on its safe side."""
+
+import itertools
+import math
+
+import mpmath
+import pytest
+from just_above import assert_just_above, exactly
+
+from adapmixed.privacy.pmixed import amplification_rate, radius_for_epsilon, sound_bound
+
+
+def exact_sound_bound(order, radius, num_models, rate):
+    def formula():
+        a, r = mpmath.mpf(order), mpmath.mpf(radius)
+        share = mpmath.mpf(rate) / num_models
+        return mpmath.log1p(share * mpmath.expm1((a - 1) * r)) / (a - 1)
+
+    return exactly(formula)
+
+
+GRID = list(
+    itertools.product(
+        [1 + 1e-6, 1.5, 3.0, 18.0, 1000.0],
+        [1e-12, 1e-3, 0.03, 3.6, 50.0, 1e4],
+        [1, 2, 80],
+        [1, 0.1],
+    )
+)
+
+
+@pytest.mark.parametrize(("order", "radius", "num_models", "rate"), GRID)
+def test_sound_bound_is_just_above_the_exact_value(order, radius, num_models, rate):
+    bound = sound_bound(order, radius, num_models, rate)
+    assert bound <= radius
+    assert_just_above(bound, exact_sound_bound(order, radius, num_models, rate))
+
+
+@pytest.mark.parametrize(("order", "epsilon", "num_models", "rate"), GRID)
+def test_radius_is_admissible_and_largest(order, epsilon, num_models, rate):
+    radius = radius_for_epsilon(order, epsilon, num_models, rate)
+    assert sound_bound(order, radius, num_models, rate) <= epsilon
+    assert exact_sound_bound(order, radius, num_models, rate) <= epsilon
+    assert exact_sound_bound(order, radius * (1 + 1e-10), num_models, rate) > epsilon
+    assert radius >= epsilon
+
+
+def test_radius_at_the_ends():
+    assert sound_bound(3, math.inf, 80) == math.inf
+    assert radius_for_epsilon(3, 0.0, 80) == 0.0
+    assert radius_for_epsilon(3, math.inf, 80) == math.inf
+    assert radius_for_epsilon(3, 0.1, 80, rate=0.0) == math.inf
+    assert sound_bound(3, 0.0, 80) == sound_bound(3, 5.0, 80, rate=0.0) == 0.0
+    assert sound_bound(18, 0.3, 1) == 0.3
+    assert radius_for_epsilon(18, 1e-320, 80) >= 0.0
+    assert math.isfinite(radius_for_epsilon(18, 1e307, 80))
+
+
+def test_amplification_rate():
+    assert amplification_rate(0.03, 100, "slots") == 0.03
+    exact = exactly(lambda: 1 - (1 - mpmath.mpf(0.03)) ** 100)
+    assert_just_above(amplification_rate(0.03, 100, "subset"), exact)
+    assert amplification_rate(0.03, 1, "subset") == pytest.approx(0.03, rel=1e-14)
+    assert amplification_rate(0.0, 9, "subset") == 0.0
+    assert amplification_rate(1.0, 9, "subset") == 1.0
+    assert amplification_rate(1 - 1e-12, 9, "subset") <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sound_bound(3, -1.0, 80), "radius must be >= 0"),
+        (lambda: sound_bound(3, math.nan, 80), "radius must be >= 0, got nan"),
+        (lambda: sound_bound(3, 1.0, 0), "num_models must be an integer >= 1"),
+        (lambda: radius_for_epsilon(3, math.nan, 80), "epsilon must be >= 0"),
+        (lambda: amplification_rate(0.1, 8, "both"), "divide_by must be 'slots' or 'subset'"),
+    ],
+)
+def test_errors_in_words(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
