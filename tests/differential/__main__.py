@@ -3,8 +3,8 @@
     python -m tests.differential
 
 The earlier version is checked out beside this one and uses its own sources with the compiled module
-that is installed here, unless csrc differs: then it is built. Exits with 1 if anything differs that
-`EXPECTED` does not name.
+that is installed here, unless csrc differs: then it is built. Exits with 1 if anything differs but
+what `_expected` allows: an ε may be lower by rounding, and one may be stated where none was.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BEFORE = "a45f23fb338f0893bb8870d1286b4f799f8e62ca"
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 
-EXPECTED: dict[str, str] = {}
-"""(prefix of a path that may differ): why."""
+NEWLY_STATED = tuple(f"/totals/bound {queries}/replace_one" for queries in (1, 1024, 99840))
+"""PMixED's ε for a replaced shard, through the emptied one. There was none before."""
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT)
     differences = list(_differences("", *found))
-    unexpected = [one for one in differences if not _reason(one[0])]
+    unexpected = [one for one in differences if not _expected(*one)]
     for path, before, now in unexpected[:40]:
         print(f"{path}: {before} before, {now} now")
     print(f"{len(differences)} differences, {len(unexpected)} of them not expected")
@@ -76,8 +76,15 @@ def _differences(path: str, before: Any, now: Any) -> Iterator[tuple[str, Any, A
         yield path, before, now
 
 
-def _reason(path: str) -> str | None:
-    return next((why for prefix, why in EXPECTED.items() if path.startswith(prefix)), None)
+def _expected(path: str, before: Any, now: Any) -> bool:
+    """Whether it is newly stated, or an ε of counts times costs, which are rounded up once."""
+    if path in NEWLY_STATED:
+        return before is None and now is not None
+    if not (isinstance(before, list) and isinstance(now, list) and len(before) == len(now) == 3):
+        return False
+    was, found = float.fromhex(before[1]), float.fromhex(now[1])
+    same = before[0] == now[0] and before[2] == now[2]
+    return same and was * (1 - 1e-12) <= found <= was
 
 
 if __name__ == "__main__":

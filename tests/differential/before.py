@@ -1,4 +1,4 @@
-"""Answers of the tagged version, run from its own checkout: `python before.py OUT`."""
+"""Answers of the earlier version, run from its own checkout: `python before.py OUT`."""
 
 from __future__ import annotations
 
