@@ -145,9 +145,9 @@ def test_every_call_has_a_shape_of_its_own() -> None:
 @pytest.mark.parametrize(
     "shape,message",
     [
-        ({"temperature": 0.0}, "temperature must be > 0"),
-        ({"temperature": -1.0}, "temperature must be > 0"),
-        ({"temperature": math.nan}, "temperature must be > 0"),
+        ({"temperature": 0.0}, "temperature must be >= 0.001"),
+        ({"temperature": -1.0}, "temperature must be >= 0.001"),
+        ({"temperature": math.nan}, "temperature must be >= 0.001"),
         ({"temperature": math.inf}, "temperature must be finite"),
         ({"top_k": 0}, "top_k must be an integer >= 1"),
         ({"top_k": 2.0}, "top_k must be an integer"),

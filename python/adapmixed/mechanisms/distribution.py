@@ -35,6 +35,7 @@ class Distribution:
         public_support: False if tokens that q lacks may be drawn, too.
         public_below: tokens with a lower log q are answered from q.
         takes_part: (N, B) bool, the rows that are not q whatever is decided; None: all.
+        versions: torch's counters of changes of the rows as proposed; None: as they are now.
     """
 
     rows: Rows
@@ -42,6 +43,7 @@ class Distribution:
     public_support: bool = True
     public_below: float = -torch.inf
     takes_part: Tensor | None = None
+    versions: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         # Operators that only queue work have not said yet that a row was bad.
@@ -52,7 +54,8 @@ class Distribution:
             if getattr(rows, name).is_inference():  # carries no counter of changes: keep a copy
                 rows = replace(rows, **{name: getattr(rows, name).clone()})
         object.__setattr__(self, "rows", rows)
-        object.__setattr__(self, "_versions", self._current_versions())
+        if self.versions is None:
+            object.__setattr__(self, "versions", self._current_versions())
 
     def _current_versions(self) -> tuple[int, ...]:
         logits = (self.rows.private, self.rows.public)
@@ -60,7 +63,7 @@ class Distribution:
 
     def check_unchanged(self) -> None:
         """Raise if logits were changed in place since the distribution was made."""
-        if self._current_versions() != self._versions:  # type: ignore[attr-defined]
+        if self._current_versions() != self.versions:
             raise ValueError(
                 "private_logits and public_logits must not be changed between propose and release: "
                 "the charged distribution is that of the proposed values"
@@ -72,6 +75,7 @@ class Distribution:
         Args:
             active: (N, B) bool.
         """
+        self.check_unchanged()
         chosen = active if self.takes_part is None else active & self.takes_part
         if isinstance(self.projection, ops.Clipping):
             return replace(self, projection=replace(self.projection, active=chosen))

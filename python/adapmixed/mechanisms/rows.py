@@ -45,9 +45,14 @@ class Rows:
         return found.to(torch.int64).argmax(1), found.any(1)
 
 
+LEAST_TEMPERATURE = 1e-3
+"""Divided by less, logits that models give reach the operators' limit of 1e6, and whether a private
+row does would show."""
+
+
 def check_shape(temperature: float, top_k: int | None) -> None:
     """Raise unless rows can be shaped so."""
-    check_number("temperature", temperature, above=0.0)
+    check_number("temperature", temperature, least=LEAST_TEMPERATURE)
     check_optional_count("top_k", top_k)
 
 
@@ -65,7 +70,7 @@ def shaped(
     Args:
         private_logits: (N, B, V).
         public_logits: (B, V).
-        temperature: > 0, divides every logit.
+        temperature: ≥ 0.001, divides every logit.
         top_k: ≥ 1; None keeps all tokens.
 
     Raises:
