@@ -87,7 +87,8 @@ class Prepared:
 class Proposal:
     """An answer that waits to be charged; one charge pays for one answer.
 
-    Nothing can be read off it before :meth:`release`, which needs `Accountant.charge` first.
+    :meth:`release` needs `Accountant.charge` first. The other methods are for the accountant and
+    evaluation: what they return is private, and they do not stop who calls them uncharged.
 
     Attributes:
         mechanism: that proposed it.
