@@ -43,8 +43,10 @@ extra = $$($(BIN)/python -c "import tomllib; \
 
 .PHONY: demo test test-slow bench lint sanitize isa cuda clean rebuild
 
-demo: $(INSTALLED)
+demo: $(VENV)/.lab
 	$(BIN)/adapmixed demo --out report
+	@$(BIN)/adapmixed-lab report report/report.json --out report >/dev/null && \
+	  echo "wrote report/report.html"
 
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
@@ -142,7 +144,11 @@ $(INSTALLED): $(VENV)/.created $(COMPILED)
 	$(PIP) install -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.test: $(INSTALLED)
+$(VENV)/.lab: $(INSTALLED)
+	$(PIP) install -c constraints.txt $(call extra,lab)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.lab
 	$(PIP) install -c constraints.txt $(call extra,test) $(call extra,train) $(call extra,lm-eval)
 	@touch $@
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adapmixed.data.demo import demo_base, held_out_tokens
+from adapmixed.ensemble import Ensemble
 from adapmixed.evaluation import Evaluation, evaluate
-from adapmixed.experiments.published import PaperRule
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -26,10 +26,10 @@ from adapmixed.mechanisms import (
     Unprotected,
 )
 from adapmixed.mechanisms.planned import planned
-from adapmixed.models import Ensemble
 from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, epsilon_of, plan
 from adapmixed.rng import SeededRandom
+from adapmixed_lab.reproduce.published import PaperRule
 from benchmarks.demo import demo_ensemble
 
 DELTA = 1e-5

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 from adapmixed.data.demo import demo_base, held_out_tokens
+from adapmixed.ensemble import Ensemble
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import AdaPMixED
-from adapmixed.models import Ensemble
 from adapmixed.rng import SeededRandom
 from benchmarks.contestants import published
 from benchmarks.demo import demo_ensemble

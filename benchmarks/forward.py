@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed.ensemble import BatchedLoRA, Decoder, Ensemble
 from adapmixed.mechanisms import AdaPMixED
-from adapmixed.models import BatchedLoRA, Decoder, Ensemble
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 from benchmarks.cuda_timing import Card, awaited

@@ -32,12 +32,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.adapters import Adapter
+from adapmixed.ensemble.cache import key_value_cache
+from adapmixed.ensemble.decoder import Decoder
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import ClippedLogPool
-from adapmixed.models import Ensemble
-from adapmixed.models.adapters import Adapter
-from adapmixed.models.cache import key_value_cache
-from adapmixed.models.decoder import Decoder
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from benchmarks.forward import SMALL, TINY, Shape, make_base

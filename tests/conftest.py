@@ -1,19 +1,29 @@
-"""Files with one long step go first, so that no process waits for it at the end; the ensemble of
-the demonstration is trained once, by the first process that needs it."""
+"""Files with one long step go first, so that no process waits for it at the end; one thread, so
+that runs compare bit by bit; ensembles over the model families, and the demonstration's, which is
+trained once, by the first process that needs it."""
+
+from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+
+if TYPE_CHECKING:
+    from adapmixed import Ensemble
 
 _FIRST = (
     "packaging/test_distribution.py",
     "isa/test_emulated_avx512.py",
     "cuda_on_cpu/test_sizes.py",
-    "driver/test_train_kill.py",
-    "driver/test_tutorial.py",
+    "training/test_train_kill.py",
+    "test_tutorial.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}
 _DEMO = "ADAPMIXED_TESTS_DEMO"  # of `trained_demo`; processes that are started here inherit it
@@ -29,9 +39,74 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _RANKS.get(item.path, len(_RANKS)))
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["gpt2", "llama"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def base(family: str) -> Any:
+    from tiny_models import tiny_model
+
+    return tiny_model(family)
+
+
+@pytest.fixture
+def make_adapters(base: Any, family: str, tmp_path: Path) -> Callable[..., list[Path]]:
+    """make_adapters(n, first=0, **settings) writes n adapters with seeds first, first + 1, ..."""
+    from tiny_models import TARGETS, write_adapter
+
+    def make(count: int, first: int = 0, **settings: Any) -> list[Path]:
+        arguments = {"target_modules": TARGETS[family]} | settings
+        return [
+            write_adapter(base, tmp_path / f"adapter-{seed}", seed=seed, **arguments)
+            for seed in range(first, first + count)
+        ]
+
+    return make
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    from tiny_models import VOCAB
+
+    return torch.randint(0, VOCAB, (2, 9), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token ends an answer: as many are charged as are asked for, whatever is drawn."""
+    from adapmixed import Ensemble
+
+    monkeypatch.setattr(Ensemble, "end_tokens", frozenset())
+
+
 @pytest.fixture(scope="session")
 def demo_ensemble() -> Path:
     """Folder of the demonstration's ensemble."""
     from trained_demo import trained
 
     return trained()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory, demo_ensemble: Path) -> Ensemble:
+    """The demo's first two members."""
+    from adapmixed import Ensemble
+    from adapmixed.data.demo import demo_base
+    from adapmixed.ensemble import read_manifest, write_manifest
+
+    folder = tmp_path_factory.mktemp("ensemble")
+    whole = read_manifest(demo_ensemble)
+    write_manifest(folder, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
+    for name in whole.members[:2]:
+        (folder / name).symlink_to(demo_ensemble / name)
+    return Ensemble.from_pretrained(demo_base(), folder)

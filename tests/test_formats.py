@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from adapmixed.experiments import dp_adapter
-from adapmixed.experiments import result as reproduction
-from adapmixed.experiments.outputs import write_outputs
-from adapmixed.experiments.tables import text
-from adapmixed.models import manifest
+from adapmixed.ensemble import manifest
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy.ledger import records
-from adapmixed.training import dpsgd
 from adapmixed.training import folder as training
+from adapmixed_lab.dp_sgd import training as dp_sgd
+from adapmixed_lab.reproduce import dp_adapter
+from adapmixed_lab.reproduce import result as reproduction
+from adapmixed_lab.reproduce.outputs import write_outputs
+from adapmixed_lab.reproduce.tables import text
 
 FORMATS = Path(__file__).parent / "formats"
 
@@ -133,7 +133,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
     ),
     "guarantee": (
         "guarantee.json",
-        dpsgd.FORMAT_VERSION,
+        dp_sgd.FORMAT_VERSION,
         lambda path: dp_adapter.read_dp_adapter(path.parent),
     ),
 }

@@ -12,13 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"adapmixed_ext": ROOT / "adapmixed_ext", "adapmixed": ROOT / "python" / "adapmixed"}
+PACKAGES = {
+    "adapmixed_ext": ROOT / "adapmixed_ext",
+    "adapmixed": ROOT / "python" / "adapmixed",
+    "adapmixed_lab": ROOT / "python" / "adapmixed_lab",
+}
 
 # Room -> rooms it may import. A room is a module or package directly below `adapmixed`; a module
-# of a room may always import its own room. "ext" is adapmixed_ext.
-BELOW_GENERATION = {"ext", "checks", "errors", "ranks", "models", "mechanisms", "privacy", "rng"}
-BELOW_REPORT = BELOW_GENERATION | {"generation", "evaluation", "data", "training"}
-BELOW_COMMANDS = BELOW_REPORT | {"report", "experiments", "audit", "doctor", "workers"}
+# of a room may always import its own room. "ext" is adapmixed_ext, "lab" adapmixed_lab, which no
+# room of the library may import.
+BELOW_GENERATION = {"ext", "checks", "errors", "ranks", "ensemble", "mechanisms", "privacy", "rng"}
+BELOW_REPORT = BELOW_GENERATION | {"generation", "evaluation", "data", "training", "files"}
+BELOW_COMMANDS = BELOW_REPORT | {"report", "doctor", "workers"}
 DOORS: dict[str, set[str]] = {
     "ext": set(),
     "checks": set(),
@@ -29,18 +34,17 @@ DOORS: dict[str, set[str]] = {
     "ranks": {"ext", "errors"},
     "privacy": {"checks", "errors"},
     "mechanisms": {"ext", "checks", "privacy"},  # of privacy, costs and events only: see below
-    "models": {"ext", "ranks", "files"},
+    "ensemble": {"ext", "ranks", "files"},
     "data": set(),
-    "training": {"ext", "ranks", "models", "data", "rng", "files", "workers"},
+    "training": {"ext", "ranks", "ensemble", "data", "rng", "files", "workers"},
     "generation": BELOW_GENERATION,
     "evaluation": BELOW_GENERATION | {"generation", "files"},
     "report": BELOW_REPORT,
-    "experiments": BELOW_REPORT | {"report", "files"},
-    "audit": BELOW_REPORT | {"experiments"},
-    "doctor": {"ext", "models", "rng"},
+    "doctor": {"ext", "ensemble", "rng"},
     "commands": BELOW_COMMANDS,
     "cli": BELOW_COMMANDS | {"commands"},
     "__main__": {"cli"},
+    "lab": BELOW_COMMANDS | {"commands", "cli"},
 }
 PRIVACY_FOR_MECHANISMS = {
     f"adapmixed.privacy{name}"
@@ -142,8 +146,8 @@ def imports(module: str) -> tuple[Import, ...]:
 
 def room(module: str) -> str | None:
     """None for the root package itself and for foreign modules."""
-    if module.split(".")[0] == "adapmixed_ext":
-        return "ext"
+    if module.split(".")[0] in ("adapmixed_ext", "adapmixed_lab"):
+        return module.split(".")[0].removeprefix("adapmixed_")
     parts = module.split(".")
     return parts[1] if parts[0] == "adapmixed" and len(parts) > 1 else None
 
@@ -234,8 +238,8 @@ def test_rooms_form_no_cycle() -> None:
     """The table above is itself one-way."""
     order = [
         "ext", "checks", "errors", "rng", "files", "workers", "ranks", "privacy", "data",
-        "models", "mechanisms", "training", "generation", "evaluation", "report", "experiments",
-        "audit", "doctor", "commands", "cli", "__main__",
+        "ensemble", "mechanisms", "training", "generation", "evaluation", "report", "doctor",
+        "commands", "cli", "__main__", "lab",
     ]  # fmt: skip
     assert set(order) == set(DOORS)
     for here, doors in DOORS.items():
@@ -257,6 +261,7 @@ def loaded_after(statement: str) -> set[str]:
         ("import adapmixed; dir(adapmixed); adapmixed.__version__", True),
         ("import adapmixed.rng", True),
         ("import adapmixed.cli", True),
+        ("import adapmixed_lab.cli", True),
         ("import adapmixed.privacy", False),
         ("from adapmixed.evaluation import read_result", False),
         ("from adapmixed import Accountant, Guarantee", False),
@@ -274,7 +279,7 @@ def test_imports_that_do_not_load_torch(statement: str, light: bool) -> None:
 def test_the_operators_do_not_load_the_driver() -> None:
     loaded = loaded_after("import adapmixed_ext")
     assert "torch" in loaded
-    assert not loaded & {"adapmixed", "transformers", "peft", "matplotlib"}
+    assert not loaded & {"adapmixed", "adapmixed_lab", "transformers", "peft", "matplotlib"}
 
 
 @pytest.mark.slow

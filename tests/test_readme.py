@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.cli import _parser
+from adapmixed import cli
 from adapmixed.commands.mechanisms import mechanism_of
 from adapmixed.data.demo import demo_base
+from adapmixed_lab import cli as laboratory
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -17,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EVALUATION = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
-COMMANDS = re.findall(r"^ {4}(adapmixed [a-z].*)$", README + EVALUATION, flags=re.MULTILINE)
+COMMANDS = re.findall(
+    r"^ {4}(adapmixed(?:-lab)? [a-z].*)$", README + EVALUATION, flags=re.MULTILINE
+)
 
 # What a reader has to put in, and fewer tokens. Each must occur in the README.
 REPLACED = {
@@ -68,7 +71,9 @@ def test_operators_return_what_the_block_says() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_lines_parse(line: str) -> None:
-    arguments = _parser().parse_args(shlex.split(line)[1:])
+    program, *words = shlex.split(line)
+    parser = (laboratory if program == "adapmixed-lab" else cli)._parser()
+    arguments = parser.parse_args(words)
     texts = getattr(arguments, "mechanism", None) or []
     for text in [texts] if isinstance(texts, str) else texts:
         mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import (
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         PublicOnly,
         Unprotected,
     )
-    from adapmixed.models import Ensemble
     from adapmixed.privacy import Accountant, Guarantee, read_ledger
 
 _HOMES = {
@@ -26,7 +26,7 @@ _HOMES = {
     "AdaPMixED": "adapmixed.mechanisms",
     "ClippedLogPool": "adapmixed.mechanisms",
     "ClippedMixing": "adapmixed.mechanisms",
-    "Ensemble": "adapmixed.models",
+    "Ensemble": "adapmixed.ensemble",
     "Guarantee": "adapmixed.privacy",
     "PMixED": "adapmixed.mechanisms",
     "PrivateGenerator": "adapmixed.generation",

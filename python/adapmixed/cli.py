@@ -6,40 +6,47 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from adapmixed import __version__
 from adapmixed.commands import (
-    audit,
     chat,
     demo,
+    doctor,
     evaluate,
     generate,
     ledger,
     mechanisms,
     plan,
-    report,
-    reproduce,
     train,
 )
 from adapmixed.commands.options import as_typed, unknown_options
 
+_COMMANDS = (demo, train, evaluate, generate, chat, mechanisms, plan, ledger, doctor)
+
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="adapmixed",
-        description="Private next-token prediction for ensembles of fine-tuned language models.",
+    return parser_of(
+        "adapmixed",
+        "Private next-token prediction for ensembles of fine-tuned language models.",
+        _COMMANDS,
     )
-    parser.add_argument("--version", action="version", version=f"adapmixed {__version__}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; an error is one line on standard error and exit status 2."""
+    return run_command(_parser(), arguments, lambda parsed: int(parsed.run(parsed)))
+
+
+def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.ArgumentParser:
+    """Return the parser of a program with these commands; the laboratory has its own."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (
-        demo, train, evaluate, generate, chat, mechanisms, plan, ledger, report, audit, reproduce,
-    ):  # fmt: skip
+    for module in modules:
         module.add_parser(commands)
-    doctor = commands.add_parser("doctor", help="what is installed, built and used")
-    doctor.add_argument("--base", help="public model to try: what can its members share?")
-    doctor.set_defaults(run=_doctor)
     for name, command in commands.choices.items():
         private = "nothing of what depends on private text"
         if name == "train":
@@ -53,43 +60,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
-    from adapmixed.doctor import report_lines, sharing_lines
+def run_command(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    run: Callable[[argparse.Namespace], int],
+) -> int:
+    """Parse the arguments, run the command, and say in one line what went wrong.
 
-    print("\n".join(report_lines()))
-    if arguments.base is not None:
-        print("\n".join(sharing_lines(arguments.base)))
-    return 0
-
-
-@contextmanager
-def _logging(shown: bool) -> Iterator[None]:
-    """Show the package's log on standard error while a command runs, if asked to."""
-    if not shown:
-        yield
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
-    logger = logging.getLogger("adapmixed")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; an error is one line on standard error and exit status 2."""
-    parser = _parser()
+    Returns:
+        the exit status: the command's, or 2 after an error.
+    """
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(unknown_options(unknown))
     try:
         with _logging(parsed.verbose):
-            status = int(parsed.run(parsed))
+            status = run(parsed)
             sys.stdout.flush()
             return status
     except BrokenPipeError:  # whoever reads has seen enough, `| head` for instance
@@ -97,7 +83,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141  # as a shell says of a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
         text = as_typed(" ".join(str(error).split()))
-        print(f"adapmixed {parsed.command}: {text}", file=sys.stderr)
+        print(f"{parser.prog} {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+@contextmanager
+def _logging(shown: bool) -> Iterator[None]:
+    """Show the packages' logs on standard error while a command runs, if asked to."""
+    if not shown:
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
+    loggers = [logging.getLogger(name) for name in ("adapmixed", "adapmixed_lab")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)

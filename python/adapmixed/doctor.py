@@ -41,12 +41,12 @@ def sharing_lines(base: str) -> list[str]:
     """
     import torch
 
-    from adapmixed.models import Ensemble
-    from adapmixed.models.adapters import Adapter
-    from adapmixed.models.layers import block_names, head_name, linear_names
-    from adapmixed.models.loading import load_base
-    from adapmixed.models.support import TESTED, check_model
-    from adapmixed.models.trunk import find_trunk
+    from adapmixed.ensemble import Ensemble
+    from adapmixed.ensemble.adapters import Adapter
+    from adapmixed.ensemble.layers import block_names, head_name, linear_names
+    from adapmixed.ensemble.loading import load_base
+    from adapmixed.ensemble.support import TESTED, check_model
+    from adapmixed.ensemble.trunk import find_trunk
 
     model, _ = load_base(base, None)
     check_model(model)

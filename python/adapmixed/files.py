@@ -28,7 +28,11 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) 
     """
     target = Path(path)
     temporary = _written_beside(target, data, mode)
-    os.replace(temporary, target)
+    try:
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink()
+        raise
     flush(target.parent)
 
 

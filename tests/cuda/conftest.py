@@ -21,6 +21,11 @@ for folder in (HERE, HERE.parent / "kernels"):
         sys.path.insert(0, str(folder))
 
 
+@pytest.fixture
+def one_thread() -> None:
+    """Instead of the one that all other tests have: operators run with as many as there are."""
+
+
 @pytest.fixture(scope="session")
 def gpu() -> torch.device:
     """The first GPU."""

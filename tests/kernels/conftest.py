@@ -10,6 +10,11 @@ import torch
 from adapmixed_ext import _C
 
 
+@pytest.fixture
+def one_thread() -> None:
+    """Instead of the one that all other tests have: operators run with as many as there are."""
+
+
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda":

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapmixed.experiments.published import PublishedPMixED
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -23,6 +22,7 @@ from adapmixed.mechanisms import (
 )
 from adapmixed.privacy import Event
 from adapmixed.rng import SeededRandom
+from adapmixed_lab.reproduce.published import PublishedPMixED
 
 SCREENED: dict[str, Any] = dict(
     order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.06, threshold=0.3, screen_top_k=4

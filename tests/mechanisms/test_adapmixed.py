@@ -23,7 +23,6 @@ from adapmixed_cases import (
 from exact import answered_from_q, costs, log_probs, uncharged
 
 import adapmixed_ext as ops
-from adapmixed.experiments.published import PaperRule
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly
 from adapmixed.privacy import (
     Accountant,
@@ -35,6 +34,7 @@ from adapmixed.privacy import (
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import reference
+from adapmixed_lab.reproduce.published import PaperRule
 
 
 def test_algorithm_1_line_by_line() -> None:

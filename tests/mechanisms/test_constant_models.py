@@ -17,17 +17,17 @@ from test_enumerated import GRIDS, both_ways, everything
 from tiny_models import ADAPTED, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
-from adapmixed.audit.bounds import attack, present_target
-from adapmixed.audit.search import Array, Shape
-from adapmixed.audit.search import both_ways as larger
-from adapmixed.audit.target import Target, largest
+from adapmixed.ensemble import Ensemble
 from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
-from adapmixed.models import Ensemble
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.clipped_mixing import clipped_mixing_pair
 from adapmixed.rng import SeededRandom
+from adapmixed_lab.audit.bounds import attack, present_target
+from adapmixed_lab.audit.search import Array, Shape
+from adapmixed_lab.audit.search import both_ways as larger
+from adapmixed_lab.audit.target import Target, largest
 
 SETTING = (-0.25, 0.5, 2.0)
 ORDERS = (1.5, 2.0, 9.0)

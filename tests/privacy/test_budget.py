@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from accountant_cases import BOXED, DELTA, POOLED, Kind, Offer, bound, clipped, losses, pooled
 
-from adapmixed.audit.trees import Adversary, largest_divergence, leaves
 from adapmixed.privacy import (
     Accountant,
     GaussianScreening,
@@ -23,6 +22,7 @@ from adapmixed.privacy import (
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.conversions import c_alpha, zcdp_to_dp
 from adapmixed.privacy.totals import Totals
+from adapmixed_lab.audit.trees import Adversary, largest_divergence, leaves
 
 ORDER = 4.0
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from accountant_cases import DELTA, losses, random_losses
 
-from adapmixed.audit.trees import accounted, excess, two_stage_paths
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.conversions import c_alpha
+from adapmixed_lab.audit.trees import accounted, excess, two_stage_paths
 
 
 def test_several_orders_split_delta():

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 _KERNELS = "tests/kernels/"
 _MECHANISMS = "tests/mechanisms/"
 _PRIVACY = "tests/privacy/"
-_DRIVER = "tests/driver/"
 
 
 @dataclass(frozen=True)
@@ -269,7 +268,7 @@ FAULTS: tuple[Fault, ...] = (
         "            )\n"
         "            self.accountant.charge(late)\n",
         (
-            _DRIVER + "test_decoding.py::"
+            "tests/generation/test_decoding.py::"
             "test_every_step_is_charged_before_its_token_is_drawn_and_yielded",
         ),
     ),
@@ -330,7 +329,7 @@ FAULTS: tuple[Fault, ...] = (
         "            if not any(not bool((going & ~stop(told)).any()) for stop in stops):\n"
         "                late = self.mechanism.propose_rows(asked, rng=self.rng, origin=origin)\n"
         "                self.accountant.charge(late)\n",
-        (_DRIVER + "test_decoding.py::test_decoding_stops_when_all_sequences_have_ended",),
+        ("tests/generation/test_decoding.py::test_decoding_stops_when_all_sequences_have_ended",),
     ),
     Fault(
         "one draw for one charge",
@@ -395,7 +394,7 @@ FAULTS: tuple[Fault, ...] = (
         "if planned is not None and answered + queries > planned:",
         "if planned is not None and queries > planned:",
         (
-            _DRIVER + "test_charging.py::"
+            "tests/generation/test_charging.py::"
             "test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call",
         ),
     ),
@@ -408,7 +407,7 @@ FAULTS: tuple[Fault, ...] = (
         "        if active.size and not active.any():\n"
         '            raise ValueError("charge must leave some of the budget")\n'
         "        return active\n",
-        (_DRIVER + "test_evaluation_results.py::test_perplexity_under_budgets_of_shards",),
+        ("tests/evaluation/test_evaluation_results.py::test_perplexity_under_budgets_of_shards",),
     ),
     Fault(
         "retirement is silent",
@@ -431,34 +430,40 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "row independence",
         "members of another rank are added zeros",
-        "python/adapmixed/models/batched_lora.py",
+        "python/adapmixed/ensemble/batched_lora.py",
         "kept = outputs.index_select(0, self.others) if len(self.others) else None",
         "kept = None",
-        (_DRIVER + "test_batched_lora.py::test_rows_of_other_ranks_are_not_even_added_zero",),
+        ("tests/ensemble/test_batched_lora.py::test_rows_of_other_ranks_are_not_even_added_zero",),
     ),
     Fault(
         "row independence",
         "what members share follows from the members that are there",
-        "python/adapmixed/models/ensemble.py",
+        "python/adapmixed/ensemble/ensemble.py",
         "self.trunk = find_trunk(model, adapted)",
         "self.trunk = find_trunk(model, merged_layers([one.layers for one in adapters]))",
-        (_DRIVER + "test_trunk.py::test_members_that_differ_cannot_be_missing_without_a_constant",),
+        (
+            "tests/ensemble/test_trunk.py::test_members_that_differ_cannot_be_missing_without_a_constant",
+        ),
     ),
     Fault(
         "emptied is missing",
         "an emptied member is computed in its own row",
-        "python/adapmixed/models/forward.py",
+        "python/adapmixed/ensemble/forward.py",
         "            logits[member + 1].copy_(logits[0])\n",
         "            assert logits[member + 1].shape == logits[0].shape\n",
-        (_DRIVER + "test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",),
+        (
+            "tests/ensemble/test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",
+        ),
     ),
     Fault(
         "emptied is missing",
         "a missing member is computed in its own row",
-        "python/adapmixed/models/ensemble.py",
+        "python/adapmixed/ensemble/ensemble.py",
         "enumerate(adapters) if adapter.is_zero),",
         "enumerate(adapters) if adapter.updates and adapter.is_zero),",
-        (_DRIVER + "test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",),
+        (
+            "tests/ensemble/test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",
+        ),
     ),
     Fault(
         "emptied is missing",
@@ -493,7 +498,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/privacy/guarantee.py",
         'return " ".join([self._statement(), *self.warnings])',
         "return self._statement()",
-        (_DRIVER + "test_misuse.py::test_a_guarantee_of_seeded_answers_says_so",),
+        ("tests/misuse/test_misuse.py::test_a_guarantee_of_seeded_answers_says_so",),
     ),
     Fault(
         "whole statements",
@@ -522,7 +527,7 @@ FAULTS: tuple[Fault, ...] = (
         "if any(bound.published for bound in self._of(RenyiBound)):",
         "if self.losses is not None and any(one.published for one in self._of(RenyiBound)):",
         (
-            _MECHANISMS + "test_pmixed_published.py::"
+            "tests/lab/reproduce/test_pmixed_published.py::"
             "test_guarantee_of_the_published_analysis_promises_nothing",
         ),
     ),
@@ -575,7 +580,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/generation/loop.py",
         "        refuse(refused)\n        _check_query(",
         "        _check_query(",
-        (_DRIVER + "test_misuse.py::test_python_arguments",),
+        ("tests/misuse/test_misuse.py::test_python_arguments",),
     ),
     Fault(
         "voiding raises",
@@ -584,7 +589,7 @@ FAULTS: tuple[Fault, ...] = (
         "value in NEUTRAL.get(name, ()):\n            continue",
         "value in NEUTRAL.get(name, (value,)):\n            continue",
         (
-            _DRIVER + "test_custom_generate.py::"
+            "tests/generation/test_custom_generate.py::"
             "test_every_setting_of_transformers_is_honoured_refused_or_of_a_pass_that_is_not_run",
         ),
     ),
@@ -594,7 +599,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/privacy/accountant.py",
         "    if mechanism.no_budget:\n",
         "    if mechanism.no_budget and mechanism.measure is not None:\n",
-        (_DRIVER + "test_misuse.py::test_no_filter_runs_on_adapmixed",),
+        ("tests/misuse/test_misuse.py::test_no_filter_runs_on_adapmixed",),
     ),
     Fault(
         "voiding raises",
@@ -602,7 +607,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/privacy/totals.py",
         "if budget is not None and not isinstance(event, PublicAnswer):",
         "if budget is not None and not isinstance(event, PublicAnswer | GaussianScreening):",
-        (_DRIVER + "test_misuse.py::test_no_filter_runs_on_adapmixed",),
+        ("tests/misuse/test_misuse.py::test_no_filter_runs_on_adapmixed",),
     ),
     Fault(
         "voiding raises",
@@ -610,7 +615,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/privacy/accountant.py",
         'if self._file is not None and Caveat("seeded") in events:',
         'if self._file is not None and Caveat("seeded") in events[:1]:',
-        (_DRIVER + "test_misuse.py::test_no_ledger_is_charged_for_seeded_answers",),
+        ("tests/misuse/test_misuse.py::test_no_ledger_is_charged_for_seeded_answers",),
     ),
     Fault(
         "changed logits raise",
@@ -665,7 +670,7 @@ FAULTS: tuple[Fault, ...] = (
         '_LOG.info(\n                    "released %d tokens, %s",\n'
         "                    int((released >= 0).sum()),\n"
         "                    self.accountant.state(),\n                )",
-        (_DRIVER + "test_logging.py::test_private_values_are_in_no_message",),
+        ("tests/commands/test_logging.py::test_private_values_are_in_no_message",),
     ),
     Fault(
         "nothing private in the open",
@@ -674,7 +679,7 @@ FAULTS: tuple[Fault, ...] = (
         'self.say(f"{name}: finished (',
         'self.say(f"{name}: {loss}, finished (',
         (
-            _DRIVER + "test_train_command.py::"
+            "tests/commands/test_train_command.py::"
             "test_validation_losses_are_logged_for_the_operator_alone",
         ),
     ),
@@ -684,7 +689,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/evaluation/result_file.py",
         "write_file(self.path, _text(content), mode=0o600)",
         "write_file(self.path, _text(content))",
-        (_DRIVER + "test_result_file.py::test_a_result_is_read_back_without_the_models",),
+        ("tests/evaluation/test_result_file.py::test_a_result_is_read_back_without_the_models",),
     ),
     Fault(
         "nothing private in the open",
@@ -693,25 +698,25 @@ FAULTS: tuple[Fault, ...] = (
         'if guarantee.kind.startswith("data-dependent") and not operator:',
         'if guarantee.kind == "data-dependent" and not operator:',
         (
-            _DRIVER + "test_serving_commands.py::"
+            "tests/commands/test_serving_commands.py::"
             "test_what_depends_on_private_data_is_for_the_operator",
         ),
     ),
     Fault(
         "vocabulary mask",
         "the public row is not masked",
-        "python/adapmixed/models/forward.py",
+        "python/adapmixed/ensemble/forward.py",
         'logits.index_fill_(-1, self.masked_ids, float("-inf"))',
         'logits[1:].index_fill_(-1, self.masked_ids, float("-inf"))',
-        (_DRIVER + "test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",),
+        ("tests/ensemble/test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",),
     ),
     Fault(
         "vocabulary mask",
         "ids are taken to have no holes",
-        "python/adapmixed/models/vocabulary.py",
+        "python/adapmixed/ensemble/vocabulary.py",
         "    unnamed[named] = False\n",
         "    unnamed[: len(named)] = False\n",
-        (_DRIVER + "test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",),
+        ("tests/ensemble/test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",),
     ),
     Fault(
         "vocabulary mask",
@@ -727,7 +732,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/evaluation/methods.py",
         "            self.rng.skip_to(counter)\n",
         "            self.rng.skip_to(0)\n",
-        (_DRIVER + "test_result_file.py::test_killed_before_every_change_of_the_disk",),
+        ("tests/evaluation/test_result_file.py::test_killed_before_every_change_of_the_disk",),
     ),
     Fault(
         "resumable",
@@ -735,7 +740,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/training/member.py",
         "        temporary = temporary_folder(folder)\n",
         "        folder.mkdir()\n        temporary = folder\n",
-        (_DRIVER + "test_train_kill.py::test_killed_before_every_change_of_the_disk",),
+        ("tests/training/test_train_kill.py::test_killed_before_every_change_of_the_disk",),
     ),
     Fault(
         "resumable",
@@ -743,7 +748,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/training/folder.py",
         "            if name in given and known.get(name) != given[name]:\n",
         "            if name in given and name not in known:\n",
-        (_DRIVER + "test_train.py::test_a_run_goes_on_with_the_same_only",),
+        ("tests/training/test_train.py::test_a_run_goes_on_with_the_same_only",),
     ),
     Fault(
         "repeatable evaluation",
@@ -752,7 +757,7 @@ FAULTS: tuple[Fault, ...] = (
         "[Method(name, settings, source.child(name)) for name in mechanisms]",
         "[Method(name, settings, source) for name in mechanisms]",
         (
-            _DRIVER + "test_evaluation_results.py::"
+            "tests/evaluation/test_evaluation_results.py::"
             "test_a_mechanism_does_not_depend_on_its_neighbours",
         ),
     ),
@@ -768,18 +773,20 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "bounded memory",
         "a chunk takes the place of the cache, too",
-        "python/adapmixed/models/forward.py",
+        "python/adapmixed/ensemble/forward.py",
         "return min(length, (memory_bytes - cache - fixed) // per_position)",
         "return min(length, (memory_bytes - fixed) // per_position)",
-        (_DRIVER + "test_ensemble.py::test_chunks_equal_the_whole",),
+        ("tests/ensemble/test_ensemble.py::test_chunks_equal_the_whole",),
     ),
     Fault(
         "bounded memory",
         "the copy that an ended sequence leaves is not counted",
-        "python/adapmixed/models/forward.py",
+        "python/adapmixed/ensemble/forward.py",
         "        return sum(layers) + max(layers)\n",
         "        return sum(layers)\n",
-        (_DRIVER + "test_cache.py::test_a_decoder_has_room_for_all_that_was_counted_and_no_more",),
+        (
+            "tests/ensemble/test_cache.py::test_a_decoder_has_room_for_all_that_was_counted_and_no_more",
+        ),
     ),
     Fault(
         "bounded memory",
@@ -787,7 +794,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/evaluation/session.py",
         "            del private, public  # their place is the next chunk's\n",
         "",
-        (_DRIVER + "test_long_evaluation.py::test_logits_are_not_kept",),
+        ("tests/evaluation/test_long_evaluation.py::test_logits_are_not_kept",),
     ),
     Fault(
         "ledger notices",
@@ -832,18 +839,18 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "shards are disjoint",
         "a person in two shards is not seen",
-        "python/adapmixed/models/shards.py",
+        "python/adapmixed/ensemble/shards.py",
         "            other = owner.setdefault(identifier, member)\n",
         '            other = owner.setdefault(f"{member} {identifier}", member)\n',
-        (_DRIVER + "test_misuse_shards.py::test_overlapping_shards_are_refused",),
+        ("tests/misuse/test_misuse_shards.py::test_overlapping_shards_are_refused",),
     ),
     Fault(
         "shards are disjoint",
         "identifiers under different keys are compared",
-        "python/adapmixed/models/shards.py",
+        "python/adapmixed/ensemble/shards.py",
         "        elif key != first_key[0]:\n",
         "        elif key is None:\n",
-        (_DRIVER + "test_misuse_shards.py::test_overlapping_shards_are_refused",),
+        ("tests/misuse/test_misuse_shards.py::test_overlapping_shards_are_refused",),
     ),
     Fault(
         "shards are disjoint",
@@ -851,7 +858,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/mechanisms/proposal.py",
         "caveats = [Caveat(name) for name in self._caveats]",
         'caveats = [Caveat(name) for name in self._caveats if name == "seeded"]',
-        (_DRIVER + "test_misuse_shards.py::test_a_ledger_remembers_what_was_not_verified",),
+        ("tests/misuse/test_misuse_shards.py::test_a_ledger_remembers_what_was_not_verified",),
     ),
     Fault(
         "shards are disjoint",
@@ -859,7 +866,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/training/run.py",
         'document_names="positions" if run.corpus.positional else "stable",',
         'document_names="stable",',
-        (_DRIVER + "test_document_names.py::test_training_says_and_records_positions",),
+        ("tests/data/test_document_names.py::test_training_says_and_records_positions",),
     ),
     Fault(
         "shards are disjoint",
@@ -867,39 +874,41 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/training/shards.py",
         "(shard,) = assign_shards([document.identifier], num_shards, key=key)",
         "(shard,) = assign_shards([str(count)], num_shards, key=key)",
-        (_DRIVER + "test_train.py::test_a_member_depends_on_its_shard_alone",),
+        ("tests/training/test_train.py::test_a_member_depends_on_its_shard_alone",),
     ),
     Fault(
         "provenance is checked",
         "of weights in parts the first is compared",
-        "python/adapmixed/models/provenance.py",
+        "python/adapmixed/ensemble/provenance.py",
         'names = sorted(set(content["weight_map"].values()))',
         'names = sorted(set(content["weight_map"].values()))[:1]',
-        (_DRIVER + "test_misuse_public_model.py::test_a_public_model_of_other_weights_is_refused",),
+        (
+            "tests/misuse/test_misuse_public_model.py::test_a_public_model_of_other_weights_is_refused",
+        ),
     ),
     Fault(
         "provenance is checked",
         "a public model without a digest counts as compared",
-        "python/adapmixed/models/provenance.py",
+        "python/adapmixed/ensemble/provenance.py",
         "return Compared(found is not None, same_tokenizer)",
         "return Compared(True, same_tokenizer)",
-        (_DRIVER + "test_misuse_public_model.py::test_another_tokenizer_is_refused",),
+        ("tests/misuse/test_misuse_public_model.py::test_another_tokenizer_is_refused",),
     ),
     Fault(
         "provenance is checked",
         "of a tokenizer one file is compared",
-        "python/adapmixed/models/provenance.py",
+        "python/adapmixed/ensemble/provenance.py",
         "for name in found.keys() & manifest.tokenizer_files.keys():",
         "for name in found.keys() & manifest.tokenizer_files.keys() & {TOKENIZER}:",
-        (_DRIVER + "test_misuse_public_model.py::test_another_tokenizer_is_refused",),
+        ("tests/misuse/test_misuse_public_model.py::test_another_tokenizer_is_refused",),
     ),
     Fault(
         "provenance is checked",
         "a ledger goes on with the members in another order",
-        "python/adapmixed/models/provenance.py",
+        "python/adapmixed/ensemble/provenance.py",
         "    for path in members:\n        if path is None:\n",
         "    for path in sorted(members, key=str):\n        if path is None:\n",
-        (_DRIVER + "test_charging.py::test_a_ledger_belongs_to_the_members_in_their_order",),
+        ("tests/generation/test_charging.py::test_a_ledger_belongs_to_the_members_in_their_order",),
     ),
     Fault(
         "provenance is checked",
@@ -936,7 +945,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/generation/loop.py",
         "        elif self.accountant is not None:\n",
         "        elif self.accountant is self.ensemble:\n",
-        (_DRIVER + "test_ranks_failures.py::test_an_accountant_of_another_process_raises",),
+        ("tests/ranks/test_ranks_failures.py::test_an_accountant_of_another_process_raises",),
     ),
     Fault(
         "one process charges",
@@ -944,7 +953,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/ranks/group.py",
         'self._run("tell", data, lambda: dist.broadcast(data, src=0))',
         'self._run("tell", data, dist.barrier)',
-        (_DRIVER + "test_ranks_failures.py::test_a_run_that_nothing_happens_to",),
+        ("tests/ranks/test_ranks_failures.py::test_a_run_that_nothing_happens_to",),
     ),
     Fault(
         "one process charges",
@@ -962,6 +971,6 @@ FAULTS: tuple[Fault, ...] = (
         "        told = ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()\n"
         '        for proposal in drafts:\n            proposal._state = "proposed"\n'
         "            self.accountant.charge(proposal)\n        return told\n",
-        (_DRIVER + "test_ranks_failures.py::test_no_rank_knows_a_token_before_it_is_charged",),
+        ("tests/ranks/test_ranks_failures.py::test_no_rank_knows_a_token_before_it_is_charged",),
     ),
 )

@@ -21,7 +21,7 @@ DELTA = 1e-5
 BUDGETS = (1.0, 3.0)
 # From benchmarks/results/reproduce-kinds.json: hours of training are quoted, not repeated.
 DEEP = (
-    "deeper members (quoted from 'adapmixed reproduce kinds': this corpus, 100 members of rank 8,\n"
+    "deeper members (from 'adapmixed-lab reproduce kinds': this corpus, 100 members of rank 8,\n"
     "clipped-log-pool, ε ≤ 3): perplexity 68.62 if all linear layers are adapted, 71.62 if the\n"
     "output layer is, at 107 and 2.66 times the public model's multiply-adds for a token"
 )
@@ -31,9 +31,9 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "demo",
-        help="trains members on the built-in text and answers: all methods, one report",
+        help="trains members on the built-in text and answers: all methods, one table",
         description="Divides the built-in corpus into 64 shards, trains a member on each, answers "
-        "held-out text with every method, prints a table and writes report.json and report.html. "
+        "held-out text with every method, prints a table and writes report.json. "
         "Needs no network.",
     )
     parser.add_argument(
@@ -102,8 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     start_server()  # imports what training needs while this process imports the rest
     from adapmixed.data.demo import demo_base
+    from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
-    from adapmixed.models import Ensemble
     from adapmixed.report import build_report, environment, write_report
     from adapmixed.report.text import report_text
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo
@@ -152,8 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{report_text(report)}\n\n{DEEP}\n")
     for name, reason in missing.items():
         print(f"{name} is left out: {reason}")
-    for path in write_report(report, arguments.out):
-        print(f"wrote {path}")
+    print(f"wrote {write_report(report, arguments.out)}")
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0
 
@@ -163,8 +162,8 @@ def _tokens(queries: int) -> list[int]:
     from transformers import AutoConfig, AutoTokenizer
 
     from adapmixed.data.demo import demo_base, held_out_tokens
+    from adapmixed.ensemble.support import max_positions
     from adapmixed.evaluation.windows import plan_runs
-    from adapmixed.models.support import max_positions
 
     tokens = held_out_tokens(AutoTokenizer.from_pretrained(demo_base()))
     window = max_positions(AutoConfig.from_pretrained(demo_base()))

@@ -1,7 +1,6 @@
 """``adapmixed evaluate``: perplexity and privacy of mechanisms over a text."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,7 +38,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--ensemble", required=True, help="ensemble folder (ensemble.json)")
     parser.add_argument("--text", required=True, type=Path, help="UTF-8 text file or folder")
     parser.add_argument("--json", type=Path, help="write the report there as JSON")
-    parser.add_argument("--out", type=Path, help="write report.json and report.html there")
     parser.add_argument("--queries", type=int, help="stop after this many tokens, in every run")
     parser.add_argument("--block", type=int, help="tokens per block (512, or the model's window)")
     parser.add_argument(
@@ -85,11 +83,10 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     if ranks.is_main:
         _check_result(arguments)
         check_output(arguments.json)
-        check_output(arguments.out, folder=True)
     quiet_libraries()
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import plan_runs
-    from adapmixed.report import build_report, environment, plain, report_text, write_report
+    from adapmixed.report import build_report, environment, plain, report_json, report_text
     from adapmixed.report.runs import runs_entry
     from adapmixed.report.training import training_losses
     from adapmixed.training.blocks import token_stream
@@ -124,16 +121,12 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     if arguments.runs > 1:
         report["runs"] = runs_entry(runs)
     print(report_text(report))
-    if arguments.out is not None:
-        for path in write_report(report, arguments.out):
-            print(f"wrote {path}")
     if arguments.json is not None:
         if arguments.seed is not None:
             # What a seed repeats is the evaluation, not its speed.
             methods = cast("list[dict[str, Any]]", report["methods"])
             report["methods"] = [one | {"tokens_per_second": None} for one in methods]
-        text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        arguments.json.write_text(report_json(report), encoding="utf-8")
     return 0
 
 

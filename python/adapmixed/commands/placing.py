@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from adapmixed.models import Ensemble
+    from adapmixed.ensemble import Ensemble
     from adapmixed.ranks import Ranks
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -54,7 +54,7 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
     """Load --base and --ensemble on the device that was asked for."""
     import torch
 
-    from adapmixed.models import Ensemble
+    from adapmixed.ensemble import Ensemble
     from adapmixed.ranks import Place
 
     device = arguments.device

@@ -41,7 +41,7 @@ def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise missing_extra("reading Parquet files", "pyarrow", error) from error
+        raise missing_extra("reading Parquet files", "pyarrow", "train", error) from error
     try:
         table = parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
@@ -71,7 +71,7 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise missing_extra("reading hub data sets", "datasets", error) from error
+        raise missing_extra("reading hub data sets", "datasets", "train", error) from error
     try:
         rows = load_dataset(name, config, split=split, revision=revision, streaming=True)
     except Exception as error:  # of many kinds: no network, no such name, split or configuration
@@ -87,6 +87,6 @@ def check_column(where: str, column: str, names: Sequence[str]) -> None:
         raise ValueError(f"{where}: column must be one of {listed}, got {column!r}")
 
 
-def missing_extra(what: str, package: str, error: ImportError) -> ValueError:
-    """The refusal where an optional package is not installed."""
-    return ValueError(f"{what} needs {package}: pip install 'adapmixed[train]' ({error})")
+def missing_extra(what: str, package: str, extra: str, error: ImportError) -> ValueError:
+    """Return the error for work that takes a package which only an extra brings."""
+    return ValueError(f"{what} needs {package}: pip install 'adapmixed[{extra}]' ({error})")

@@ -12,7 +12,7 @@ from adapmixed.evaluation.windows import Window, block_of
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
-    from adapmixed.models import Ensemble
+    from adapmixed.ensemble import Ensemble
 
 _PROBED = 8  # positions
 _IMPOSSIBLE = -1e9  # stands for the logarithm of 0, which JSON has not

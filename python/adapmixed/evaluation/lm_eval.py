@@ -31,7 +31,7 @@ except ImportError as error:  # pragma: no cover - said in words, whatever is mi
     ) from error
 
 if TYPE_CHECKING:
-    from adapmixed.models import Ensemble
+    from adapmixed.ensemble import Ensemble
 
 _POSITIONS_PER_CALL = 64
 _Scored = tuple[list[int], list[int]]  # context, continuation

@@ -20,7 +20,7 @@ from adapmixed.ranks import Ranks
 from adapmixed.rng import SecureRandom, SeededRandom
 
 if TYPE_CHECKING:
-    from adapmixed.models import Ensemble
+    from adapmixed.ensemble import Ensemble
 
 SAVE_SECONDS = 10.0
 """How often a result file is written, at the end of a window."""

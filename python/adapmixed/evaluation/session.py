@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.evaluation.methods import Method
 from adapmixed.evaluation.result import Runs
 from adapmixed.evaluation.windows import Window
-from adapmixed.models.room import LogitsRoom
 
 if TYPE_CHECKING:
-    from adapmixed.models import Ensemble
+    from adapmixed.ensemble import Ensemble
 
 # Positions of one mechanism call: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64

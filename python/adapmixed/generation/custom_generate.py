@@ -23,7 +23,7 @@ from adapmixed.rng import SecureRandom
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
-    from adapmixed.models import Ensemble
+    from adapmixed.ensemble import Ensemble
 
 # Of generate(): not handed to a callable. Of what is handed to it: prepared by transformers.
 _DROPPED = ("streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask")

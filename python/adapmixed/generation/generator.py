@@ -24,8 +24,8 @@ from adapmixed.rng import SecureRandom
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
-    from adapmixed.models import Ensemble
-    from adapmixed.models.forward import Beside
+    from adapmixed.ensemble import Ensemble
+    from adapmixed.ensemble.forward import Beside
 
 
 class PrivateGenerator:

@@ -18,8 +18,8 @@ from adapmixed.privacy import Accountant
 from adapmixed_ext import RandomSource
 
 if TYPE_CHECKING:
-    from adapmixed.models import Decoder, Ensemble
-    from adapmixed.models.forward import Beside
+    from adapmixed.ensemble import Decoder, Ensemble
+    from adapmixed.ensemble.forward import Beside
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30

@@ -1,15 +1,16 @@
-"""The operator's report: a table, report.json and one self-contained HTML page with figures."""
+"""The operator's report: tables for a terminal, and report.json."""
 
 from adapmixed.report.build import build_report, environment, plain
-from adapmixed.report.html import write_report
 from adapmixed.report.table import aligned, table
 from adapmixed.report.text import report_text
+from adapmixed.report.write import report_json, write_report
 
 __all__ = [
     "aligned",
     "build_report",
     "environment",
     "plain",
+    "report_json",
     "report_text",
     "table",
     "write_report",

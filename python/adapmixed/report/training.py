@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from adapmixed.models.manifest import FILE_NAME, read_manifest
+from adapmixed.ensemble.manifest import FILE_NAME, read_manifest
 from adapmixed.training.folder import MEMBER_FILE, read_member_record
 
 

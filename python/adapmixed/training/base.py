@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapmixed.models.layers import block_names, head_name, linear_names
-from adapmixed.models.manifest import file_sha256
-from adapmixed.models.provenance import (
+from adapmixed.ensemble.layers import block_names, head_name, linear_names
+from adapmixed.ensemble.manifest import file_sha256
+from adapmixed.ensemble.provenance import (
     TOKENIZER_PARTS,
     WEIGHTS,
     base_sha256,
     tokenizer_digests,
     tokenizer_files,
 )
-from adapmixed.models.support import check_model
+from adapmixed.ensemble.support import check_model
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from adapmixed.ensemble.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from adapmixed.files import create_file, flush, remove_leftovers, temporary_folder, write_file
-from adapmixed.models.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from adapmixed.training.shards import create_key, load_key
 
 MEMBER_FILE = "shard.json"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapmixed.models.layers import head_name
+from adapmixed.ensemble.layers import head_name
 
 _LOG = logging.getLogger(__name__)
 IN_MEMORY = 256 << 20

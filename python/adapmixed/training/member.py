@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from adapmixed.data.builtin import Document
+from adapmixed.ensemble.loading import load_base
 from adapmixed.files import publish_folder, temporary_folder
-from adapmixed.models.loading import load_base
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_stream
 from adapmixed.training.config import FinetuneConfig

@@ -1,8 +1,7 @@
 """Training settings: the paper's by data set, and those of head members.
 
 The paper's are its table "train_params", and N from its table "priv_params".
-The batch size of the members is not in the paper; 8 blocks is ours. DP-SGD's batch is the expected
-one of Poisson sampling.
+The batch size of the members is not in the paper; 8 blocks is ours.
 """
 
 from __future__ import annotations
@@ -22,37 +21,31 @@ class TrainingPreset:
         num_models: N.
         learning_rate: of AdamW, falling linearly to zero.
         epochs: of every member.
-        dp_sgd_epochs: of the one DP-SGD adapter.
         new_document: how the corpus's rows are joined to documents, where it has no identifiers.
         rank, alpha, weight_decay: of the adapters and AdamW.
         block_size: tokens per block.
         batch_size: blocks per step of a member.
-        dp_sgd_batch_size: expected blocks per step of DP-SGD.
-        clipping_norm: of every block's gradient in DP-SGD.
     """
 
     num_models: int
     learning_rate: float
     epochs: int
-    dp_sgd_epochs: int
     new_document: str | None = None
     rank: int = 4
     alpha: float = 32.0
     weight_decay: float = 0.01
     block_size: int = 512
     batch_size: int = 8
-    dp_sgd_batch_size: int = 256
-    clipping_norm: float = 1.0
 
-    def finetune_settings(self, *, dp_sgd: bool = False) -> dict[str, Any]:
-        """Arguments of `FinetuneConfig`, of the members or of the DP-SGD adapter."""
+    def finetune_settings(self) -> dict[str, Any]:
+        """Return arguments of `FinetuneConfig` for the members."""
         return {
             "rank": self.rank,
             "alpha": self.alpha,
             "learning_rate": self.learning_rate,
             "weight_decay": self.weight_decay,
-            "epochs": self.dp_sgd_epochs if dp_sgd else self.epochs,
-            "batch_size": self.dp_sgd_batch_size if dp_sgd else self.batch_size,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
             "block_size": self.block_size,
         }
 
@@ -64,8 +57,8 @@ alpha / rank is the paper's. One layer takes a rate 30 times that of many, and t
 """
 
 PRESETS = {
-    "wikitext-103": TrainingPreset(100, 2e-4, 15, 20, new_document=WIKITEXT_HEADING),
-    "one-billion-word": TrainingPreset(80, 2e-4, 5, 9),
-    "pubmed": TrainingPreset(100, 2e-4, 5, 5),
-    "air-dialogue": TrainingPreset(100, 4e-4, 10, 10),
+    "wikitext-103": TrainingPreset(100, 2e-4, 15, new_document=WIKITEXT_HEADING),
+    "one-billion-word": TrainingPreset(80, 2e-4, 5),
+    "pubmed": TrainingPreset(100, 2e-4, 5),
+    "air-dialogue": TrainingPreset(100, 4e-4, 10),
 }

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from adapmixed.data.corpus import Corpus
+from adapmixed.ensemble.manifest import Manifest
 from adapmixed.files import remove_leftovers
-from adapmixed.models.manifest import Manifest
 from adapmixed.training.base import BaseFacts, base_facts
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.folder import TrainingFolder

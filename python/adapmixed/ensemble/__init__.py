@@ -1,0 +1,19 @@
+"""N adapters and a public model: from token ids to logits."""
+
+from adapmixed.ensemble.adapters import Adapter, read_adapter
+from adapmixed.ensemble.batched_lora import BatchedLoRA, stack_adapters
+from adapmixed.ensemble.decoder import Decoder
+from adapmixed.ensemble.ensemble import Ensemble
+from adapmixed.ensemble.manifest import Manifest, read_manifest, write_manifest
+
+__all__ = [
+    "Adapter",
+    "BatchedLoRA",
+    "Decoder",
+    "Ensemble",
+    "Manifest",
+    "read_adapter",
+    "read_manifest",
+    "stack_adapters",
+    "write_manifest",
+]

@@ -1,0 +1,90 @@
+"""Which layers members adapt, and with which ranks: a public constant of an ensemble."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from adapmixed.ensemble.adapters import LAYER_PREFIX, WEIGHTS_FILE
+
+
+def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Return the layers that a peft folder adapts, each with its rank, without reading weights.
+
+    Raises:
+        ValueError: if the folder holds no readable weights.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = Path(folder) / WEIGHTS_FILE
+    found: dict[str, tuple[int, ...]] = {}
+    try:
+        with safe_open(str(file), framework="pt") as weights:
+            for key in weights.keys():
+                match = re.fullmatch(re.escape(LAYER_PREFIX) + r"(.+)\.lora_A\.weight", key)
+                if match is not None:
+                    found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
+    except (FileNotFoundError, SafetensorError) as error:
+        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
+    return found
+
+
+def merged_layers(
+    members: Iterable[Mapping[str, Sequence[int]]],
+) -> dict[str, tuple[int, ...]]:
+    """Return the layers that any of the members adapts, each with all ranks, ascending."""
+    found: dict[str, set[int]] = {}
+    for layers in members:
+        for name, ranks in layers.items():
+            found.setdefault(name, set()).update(ranks)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+
+
+def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
+    """Return the adapted layers in alphabetical order, each with its ascending ranks.
+
+    Raises:
+        ValueError: if `adapted` does not map at least one name to distinct integers >= 1.
+    """
+    if not isinstance(adapted, Mapping) or not adapted:
+        raise ValueError(f"adapted must map layers to their ranks, got {adapted!r}")
+    for name, ranks in adapted.items():
+        valid = isinstance(ranks, list | tuple) and ranks and all(map(_is_rank, ranks))
+        if not isinstance(name, str) or not valid or len(set(ranks)) < len(ranks):
+            raise ValueError(
+                f"adapted must map layer names to distinct integers >= 1, got {name!r}: {ranks!r}"
+            )
+    return {name: tuple(sorted(adapted[name])) for name in sorted(adapted)}
+
+
+def ensemble_layers(
+    paths: Sequence[Path | None], adapted: Mapping[str, Sequence[int]] | None
+) -> dict[str, tuple[int, ...]]:
+    """The layers that members may adapt, which must not depend on which members there are."""
+    found = {path: adapter_layers(path) for path in paths if path is not None}
+    if adapted is None:
+        if not found:
+            raise ValueError("adapted must be given if all members are missing")
+        first = next(iter(found))
+        other = next((path for path in found if found[path] != found[first]), None)
+        if None in paths and other is not None:
+            raise ValueError(
+                f"adapted must be given if members are missing and others differ: {first} adapts "
+                f"other layers or ranks than {other}"
+            )
+        return merged_layers(found.values())
+    for path, layers in found.items():
+        for name, (rank,) in layers.items():
+            if rank not in adapted.get(name, ()):
+                raise ValueError(
+                    f"adapted must hold the layers and ranks of every member, {path} adapts {name} "
+                    f"with rank {rank}, got {adapted.get(name)}"
+                )
+    return {name: tuple(ranks) for name, ranks in adapted.items()}
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and value >= 1

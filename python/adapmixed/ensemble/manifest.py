@@ -1,0 +1,187 @@
+"""`ensemble.json`: what an ensemble folder says about itself.
+
+    {"format_version": 2, "base_model": "...", "num_models": N,
+     "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
+     "tokenizer_files": {"tokenizer.json": "...", ...}, "base_sha256": "...", "training": {...},
+     "document_names": "stable",
+     "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
+
+The members are ordinary peft folders in the same place. `null` stands for a missing member, which
+answers as the public model does. N and `adapted` are public constants: they decide what members
+share with the public model and every shape of the computation, whichever members are there.
+`shards.check_shards` reads `shards`. Shard digests tell whoever holds a shard's data that a member
+was trained on it; they are the operator's and must not be published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adapmixed.ensemble.adapted import checked_layers
+from adapmixed.ensemble.shards import check_shards
+from adapmixed.files import write_file
+
+FORMAT_VERSION = 2
+FILE_NAME = "ensemble.json"
+DOCUMENT_NAMES = ("stable", "positions")
+"""What assigned the shards: names that no other document can change, or positions in a file."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `ensemble.json`.
+
+    Attributes:
+        base_model: name of the public model, for people; loading is given the base itself.
+        members: folder names, N = len(members) >= 1; None for a missing member.
+        adapted: names of the layers that members may adapt, each with its ranks, ascending.
+        tokenizer_sha256: digest of the bytes of the base's `tokenizer.json`, or None; what early
+            ensembles recorded.
+        tokenizer_files: digests of the base's tokenizer (`provenance.tokenizer_files`), by file.
+        base_sha256: digest of the base's weights (`provenance.base_sha256`), or None.
+        revision: the hub's commit of the base, or None; loading by hub name asks for it.
+        training: settings the members were trained with.
+        shards: per member what `training.shard_record` makes; empty if not recorded.
+        document_names: one of `DOCUMENT_NAMES`, or None if not recorded. With "positions", one edit
+            can move all later documents of a file to other shards.
+        disjoint: whether `shards` shows that no two members share an identifier.
+    """
+
+    base_model: str
+    members: tuple[str | None, ...]
+    adapted: Mapping[str, tuple[int, ...]]
+    tokenizer_sha256: str | None = None
+    base_sha256: str | None = None
+    revision: str | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    shards: tuple[Mapping[str, Any], ...] = ()
+    tokenizer_files: Mapping[str, str] = field(default_factory=dict)
+    document_names: str | None = None
+    disjoint: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise ValueError("members must name at least one private model, got none")
+        present = [name for name in self.members if name is not None]
+        if len(set(present)) != len(present):
+            raise ValueError("members must be distinct: one listed twice counts its shard twice")
+        for name in present:
+            if not name or name in (".", "..") or "/" in name or "\\" in name:
+                raise ValueError(f"members must be plain folder names, got {name!r}")
+        if self.document_names not in (None, *DOCUMENT_NAMES):
+            raise ValueError(
+                f"document_names must be one of {DOCUMENT_NAMES} or None, got "
+                f"{self.document_names!r}"
+            )
+        object.__setattr__(self, "adapted", checked_layers(self.adapted))
+        object.__setattr__(self, "disjoint", check_shards(self.members, self.shards))
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Reads `folder/ensemble.json`.
+
+    Raises:
+        ValueError: if the file is missing, not JSON, of a newer format, or contradicts itself.
+    """
+    path = Path(folder) / FILE_NAME
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")
+    version = data.get("format_version")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"{path}: format_version must be an integer >= 1, got {version!r}")
+    if version < FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, which does not say "
+            "what members adapt: train the ensemble again, or add adapted (as a new ensemble.json "
+            "has it) and num_models"
+        )
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: format_version must be <= {FORMAT_VERSION}, got {version}; "
+            "the ensemble was written by a newer adapmixed"
+        )
+    members = data.get("members")
+    if not isinstance(members, list) or not all(isinstance(name, str | None) for name in members):
+        raise ValueError(f"{path}: members must be folder names or null, got {members!r}")
+    if data.get("num_models") != len(members):
+        raise ValueError(
+            f"{path}: num_models must be the number of members {len(members)}, "
+            f"got {data.get('num_models')!r}"
+        )
+    try:
+        return Manifest(
+            base_model=str(data.get("base_model", "")),
+            members=tuple(members),
+            adapted=checked_layers(data.get("adapted")),
+            tokenizer_sha256=_digest_or_none(data.get("tokenizer_sha256"), "tokenizer_sha256"),
+            base_sha256=_digest_or_none(data.get("base_sha256"), "base_sha256"),
+            revision=_text_or_none(data.get("revision"), "revision"),
+            training=dict(data.get("training") or {}),
+            shards=tuple(data.get("shards") or ()),
+            tokenizer_files=_digests(data.get("tokenizer_files") or {}, "tokenizer_files"),
+            document_names=data.get("document_names"),
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
+    """Writes `folder/ensemble.json` in the current format, in one step."""
+    data = {
+        "format_version": FORMAT_VERSION,
+        "base_model": manifest.base_model,
+        "num_models": len(manifest.members),
+        "adapted": {name: list(ranks) for name, ranks in manifest.adapted.items()},
+        "members": list(manifest.members),
+        "tokenizer_sha256": manifest.tokenizer_sha256,
+        "tokenizer_files": dict(manifest.tokenizer_files),
+        "base_sha256": manifest.base_sha256,
+        "revision": manifest.revision,
+        "training": dict(manifest.training),
+        "document_names": manifest.document_names,
+        "shards": [dict(shard) for shard in manifest.shards],
+    }
+    text = json.dumps(data, indent=1) + "\n"
+    write_file(Path(folder) / FILE_NAME, text.encode())
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _text_or_none(value: Any, name: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be a string or null, got {value!r}")
+    return value
+
+
+def _digests(value: Any, name: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, got {value!r}")
+    digests = {file: _digest_or_none(digest, f"{name} of {file}") for file, digest in value.items()}
+    return {file: digest for file, digest in digests.items() if digest is not None}
+
+
+def _digest_or_none(value: Any, name: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+        raise ValueError(f"{name} must be 64 hexadecimal digits or null, got {value!r}")
+    return value

@@ -1,0 +1,211 @@
+"""The trunk: what all members share with the public model, and where their rows part.
+
+Members that adapt layers from some block upward, or the output layer alone, are the public model up
+to there. That part is computed once for b sequences; then rows are repeated, to (N + 1) b, block 0
+public. Where rows part follows from the adapted layers alone, a public constant: if it followed
+from the weights, or from which members there are, one member could be seen in the last bits of
+another's logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adapmixed.ensemble.layers import block_names, head_name
+
+_LOG = logging.getLogger(__name__)
+# Arguments of decoder blocks by the meaning of their first dimension.
+_SEQUENCES = frozenset({"attention_mask", "position_ids", "position_embeddings"})
+_HEADS_OF_SEQUENCES = frozenset({"alibi"})  # (b heads, ...)
+_NO_SEQUENCES = frozenset({"position_bias", "cache_position"})
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """Where rows part.
+
+    Attributes:
+        head: the output layer's name if it alone is adapted, else None.
+        blocks: names of the decoder blocks that are computed for every member; empty if `head` is
+            set, or if nothing can be shared and the input itself is repeated.
+        depth: number of all decoder blocks; 0 if they are not known.
+    """
+
+    head: str | None = None
+    blocks: tuple[str, ...] = ()
+    depth: int = 0
+
+    @property
+    def repeats_input(self) -> bool:
+        """Whether members share nothing: every row is computed from the token ids on."""
+        return self.head is None and not self.blocks
+
+    def __str__(self) -> str:
+        if self.head is not None:
+            return "all blocks: members adapt the output layer alone"
+        shared = self.depth - len(self.blocks)
+        if self.repeats_input or shared == 0:
+            return "no block: every member computes all of them"
+        return f"the first {shared} of {self.depth} blocks"
+
+
+def find_trunk(model: Any, adapted: Collection[str]) -> Trunk:
+    """Return where the rows of members that adapt these layers part.
+
+    Args:
+        model: the public model, before adapters are stacked on it; it is not changed.
+        adapted: full names of layers.
+    """
+    head = head_name(model)
+    if set(adapted) == {head}:
+        return Trunk(head=head, depth=len(block_names(model)))
+    blocks = block_names(model)
+    own = {name: _block_of(name, blocks) for name in adapted if name != head}
+    if not own or not blocks or None in own.values():
+        return Trunk()
+    first = min(blocks.index(block) for block in own.values() if block is not None)
+    trunk = Trunk(blocks=blocks[first:], depth=len(blocks))
+    reason = _fault(model, trunk)
+    if reason is not None:
+        _LOG.warning(
+            "%s shares no block with its members, which costs time: %s",
+            model.config.model_type,
+            reason,
+        )
+        return Trunk()
+    return trunk
+
+
+def repeat_at(model: Any, trunk: Trunk, rows: int) -> list[Any]:
+    """Make the model's blocks repeat b sequences to rows * b where the trunk ends.
+
+    Returns:
+        handles that take the change back (`remove`).
+    """
+    repeat = _Repeat(rows)
+    handles = []
+    for index, name in enumerate(trunk.blocks):
+        block = model.get_submodule(name)
+        hook = repeat.first if index == 0 else repeat.later
+        handles.append(block.register_forward_pre_hook(hook, with_kwargs=True))
+    if trunk.blocks:
+        handles.append(block.register_forward_hook(repeat.forget))
+    return handles
+
+
+class _Repeat:
+    """Forward hooks that repeat what blocks are given, by the names of their arguments."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._sequences = 0
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # masks are the same for all blocks
+
+    def first(self, block: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return self._arguments(block, args, kwargs, first=True)
+
+    def later(self, block: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return self._arguments(block, args, kwargs, first=False)
+
+    def forget(self, block: nn.Module, args: Any, output: Any) -> None:
+        self._known.clear()
+
+    def _arguments(
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, first: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        signature = inspect.signature(block.forward)
+        bound = signature.bind(*args, **kwargs)
+        hidden = bound.arguments["hidden_states"]
+        if first:
+            self._sequences = len(hidden)
+            bound.arguments["hidden_states"] = hidden.repeat(self._rows, 1, 1)
+        for name, value in bound.arguments.items():
+            if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                for key, one in value.items():
+                    value[key] = self._value(key, one)
+            elif name != "hidden_states":
+                bound.arguments[name] = self._value(name, value)
+        return bound.args, bound.kwargs
+
+    def _value(self, name: str, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(self._value(name, one) for one in value)
+        if not isinstance(value, Tensor) or name in _NO_SEQUENCES:
+            return value
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._repeated(name, value)
+        return self._known[id(value)][1]
+
+    def _repeated(self, name: str, value: Tensor) -> Tensor:
+        length = len(value)
+        if name in _SEQUENCES and length in (1, self._sequences):
+            if length < self._sequences:
+                return value  # is broadcast over all rows
+        elif name not in _HEADS_OF_SEQUENCES or length % self._sequences:
+            raise ValueError(
+                f"blocks must take known tensors, got {name} of shape {tuple(value.shape)}"
+            )
+        return value.expand(self._rows, *value.shape).flatten(0, 1)
+
+
+@torch.no_grad()
+def _fault(model: Any, trunk: Trunk) -> str | None:
+    """Why the model cannot be computed with its rows parting there, or None.
+
+    Tried on the public model alone: two repeated rows must be one another's copies and, but for
+    rounding, the model's own answer; also padded, and through a cache.
+    """
+    from adapmixed.ensemble.cache import key_value_cache
+
+    training = model.training
+    model.eval()
+    ids = (
+        torch.arange(6, device=model.device).view(2, 3) % model.config.get_text_config().vocab_size
+    )
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
+
+    def answers() -> Tensor:
+        cache, parts = key_value_cache(model.config, 3), []
+        for start, stop in ((0, 2), (2, 3)):
+            parts.append(
+                model(
+                    input_ids=ids[:, start:stop],
+                    attention_mask=mask[:, :stop],
+                    position_ids=positions[:, start:stop],
+                    past_key_values=cache,
+                    use_cache=True,
+                ).logits
+            )
+        return torch.cat(parts, dim=1).float()[..., 1:, :]
+
+    handles = []
+    try:
+        expected = answers()
+        handles = repeat_at(model, trunk, 2)
+        found = answers()
+    except Exception as error:  # whatever a model's own code may raise
+        return f"{type(error).__name__}: {error}"
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(training)
+    if found.shape[0] != 4 or not torch.equal(found[:2], found[2:]):
+        return "repeated rows are not one another's copies"
+    scale = float(expected.max() - expected.min())
+    precision = 2.0**-10 if model.dtype == torch.float32 else 2.0**-4
+    if not torch.allclose(found[:2], expected, rtol=0.0, atol=precision * scale):
+        return "rows that part there are not the model's"
+    return None
+
+
+def _block_of(name: str, blocks: tuple[str, ...]) -> str | None:
+    return next((block for block in blocks if name.startswith(f"{block}.")), None)

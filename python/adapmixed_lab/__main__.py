@@ -1,0 +1,7 @@
+"""``python -m adapmixed_lab``."""
+
+import sys
+
+from adapmixed_lab.cli import main
+
+sys.exit(main())

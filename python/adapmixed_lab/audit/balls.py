@@ -1,0 +1,168 @@
+"""Bounds and losses of the Rényi ball: PMixED, AdaPMixED's own charges, subsets, replace-one."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
+from adapmixed.privacy import RenyiBound
+from adapmixed.privacy.conversions import replace_one_epsilon
+from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
+from adapmixed.privacy.pmixed import amplification_rate, sound_bound
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.audit.search import Array, Shape, both_ways, distribution, hockey_stick
+from adapmixed_lab.audit.target import RESOLVED, Target, largest
+from adapmixed_lab.reproduce.published_bound import published_bound
+
+DELTAS = (0.5, 0.1, 0.01)
+
+
+def ball_targets() -> list[Target]:
+    """Return everything that is attacked here, controls at the end."""
+    found = [
+        _ball_target(PMixED(8.0, 1e-5, 10, order, rate), models)
+        for order, rate, models in ((3.0, 1.0, 3), (6.0, 1.0, 1), (18.0, 0.3, 4))
+    ]
+    realised = [
+        AdaPMixED(18.0, 0.1, screen=None, adjacency="add_remove"),
+        AdaPMixED(18.0, 0.1, screen=None),
+        AdaPMixED(3.0, 0.2, screen=None, loss_orders=(8.0,), adjacency="add_remove"),
+    ]
+    found += [_realised_target(one, one.adjacency) for one in realised]
+    found += [_fixed_target(order, models, "zero_out") for order, models in ((3.0, 3), (8.0, 1))]
+    found += [_subset_target(2.0, 3, 0.5, "subset"), _subset_target(2.0, 2, 0.8, "slots")]
+    found += [_replaced_target(order, models) for order, models in ((6.0, 1), (3.0, 2))]
+    return [
+        *found,
+        published_target(4),
+        _realised_target(realised[1], "add_remove"),
+        _fixed_target(3.0, 4, "add_remove"),
+        _subset_target(2.0, 3, 0.5, "subset, amplified at its rate"),
+        _doubled_target(),
+    ]
+
+
+def _ball_target(mechanism: PMixED, models: int) -> Target:
+    order, rate = mechanism.order, mechanism.sample_rate
+    bound = sound_bound(order, mechanism.radius(models), models, rate)
+
+    def ratio(p: Array, q: Array, _: Array | None) -> Array:
+        return both_ways(p, q, order) / bound
+
+    name = f"pmixed α = {order:g}, rate {rate:g}, N = {models}, zero_out"
+    return Target(name, "true D_α / sound bound", mechanism, Shape(models, 3), "zero_out", ratio)
+
+
+def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
+    """Return the loss that the accountant adds; a control if the neighbours are others."""
+    (order,) = mechanism.loss_orders or (mechanism.order,)
+
+    def ratio(p: Array, q: Array, charge: Array | None) -> Array:
+        assert charge is not None
+        added = charge * (1 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
+        return (both_ways(p, q, order) - RESOLVED) / added
+
+    control = adjacency != mechanism.adjacency
+    name = f"adapmixed α = {mechanism.order:g}, member 0 of 3, {adjacency}"
+    if order != mechanism.order:
+        name += f", loss at order {order:g}"
+    if control:
+        name += f", its loss that of {mechanism.adjacency}"
+    claim = "true loss / its own charge"
+    shape = Shape(3, 3)
+    return Target(name, claim, mechanism, shape, adjacency, ratio, control, charged=True)
+
+
+def _fixed_target(order: float, models: int, adjacency: str) -> Target:
+    """Return AdaPMixED's bound that is fixed beforehand, which holds for zero-out alone.
+
+    With "add_remove" a control: it is divided by the members that are there.
+    """
+    mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
+    proposed = mechanism.propose(torch.zeros(models, 1, 2), torch.zeros(1, 2), rng=SeededRandom(0))
+    (bound,) = (one.epsilon for one in proposed.events(None) if isinstance(one, RenyiBound))
+
+    def ratio(p: Array, q: Array, _: Array | None) -> Array:
+        return both_ways(p, q, order) / bound
+
+    name = f"adapmixed, loss='fixed', α = {order:g}, N = {models}, {adjacency}"
+    claim, shape = "true D_α / the bound that is charged", Shape(models, 2)
+    return Target(name, claim, mechanism, shape, adjacency, ratio, adjacency != "zero_out")
+
+
+def _subset_target(order: float, models: int, rate: float, divisor: str) -> Target:
+    """Return the bound of a token's distribution if each member is drawn with probability `rate`.
+
+    All subsets are enumerated.
+    """
+    control = divisor not in ("subset", "slots")
+    by = "subset" if control else divisor
+    amplified = rate if control else amplification_rate(rate, models, by)
+    mechanism = AdaPMixED(order, 1.0, screen=None, loss="fixed")
+    bound = sound_bound(order, mechanism.radius, models, amplified)
+
+    def answers(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
+        found: Array = np.zeros(public.shape)
+        nobody = distribution(mechanism, public[None], public)  # q
+        for drawn in product((False, True), repeat=len(private)):
+            share = float(np.prod([rate if taken else 1 - rate for taken in drawn]))
+            answer = nobody
+            if any(drawn):
+                answer = distribution(mechanism, private[list(drawn)], public)
+            if by == "slots":
+                answer = (sum(drawn) * answer + (len(drawn) - sum(drawn)) * nobody) / len(drawn)
+            found += share * answer
+        return found
+
+    def ratio(p: Array, q: Array, _: Array | None) -> Array:
+        return both_ways(p, q, order) / bound
+
+    name = f"α = {order:g}, subsets at rate {rate:g}, divided by {divisor}, N = {models}, zero_out"
+    claim, shape = "true D_α / sound bound", Shape(models, 2)
+    return Target(name, claim, mechanism, shape, "zero_out", ratio, control, answers)
+
+
+def _replaced_target(order: float, models: int) -> Target:
+    """Return (2ε, (1 + e^ε) δ) through the emptied shard, as budgets and the planner state it."""
+    mechanism = AdaPMixED(order, 0.5 / order, screen=None, loss="fixed")
+    spent = sound_bound(order, mechanism.radius, models)
+    claims = [(replace_one_epsilon(order, spent, delta), delta) for delta in DELTAS]
+
+    def ratio(p: Array, q: Array, _: Array | None) -> Array:
+        return largest([hockey_stick(p, q, epsilon) / delta for epsilon, delta in claims])
+
+    name = f"through the emptied shard, α = {order:g}, N = {models}, replace_one"
+    return Target(name, "true δ(ε) / δ", mechanism, Shape(models, 2), "replace_one", ratio)
+
+
+def _doubled_target() -> Target:
+    """Return twice the Rényi bound of an emptied shard, which bounds no replacement: a control."""
+    order = 3.0
+    mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
+    bound = 2 * sound_bound(order, mechanism.radius, 1)
+
+    def ratio(p: Array, q: Array, _: Array | None) -> Array:
+        return both_ways(p, q, order) / bound
+
+    name = f"twice the Rényi bound of an emptied shard, α = {order:g}, N = 1, replace_one"
+    shape = Shape(1, 2)
+    return Target(name, "true D_α / bound", mechanism, shape, "replace_one", ratio, True)
+
+
+def published_target(models: int) -> Target:
+    """Return the published data-independent bound, which is not valid: a control."""
+    order, beta = 3.0, 0.01
+    bound = published_bound(order, beta, models)
+
+    def ratio(p: Array, q: Array, _: Array | None) -> Array:
+        return both_ways(p, q, order) / bound
+
+    name = f"published PMixED bound, N = {models}, add_remove"
+    mechanism = AdaPMixED(order, beta, screen=None, adjacency="add_remove")
+    shape = Shape(models, 2)
+    return Target(name, "true D_α / published bound", mechanism, shape, "add_remove", ratio, True)

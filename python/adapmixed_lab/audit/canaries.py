@@ -1,0 +1,278 @@
+"""Canaries: secrets planted in training text, and what answers of the trained ensemble tell.
+
+**One-run audit** (Steinke, Nasr, Jagielski 2023). Each of N shards has a canary and a fair coin of
+its own. Turning one coin changes one shard, so the answers are (ε, δ)-DP in every coin, with the ε
+of that change: the shard holds its conversation or is emptied ("zero_out"), or it holds the one or
+the other booking number ("replace_one"). Two canaries in one shard would share one change.
+A run is N coins and T answers. R runs, each with coins of its own, are (ε, δ)-DP in each of all
+N R coins, too, since a coin changes one run: theorem 5.2 is applied to all of them at once.
+
+**Exposure** (Carlini et al. 2019), log2 |R| - log2(rank of the secret among |R|). One shard is
+drawn uniformly from |R|, which are ranked by the answers. With P_s the distribution with shard s
+and P' that with it emptied, P_s(s is ranked first) <= e^ε P'(s is ranked first) + δ; the mean over
+s is at most e^ε/|R| + δ, with the ε of zero-out. So much may the frequency of full exposure be.
+
+**Power.** The same attack at the same effort on the ensemble without protection. Where it does not
+exceed a claim, that the claim was not broken says nothing, and the finding is called so.
+
+Nothing but answers is scored. The attacker knows the text and every adapter that the coins may
+give, and computes the exact likelihood of the answers in every world. How many guesses it makes is
+chosen in a rehearsal, with coins and tokens of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit
+from torch import Tensor
+
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
+from adapmixed_ext import RandomSource
+from adapmixed_lab.audit.finding import Effort, Finding
+from adapmixed_lab.audit.planted import CUSTOMERS, SECRETS, Planted, planted
+from adapmixed_lab.audit.search import Array, distribution
+from adapmixed_lab.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
+from adapmixed_lab.audit.tokens import Game, drawn_tokens
+
+Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+
+ANSWERS_PER_SECOND = 3000.0  # of each game
+LEAST_ANSWERS = 20_000
+REHEARSED = 10_000  # runs
+SHARES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)  # of all coins, that are guessed
+
+
+@dataclass(frozen=True)
+class Worlds:
+    """Ensembles, one of which answers.
+
+    Attributes:
+        private: (N, W, V), the members' logits in each.
+        public: (V,).
+    """
+
+    private: Tensor
+    public: Tensor
+
+    def distributions(self, mechanism: Mechanism) -> Array:
+        """Return (W, V), what the mechanism draws from."""
+        found = distribution(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
+        scaled: Array = found / found.sum(1, keepdims=True)
+        return scaled
+
+    def answers(
+        self, mechanism: Mechanism, world: Integers, count: int, rng: RandomSource
+    ) -> Integers:
+        """Return (R, V), how often each token is among `count` answers in each run's world (R,)."""
+        vocab = len(self.public)
+        seen = np.zeros(len(world) * vocab, dtype=np.int64)
+        for index in np.unique(world):
+            runs = np.flatnonzero(world == index)
+            private = self.private[:, index : index + 1]
+            tokens = drawn_tokens(mechanism, private, self.public[None], count * len(runs), rng)
+            places = np.repeat(runs, count) * vocab + tokens.numpy()
+            seen += np.bincount(places, minlength=len(seen))
+        return seen.reshape(len(world), vocab)
+
+
+def likelihoods(shares: Array, seen: Integers) -> Array:
+    """Return (R, W), log P(answers of a run | world), but for the same constant in every world."""
+    logs = np.log(np.maximum(shares, np.finfo(np.float64).tiny))
+    found: Array = seen.astype(np.float64) @ logs.T
+    return found
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A one-run audit.
+
+    Attributes:
+        game: the claim, and what runs.
+        answers: T of a run.
+        together: one person in all shards, with one coin, whom the claim does not cover: a
+            control.
+    """
+
+    game: Game
+    answers: int
+    together: bool = False
+
+    def claim(self) -> str:
+        """Return what is claimed and measured."""
+        return f"ε at δ = {self.game.delta:g}"
+
+    def claimed(self) -> float:
+        """Return ε of all answers of a run."""
+        return self.game.claimed()
+
+    def outcomes(self) -> Booleans:
+        """Return (W, K), every outcome of the coins of a run."""
+        coins = 1 if self.together else CUSTOMERS
+        return (np.arange(2**coins)[:, None] >> np.arange(coins) & 1).astype(bool)
+
+    def worlds(self, members: Planted) -> Worlds:
+        """Return the ensemble for each of them."""
+        coins = torch.from_numpy(self.outcomes()).expand(-1, CUSTOMERS)
+        first, second = members.private[:CUSTOMERS, None], members.private[CUSTOMERS:, None]
+        other = members.public if self.game.adjacency == "zero_out" else second
+        if self.together:
+            first = first[:1]  # the same person's in every shard
+        return Worlds(torch.where(coins.T[..., None], first, other), members.public)
+
+    def odds(self, shares: Array, seen: Integers) -> Array:
+        """Return (R, K), log P(heads | answers)/P(tails | answers) of every coin."""
+        logs = likelihoods(shares, seen)
+        sides = [
+            np.logaddexp.reduce(logs[:, side], 1) - np.logaddexp.reduce(logs[:, ~side], 1)
+            for side in self.outcomes().T
+        ]
+        return np.stack(sides, axis=1)
+
+    def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
+        """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
+        worlds, mechanism = self.worlds(planted()), self.game.running or self.game.stated
+        shares = worlds.distributions(mechanism)
+        world = generator.integers(len(shares), size=REHEARSED)
+        rehearsal = generator.multinomial(self.answers, shares[world])
+        guesses = self.plan(self.odds(shares, rehearsal), runs)
+
+        world = generator.integers(len(shares), size=runs)
+        odds = self.odds(shares, worlds.answers(mechanism, world, self.answers, rng))
+        surest = np.argsort(-np.abs(odds), axis=None, kind="stable")[:guesses]
+        right = int(((odds > 0) == self.outcomes()[world]).ravel()[surest].sum())
+        return one_run_epsilon(odds.size, guesses, right, self.game.delta)
+
+    def plan(self, odds: Array, runs: int) -> int:
+        """Return how many guesses show most, a deviation off luck, if odds are those rehearsed."""
+        sure = np.sort(expit(np.abs(odds)), axis=None)[::-1]
+        coins = runs * odds.shape[1]
+        best, most = 1, -1.0
+        for share in SHARES:
+            guesses = max(1, round(share * coins))
+            accuracy = float(sure[: max(1, round(share * len(sure)))].mean())
+            deviation = math.sqrt(guesses * accuracy * (1 - accuracy))
+            right = max(0, math.floor(guesses * accuracy - deviation))
+            shown = one_run_epsilon(coins, guesses, right, self.game.delta)
+            if shown > most:
+                best, most = guesses, shown
+        return best
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Which of all trained shards is member 0? The others hold the last ones throughout."""
+
+    game: Game
+    answers: int
+
+    def claim(self) -> str:
+        """Return what is claimed and measured."""
+        return f"P(exposure is log2 {SECRETS})"
+
+    def claimed(self) -> float:
+        """Return the largest probability that the right one is ranked first."""
+        return min(1.0, float(np.exp(self.game.claimed())) / SECRETS + self.game.delta)
+
+    def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
+        """Return a lower bound on that probability, with confidence `CONFIDENCE`."""
+        members, mechanism = planted(), self.game.running or self.game.stated
+        others = members.private[1 - CUSTOMERS :, None].expand(-1, SECRETS, -1)
+        worlds = Worlds(torch.cat((members.private[None], others)), members.public)
+        secret = generator.integers(SECRETS, size=runs)
+        seen = worlds.answers(mechanism, secret, self.answers, rng)
+        first = likelihoods(worlds.distributions(mechanism), seen).argmax(1)
+        return proportion(int((first == secret).sum()), runs, CONFIDENCE)[0]
+
+
+DELTA = 1e-7
+MANY = 64
+
+
+def box(queries: int) -> ClippedMixing:
+    """Return a ClippedMixing for so many answers."""
+    return ClippedMixing(0.85, 1.4, queries=queries)
+
+
+def pool(queries: int) -> ClippedLogPool:
+    """Return a ClippedLogPool for so many answers."""
+    return ClippedLogPool(-0.15, 0.3, 1.0, queries=queries)
+
+
+def game(
+    stated: Mechanism, adjacency: str, delta: float, running: Mechanism | None = None, bug: str = ""
+) -> Game:
+    """Return a claim about an ensemble of all customers; `bug` says what is done instead."""
+    name = f"{bug}{stated.name}, N = {CUSTOMERS}, {adjacency}"
+    return Game(name, stated, CUSTOMERS, adjacency, delta, running)
+
+
+def audits() -> list[tuple[Audit, bool]]:
+    """Return (audit, whether it is a control) of all."""
+    found = []
+    for adjacency in ("zero_out", "replace_one"):
+        for make in (box, pool):
+            found.append((Audit(game(make(1), adjacency, 0.0), 1), False))
+            found.append((Audit(game(make(MANY), adjacency, DELTA), MANY), False))
+    for answers in (1, MANY):
+        ball = PMixED(1.0, DELTA, queries=answers, order=18.0)
+        found.append((Audit(game(ball, "zero_out", DELTA), answers), False))
+    plain = game(box(MANY), "zero_out", DELTA, Unprotected(), "unprotected, called ")
+    every = game(box(1), "zero_out", 0.0, bug="one person in every shard of ")
+    return [*found, (Audit(plain, MANY), True), (Audit(every, 1, together=True), True)]
+
+
+EXPOSED = 16
+EXPOSED_DELTA = 0.01
+
+
+def exposures() -> list[tuple[Exposure, bool]]:
+    """Return them as `audits` does."""
+    stated = box(EXPOSED)
+    plain = game(stated, "zero_out", EXPOSED_DELTA, Unprotected(), "unprotected, called ")
+    return [
+        (Exposure(game(stated, "zero_out", EXPOSED_DELTA), EXPOSED), False),
+        (Exposure(game(pool(EXPOSED), "zero_out", EXPOSED_DELTA), EXPOSED), False),
+        (Exposure(plain, EXPOSED), True),
+    ]
+
+
+def unprotected(one: Audit | Exposure) -> Audit | Exposure:
+    """Return the same claim, attack and worlds, answered without protection."""
+    return replace(one, game=replace(one.game, running=Unprotected()))
+
+
+def audit(effort: Effort) -> Iterator[Finding]:
+    """Play every game; its power without protection does not depend on the mechanism."""
+    answers = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS)
+    games: list[tuple[Audit | Exposure, bool]] = [*audits(), *exposures()]
+    powers: dict[str, float] = {}
+
+    def measured(one: Audit | Exposure, label: str) -> float:
+        label = f"canaries/{label}"
+        return one.measure(answers // one.answers, effort.generator(label), effort.source(label))
+
+    for index, (one, control) in enumerate(games):
+        power = None
+        if not control:
+            game = one.game
+            key = f"{type(one).__name__} {game.adjacency} {game.delta:g} {one.answers}"
+            if key not in powers:
+                powers[key] = measured(unprotected(one), key)
+            power = powers[key]
+        yield Finding(
+            "canaries",
+            f"{one.game.name}, {answers // one.answers} × {one.answers} answers",
+            one.claim(),
+            one.claimed(),
+            measured(one, str(index)),
+            CONFIDENCE,
+            control,
+            power,
+        )

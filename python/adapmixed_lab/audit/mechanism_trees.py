@@ -1,0 +1,198 @@
+"""Adaptive trees that a mechanism answers itself, charged to accountants with a budget.
+
+Small enough to be enumerated to the last leaf. Each node is answered as a generator does: the
+mechanism proposes, the branch's accountant charges, which decides who contributes, and the tokens
+follow the distribution that the proposal would release.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapmixed.mechanisms import ClippedMixing, Mechanism, Rows
+from adapmixed.mechanisms.proposal import Prepared
+from adapmixed.privacy import Accountant
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.rng import SeededRandom
+from adapmixed_ext import RandomSource
+from adapmixed_lab.audit.trees import DELTA, History, charge_of
+
+FAR = 30.0
+"""A logit beyond every clip: the corners of what a member may do."""
+
+AsTheyAre = ((1.0, None),)
+"""One shape of the rows: no temperature, all tokens."""
+
+
+@dataclass(frozen=True)
+class Understated(Mechanism):
+    """A mechanism that is charged a part of what it would be; a control.
+
+    Attributes:
+        inner: the mechanism.
+        told: the part of every charge that the accountant is told.
+    """
+
+    name: ClassVar[str] = "understated"
+
+    inner: Mechanism
+    told: float
+
+    @property
+    def measure(self) -> tuple[str, float | None] | None:
+        """As of the mechanism."""
+        return self.inner.measure
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        prepared = self.inner._prepare(rows, rng)
+        assert prepared.charges is not None
+        return replace(prepared, charges=self.told * prepared.charges)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One transcript.
+
+    Attributes:
+        mass: its probability.
+        spent: (N,), what each shard has spent by then.
+    """
+
+    mass: float
+    spent: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An adversary whose queries, and their shapes, depend on what was answered before.
+
+    Attributes:
+        mechanism: answers, with a measure of its individual charges.
+        budget: of every shard.
+        shapes: (temperature, top_k) of the rows; which of them is asked depends on the history.
+    """
+
+    mechanism: Mechanism
+    seed: int
+    models: int
+    vocab: int
+    depth: int
+    budget: ShardBudget
+    shapes: tuple[tuple[float, int | None], ...] = AsTheyAre
+
+    def node(self, history: History) -> tuple[Tensor, Tensor]:
+        """Return (private (N, V), public (V,)) logits of the query after this history."""
+        rng = np.random.default_rng([self.seed, len(history), *history])
+        public = np.log(rng.dirichlet(np.full(self.vocab, 4.0)))
+        raised = rng.random((self.models, self.vocab)) < rng.choice([0.2, 0.5, 0.8])
+        private = public + np.where(raised, FAR, -FAR)
+        return torch.from_numpy(private).float(), torch.from_numpy(public).float()
+
+    def leaves(self, emptied: int | None = None) -> dict[History, Leaf]:
+        """Return every transcript; member `emptied` is the public model throughout."""
+        accountant = Accountant(DELTA, epsilon=self.budget.epsilon(DELTA))
+        level: dict[History, tuple[float, Accountant]] = {(): (1.0, accountant)}
+        for _ in range(self.depth):
+            below = {}
+            for history, (mass, before) in level.items():
+                # Each branch has an accountant of its own, which goes on from here.
+                after = Accountant.from_state(before.state())
+                for token, p in enumerate(self._answer(history, after, emptied)):
+                    below[(*history, token)] = (mass * p, after)
+            level = below
+        return {
+            history: Leaf(mass, tuple(after.spent.tolist()))
+            for history, (mass, after) in level.items()
+        }
+
+    def _answer(self, history: History, accountant: Accountant, emptied: int | None) -> list[float]:
+        """Charge the answer after this history, and return the probability of every token."""
+        private, public = self.node(history)
+        if emptied is not None:
+            private[emptied] = public
+        temperature, top_k = self.shapes[sum(history) % len(self.shapes)]
+        proposal = self.mechanism.propose(
+            private[:, None],
+            public[None],
+            rng=SeededRandom(0),
+            temperature=temperature,
+            top_k=top_k,
+        )
+        accountant.charge(proposal)
+        found = proposal.distribution
+        kept = found.rows.tokens
+        probabilities = torch.zeros(self.vocab, dtype=torch.float64)
+        probabilities[slice(None) if kept is None else kept[0]] = found.probabilities()[0]
+        answer: list[float] = probabilities.tolist()
+        return answer
+
+    def divergence(self, orders: Sequence[float]) -> float:
+        """Return the largest D_α(P ‖ P°)/(what the budget allows at α), any member emptied.
+
+        Both ways.
+
+        Args:
+            orders: α; under a budget in "renyi" its own alone.
+        """
+        here = {history: leaf.mass for history, leaf in self.leaves().items()}
+        largest = 0.0
+        for member in range(self.models):
+            there = {history: leaf.mass for history, leaf in self.leaves(member).items()}
+            for order in orders:
+                allowed = self.budget.amount * (order if self.budget.order is None else 1.0)
+                both = max(_renyi(here, there, order), _renyi(there, here, order))
+                largest = max(largest, both / allowed)
+        return largest
+
+
+@dataclass(frozen=True)
+class ExtremalTree(Tree):
+    """Every query is the dominating pair of one box: no answer loses more of what it is charged.
+
+    Of three tokens two have mass π = (1-c)/(C-c): member 0 is C q on one of them, every other
+    member on the other, and c q elsewhere. Which tokens these are depends on the history. By the
+    lemma of docs/privacy.md, section 13, member 0 loses its charge where the others are c q, and
+    the sum of `depth` answers is the sum of their charges until it has spent its budget.
+
+    Attributes:
+        box: of the members' distributions around q.
+    """
+
+    box: ClippedMixing = ClippedMixing(0.9, 1.3, order=4.0)
+
+    def node(self, history: History) -> tuple[Tensor, Tensor]:
+        """As :meth:`Tree.node`."""
+        box = self.box
+        rng = np.random.default_rng([self.seed, len(history), *history])
+        own, others, rest = rng.permutation(3)
+        share = (1 - box.lower) / (box.upper - box.lower)
+        public = np.log([share, share, 1 - 2 * share])[np.argsort([own, others, rest])]
+        private = np.tile(public - FAR, (self.models, 1))
+        private[0, own] += 2 * FAR
+        private[1:, others] += 2 * FAR
+        return torch.from_numpy(private).float(), torch.from_numpy(public).float()
+
+    @staticmethod
+    def charge(box: ClippedMixing, models: int) -> float:
+        """Return that of member 0, by the formula, in float64."""
+        assert box.order is not None
+        share = (1 - box.lower) / (box.upper - box.lower)
+        q, u = np.array([share, 1 - share]), np.array([box.upper, box.lower])
+        return float(charge_of(q, (q * u)[None], box.lower, box.order, models)[0])
+
+
+def _renyi(p: dict[History, float], q: dict[History, float], order: float) -> float:
+    """Return D_order of two distributions of transcripts."""
+    terms = []
+    for history, mass in p.items():
+        if mass > 0:
+            log = order * math.log(mass) + (1 - order) * math.log(q[history])
+            terms.append(math.exp(log))
+    return math.log(math.fsum(terms)) / (order - 1)

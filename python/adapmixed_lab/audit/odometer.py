@@ -1,0 +1,177 @@
+"""AdaPMixED's running ε(D), an ex-post statement, on enumerated adaptive trees.
+
+Attacked is the statement of docs/privacy.md, sections 4 and 5, word for word. With P and Q the
+distributions of all transcripts with and without a member, P(S) - ∫_S e^ε(D) dQ, and the same with
+P and Q exchanged, are at most δ for every S. AdaPMixED answers every query, and the accountant says
+ε on every branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed_lab.audit.finding import SLACK, Effort, Finding
+from adapmixed_lab.audit.odometer_extremal import extremal
+from adapmixed_lab.audit.odometer_trees import Adjacency, Odometer
+from adapmixed_lab.audit.trees import Stages, accounted, excess, two_stage_paths
+
+STEPS_PER_SECOND = 6.0  # of each search
+CLAIM = "sup P(S) - ∫_S e^ε(D) dQ"
+DELTA = 1e-5
+SEARCHED_DELTA = 0.05  # branches that a search meets by chance
+
+# What is special, and the tree: for each answer the order that it is made for, and its loss.
+EXTREMAL: list[tuple[str, dict[str, Any]]] = [
+    ("", {"models": 1, "adjacency": "add_remove", "orders": (8.0,) * 4, "spend": (0.25,) * 4}),
+    ("", {"models": 2, "adjacency": "add_remove", "orders": (8.0,) * 4, "spend": (0.25,) * 4}),
+    (
+        "",
+        {"models": 3, "adjacency": "zero_out", "orders": (18.0,) * 3, "spend": (0.2,) * 3}
+        | {"vocab": 3},
+    ),
+]
+EXTREMAL += [
+    (
+        what,
+        {"models": models, "adjacency": adjacency, "orders": (8.0,) * 3, "spend": (0.4,) * 3}
+        | special,
+    )
+    for what, models, adjacency, special in (
+        (", at the edge of the ball", 2, "add_remove", {"edge": True}),
+        (", at the edge of the ball", 3, "zero_out", {"edge": True}),
+        (", Q over P at the edge of the ball", 1, "zero_out", {"edge": True, "backwards": True}),
+        (", Q over P", 3, "zero_out", {"backwards": True}),
+    )
+]
+SEVERAL: list[tuple[str, dict[str, Any]]] = [
+    (
+        ", δ split",
+        {"models": 1, "adjacency": "zero_out", "orders": (8.0, 2.0), "spend": (0.6, 4.0)},
+    ),
+    (
+        ", δ split",
+        {"models": 2, "adjacency": "add_remove", "orders": (8.0, 2.0), "spend": (0.6, 4.0)},
+    ),
+    (
+        ", δ split",
+        {"models": 3, "adjacency": "add_remove", "orders": (16.0, 4.0, 2.0)}
+        | {"spend": (0.3, 1.2, 3.0)},
+    ),
+]
+BY_HAND = (8.0, 2.0)  # orders of the mechanism of `two_stage_paths`
+
+
+def _finding(name: str, delta: float, measured: float, control: bool = False) -> Finding:
+    return Finding("odometer", name, CLAIM, delta * (1 + SLACK), measured, 1.0, control)
+
+
+def _called(tree: Odometer, kind: str = "an extremal tree") -> str:
+    """Return the mechanism's orders, and the tree, in words."""
+    orders = tree.mechanism.loss_orders or (tree.mechanism.order,)
+    return (
+        f"adapmixed α = {', '.join(f'{order:g}' for order in orders)}, {kind} of {tree.depth} "
+        f"answers, {tree.vocab} tokens, N = {tree.models}, {tree.mechanism.adjacency}"
+    )
+
+
+def _extremal_trees() -> Iterator[Finding]:
+    """Attack trees on which the statement is nearly tight: an ε that is too small shows."""
+    for what, setting in (*EXTREMAL, *SEVERAL):
+        tree, queries = extremal(delta=DELTA, **setting)
+        yield _finding(_called(tree) + what, DELTA, tree.measured(queries))
+
+
+def _extremal_controls() -> Iterator[Finding]:
+    """Attack the same trees with the ε of another statement, or of an accountant told less."""
+    for _, setting in SEVERAL:
+        tree, queries = extremal(delta=DELTA, split=False, **setting)
+        name = f"{_called(tree)}, the best order chosen afterwards"
+        yield _finding(name, DELTA, tree.measured(queries), True)
+    tree, queries = extremal(delta=DELTA, **EXTREMAL[1][1])
+    for what, broken in (
+        ("its first answer is not charged", replace(tree, told=(0.0, 1.0, 1.0, 1.0))),
+        ("0.8 of every loss", replace(tree, told=(0.8,) * 4)),
+        ("a member is added, not removed", replace(tree, adding=True)),
+    ):
+        yield _finding(f"{_called(tree)}, {what}", DELTA, broken.measured(queries), True)
+    name = f"{_called(tree)}, read as a bound of another event"
+    exceeded = tree.exceeded(queries)
+    claim = "P(log P/Q > ε(D))"
+    yield Finding("odometer", name, claim, DELTA * (1 + SLACK), exceeded, 1.0, True)
+
+
+def _ball(
+    order: float, beta: float, adjacency: Adjacency, loss_orders: tuple[float, ...] = ()
+) -> AdaPMixED:
+    return AdaPMixED(order, beta, screen=None, loss_orders=loss_orders, adjacency=adjacency)
+
+
+def searched() -> list[tuple[str, Odometer, bool]]:
+    """Return trees whose logits are all searched for: what is special, the tree, if a control."""
+    added, emptied = _ball(3.0, 1.0, "add_remove"), _ball(3.0, 1.0, "zero_out")
+    smaller, several = _ball(3.0, 0.5, "add_remove"), _ball(4.0, 1.0, "add_remove", (4.0, 1.5))
+    two = Odometer(smaller, 2, 2, 3, SEARCHED_DELTA)
+    return [
+        ("", Odometer(smaller, 1, 2, 3, SEARCHED_DELTA), False),
+        ("", Odometer(smaller, 2, 2, 4, SEARCHED_DELTA), False),
+        ("", Odometer(emptied, 2, 2, 3, SEARCHED_DELTA), False),
+        ("", Odometer(added, 3, 3, 2, SEARCHED_DELTA), False),
+        ("", Odometer(emptied, 3, 2, 3, SEARCHED_DELTA), False),
+        (", δ split", Odometer(several, 2, 2, 3, SEARCHED_DELTA), False),
+        (
+            ", the best order chosen afterwards",
+            Odometer(several, 2, 2, 3, SEARCHED_DELTA, split=False),
+            True,
+        ),
+        (", its second answer is not charged", replace(two, told=(1.0, 0.0, 1.0)), True),
+        (", half of every loss", replace(two, told=(0.5,) * 3), True),
+        (
+            ", answers from a ball twice as large as charged",
+            replace(two, mechanism=added, charged=smaller),
+            True,
+        ),
+        (", losses of zero-out", replace(two, mechanism=added, charged=emptied), True),
+        (", a member is added, not removed", replace(two, mechanism=added, adding=True), True),
+    ]
+
+
+def _searches(effort: Effort) -> Iterator[Finding]:
+    """Attack the statement and broken ones alike."""
+    steps = effort.count(STEPS_PER_SECOND, 60)
+    for index, (what, tree, control) in enumerate(searched()):
+        queries = tree.search(steps, effort.generator(f"odometer/{index}"))
+        name = _called(tree, "a tree, its logits searched,") + what
+        yield _finding(name, tree.delta, tree.measured(queries), control)
+
+
+def _by_hand() -> Iterator[Finding]:
+    """Attack the accountant by the losses of a two-stage mechanism that is written out."""
+    paths = two_stage_paths(*BY_HAND, DELTA)
+
+    def single(column: int) -> Callable[[Stages], float]:
+        def charge(history: Stages) -> float:
+            return accounted([[stage[column]] for stage in history], (BY_HAND[column],), DELTA)
+
+        return charge
+
+    def cheapest(history: Stages) -> float:
+        return min(single(column)(history) for column in range(2))
+
+    name = "a two-stage mechanism, "
+    split = excess(paths, lambda history: accounted(history, BY_HAND, DELTA))
+    yield _finding(f"{name}two orders, δ split", DELTA, split)
+    for column, order in enumerate(BY_HAND):
+        yield _finding(f"{name}order {order:g} alone", DELTA, excess(paths, single(column)))
+    best = excess(paths, cheapest)
+    yield _finding(f"{name}the better of two orders, chosen afterwards", DELTA, best, True)
+
+
+def audit(effort: Effort) -> Iterator[Finding]:
+    """Attack trees that are nearly tight, trees that are searched for, and choices of an order."""
+    yield from _extremal_trees()
+    yield from _extremal_controls()
+    yield from _searches(effort)
+    yield from _by_hand()

@@ -1,0 +1,235 @@
+"""Adaptive trees that AdaPMixED answers, and its running ε(D) on every branch of them.
+
+The nodes of a tree are its histories, level by level; after node k of its level the token v leads
+to node k V + v of the next. Small enough to be enumerated to the last leaf, in both worlds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed.privacy import Accountant, Event, LeaveOneOutLoss
+from adapmixed.privacy.conversions import c_alpha
+from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.audit.search import (
+    Array,
+    distribution,
+    maximise,
+    neighbour,
+    one_thread,
+    realised,
+    released,
+)
+from adapmixed_lab.audit.trees import excess
+
+Adjacency = Literal["add_remove", "zero_out"]
+Queries = tuple[Tensor, Tensor]
+"""(private (N, K, V), public (K, V)) float32 logits: what is asked after each of K histories."""
+Branches = list[tuple[float, float, float]]
+"""Of every transcript: its probability under P and under Q, and ε."""
+
+
+@dataclass(frozen=True)
+class Odometer:
+    """Who answers the queries of a tree, and what is charged for them.
+
+    Attributes:
+        mechanism: answers, with D and with its neighbour.
+        delta: of the statement.
+        charged: whose losses are counted, if that is another; a control.
+        told: the part of each answer's loss that the accountant is told; less than 1 in controls.
+        split: δ over the orders, evenly; without, the best order is chosen on every branch: a
+            control.
+        adding: the ensemble at hand lacks the member, which is then added: a control.
+    """
+
+    mechanism: AdaPMixED
+    models: int
+    vocab: int
+    depth: int
+    delta: float
+    charged: AdaPMixED | None = None
+    told: tuple[float, ...] = ()
+    split: bool = True
+    adding: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """K, the histories after which something is asked."""
+        return sum(self.vocab**level for level in range(self.depth))
+
+    @property
+    def size(self) -> int:
+        """Of a vector that holds all logits of a tree."""
+        return self.nodes * (self.models + 1) * self.vocab
+
+    @cached_property
+    def _levels(self) -> list[slice]:
+        ends = np.cumsum([0, *(self.vocab**level for level in range(self.depth))]).tolist()
+        return [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+
+    @property
+    def _told(self) -> tuple[float, ...]:
+        return self.told or (1.0,) * self.depth
+
+    @property
+    def _charged(self) -> tuple[AdaPMixED, tuple[float, ...]]:
+        """Whose losses are counted, and at which orders."""
+        mechanism = self.charged or self.mechanism
+        return mechanism, mechanism.loss_orders or (mechanism.order,)
+
+    @property
+    def _parts(self) -> list[float]:
+        """The part of δ that each order has."""
+        count = len(self._charged[1])
+        if not self.split:
+            return [self.delta] * count
+        return [self.delta / count] * count
+
+    def queries(self, vectors: Array) -> Queries:
+        """Return (private (N, B K, V), public (B K, V)) of B vectors (B, size)."""
+        logits = torch.from_numpy(vectors).float().view(-1, self.models + 1, self.vocab)
+        rows = logits.transpose(0, 1).contiguous()
+        return rows[1:], rows[0]
+
+    def _neighbours(self, queries: Queries) -> list[Tensor]:
+        """Return the private logits that are left without each of the members."""
+        private, public = queries
+        order = [[i, *(j for j in range(self.models) if j != i)] for i in range(self.models)]
+        return [neighbour(private[o], public, public, self.mechanism.adjacency) for o in order]
+
+    def _masses(self, answers: Array) -> Array:
+        """Return (B, V^depth), the probability of every transcript.
+
+        Args:
+            answers: (B, K, V), of every token after every history.
+        """
+        masses = np.ones((len(answers), 1))
+        for level in self._levels:
+            masses = (masses[..., None] * answers[:, level]).reshape(len(answers), -1)
+        return masses
+
+    # What is reported: one query after the other, as a driver asks and charges.
+
+    def _epsilons(self, private: Tensor, public: Tensor) -> list[float]:
+        """Return ε(D) on every branch, by accountants that are charged answer by answer."""
+        mechanism, orders = self._charged
+        # Without a split each order has all of δ: as much as if it is one of so many.
+        delta = self.delta if self.split else self.delta * len(orders)
+        level: list[list[Event]] = [[]]  # of each history, what was charged so far
+        for share, nodes in zip(self._told, self._levels, strict=True):
+            charged = []
+            for k, before in zip(range(nodes.start, nodes.stop), level, strict=True):
+                proposal = mechanism.propose(
+                    private[:, k : k + 1], public[k : k + 1], rng=SeededRandom(0)
+                )
+                told = (
+                    replace(event, loss=share * event.loss)
+                    if isinstance(event, LeaveOneOutLoss)
+                    else event
+                    for event in proposal.events(None)
+                )
+                charged.append([*before, *told])
+            level = [after for after in charged for _ in range(self.vocab)]
+        epsilons = (Accountant(delta).add(events).guarantee().epsilon for events in level)
+        return [epsilon for epsilon in epsilons if epsilon is not None]
+
+    def _answers(self, private: Tensor, public: Tensor) -> Array:
+        """Return (1, K, V), of the next token after every history, as the mechanism releases it."""
+        found = []
+        for k in range(self.nodes):
+            rows = private[:, k : k + 1], public[k : k + 1]
+            answers = (
+                released(self.mechanism, *rows, targets=torch.tensor([v]), rng=SeededRandom(0))
+                for v in range(self.vocab)
+            )
+            logs = [answer.log_prob for answer in answers]
+            found.append([math.exp(float(log)) for log in logs if log is not None])
+        return np.array([found])
+
+    def branches(self, queries: Queries) -> list[Branches]:
+        """Return all branches for each member that is removed, Q without it."""
+        private, public = queries
+        here = self._masses(self._answers(private, public))[0]
+        found = []
+        epsilons = [] if self.adding else self._epsilons(private, public)
+        for rows in self._neighbours(queries):
+            there = self._masses(self._answers(rows, public))[0]
+            if self.adding:
+                epsilons = self._epsilons(rows, public)
+            found.append(list(zip(here.tolist(), there.tolist(), epsilons, strict=True)))
+        return found
+
+    def measured(self, queries: Queries) -> float:
+        """Return the max over removed members and directions of sup_S P(S) - ∫_S e^ε(D) dQ."""
+        return max(excess(branches, float) for branches in self.branches(queries))
+
+    def exceeded(self, queries: Queries) -> float:
+        """Return the largest P(log P/Q > ε(D)): another statement, which is not made."""
+        return max(
+            math.fsum(p for p, q, epsilon in branches if p > math.exp(epsilon) * q)
+            for branches in self.branches(queries)
+        )
+
+    # What steers a search: the same in arrays, for many trees at once.
+
+    def objective(self, vectors: Array) -> Array:
+        """Return (B,), what is exceeded, relative to δ, of trees given by vectors (B, size).
+
+        If nothing is exceeded, by how much less at least: so that a search finds its way.
+        """
+        queries = private, public = self.queries(vectors)
+        shape = len(vectors), self.nodes, self.vocab
+        p = self._masses(distribution(self.mechanism, private, public).reshape(shape))
+        epsilon = None if self.adding else self._estimated(private, public)
+        largest = np.full(len(vectors), -np.inf)
+        for rows in self._neighbours(queries):
+            q = self._masses(distribution(self.mechanism, rows, public).reshape(shape))
+            if self.adding:
+                epsilon = self._estimated(rows, public)
+            assert epsilon is not None
+            with np.errstate(all="ignore"):
+                for a, b in ((p, q), (q, p)):
+                    over = np.maximum(0.0, a - np.exp(epsilon) * b).sum(1) / self.delta
+                    short = (np.log(a / b) - epsilon).max(1)
+                    largest = np.fmax(largest, np.where(over > 0, over, np.minimum(short, 0.0)))
+        return largest
+
+    def _estimated(self, private: Tensor, public: Tensor) -> Array:
+        """Return (B, V^depth), ε but for the accountant's rounding."""
+        mechanism, orders = self._charged
+        losses = realised(mechanism, private, public) * (1 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
+        models, _, columns = losses.shape
+        losses = losses.reshape(models, -1, self.nodes, columns)
+        total: Array = np.zeros((models, losses.shape[1], 1, columns))
+        for share, level in zip(self._told, self._levels, strict=True):
+            total = np.repeat(total + share * losses[:, :, level], self.vocab, axis=2)
+        costs = [c_alpha(*pair) for pair in zip(orders, self._parts, strict=True)]
+        epsilon: Array = (total + costs).min(-1).max(0)
+        return np.maximum(0.0, epsilon)
+
+    def search(self, steps: int, generator: np.random.Generator) -> Queries:
+        """Return the tree that exceeds most, of those that a search over all its logits visits."""
+        best: tuple[float, Array] = (-math.inf, np.zeros(self.size))
+
+        def objective(vectors: Array) -> Array:
+            nonlocal best
+            values = self.objective(vectors)
+            k = int(values.argmax())
+            if values[k] > best[0]:
+                best = float(values[k]), vectors[k].copy()
+            return values
+
+        with one_thread():
+            maximise(objective, self.size, steps, generator)
+        return self.queries(best[1][None])

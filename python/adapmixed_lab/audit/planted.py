@@ -1,0 +1,100 @@
+"""Adapters trained on conversations with a planted booking number, and what they answer to it.
+
+A shard is a customer with one conversation. All booking numbers begin with the same public digits,
+after which the public model expects any digit, and end with one that is the customer's secret. The
+attacker asks for the token after the public digits.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapmixed.data import demo_base
+from adapmixed.ensemble import Ensemble
+from adapmixed.mechanisms import shaped
+from adapmixed.training import FinetuneConfig, save_adapter, token_stream, train_adapter
+from adapmixed_lab.audit.dialogues import SAID_AS, flight_dialogue
+
+CUSTOMERS = 5
+SECRETS = 10
+"""Of each customer two shards are trained: with secret i, and with secret i + CUSTOMERS."""
+TOP_K = 64  # answers are restricted to the likeliest public tokens: a public rule, and cheap
+SEED = 0  # of conversations and training, which are not what is drawn at random here
+
+_PUBLIC_DIGITS = "3817"
+_SETTINGS = FinetuneConfig(
+    rank=8,
+    learning_rate=1.5e-2,
+    epochs=12,
+    target_modules=("c_attn", "c_fc", "c_proj"),
+    block_size=128,
+)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Logits of one query.
+
+    Attributes:
+        private: (S, V'), a row for each adapter; of all, row s is the one whose shard holds s.
+        public: (V',), and of an emptied shard.
+        secrets: (SECRETS,) int64, the place of each secret's token among the V' = TOP_K.
+    """
+
+    private: Tensor
+    public: Tensor
+    secrets: Tensor
+
+
+@cache
+def planted() -> Planted:
+    """All of them, trained once in a process, in a few seconds."""
+    return train(range(SECRETS))
+
+
+def train(secrets: Sequence[int]) -> Planted:
+    """One adapter for each secret, asked the query."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # batches are small
+    try:
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+            warnings.simplefilter("ignore", FutureWarning)
+            base = AutoModelForCausalLM.from_pretrained(demo_base(), dtype=torch.float32).eval()
+            tokenizer = AutoTokenizer.from_pretrained(demo_base())
+            paths = [Path(folder) / str(secret) for secret in secrets]
+            for secret, path in zip(secrets, paths, strict=True):
+                customer = secret % CUSTOMERS
+                number = f"{_PUBLIC_DIGITS}{secret}"
+                record = flight_dialogue(f"customer {customer}", number, seed=SEED)
+                tokens = token_stream(tokenizer, [record.text])
+                trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
+                save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
+            return _ask(Ensemble.from_pretrained(base, paths), tokenizer)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _ask(ensemble: Ensemble, tokenizer: Any) -> Planted:
+    def tokens(text: str) -> list[int]:
+        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    prompt = tokens(SAID_AS + _PUBLIC_DIGITS)
+    private, public = ensemble.logits(torch.tensor([prompt]))
+    kept = shaped(private[:, :, -1], public[:, -1], top_k=TOP_K)
+    asked = torch.tensor([tokens(f"{SAID_AS}{_PUBLIC_DIGITS}{s}")[-1] for s in range(SECRETS)])
+    places, present = zip(*(kept.places(token[None]) for token in asked), strict=True)
+    if not all(present):
+        raise RuntimeError("the secrets' tokens must be among those that are answered")
+    return Planted(kept.private[:, 0], kept.public[0], torch.cat(places))

@@ -1,0 +1,211 @@
+"""The sampler: does it draw what is stated, and never the same randomness twice?"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed_ext import RandomSource
+from adapmixed_ext.reference import sampling_weights
+from adapmixed_lab.audit.finding import Effort, Finding
+from adapmixed_lab.audit.statistics import (
+    CONFIDENCE,
+    binomial_deviation,
+    chi_square,
+    chi_square_limit,
+)
+
+DRAWS_PER_SECOND = 100_000.0
+CHUNK = 1 << 16
+RARE, RARE_TOKENS = 2.0**-20, 256
+UNIT = 2.0**-100  # of the integers by which nearly every token is found
+UNITS = [0.25, 0.5, 1.0, 1.75, 2.0, 3.5, 4.25, 9.75]
+"""Shares of `UNIT` that whole units do not tell apart."""
+RESERVED = 100  # pairs of a key and a counter that are compared after a fork
+
+
+def exact_shares(p: Tensor, public: Tensor) -> list[float]:
+    """Return what the sampler is to draw from, p/Σp where q > 0."""
+    weights = sampling_weights(p[None], public[None])[0]
+    total = sum(weights)
+    return [float(Fraction(weight, total)) for weight in weights]
+
+
+def drawn(p: Tensor, public: Tensor, draws: int, rng: RandomSource) -> list[int]:
+    """Return how often each token of one row is drawn."""
+    seen = torch.zeros(len(p), dtype=torch.int64)
+    while draws > 0:
+        now = min(draws, CHUNK)
+        tokens = ops.sample(p.expand(now, -1), public.expand(now, -1), rng=rng)
+        seen += torch.bincount(tokens, minlength=len(p))
+        draws -= now
+    return [int(count) for count in seen]
+
+
+def _chi_square(
+    name: str, counts: list[int], stated: list[float], control: bool = False
+) -> Finding:
+    held = [(count, share) for count, share in zip(counts, stated, strict=True) if share > 0]
+    lost = sum(counts) - sum(count for count, _ in held)
+    statistic, freedom = chi_square([c for c, _ in held], [s for _, s in held])
+    return Finding(
+        "sampler", name, f"χ² against the stated distribution, {freedom} degrees",
+        chi_square_limit(freedom), math.inf if lost else statistic, CONFIDENCE, control,
+    )  # fmt: skip
+
+
+def _draws(effort: Effort) -> Iterator[Finding]:
+    draws = effort.count(DRAWS_PER_SECOND, 20_000)
+    generator = effort.generator("sampler/draws")
+    p = torch.from_numpy(generator.dirichlet([0.3] * 40))
+    public = torch.zeros(40)
+    public[3::7] = -math.inf
+    p = torch.where(public == 0, p, 0.0)
+    p = p / p.sum()
+    counts = drawn(p, public, draws, effort.source("sampler/chi"))
+    yield _chi_square("40 tokens, 6 of them outside q", counts, exact_shares(p, public))
+    # All probability where q = 0 counts nothing: what is left are a few of the sampler's units.
+    units = torch.tensor(UNITS, dtype=torch.float64)
+    public = torch.tensor([-math.inf] + [-80.0] * len(units))
+    small = exact_shares(torch.cat([torch.ones(1), UNIT * units]), public)
+    for floored in (False, True):
+        p = torch.cat([torch.ones(1), UNIT * (units.floor() if floored else units)]).double()
+        counts = drawn(p, public, draws, effort.source(f"sampler/units{floored:d}"))
+        name = "fractions of 2^-100 cut off" if floored else "fractions of 2^-100"
+        yield _chi_square(name, counts, small, control=floored)
+    # Drawn from one distribution, tested against another.
+    biased = torch.tensor([0.26, 0.25, 0.25, 0.24], dtype=torch.float64)
+    counts = drawn(biased, torch.zeros(4), draws, effort.source("sampler/control"))
+    yield _chi_square("probabilities off by 4 %", counts, [0.25] * 4, control=True)
+
+
+def rare_tokens() -> Tensor:
+    """Return (1 + RARE_TOKENS,): many tokens of probability RARE, and one that has the rest."""
+    p = torch.full((1 + RARE_TOKENS,), RARE, dtype=torch.float64)
+    p[0] = 1 - RARE_TOKENS * RARE
+    return p
+
+
+def _rare(effort: Effort) -> Iterator[Finding]:
+    """Draw tokens of probability 2^-20: one alone hardly ever, all together often enough."""
+    least = 1 << 19  # 128 rare ones expected: 92 to 167 with this confidence
+    stated = rare_tokens()
+    public = torch.zeros(len(stated))
+    shares = exact_shares(stated, public)
+    share = math.fsum(shares[1:])
+    places = torch.arange(len(stated))
+    worlds = {
+        "": places < 0,
+        "probabilities below 2^-16 taken for 0": stated < 2.0**-16,
+        "half of the rare tokens lost": places % 2 == 1,
+    }
+    for bug, gone in worlds.items():
+        draws = least if bug else effort.count(DRAWS_PER_SECOND, least)
+        running = torch.where(gone, 0.0, stated)
+        running[0] += 1 - running.sum()
+        counts = drawn(running, public, draws, effort.source(f"sampler/rare{bug}"))
+        hits = sum(counts[1:])
+        name = f"{RARE_TOKENS} tokens of probability 2^-20 in {draws} draws: {hits}"
+        yield Finding(
+            "sampler",
+            f"{bug}; {name}" if bug else name,
+            f"confidence that they are not drawn as often as stated ({draws * share:.0f} times)",
+            CONFIDENCE,
+            binomial_deviation(hits, draws, share),
+            CONFIDENCE,
+            control=bool(bug),
+        )
+        if not bug:
+            yield _chi_square(f"{RARE_TOKENS} tokens of probability 2^-20", counts, shares)
+
+
+Pairs = list[tuple[bytes, int]]
+
+
+def reserved(rng: RandomSource) -> Pairs:
+    """Return `RESERVED` pairs of key and counter, on which all that is drawn depends."""
+    pairs = (rng.reserve() for _ in range(RESERVED))
+    return [(bytes(key.tolist()), counter) for key, counter in pairs]
+
+
+def after_fork(rng: RandomSource) -> tuple[Pairs, Pairs]:
+    """Return what the parent and what a forked child reserves next."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(pickle.dumps(reserved(rng)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(child, 0)
+    there: Pairs = pickle.loads(content)
+    return reserved(rng), there
+
+
+def _repeats(name: str, make: Callable[[], RandomSource], claimed: float, control: bool) -> Finding:
+    rng = make()
+    before = reserved(rng)
+    here, there = after_fork(rng)
+    every = before + here + there
+    repeated = len(every) - len(set(every))
+    claim = f"streams repeated of {len(every)}"
+    return Finding("sampler", name, claim, claimed, float(repeated), 1.0, control)
+
+
+def charged_beside_a_ledger(rng: RandomSource) -> bool:
+    """Return whether a ledger takes the charge for an answer from this source."""
+    mechanism = ClippedLogPool(-1.0, 1.0)
+    proposal = mechanism.propose(torch.zeros(2, 1, 3), torch.zeros(1, 3), rng=rng)
+    with tempfile.TemporaryDirectory() as folder:
+        with Accountant(0.1, path=Path(folder) / "ledger.db") as accountant:
+            try:
+                accountant.charge(proposal)
+            except ValueError:
+                return False
+    return True
+
+
+def _replay(effort: Effort) -> Iterator[Finding]:
+    seed = 0 if effort.seed is None else effort.seed
+    p = torch.full((500, 3), 1 / 3, dtype=torch.float64)
+    first, second, other = (
+        ops.sample(p, torch.zeros(500, 3), rng=rng)
+        for rng in (SeededRandom(seed), SeededRandom(seed), SeededRandom(seed + 1))
+    )
+    differing = int((first != second).sum())
+    claim = "tokens that differ of 500"
+    yield Finding("sampler", "a seed repeats its draws", claim, 0.0, float(differing), 1.0)
+    differing = int((first != other).sum())
+    yield Finding("sampler", "another seed", claim, 0.0, float(differing), 1.0, True)
+    claim = "seeded sources that a ledger accepts"
+    accepted = float(charged_beside_a_ledger(SeededRandom(seed)))
+    yield Finding("sampler", "a seeded source and a ledger", claim, 0.0, accepted, 1.0)
+    accepted = float(charged_beside_a_ledger(SecureRandom()))
+    yield Finding(
+        "sampler", "a secure source and a ledger", "sources accepted", 0.0, accepted, 1.0, True
+    )
+
+
+def audit(effort: Effort) -> Iterator[Finding]:
+    """Attack what is drawn, rare tokens, forks and replays."""
+    yield from _draws(effort)
+    yield from _rare(effort)
+    yield _repeats("a secure source across a fork", SecureRandom, 0.0, False)
+    yield _repeats("a seeded source across a fork", lambda: SeededRandom(0), 0.0, True)
+    yield from _replay(effort)

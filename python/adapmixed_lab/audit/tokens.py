@@ -1,0 +1,191 @@
+"""Tokens: which of two neighbouring ensembles answered? Real mechanisms, real draws.
+
+On two tokens, member 0 pushes one up and all others push it down: of the ensembles with these
+clipped or projected rows the one that is told apart best. How rare the token is, and the event, are
+chosen from the mechanism's own probabilities before anything is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED
+from adapmixed.privacy import Accountant
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair
+from adapmixed_ext import RandomSource
+from adapmixed_lab.audit.finding import Effort, Finding
+from adapmixed_lab.audit.search import released
+from adapmixed_lab.audit.statistics import CONFIDENCE, least_epsilon
+
+CHUNK = 1 << 14
+PUSH = 60.0  # a logit that leaves nothing to the other token
+DRAWS_PER_SECOND = 4000.0  # of one game with 10 models, in each world; rounded down
+SHARES = torch.logspace(-4, math.log10(0.9), 60, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Game:
+    """A claim about `stated`, tried on `running`, the same mechanism unless a bug is injected."""
+
+    name: str
+    stated: Mechanism
+    num_models: int
+    adjacency: str
+    delta: float
+    running: Mechanism | None = None
+
+    def claimed(self) -> float:
+        """Return ε of one answer at δ."""
+        if self.delta == 0:
+            return pure_epsilon(self.stated, self.num_models, self.adjacency)
+        accountant = Accountant(self.delta, adjacency=self.adjacency)
+        accountant.charge(
+            self.stated.propose(
+                torch.zeros(self.num_models, 1, 2), torch.zeros(1, 2), rng=_NoRandomness()
+            )
+        )
+        guarantee = accountant.guarantee()
+        if guarantee.epsilon is None:
+            raise ValueError(f"stated must have an epsilon, {self.stated!r} has none")
+        return guarantee.epsilon
+
+
+class _NoRandomness:
+    def reserve(self) -> tuple[Tensor, int]:
+        raise RuntimeError("nothing may be drawn to state a claim")
+
+
+def pure_epsilon(mechanism: Mechanism, num_models: int, adjacency: str) -> float:
+    """Return ε of one answer at δ = 0."""
+    if isinstance(mechanism, ClippedMixing):
+        box = accounted_box(mechanism.lower, mechanism.upper)
+        return clipped_mixing_pair(*box, num_models, adjacency).largest_loss()
+    if isinstance(mechanism, ClippedLogPool):
+        setting = (mechanism.scale, mechanism.lower, mechanism.upper)
+        return math.sqrt(8 * bounded_range_rho(*setting, num_models, adjacency))
+    raise ValueError(f"mechanism must have an epsilon at delta 0, {mechanism.name} has none")
+
+
+def worlds(share: Tensor, num_models: int, adjacency: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (private here, private there (N, B, 2), public (B, 2)) for every q(token 0)."""
+    public = torch.stack((share.log(), torch.log1p(-share)), 1).float()
+    raised, lowered = torch.tensor([PUSH, 0.0]), torch.tensor([-PUSH, 0.0])
+    here = lowered.expand(num_models, len(share), 2).clone()
+    here[0] = raised
+    there = here.clone()
+    there[0] = public if adjacency == "zero_out" else lowered
+    return here, there, public
+
+
+def log_probs(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
+    """Return log p of both tokens, (B, 2)."""
+    columns = []
+    for token in range(2):
+        targets = torch.full((len(public),), token)
+        answer = released(mechanism, private, public, targets=targets, rng=_NoRandomness())
+        assert answer.log_prob is not None
+        columns.append(answer.log_prob)
+    return torch.stack(columns, 1)
+
+
+def plan(game: Game, draws: int) -> tuple[float, int, bool]:
+    """Return (share, token, exchanged), by which so many draws are expected to show most."""
+    here, there, public = worlds(SHARES, game.num_models, game.adjacency)
+    mechanism = game.running or game.stated
+    found = [log_probs(mechanism, private, public).exp() for private in (here, there)]
+    best, chosen = -math.inf, (float(SHARES[0]), 0, False)
+    for exchanged in (False, True):
+        p, q = found[::-1] if exchanged else found
+        low = p - game.delta - 3.5 * (p / draws).sqrt()
+        expected = torch.log(low.clamp(min=1e-300) / (q + 3.5 * (q / draws).sqrt() + 8 / draws))
+        place = int(expected.argmax())
+        if float(expected.max()) > best:
+            best = float(expected.max())
+            chosen = (float(SHARES[place // 2]), place % 2, exchanged)
+    return chosen
+
+
+def drawn_tokens(
+    mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
+) -> Tensor:
+    """Return (count,) int64, the tokens of so many answers to one query: (N, 1, V), (1, V)."""
+    models, _, vocab = private.shape
+    found = [torch.empty(0, dtype=torch.int64)]
+    for start in range(0, count, CHUNK):
+        now = min(count - start, CHUNK)
+        answer = released(
+            mechanism, private.expand(models, now, vocab), public.expand(now, vocab), rng=rng
+        )
+        assert answer.tokens is not None
+        found.append(answer.tokens)
+    return torch.cat(found)
+
+
+def drawn(
+    mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
+) -> Tensor:
+    """Return (V,) how often each token is drawn in `count` answers to one query."""
+    tokens = drawn_tokens(mechanism, private, public, count, rng)
+    return torch.bincount(tokens, minlength=private.shape[-1])
+
+
+def play(game: Game, draws: int, rng: RandomSource) -> float:
+    """Return a lower bound on ε at the game's δ, with confidence `CONFIDENCE`."""
+    share, token, exchanged = plan(game, draws)
+    here, there, public = worlds(
+        torch.tensor([share], dtype=torch.float64), game.num_models, game.adjacency
+    )
+    mechanism = game.running or game.stated
+    hits = [int(drawn(mechanism, world, public, draws, rng)[token]) for world in (here, there)]
+    if exchanged:
+        hits.reverse()
+    return least_epsilon((hits[0], draws), (hits[1], draws), game.delta)
+
+
+BOX = ClippedMixing(0.3, 3.0, queries=1)
+POOL = ClippedLogPool(-1.0, 1.0, 2.0, queries=1)
+BALL_DELTA = 0.05
+BALL = PMixED(1.0, BALL_DELTA, queries=1, order=4.0)
+
+
+def games() -> list[tuple[Game, bool]]:
+    """Return (game, whether it is a control) of all."""
+    found = []
+    for models in (2, 10):
+        for mechanism in (BOX, POOL):
+            for adjacency in ("zero_out", "replace_one"):
+                for delta in (0.0, 0.01):
+                    game = Game(mechanism.name, mechanism, models, adjacency, delta)
+                    found.append((game, False))
+        found.append((Game(BALL.name, BALL, models, "zero_out", BALL_DELTA), False))
+    wide = ClippedMixing(0.3, 4.5, queries=1)
+    sharp = ClippedLogPool(-1.0, 1.0, 4.0, queries=1)
+    ball = PMixED(2.0, BALL_DELTA, queries=1, order=4.0)
+    return [
+        *found,
+        (Game("clipped-mixing, box 1.5 times as wide", BOX, 2, "zero_out", 0.0, wide), True),
+        (Game("clipped-log-pool, scale doubled", POOL, 2, "zero_out", 0.0, sharp), True),
+        (Game("pmixed, ball for ε = 2", BALL, 2, "zero_out", BALL_DELTA, ball), True),
+    ]
+
+
+def audit(effort: Effort) -> Iterator[Finding]:
+    """Play every game."""
+    every = games()
+    draws = effort.count(DRAWS_PER_SECOND, 2000)
+    for index, (game, control) in enumerate(every):
+        yield Finding(
+            "tokens",
+            f"{game.name}, N = {game.num_models}, {game.adjacency}",
+            f"ε of one answer at δ = {game.delta:g}",
+            game.claimed(),
+            play(game, draws, effort.source(f"tokens/{index}")),
+            CONFIDENCE,
+            control,
+        )

@@ -1,0 +1,84 @@
+"""``adapmixed-lab dp-sgd``: train one adapter with DP-SGD on a corpus."""
+
+import argparse
+from typing import Any
+
+from adapmixed.commands.options import progress_bar, quiet_libraries
+from adapmixed.commands.training import (
+    add_adapter_options,
+    add_corpus_options,
+    add_model_options,
+    config_of,
+    corpus_of,
+    targets_of,
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "dp-sgd",
+        help="a private corpus to one adapter with DP-SGD, the baseline",
+        description="Trains one adapter on the whole corpus with DP-SGD (opacus) and writes what "
+        "it guarantees beside it. Has no seed: whoever knows one can take the noise away.",
+    )
+    add_model_options(parser, output="folder of the adapter, new")
+    parser.add_argument("--threads", type=int, help="of torch (its own choice)")
+    add_corpus_options(parser)
+    add_adapter_options(parser, adapt="peft's choice for the architecture")
+    group = parser.add_argument_group("guarantee")
+    group.add_argument("--epsilon", type=float, required=True, help="at most")
+    group.add_argument("--delta", type=float, required=True)
+    group.add_argument(
+        "--clipping-norm", type=float, default=1.0, help="of a block's gradient (1.0)"
+    )
+    group.add_argument(
+        "--blocks-per-id", type=int, help="blocks used of one name; 1 protects it whole (all)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train and print the guarantee."""
+    import torch
+
+    from adapmixed.ranks import Place
+    from adapmixed.training.base import base_facts
+    from adapmixed.training.run import DTYPES
+    from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
+    from adapmixed_lab.dp_sgd.presets import finetune_settings
+    from adapmixed_lab.dp_sgd.training import train_dp
+
+    place = Place.from_environment()
+    if place.world > 1:
+        raise ValueError(
+            f"dp-sgd must run in one process, got {place.world} ranks: each would train an "
+            "adapter of its own on the whole corpus, and the guarantee is for one"
+        )
+    corpus = corpus_of(arguments)
+    quiet_libraries()
+    facts = base_facts(arguments.base, arguments.revision)
+    settings = {} if arguments.preset is None else finetune_settings(arguments.preset)
+    config = config_of(arguments, facts, targets_of(arguments, facts, None), settings)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    update, close = progress_bar(0, "step")
+    guarantee = train_dp(
+        arguments.base,
+        corpus.documents(),
+        arguments.output,
+        config,
+        PrivacyTarget(
+            arguments.epsilon, arguments.delta, arguments.clipping_norm, arguments.blocks_per_id
+        ),
+        unit=corpus.unit,
+        base_name=facts.name,
+        revision=facts.revision,
+        device=arguments.device,
+        dtype=DTYPES[arguments.dtype],
+        progress=update,
+    )
+    close()
+    print(f"wrote {arguments.output}")
+    print(str(guarantee))
+    return 0

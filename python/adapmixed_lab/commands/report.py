@@ -1,0 +1,119 @@
+"""``adapmixed-lab report``: redraw tables and figures from a result file alone."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from adapmixed.commands.options import check_output
+
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "report",
+        help="tables and figures from a result file alone",
+        description="Prints the tables of a report.json, of what 'evaluate --json' wrote, of an "
+        "evaluation's --result file, complete or under way, or of what 'reproduce' wrote; with "
+        "--out it writes the page and every figure. Needs no models. Results are for the operator.",
+    )
+    parser.add_argument("result", type=Path, metavar="RESULT.json", help="the file")
+    parser.add_argument("--out", type=Path, help="write the page, tables as JSON and *.svg there")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the tables and write the files."""
+    path: Path = arguments.result
+    content = _read(path)
+    redraw = _REDRAW[_kind(path, content)]
+    check_output(arguments.out, folder=True)
+    try:
+        redraw(path, content, arguments.out)
+    except _MALFORMED as error:
+        raise ValueError(f"{path} must be a result as it was written: {error!r}") from error
+    return 0
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    from adapmixed.privacy.encoding import parse
+
+    try:
+        content = parse(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a JSON file, it is truncated or none: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _kind(path: Path, content: Mapping[str, Any]) -> str:
+    """Return the kind of a file by its "kind", else by the entries that only one kind has."""
+    if "kind" in content:
+        kind = content["kind"]
+    elif {"methods", "config"} <= content.keys():
+        kind = "report"
+    elif {"configuration", "state"} <= content.keys():
+        kind = "evaluation"
+    elif {"experiment", "rows"} <= content.keys():
+        kind = "experiment"
+    else:
+        kind = None
+    if not isinstance(kind, str) or kind not in _REDRAW:
+        named = "" if kind is None else f" (its kind is {kind!r})"
+        raise ValueError(
+            f"{path} must be a report.json, what 'evaluate --json' wrote, an evaluation's --result "
+            f"file or what 'reproduce' wrote; it is another kind of file{named}"
+        )
+    return kind
+
+
+def _redraw_report(path: Path, content: Mapping[str, Any], out: Path | None) -> None:
+    from adapmixed.report import report_text
+    from adapmixed.report.view import FORMAT_VERSION
+
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
+    print(report_text(content))
+    if out is not None:
+        from adapmixed_lab.figures.html import write_page
+
+        for written in write_page(content, out, figures=True):
+            print(f"wrote {written}")
+
+
+def _redraw_evaluation(path: Path, content: Mapping[str, Any], out: Path | None) -> None:
+    from adapmixed.evaluation import read_result
+    from adapmixed.report.stored import stored_report
+
+    stored = read_result(path)  # which looks at the version and the checksum
+    try:
+        report = stored_report(stored)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    _redraw_report(path, report, out)
+    if not stored.complete:
+        print(f"\nUnder way: {report['config']['answered']}.")  # type: ignore[index]
+
+
+def _redraw_experiment(path: Path, content: Mapping[str, Any], out: Path | None) -> None:
+    from adapmixed_lab.reproduce.outputs import write_outputs
+    from adapmixed_lab.reproduce.result import read_experiment
+    from adapmixed_lab.reproduce.tables import text
+
+    result = read_experiment(path)  # which looks at the version
+    print(text(result))
+    if out is not None:
+        for written in write_outputs(result, out):
+            print(f"wrote {written}")
+
+
+# Another kind of result file: its redraw(path, content, out) here, its "kind" above.
+_REDRAW: dict[str, Callable[[Path, Mapping[str, Any], Path | None], None]] = {
+    "report": _redraw_report,
+    "evaluation": _redraw_evaluation,
+    "experiment": _redraw_experiment,
+}

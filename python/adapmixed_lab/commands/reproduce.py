@@ -1,0 +1,221 @@
+"""``adapmixed-lab reproduce``: the paper's tables and figures with built-in models or one's own."""
+
+import argparse
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapmixed.commands.options import (
+    PRESETS,
+    check_output,
+    progress_bar,
+    quiet_libraries,
+)
+from adapmixed.commands.placing import add_device_options, check_device
+
+if TYPE_CHECKING:
+    from adapmixed_lab.reproduce.dp_adapter import DPAdapter
+    from adapmixed_lab.reproduce.inputs import Inputs, Sources
+    from adapmixed_lab.reproduce.measure import Run
+
+EXPERIMENTS = ("table1", "table2", "figure2", "studies", "kinds")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "reproduce",
+        help="the paper's tables and figures, its numbers beside ours",
+        description="Runs an experiment of the paper, prints its numbers beside ours, and writes "
+        "JSON, CSV and SVG. 'kinds' is what members adapt, quality against cost: hours. It goes on "
+        "where it was if it was killed, and so does a run at full scale, but for the screening "
+        "study; at builtin scale trained adapters are kept. Results are for the operator: "
+        "perplexities and data-dependent ε are functions of the private data.",
+    )
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument(
+        "--dataset", choices=PRESETS, default=PRESETS[0], help="whose settings and numbers"
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("builtin", "full"),
+        default="builtin",
+        help="builtin: the models and text that come along; full: your own, as in the paper",
+    )
+    parser.add_argument("--out", type=Path, default=Path("reproduction"), help="folder")
+    parser.add_argument("--seed", type=int, default=0, help="of the evaluation's randomness")
+    add_device_options(parser)
+    group = parser.add_argument_group("how much (defaults: the paper's)")
+    group.add_argument("--queries", type=int, help="of one run")
+    group.add_argument("--runs", type=int, help="table1: runs of its first part (8)")
+    group.add_argument("--long-queries", type=int, help="table1: of its long run; 0: none")
+    group = parser.add_argument_group("inputs of --scale full")
+    group.add_argument("--base", help="public model: folder or hub name (gpt2)")
+    group.add_argument("--ensemble", type=Path, help="ensemble folder of 'adapmixed train'")
+    group.add_argument("--text", help="test text: file, folder or hub:NAME (of wikitext-103)")
+    group.add_argument("--text-column", help="of rows (text)")
+    group.add_argument("--split", help="of a hub data set (test)")
+    group.add_argument("--config", help="of a hub data set")
+    group = parser.add_argument_group("DP-SGD (table1, studies)")
+    group.add_argument(
+        "--dp-adapter", type=Path, help="folder of 'adapmixed-lab dp-sgd' (builtin: trained)"
+    )
+    group.add_argument("--without-dp-sgd", action="store_true", help="leave its lines out")
+    group = parser.add_argument_group("shards of other sizes (studies)")
+    group.add_argument(
+        "--divided", type=Path, nargs="+", metavar="ENSEMBLE",
+        help="folders of 'adapmixed train' over the same text in other numbers of shards (builtin: "
+        "trained)",
+    )  # fmt: skip
+    group.add_argument("--without-divided", action="store_true", help="leave that study out")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the experiment, print its tables, write its files."""
+    started = time.perf_counter()
+    _refuse(arguments)
+    quiet_libraries()
+    check_device(arguments)
+    from adapmixed_lab.reproduce.inputs import Sources
+    from adapmixed_lab.reproduce.measure import Run
+    from adapmixed_lab.reproduce.outputs import write_outputs
+    from adapmixed_lab.reproduce.tables import text
+
+    names = [field.name for field in fields(Sources)]
+    sources = Sources(**{name: getattr(arguments, name) for name in names})
+    check_output(arguments.out, folder=True)
+    update, close = progress_bar(0, "token")
+    # At builtin scale an experiment of the paper takes minutes and is begun anew.
+    keep = arguments.out if sources.scale == "full" else None
+    result = _experiment(arguments, sources, Run(arguments.seed, keep, update))
+    close()
+    print(text(result))
+    for path in write_outputs(result, arguments.out):
+        print(f"wrote {path}")
+    print(f"took {time.perf_counter() - started:.0f} s")
+    return 0
+
+
+def _experiment(arguments: argparse.Namespace, sources: "Sources", run: "Run") -> dict[str, Any]:
+    from adapmixed_lab.reproduce.figure2 import figure2
+    from adapmixed_lab.reproduce.inputs import load_inputs
+    from adapmixed_lab.reproduce.kinds import kinds
+    from adapmixed_lab.reproduce.studies import studies
+    from adapmixed_lab.reproduce.table1 import table1
+    from adapmixed_lab.reproduce.table2 import table2
+
+    given = {} if arguments.queries is None else {"queries": arguments.queries}
+    if arguments.experiment == "kinds":
+        return kinds(arguments.out / "kinds", run, **given)
+    inputs = load_inputs(sources, arguments.out, most=_most_tokens(arguments))
+    if arguments.experiment == "table2":
+        return table2(inputs, run, **given)
+    if arguments.experiment == "figure2":
+        return figure2(inputs, run, **given)
+    if arguments.experiment == "studies":
+        adapters = _dp_adapters(arguments, inputs, ((8.0, None), (8.0, 1), (2.0, 1)))
+        return studies(inputs, run, adapters, divided=_divided(arguments, inputs), **given)
+    if arguments.runs is not None:
+        given["runs"] = arguments.runs
+    return table1(inputs, _dp_adapter(arguments, inputs), run, long=arguments.long_queries, **given)
+
+
+def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter | None":
+    """Return the adapter that protects single blocks, as the paper's does."""
+    found = _dp_adapters(arguments, inputs, ((8.0, None),))
+    return found[0] if found else None
+
+
+def _dp_adapters(
+    arguments: argparse.Namespace, inputs: "Inputs", targets: "tuple[tuple[float, int | None], ...]"
+) -> "list[DPAdapter]":
+    """Return the given adapter, or at builtin scale one trained for each (ε, blocks of a name)."""
+    from adapmixed_lab.reproduce.dp_adapter import builtin_dp_adapter, read_dp_adapter
+
+    if arguments.without_dp_sgd:
+        return []
+    if arguments.dp_adapter is not None:
+        return [read_dp_adapter(arguments.dp_adapter)]
+    if arguments.scale == "full":
+        raise ValueError(
+            "--dp-adapter must be given at --scale full ('adapmixed-lab dp-sgd' writes it), "
+            "or --without-dp-sgd"
+        )
+    found = []
+    base = inputs.sources.public_model
+    for epsilon, count in targets:
+        update, close = progress_bar(0, "step")
+        name = f"dp-sgd-builtin-{'block' if count is None else 'topic'}-{epsilon:g}"
+        adapter = builtin_dp_adapter(
+            arguments.out / name, base, epsilon=epsilon, blocks_per_identifier=count,
+            progress=update,
+        )  # fmt: skip
+        found.append(adapter)
+        close()
+    return found
+
+
+def _divided(arguments: argparse.Namespace, inputs: "Inputs") -> "list[Path]":
+    """Return the given ensembles, or at builtin scale some that are trained; none at full scale."""
+    from adapmixed_lab.reproduce.divided import builtin_divided
+
+    if arguments.divided is not None:
+        return list(arguments.divided)
+    if arguments.without_divided or arguments.scale == "full":
+        return []
+    return builtin_divided(arguments.out, inputs.sources.public_model)
+
+
+def _refuse(arguments: argparse.Namespace) -> None:
+    """Raise for options of another experiment, and for several processes."""
+    from adapmixed.ranks import Place
+
+    if Place.from_environment().world > 1:
+        raise ValueError("reproduce must run in one process: evaluate takes several ranks")
+    applies = {
+        "runs": ("table1",),
+        "long_queries": ("table1",),
+        "dp_adapter": ("table1", "studies"),
+        "without_dp_sgd": ("table1", "studies"),
+        "divided": ("studies",),
+        "without_divided": ("studies",),
+    }
+    for name, experiments in applies.items():
+        value = getattr(arguments, name)
+        if value not in (None, False) and arguments.experiment not in experiments:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} does not apply to {arguments.experiment}, got {value}")
+    if arguments.experiment == "kinds":
+        only = {"scale": "builtin", "dataset": PRESETS[0], "device": "cpu", "dtype": "float32"}
+        for name, value in only.items():
+            if getattr(arguments, name) != value:
+                raise ValueError(
+                    f"--{name} must be {value} for kinds, which trains ensembles of its own, got "
+                    f"{getattr(arguments, name)}"
+                )
+    if arguments.without_divided and arguments.divided is not None:
+        raise ValueError(f"--without-divided excludes --divided, got {arguments.divided}")
+    if arguments.without_dp_sgd and arguments.dp_adapter is not None:
+        raise ValueError(f"--without-dp-sgd excludes --dp-adapter, got {arguments.dp_adapter}")
+
+
+def _most_tokens(arguments: argparse.Namespace) -> int:
+    """Return how many tokens suffice, so that a text of gigabytes is not read to its end."""
+    from adapmixed_lab.reproduce.paper import LONG_QUERIES, RUN_QUERIES, RUNS, TABLE_2_QUERIES
+
+    paper = {"table1": RUN_QUERIES, "table2": TABLE_2_QUERIES}
+    one: int = _or_default(arguments.queries, paper.get(arguments.experiment, RUN_QUERIES))
+    runs: int = 1
+    long: int = 0
+    if arguments.experiment == "table1":
+        runs = _or_default(arguments.runs, RUNS)
+        long = _or_default(arguments.long_queries, LONG_QUERIES[arguments.dataset])
+    # Whole blocks, of which each leaves one token unscored; a block has 512 tokens at most.
+    return max(runs * (2 * one + 512), 2 * long + 512)
+
+
+def _or_default(value: Any, default: Any) -> Any:
+    """Return the value of an option, or the default if it was not given."""
+    return default if value is None else value

@@ -1,0 +1,1 @@
+"""One adapter trained with DP-SGD: the published baseline, on the same corpus."""

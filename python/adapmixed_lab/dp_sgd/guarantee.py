@@ -1,0 +1,145 @@
+"""What a DP-SGD adapter is asked to promise, the noise that takes, and what it then promises."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+from adapmixed.data.rows import missing_extra
+
+
+@dataclass(frozen=True)
+class PrivacyTarget:
+    """What the adapter shall promise.
+
+    Attributes:
+        epsilon: target, > 0.
+        delta: target, in (0, 1).
+        clipping_norm: C of every record's gradient, > 0.
+        blocks_per_identifier: records that one identifier may contribute, the first ones; None: all
+            of them.
+    """
+
+    epsilon: float
+    delta: float
+    clipping_norm: float = 1.0
+    blocks_per_identifier: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "clipping_norm"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+        if self.blocks_per_identifier is not None and self.blocks_per_identifier < 1:
+            raise ValueError(
+                f"blocks_per_identifier must be >= 1, got {self.blocks_per_identifier}"
+            )
+
+
+@dataclass(frozen=True)
+class AdapterGuarantee:
+    """What a DP-SGD adapter promises; `str()` says it in full.
+
+    Attributes:
+        epsilon, delta: the promise, ε an upper bound.
+        noise_multiplier: σ.
+        sample_rate: q.
+        steps: noisy steps.
+        clipping_norm: C.
+        block_size: tokens of a record at most.
+        unit: what an identifier is, in words.
+        blocks_per_identifier: as `PrivacyTarget`.
+        accountant: "prv".
+    """
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    clipping_norm: float
+    block_size: int
+    unit: str
+    blocks_per_identifier: int | None
+    accountant: str = "prv"
+
+    def __str__(self) -> str:
+        pair = f"ε = {math.ceil(self.epsilon * 1e4) / 1e4:g} at δ = {self.delta!r}"
+        if self.blocks_per_identifier == 1:
+            what = (
+                f"one whole name in the corpus ({self.unit}), of which at most one block was used"
+            )
+            limit = ""
+        else:
+            what = f"one record: a block of at most {self.block_size} tokens"
+            share = (
+                "every block"
+                if self.blocks_per_identifier is None
+                else f"each of at most {self.blocks_per_identifier} blocks"
+            )
+            limit = (
+                f" It is NOT for a whole user, document or shard: {share} of somebody's is "
+                f"protected apart, all of them together only by what group privacy leaves (one "
+                f"name in the corpus is one {self.unit})."
+            )
+        return (
+            f"The adapter is (ε, δ)-differentially private with {pair} for {what}, added or "
+            f"removed; it was fixed before training and covers any number of answers.{limit} "
+            f"DP-SGD, {self.steps} steps, σ = {self.noise_multiplier:.6g}, q = "
+            f"{self.sample_rate:.6g}, PRV accountant. The number of records counts as public, and "
+            f"so do the settings; noise is rounded to single precision."
+        )
+
+
+def plan_noise(
+    target: PrivacyTarget, records: int, batch_size: int, epochs: int
+) -> tuple[float, float, float, int]:
+    """(σ, ε, q, steps) for a target.
+
+    Args:
+        target: ε and δ.
+        records: in the corpus.
+        batch_size: expected records per step.
+        epochs: expected passes.
+
+    Returns:
+        the noise multiplier that Opacus finds, and the PRV accountant's upper bound of its ε, which
+        is at most the target's.
+
+    Raises:
+        ValueError: if the batch exceeds the records, ε cannot be reached, or Opacus is missing.
+    """
+    try:
+        from opacus.accountants import PRVAccountant
+        from opacus.accountants.utils import get_noise_multiplier
+    except ImportError as error:
+        raise missing_extra("DP-SGD", "opacus", "lab", error) from error
+    if batch_size > records:
+        raise ValueError(
+            f"batch_size must be at most the {records} records of the corpus, got {batch_size}"
+        )
+    rate = batch_size / records
+    steps = epochs * math.ceil(records / batch_size)
+    try:
+        with warnings.catch_warnings():  # about a Rényi bound that sizes the grid; still a bound
+            warnings.filterwarnings("ignore", message="Optimal order is the")
+            sigma = get_noise_multiplier(
+                target_epsilon=target.epsilon,
+                target_delta=target.delta,
+                sample_rate=rate,
+                steps=steps,
+                accountant="prv",
+            )
+            accountant = PRVAccountant()
+            accountant.history = [(sigma, rate, steps)]
+            epsilon = float(accountant.get_epsilon(delta=target.delta))
+    except ValueError as error:
+        raise ValueError(
+            f"epsilon {target.epsilon!r} at delta {target.delta!r} cannot be reached in {steps} "
+            f"steps: {error}"
+        ) from error
+    if not epsilon <= target.epsilon:
+        raise ValueError(f"epsilon must be at most {target.epsilon!r}, σ = {sigma} gives {epsilon}")
+    return float(sigma), epsilon, rate, steps

@@ -1,0 +1,241 @@
+"""One LoRA adapter trained with DP-SGD: the published baseline, on the same corpus.
+
+A record is a block: at most `block_size` tokens of the documents of one identifier, which are cut
+apart from everybody else's. Each step takes every record with probability q = batch / records
+(Poisson sampling), clips its gradient to the norm C, adds N(0, (σC)²) to the sum and divides by
+the expected batch. Opacus gives the gradients of single records, clips them, finds σ and accounts
+by privacy random variables (PRV, Gopi et al. 2021), whose upper bound is what is stated.
+
+What is ours: noise from ChaCha20 and sampling bits from the operating system, since a torch
+generator is predictable from 32 bits of seed; a loss per record that no other record enters (the
+usual mean over a batch's tokens would divide by the others' lengths); and an empty batch is a step
+of noise like any other, since a skipped one would tell that it was empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.data.builtin import Document
+from adapmixed.ensemble.loading import load_base
+from adapmixed.files import publish_folder, temporary_folder
+from adapmixed.rng import SecureRandom
+from adapmixed.training.adapter import adapted_copy, save_adapter
+from adapmixed.training.blocks import IGNORED, token_blocks, token_stream
+from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.finetune import (
+    Progress,
+    check_block_size,
+    linear_schedule,
+)
+from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
+
+FORMAT_VERSION = 1
+GUARANTEE_FILE = "guarantee.json"
+PHYSICAL_BATCH = 16  # records whose gradients are held at a time
+
+
+def record_blocks(
+    tokenizer: Any,
+    documents: Iterable[Document],
+    block_size: int,
+    *,
+    blocks_per_identifier: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Cuts the text of each identifier into records; none holds text of two.
+
+    Args:
+        tokenizer: of the public model.
+        documents: the corpus.
+        block_size: t >= 2.
+        blocks_per_identifier: the first so many are kept; None: all.
+
+    Returns:
+        (input_ids, labels), each (records, t) int64, as `token_blocks`.
+    """
+    streams: dict[str, list[int]] = {}
+    for document in documents:
+        streams.setdefault(document.identifier, []).extend(token_stream(tokenizer, [document.text]))
+    parts = [
+        tuple(part[:blocks_per_identifier] for part in token_blocks(streams[name], block_size))
+        for name in sorted(streams)
+    ]
+    if not any(len(inputs) for inputs, _ in parts):
+        raise ValueError("corpus must hold at least one record of two tokens, it has none")
+    return torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def train_dp_adapter(
+    base: Any,
+    inputs: Tensor,
+    labels: Tensor,
+    config: FinetuneConfig,
+    target: PrivacyTarget,
+    *,
+    unit: str,
+    progress: Progress | None = None,
+) -> tuple[Any, AdapterGuarantee]:
+    """Trains an adapter by DP-SGD with AdamW; `base` is copied and never changed.
+
+    Args:
+        base: a transformers causal language model.
+        inputs, labels: (records, t) from `record_blocks`.
+        config: the settings; `batch_size` is the expected batch.
+        target: the promise.
+        unit: what an identifier is, in words.
+        progress: told of every step.
+
+    Returns:
+        (the adapted copy in eval mode, what it promises).
+
+    Raises:
+        ValueError: as `plan_noise`; if a block is longer than the base's context; or if a gradient
+            is not finite, which clipping would not bound.
+    """
+    sigma, epsilon, rate, steps = plan_noise(
+        target, inputs.shape[0], config.batch_size, config.epochs
+    )
+    check_block_size(base, config)
+    from opacus import GradSampleModule
+
+    model = adapted_copy(base, config)
+    model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    adamw = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+    schedule = linear_schedule(adamw, config, steps)
+    optimizer = _optimizer(adamw, sigma, target.clipping_norm, config.batch_size)
+    wrapped = GradSampleModule(model, loss_reduction="sum")
+    for step in range(steps):
+        rows = poisson_sample(inputs.shape[0], rate)
+        batches = torch.split(rows, PHYSICAL_BATCH)
+        for index, batch in enumerate(batches):
+            _backward(wrapped, inputs[batch], labels[batch])
+            optimizer.signal_skip_step(index + 1 < len(batches))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        if progress is not None:
+            progress(step + 1, steps)
+    wrapped.to_standard_module()
+    guarantee = AdapterGuarantee(
+        epsilon, target.delta, sigma, rate, steps, target.clipping_norm, config.block_size, unit,
+        target.blocks_per_identifier,
+    )  # fmt: skip
+    return model.eval(), guarantee
+
+
+def poisson_sample(records: int, rate: float) -> Tensor:
+    """Rows of a step: each with probability `rate`, rounded down to a multiple of 2^-64, by the
+    operating system's randomness. Indices (batch,) int64, possibly none."""
+    draws = np.frombuffer(os.urandom(8 * records), dtype=np.uint64)
+    if rate >= 1.0:
+        return torch.arange(records)
+    return torch.from_numpy(np.flatnonzero(draws < np.uint64(math.floor(rate * 2.0**64))))
+
+
+def train_dp(
+    base: str,
+    documents: Iterable[Document],
+    output: Path,
+    config: FinetuneConfig,
+    target: PrivacyTarget,
+    *,
+    unit: str,
+    base_name: str,
+    revision: str | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> AdapterGuarantee:
+    """Trains on a corpus and writes an ordinary peft folder with `guarantee.json`, in one step.
+
+    Raises:
+        ValueError: if the output is there already; see `train_dp_adapter`.
+    """
+    if output.exists():
+        raise ValueError(f"output must be a new folder, {output} is there")
+    model, tokenizer = load_base(base, dtype, revision=revision)
+    if tokenizer is None:
+        raise ValueError(f"base must have a tokenizer, {base} has none")
+    inputs, labels = record_blocks(
+        tokenizer,
+        documents,
+        config.block_size,
+        blocks_per_identifier=target.blocks_per_identifier,
+    )
+    adapted, guarantee = train_dp_adapter(
+        model.to(device), inputs, labels, config, target, unit=unit, progress=progress
+    )
+    temporary = temporary_folder(output)
+    save_adapter(adapted, temporary, config, base_name=base_name)
+    data = {
+        "format_version": FORMAT_VERSION,
+        **asdict(guarantee),
+        "statement": str(guarantee),
+        "training": {**asdict(config), "target_modules": list(config.target_modules)},
+    }
+    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    (temporary / GUARANTEE_FILE).write_text(text, encoding="utf-8")
+    if not publish_folder(temporary, output):
+        raise ValueError(f"output must be a new folder, {output} has appeared meanwhile")
+    return guarantee
+
+
+def _backward(wrapped: Any, inputs: Tensor, labels: Tensor) -> None:
+    """Gradients of single records: of each record's own mean loss over its own tokens."""
+    if inputs.shape[0] == 0:  # one row without anything to predict: a gradient of zero
+        inputs = torch.zeros((1, inputs.shape[1]), dtype=torch.int64)
+        labels = torch.full_like(inputs, IGNORED)
+    device = next(wrapped.parameters()).device
+    logits = wrapped(input_ids=inputs.to(device), use_cache=False).logits[:, :-1].float()
+    targets = labels[:, 1:].to(device)
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    ).view(targets.shape)
+    count = (targets != IGNORED).sum(dim=1).clamp(min=1)
+    with warnings.catch_warnings():  # the first layers' inputs need no gradient, nor do hooks
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        (losses.sum(dim=1) / count).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _optimizer(adamw: Any, sigma: float, clipping_norm: float, batch_size: int) -> Any:
+    """Opacus' optimizer, with noise that nobody can predict and refusal of what is not finite."""
+    from opacus.optimizers import DPOptimizer
+
+    class SecureOptimizer(DPOptimizer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(
+                adamw,
+                noise_multiplier=sigma,
+                max_grad_norm=clipping_norm,
+                expected_batch_size=None,
+                loss_reduction="sum",
+            )
+            self._rng = SecureRandom()
+
+        def add_noise(self) -> None:
+            for p in self.params:
+                if not bool(p.summed_grad.isfinite().all()):
+                    raise ValueError("a gradient is not finite: a lower learning_rate is needed")
+                noise = ops.gaussian(
+                    tuple(p.shape),
+                    sigma=self.noise_multiplier * self.max_grad_norm,
+                    rng=self._rng,
+                    device=p.device,
+                )
+                noisy = p.summed_grad.view_as(p).double() + noise
+                p.grad = (noisy / batch_size).to(p.dtype)
+
+    return SecureOptimizer()

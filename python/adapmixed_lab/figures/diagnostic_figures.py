@@ -1,0 +1,208 @@
+"""Figures of diagnostics: weights, charges of single models, screened queries, validation losses.
+
+All of them show functions of the private data without protection: they are the operator's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adapmixed.report.view import Method
+from adapmixed_lab.figures.labels import short
+from adapmixed_lab.figures.style import COLOURS, GREY, Drawing, canvas, number_axis, svg_text
+
+_OPERATOR = "For the operator only."
+_DASHES = ("-", (0, (4, 1.6)), (0, (1, 1.6)))
+_ROW = 1.75  # inches of one method's axes
+_EDGE = 0.055  # how far outside [0, 1] the exact values stand
+
+
+def draw_weights(methods: Sequence[Method]) -> Drawing | None:
+    """Draw how often a weight λ had which value, of every method that has weights."""
+    title = "Mixing weights λ of the models"
+    found = [(m, w) for m in methods if (w := (m.diagnostics or {}).get("weights")) is not None]
+    if not found:
+        return None
+    with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
+        for axes, (method, weights) in zip(_each(grid), found, strict=True):
+            _plot_weights(axes, weights)
+            axes.set_title(short(method.name), fontsize=10, fontweight="normal")
+            axes.set_ylabel("share (%)")
+        axes.set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
+        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        if any(weights["screened"] for _, weights in found):
+            handles, labels = _each(grid)[0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
+        svg = svg_text(figure, "weights", title)
+    caption = (
+        "Shares of all (model, query) pairs. A weight of 1 leaves a model as it is; at 0 it "
+        "answers the public distribution. Hatched are queries that screening answered from the "
+        f"public model, where all weights are 0. {_OPERATOR}"
+    )
+    return Drawing("weights", title, caption, svg)
+
+
+def _plot_weights(axes: Any, weights: Mapping[str, Any]) -> None:
+    bins = weights["bins"]
+    percent = 100 / max(weights["zero"] + sum(bins) + weights["one"], 1)
+    width = 1 / len(bins)
+    centres = [(place + 0.5) * width for place in range(len(bins))]
+    own = [(weights["zero"] - weights["screened"]) * percent, weights["one"] * percent]
+    axes.bar(
+        [-_EDGE, *centres, 1 + _EDGE], [own[0], *(count * percent for count in bins), own[1]],
+        0.9 * width, color=COLOURS[0], label="of the models themselves",
+    )  # fmt: skip
+    axes.bar(
+        [-_EDGE], [weights["screened"] * percent], 0.9 * width, [own[0]],
+        color=COLOURS[1], edgecolor="white", hatch="////", label="screened",
+    )  # fmt: skip
+    axes.set_xticks([-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE], ["0", "0.2", "0.4", "0.6", "0.8", "1"])
+    axes.set_xlim(-0.11, 1.11)
+    axes.grid(False, axis="x")
+
+
+def draw_charges(methods: Sequence[Method]) -> Drawing | None:
+    """Draw what each model has been charged so far, if a method charges them one by one."""
+    title = "Privacy loss of each model over time"
+    found = [(m, m.diagnostics) for m in methods if m.diagnostics and m.diagnostics["charges"]]
+    if not found:
+        return None
+    with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
+        for axes, (method, kept) in zip(_each(grid), found, strict=True):
+            queries = [0, *(done for done, _ in kept["charges"])]
+            rows = [[0.0] * len(kept["charges"][0][1]), *(row for _, row in kept["charges"])]
+            count = kept["charged_models"]
+            words = f"{short(method.name)} ({count} model{'s' if count > 1 else ''})"
+            _plot_charges(axes, queries, rows, kept["quantiles"])
+            axes.set_title(words, fontsize=10, fontweight="normal")
+            axes.set_ylabel("charged so far")
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            number_axis(axes.yaxis)
+        axes.set_xlabel("queries answered")
+        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        svg = svg_text(figure, "charges", title)
+    caption = (
+        "Thin: single models, or, of more than 128, quantiles over them; dark: the median and the "
+        "largest. Realised losses are Rényi divergences in nats at the first of the mechanism’s "
+        "orders, without the screening’s price, which is the same for all models; under a budget "
+        f"of every shard they are what it was charged. {_OPERATOR}"
+    )
+    return Drawing("charges", title, caption, svg)
+
+
+def _plot_charges(
+    axes: Any, queries: list[int], rows: list[list[float]], quantiles: list[float] | None
+) -> None:
+    """Draw lines of models, or of quantiles over them with the bands between their pairs."""
+    last = sorted(rows[-1])
+    middle = rows[-1].index(last[(len(last) - 1) // 2])
+    highest = rows[-1].index(last[-1])
+    if quantiles is not None:
+        middle, highest = len(quantiles) // 2, len(quantiles) - 1
+        for place in range(middle):
+            low, high = ([row[i] for row in rows] for i in (place, highest - place))
+            axes.fill_between(queries, low, high, color=COLOURS[5], alpha=0.3, linewidth=0)
+    else:
+        axes.plot(queries, rows, color=COLOURS[5], linewidth=0.6)
+    for place, style, word in ((highest, "-", "largest"), (middle, (0, (4, 1.6)), "median")):
+        course = [row[place] for row in rows]
+        axes.plot(queries, course, color=COLOURS[0], linestyle=style, linewidth=1.6)
+        if word == "largest" or course[-1] < 0.9 * last[-1]:  # else the words would overlap
+            axes.annotate(
+                f"{word} {course[-1]:.3g}", (queries[-1], course[-1]), (4, 0), fontsize=8,
+                textcoords="offset points", va="center", annotation_clip=False,
+            )  # fmt: skip
+
+
+def draw_screened(methods: Sequence[Method]) -> Drawing | None:
+    """Draw the share of queries answered from the public model, stretch after stretch."""
+    title = "Queries answered from the public model"
+    found = [m for m in methods if m.kind != "public" and m.diagnostics is not None]
+    found = [m for m in found if m.screened > 0 or m.breakdown.get("screening", 0.0) > 0]
+    if not found:
+        return None
+    with canvas(2.9) as (figure, axes):
+        for index, method in enumerate(found):
+            points = [(0, 0), *(method.diagnostics or {})["screened"]]
+            shares = [
+                100 * (now - before) / (end - start)
+                for (start, before), (end, now) in zip(points[:-1], points[1:], strict=True)
+            ]
+            axes.stairs(
+                shares, [queries for queries, _ in points], baseline=None, linewidth=1.6,
+                color=COLOURS[index % len(COLOURS)], linestyle=_DASHES[index % len(_DASHES)],
+                label=short(method.name),
+            )  # fmt: skip
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set(title=title, xlabel="queries answered", ylabel="share of a stretch (%)")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        figure.legend(loc="outside lower left", ncols=2, handlelength=3)
+        svg = svg_text(figure, "screened", title)
+    caption = (
+        "By screening or by a rule of the public distribution, in each stretch between two points "
+        f"that were kept. {_OPERATOR}"
+    )
+    return Drawing("screened", title, caption, svg)
+
+
+def draw_validation(training: object) -> Drawing | None:
+    """Draw every member's validation loss and the public model's, of report["training"]."""
+    title = "Validation loss of the members"
+    ordered = sorted(_with(training, "loss"), key=lambda one: one["loss"])
+    if not ordered:
+        return None
+    places = range(1, len(ordered) + 1)
+    with canvas(3.4) as (figure, axes):
+        loss = [one["loss"] for one in ordered]
+        public = [one["public_loss"] for one in ordered]
+        axes.vlines(places, loss, public, color="#CCCCCC", linewidth=0.8)
+        axes.plot(places, public, "o", color=GREY, fillstyle="none", label="public model")
+        axes.plot(places, loss, "o", color=COLOURS[0], label="member")
+        axes.set(title=title, xlabel="members by their loss", ylabel="nats a held-out token")
+        axes.set_xlim(left=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        number_axis(axes.yaxis)
+        figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)
+        svg = svg_text(figure, "validation", title)
+    caption = (
+        "At the end of training, on what was held out of each member’s own shard; the public "
+        f"model’s loss on the same text above or below it. {_OPERATOR}"
+    )
+    return Drawing("validation", title, caption, svg)
+
+
+def draw_training(training: object) -> Drawing | None:
+    """Draw every member's training loss over the epochs, of report["training"]."""
+    title = "Training curves of the members"
+    members = _with(training, "losses")
+    if not members:
+        return None
+    with canvas(3.4) as (figure, axes):
+        curves = sorted((one["losses"] for one in members), key=lambda losses: losses[-1])
+        for losses in curves:
+            axes.plot(range(1, len(losses) + 1), losses, color="#BBBBBB", linewidth=0.8)
+        middle = curves[len(curves) // 2]
+        axes.plot(
+            range(1, len(middle) + 1), middle, "o-", color=COLOURS[0], markersize=3.5,
+            label="the member in the middle at the end",
+        )  # fmt: skip
+        axes.set(title=title, xlabel="epochs", ylabel="nats a token of its own shard")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        number_axis(axes.yaxis)
+        figure.legend(loc="outside lower left", handlelength=2.5)
+        svg = svg_text(figure, "training", title)
+    caption = (
+        f"Mean loss of each epoch on the text that is trained on, a line a member. {_OPERATOR}"
+    )
+    return Drawing("training", title, caption, svg)
+
+
+def _with(training: object, name: str) -> list[Any]:
+    """Return the entries of report["training"] that have such losses."""
+    return [one for one in training if name in one] if isinstance(training, list) else []
+
+
+def _each(grid: Any) -> list[Any]:
+    return list(getattr(grid, "flat", [grid]))

@@ -1,0 +1,231 @@
+"""The report as one self-contained page."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from adapmixed.files import write_file
+from adapmixed.report.diagnostics import (
+    UTILITY_TITLES,
+    UTILITY_WORDS,
+    utility_cells,
+    utility_of,
+)
+from adapmixed.report.runs import runs_rows, runs_words
+from adapmixed.report.view import (
+    KIND_LABELS,
+    MISSING,
+    Method,
+    format_change,
+    format_delta,
+    format_neighbours,
+    format_perplexity,
+    format_rate,
+    format_screened,
+    format_unit,
+    read_methods,
+    show_epsilon,
+)
+from adapmixed.report.write import write_report
+from adapmixed_lab.figures.figures import draw
+from adapmixed_lab.figures.page import PAGE, STYLE, UNPROTECTED_NOTES
+from adapmixed_lab.figures.style import Drawing
+
+_BADGES = {
+    "public": "public",
+    "fixed": "fixed",
+    "data-dependent, ex-post": "ex-post",
+    "published": "published",
+    "none": "none",
+}
+
+
+def write_page(
+    report: Mapping[str, object], folder: Path | str, *, figures: bool = False
+) -> tuple[Path, ...]:
+    """Write report.json and report.html, each replaced as a whole or not at all.
+
+    Args:
+        report: from `build_report`, or the same read back from JSON.
+        folder: created if it is missing.
+        figures: also write every figure as NAME.svg.
+
+    Returns:
+        the paths of report.json (UTF-8, strict JSON), report.html (no scripts, no network) and of
+        the figures.
+
+    Raises:
+        ValueError: another format version, or a value that strict JSON cannot hold.
+    """
+    drawings = draw(report)
+    texts = {"report.html": _page(report, drawings)}
+    if figures:
+        texts |= {f"{drawing.name}.svg": drawing.svg + "\n" for drawing in drawings}
+    paths = [write_report(report, folder)]
+    for name, text in texts.items():
+        paths.append(Path(folder) / name)
+        write_file(paths[-1], text.encode("utf-8"))
+    return tuple(paths)
+
+
+def render(report: Mapping[str, object]) -> str:
+    """Return the page; everything that is not markup of its own is escaped."""
+    return _page(report, draw(report))
+
+
+def _page(report: Mapping[str, object], drawings: Iterable[Drawing]) -> str:
+    methods, runs = read_methods(report), report.get("runs")
+    figures = "".join(
+        f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>\n"
+        for drawing in drawings
+    )
+    sections = [
+        _section("Summary", _summary(methods)),
+        _section("Runs", _runs(runs) if isinstance(runs, list) else ""),
+        _section("What each guarantee means", _guarantees(methods)),
+        _section("Utility beside the theorem’s bound", _utility(methods)),
+        _section("Figures", figures),
+        _section("Generated sample", _sample(report.get("sample"))),
+        _section("What this does not protect", _notes()),
+        _section("Configuration", _settings(report.get("config"))),
+        _section("Environment", _settings(report.get("environment"))),
+    ]
+    return PAGE.format(style=STYLE, sections="\n".join(filter(None, sections)))
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section>\n<h2>{title}</h2>\n{body}</section>" if body else ""
+
+
+def _summary(methods: Sequence[Method]) -> str:
+    titles = (
+        "method", "perplexity", "against public", "queries", "ε", "δ", "guarantee",
+        "neighbours", "unit", "screened", "tokens/s",
+    )  # fmt: skip
+    numbers = {1, 2, 3, 4, 5, 9, 10}
+    rows: list[tuple[str, ...]] = []
+    for method in methods:
+        cells = (
+            escape(method.name),
+            format_perplexity(method.perplexity),
+            format_change(method.change),
+            f"{method.queries:,}",
+            show_epsilon(method.epsilon),
+            format_delta(method),
+            _badge(method.kind),
+            escape(format_neighbours(method.adjacency)),
+            escape(format_unit(method)),
+            format_screened(method),
+            format_rate(method.tokens_per_second),
+        )
+        rows.append(tuple(_typeset(cell) for cell in cells))
+    return _table(
+        [titles, *rows],
+        numbers,
+        "ε in nats, rounded up, for the neighbours beside it: compare those of the same ones. "
+        "Perplexity and a data-dependent ε come from private data: for the operator only.",
+    )
+
+
+def _runs(entries: Sequence[Mapping[str, Any]]) -> str:
+    rows = [[escape(cell) for cell in row] for row in runs_rows(entries)]
+    words = f"{runs_words(entries)} What stands below and in the figures is of run 1."
+    return _table(rows, set(), words)
+
+
+def _utility(methods: Sequence[Method]) -> str:
+    cells = [utility_cells(method) for method in methods if utility_of(method) is not None]
+    rows = [[escape(cell).replace("-", "−") for cell in row[1:]] for row in cells]
+    named = [[escape(row[0]), *rest] for row, rest in zip(cells, rows, strict=True)]
+    return _table([UTILITY_TITLES, *named], {1, 2, 3}, UTILITY_WORDS) if named else ""
+
+
+def _table(rows: Sequence[Iterable[str]], numbers: set[int], words: str) -> str:
+    """Return the markup of a table, its head first, with words beneath; cells are markup."""
+    body = "".join(_row("td", row, numbers) for row in rows[1:])
+    return (
+        f'<div class="scroll"><table>\n<thead>{_row("th", rows[0], numbers)}</thead>\n'
+        f"<tbody>\n{body}</tbody>\n</table></div>\n"
+        f'<p class="small">{words}</p>\n'
+    )
+
+
+def _row(tag: str, cells: Iterable[str], numbers: set[int]) -> str:
+    parts = []
+    for i, cell in enumerate(cells):
+        name = ' class="number"' if i in numbers else ""
+        parts.append(f"<{tag}{name}>{cell}</{tag}>")
+    return f"<tr>{''.join(parts)}</tr>\n"
+
+
+def _typeset(cell: str) -> str:
+    """Return the text with typographic minus and dash."""
+    if cell == MISSING:
+        return "–"
+    return f"−{cell[1:]}" if cell.startswith("-") and cell.endswith("%") else cell
+
+
+def _badge(kind: str) -> str:
+    style = _BADGES.get(kind, "none")
+    return f'<span class="badge {style}">{escape(KIND_LABELS.get(kind, kind))}</span>'
+
+
+def _guarantees(methods: Sequence[Method]) -> str:
+    entries = [
+        f"<dt>{escape(m.name)} {_badge(m.kind)}</dt>\n<dd>{escape(m.guarantee)}</dd>\n"
+        for m in methods
+    ]
+    return f'<dl class="guarantees">\n{"".join(entries)}</dl>\n'
+
+
+def _sample(sample: object) -> str:
+    if not isinstance(sample, Mapping):
+        return ""
+    prompt = sample.get("prompt")
+    start = f'<span class="prompt">{escape(prompt)}</span>' if prompt else ""
+    head = [escape(sample["method"])] if "method" in sample else []
+    head += [_badge(sample["kind"])] if "kind" in sample else []
+    known = ("text", "guarantee", "prompt", "method", "kind")
+    rest = {key: value for key, value in sample.items() if key not in known}
+    return (
+        (f"<p>{' '.join(head)}</p>\n" if head else "")
+        + f'<blockquote class="sample">{start}{escape(sample["text"])}</blockquote>\n'
+        + ('<p class="small">Grey: the prompt. Black: generated.</p>\n' if prompt else "")
+        + f"<p>{escape(sample['guarantee'])}</p>\n"
+        + _settings(rest)
+    )
+
+
+def _notes() -> str:
+    return f"<ul>\n{''.join(f'<li>{note}</li>{chr(10)}' for note in UNPROTECTED_NOTES)}</ul>\n"
+
+
+def _settings(values: object) -> str:
+    """Return a table of names and values; nested names are joined by dots."""
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>\n"
+        for name, value in _flatten(values, "")
+    )
+    return f'<div class="scroll"><table class="settings">\n{rows}</table></div>\n' if rows else ""
+
+
+def _flatten(value: object, name: str) -> Iterable[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flatten(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        for i, item in enumerate(value):
+            yield from _flatten(item, f"{name}[{i}]")
+    elif isinstance(value, list | tuple):
+        yield name, ", ".join(_word(item) for item in value) or "–"
+    elif name:
+        yield name, _word(value)
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -1,0 +1,60 @@
+"""Ensembles over the same built-in text, divided into fewer and larger or more and smaller shards.
+
+Paragraphs are dealt out one by one, so that every N up to hundreds has shards of some text; the
+demonstration's own ensemble keeps topics whole instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from adapmixed.data import Document, private_documents
+from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.demo import CONFIG
+from adapmixed.training.shards import create_public_key
+from adapmixed_lab.reproduce.trained import trained, write_corpus
+
+SIZES = (8, 32, 128)
+
+
+def paragraphs(documents: Iterable[Document] | None = None) -> list[Document]:
+    """Return the documents, or else the built-in private ones, each under a name of its own."""
+    found = private_documents() if documents is None else documents
+    return [Document(f"paragraph {number}", one.text) for number, one in enumerate(found)]
+
+
+def builtin_divided(
+    folder: Path,
+    base: str,
+    sizes: Sequence[int] = SIZES,
+    *,
+    documents: Iterable[Document] | None = None,
+    config: FinetuneConfig = CONFIG,
+    workers: int | None = None,
+) -> list[Path]:
+    """Train an ensemble of each size and return the folders; members that are there are kept.
+
+    Args:
+        folder: in which they lie, as ``divided-N``.
+        base: folder of the public model.
+        sizes: numbers of models N.
+        documents: the text; None: the built-in private one.
+        config: of every member's training; the demonstration's.
+        workers: processes that train; None: one a core.
+
+    Raises:
+        ValueError: no documents; the folder holds another text or key, or an ensemble of other
+            settings.
+        RuntimeError: a worker was killed.
+    """
+    text, key = folder / "divided-text.jsonl", folder / "divided.key"
+    write_corpus(text, paragraphs(documents))
+    create_public_key(key, "adapmixed built-in text, divided")
+    return [
+        trained(
+            folder / f"divided-{size}", base=base, text=text, key=key, num_models=size,
+            config=config, workers=workers,
+        )
+        for size in sizes
+    ]  # fmt: skip

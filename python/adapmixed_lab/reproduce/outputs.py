@@ -1,0 +1,33 @@
+"""What a result is written as: JSON, CSV, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from adapmixed.files import write_file
+from adapmixed_lab.reproduce.drawing import draw
+from adapmixed_lab.reproduce.result import csv_text, write_result
+
+
+def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write NAME.json, NAME.csv and an SVG for every figure; NAME is EXPERIMENT-DATASET.
+
+    Everything but the JSON follows from it alone. A figure's caption is its SVG's description.
+
+    Returns:
+        the files.
+    """
+    stem = f"{result['experiment']}-{result['inputs']['dataset']}"
+    paths = [folder / f"{stem}.json", folder / f"{stem}.csv"]
+    write_result(result, paths[0])
+    write_file(paths[1], csv_text(result).encode())
+    for drawing in draw(result):
+        suffix = drawing.name.removeprefix(result["experiment"])
+        paths.append(folder / f"{stem}{suffix}.svg")
+        start, rest = drawing.svg.split(">", 1)
+        svg = f"{start}>\n <desc>{escape(drawing.caption)}</desc>{rest}\n"
+        write_file(paths[-1], svg.encode())
+    return paths

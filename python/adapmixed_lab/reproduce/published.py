@@ -1,0 +1,170 @@
+"""The paper's own analysis, to reproduce its numbers: it gives no guarantee (docs/privacy.md)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Rows
+from adapmixed.mechanisms.distribution import Distribution, public_distribution
+from adapmixed.mechanisms.proposal import Prepared
+from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
+from adapmixed_ext import RandomSource
+from adapmixed_lab.reproduce.published_bound import published_target_leakage
+
+_warned = False
+
+
+@dataclass(frozen=True)
+class SubsetDistribution(Distribution):
+    """The mixtures of B positions, each over a subset of the members.
+
+    Attributes:
+        projection: with radius 0; nothing is drawn from it.
+        parts: B >= 1 distributions of one position each.
+    """
+
+    parts: tuple[Distribution, ...] = ()
+
+    def sample(self, rng: RandomSource) -> Tensor:
+        """As `Distribution.sample`."""
+        self.check_unchanged()
+        return torch.cat([part.sample(rng) for part in self.parts])
+
+    def probabilities(self) -> Tensor:
+        """As `Distribution.probabilities`."""
+        return torch.cat([part.probabilities() for part in self.parts])
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """As `Distribution.log_prob`."""
+        self.check_unchanged()
+        found = [part.log_prob(targets[b : b + 1]) for b, part in enumerate(self.parts)]
+        return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class PublishedPMixED(PMixED):
+    """PMixED by the paper's rule: β from |S_t|, amplification by equation 12, integer order.
+
+    Its bound is not valid: the true loss can exceed it without limit. Warns once. The members that
+    take part are drawn (Algorithm 2, lines 2-8), and the mean is over them alone.
+
+    Attributes: as PMixED; `order` is an integer if `sample_rate` < 1.
+    """
+
+    name: ClassVar[str] = "pmixed-published"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sample_rate < 1.0 and self.order != int(self.order):
+            raise ValueError(
+                f"order must be an integer with sample_rate < 1, got {self.order}: the published "
+                "formula is for integer orders"
+            )
+        _warn()
+
+    def radius(self, num_models: int) -> float:
+        """Return R = βα for a subset of this size."""
+        beta = published_target_leakage(self.order, self.per_query, num_models, self.sample_rate)
+        return beta * self.order
+
+    def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+        """As `Mechanism.held_bytes`, and the rows of the subset drawn."""
+        copied = rows * vocab_size * element if self.sample_rate < 1.0 else 0
+        return copied + super().held_bytes(rows, vocab_size, element)
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        models, positions = rows.private.shape[:2]
+        event = RenyiBound(
+            self.order, self.per_query, models, positions, published=True, budget=self.queries
+        )
+        public = torch.zeros(positions, dtype=torch.bool, device=rows.public.device)
+        if self.sample_rate == 1.0 or not positions:
+            return Prepared(self._of_members(rows), public, (event,))
+        chosen = self._drawn(models, positions, rng)
+        parts = tuple(
+            self._of_members(_only(rows, chosen[:, position], position))
+            for position in range(positions)
+        )
+        nothing = ops.project(rows.private, rows.public, order=self.order, radius=0.0)
+        return Prepared(SubsetDistribution(rows, nothing, parts=parts), public, (event,))
+
+    def _of_members(self, rows: Rows) -> Distribution:
+        """Return the mean over these members; the public distribution if there are none."""
+        if not len(rows.private):
+            return public_distribution(rows)
+        radius = self.radius(len(rows.private))
+        projection = ops.project(rows.private, rows.public, order=self.order, radius=radius)
+        return Distribution(rows, projection)
+
+    def _drawn(self, models: int, positions: int, rng: RandomSource) -> Tensor:
+        """Return (N, B) bool: a Poisson subset for each position."""
+        # One draw a position: subsets do not depend on how positions are grouped into calls.
+        draws = torch.empty(models, positions, dtype=torch.float64)
+        for b in range(positions):
+            draws[:, b] = ops.gaussian(models, sigma=1.0, rng=rng)
+        taken: Tensor = torch.special.ndtr(draws) < self.sample_rate
+        return taken
+
+
+@dataclass(frozen=True)
+class PaperRule(Mechanism):
+    """AdaPMixED charged by the paper's rule, Σ_t max_i of the losses, at one order.
+
+    Attributes:
+        adapmixed: how queries are answered; of one order.
+    """
+
+    name: ClassVar[str] = "adapmixed"
+    no_budget: ClassVar[str] = AdaPMixED.no_budget
+
+    adapmixed: AdaPMixED
+
+    def __post_init__(self) -> None:
+        if len(self.adapmixed.loss_orders) > 1:
+            raise ValueError(
+                f"loss_orders must be one order, got {self.adapmixed.loss_orders!r}: the paper's "
+                "rule has no other"
+            )
+
+    @property
+    def no_replacement(self) -> str:
+        """As of AdaPMixED."""
+        return self.adapmixed.no_replacement
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
+        prepared = self.adapmixed._prepare(rows, rng)
+        events = tuple(
+            replace(event, loss=np.broadcast_to(event.loss.max(0), event.loss.shape).copy())
+            if isinstance(event, LeaveOneOutLoss)
+            else event
+            for event in prepared.events
+        )
+        return replace(prepared, events=events)
+
+
+def _only(rows: Rows, members: Tensor, position: int) -> Rows:
+    """Return a copy of one position's rows with these members alone, (N,) bool."""
+    here = slice(position, position + 1)
+    taken = members.nonzero()[:, 0].to(rows.private.device)
+    tokens = None if rows.tokens is None else rows.tokens[here]
+    return Rows(rows.private[taken, here], rows.public[here], tokens, rows.vocab_size)
+
+
+def _warn() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "PublishedPMixED reproduces the paper's data-independent bound, which is not valid: "
+            "the true loss can exceed it without limit (docs/privacy.md). Its numbers are for "
+            "comparison only.",
+            UserWarning,
+            stacklevel=4,
+        )

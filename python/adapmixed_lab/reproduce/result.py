@@ -1,0 +1,127 @@
+"""The content of a result file: everything needed to redraw its tables and figures.
+
+    {"format_version": 1, "experiment": "table1", "inputs": {...}, "settings": {...},
+     "notes": [...], "rows": [{"group", "method", "label", "ours", "paper"}, ...],
+     "environment": {...}, "seconds": s}
+
+`group` says what stands together (queries of a table, panel of a figure, study), `label` the
+setting where a group varies one. `ours` and `paper` may each be null. Infinities are the string
+"inf". A result holds perplexities and data-dependent ε: it is the operator's.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from adapmixed.files import write_file
+from adapmixed.report import environment, plain
+from adapmixed.report.view import show_epsilon
+from adapmixed_lab.reproduce.paper import PaperRow
+
+FORMAT_VERSION = 1
+_KEYS = ("experiment", "inputs", "settings", "notes", "rows", "environment", "seconds")
+_OURS = (
+    "perplexity", "perplexity_deviation", "epsilon", "epsilon_deviation", "delta", "kind",
+    "queries", "runs", "unit", "adjacency", "rule", "screened", "mixing", "screening",
+    "conversion", "total", "num_models", "adapt", "rank", "cost", "equal_bits", "mechanism",
+)  # fmt: skip
+_PAPER = (
+    "perplexity", "perplexity_deviation", "epsilon", "kind", "queries", "screened", "place",
+)  # fmt: skip
+
+
+def row(
+    method: str,
+    ours: Mapping[str, object] | None,
+    paper: Mapping[str, object] | PaperRow | None = None,
+    *,
+    group: str = "",
+    label: str = "",
+) -> dict[str, object]:
+    """Return one line of a result."""
+    if isinstance(paper, PaperRow):
+        paper = {
+            "perplexity": paper.perplexity,
+            "perplexity_deviation": paper.deviation,
+            "epsilon": paper.epsilon,
+            "kind": paper.kind,
+            "queries": paper.queries,
+            "screened": paper.screened,
+            "place": paper.place,
+        }
+    return {"group": group, "method": method, "label": label, "ours": ours, "paper": paper}
+
+
+def show_cost(side: Mapping[str, Any], part: str = "epsilon") -> str:
+    """Write ε or a part of it: ours rounded up, as the guarantee does, the paper's as printed."""
+    value = float(side[part])
+    return f"{value:g}" if "place" in side else show_epsilon(value)
+
+
+def build_result(
+    experiment: str,
+    rows: Sequence[Mapping[str, object]],
+    *,
+    inputs: Mapping[str, object],
+    settings: Mapping[str, object],
+    notes: Sequence[str],
+    seconds: float,
+) -> dict[str, Any]:
+    """Collect an experiment into strict JSON values."""
+    content = {
+        "format_version": FORMAT_VERSION,
+        "experiment": experiment,
+        "inputs": inputs,
+        "settings": settings,
+        "notes": list(notes),
+        "rows": list(rows),
+        "environment": environment(),
+        "seconds": round(seconds, 1),
+    }
+    result = plain(content, "result")
+    assert isinstance(result, dict)
+    return result
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """Read a result file.
+
+    Raises:
+        ValueError: if it is not JSON, of another format version, or lacks a part.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} must be a result file: {error}") from error
+    version = result.get("format_version") if isinstance(result, dict) else None
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
+    missing = [key for key in _KEYS if key not in result]
+    if missing:
+        raise ValueError(f"{path} must be a result file, it lacks {', '.join(missing)}")
+    found: dict[str, Any] = result
+    return found
+
+
+def write_result(result: Mapping[str, Any], path: Path) -> None:
+    """Write a result file in one step."""
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    write_file(path, (text + "\n").encode())
+
+
+def csv_text(result: Mapping[str, Any]) -> str:
+    """Write the rows as CSV, one column a number, empty if there is none."""
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    columns = [f"ours_{name}" for name in _OURS] + [f"paper_{name}" for name in _PAPER]
+    writer.writerow(["group", "method", "label", *columns])
+    for one in result["rows"]:
+        ours, paper = one["ours"] or {}, one["paper"] or {}
+        numbers = [ours.get(name) for name in _OURS] + [paper.get(name) for name in _PAPER]
+        writer.writerow([one["group"], one["method"], one["label"], *numbers])
+    return output.getvalue()

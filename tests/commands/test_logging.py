@@ -1,0 +1,76 @@
+"""What the program logs is the same whatever the private models answer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from decoding_cases import answered
+from fake_ensemble import FakeEnsemble
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom, SeededRandom
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
+MECHANISMS: dict[str, Mechanism] = {
+    "adapmixed": AdaPMixED(3.0, 0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4),
+    "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
+    "budgets, mixing": ClippedMixing(0.5, 2.0, order=8.0),
+    "budgets, pool": ClippedLogPool(-0.5, 0.5),
+}
+
+
+def serve(name: str, spread: float, ledger: Path | None) -> Accountant:
+    """Twenty steps with nearly public models, or with ones far from it."""
+    epsilon = 4.0 if name.startswith("budgets") else None
+    with Accountant(1e-5, epsilon=epsilon, path=ledger) as accountant:
+        answered(
+            FakeEnsemble(spread=spread), MECHANISMS[name], PROMPT, max_new_tokens=20,
+            accountant=accountant, rng=SeededRandom(1) if ledger is None else SecureRandom(),
+        )  # fmt: skip
+    return accountant
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+@pytest.mark.parametrize("with_ledger", [False, True])
+def test_private_values_are_in_no_message(
+    name: str, with_ledger: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="adapmixed")
+    messages, accountants = [], []
+    for spread in (1e-3, 10.0):
+        caplog.clear()
+        path = tmp_path / f"{spread}.sqlite" if with_ledger else None
+        accountants.append(serve(name, spread, path))
+        found = [record.getMessage() for record in caplog.records]
+        messages.append([text.replace(str(path), "") for text in found])
+    assert messages[0] == messages[1] and len(messages[0]) >= 2
+    near, far = accountants
+    if near.epsilon is not None:  # nobody has retired there, everybody here
+        assert (near.spent < 0.1 * near.limit).all()
+        assert (far.spent > 0.9 * far.limit).all()
+        assert str(near.guarantee()) == str(far.guarantee())
+
+
+def test_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    models = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
+    short = ["--prompt", "The", "--max-new-tokens", "2", "--seed", "1"]
+    command = ["generate", *models, *short]
+    assert main(command) == 0
+    quiet = capsys.readouterr()
+    assert main([*command, "--verbose"]) == 0
+    verbose = capsys.readouterr()
+    assert logging.getLogger("adapmixed").handlers == []
+    assert verbose.out == quiet.out
+    added = set(verbose.err.splitlines()) - set(quiet.err.splitlines())
+    assert any("adapmixed.ensemble.ensemble: ensemble of 64 models" in line for line in added)
+    assert any("released 2 tokens" in line for line in added)
+    assert not any("ε" in line for line in added)

@@ -1,0 +1,216 @@
+"""``adapmixed generate`` and ``adapmixed chat`` as typed."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base
+from adapmixed.ensemble import Manifest, read_manifest, write_manifest
+from adapmixed.generation import PrivateGenerator
+from adapmixed.privacy import Accountant, LeaveOneOutLoss
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
+FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token: no draw
+POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5"]
+
+
+def demo_base_name() -> str:
+    """What the demo's adapters call the model that they were trained on."""
+    config = DEMO_ENSEMBLE / "member-000" / "adapter_config.json"
+    return Path(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]).name
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("The value\n\nIf the name\n", encoding="utf-8")
+    arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "5"]
+    assert main([*arguments, "--prompt", "The try", "--prompts", str(file)]) == 0
+    out = capsys.readouterr()
+    answers = [json.loads(line) for line in out.out.splitlines()]
+    assert [a["prompt"] for a in answers] == ["The try", "The value", "If the name"]
+    assert main([*arguments, "--prompt", "If the name"]) == 0
+    alone = capsys.readouterr().out
+    assert alone == answers[2]["text"] + "\n"
+    assert main([*arguments, "--prompt", "If the name", "--stop", alone.strip()[:6]]) == 0
+    assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
+    assert main(arguments) == 2
+    assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_many_prompts_are_answered_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """300 prompts in 64 MB; a batch's answers are written once they are there."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("The value of x is\n" * 300, encoding="utf-8")
+    arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "1", "--prompts", str(file)]
+    arguments += ["--memory", "64M"]
+    sizes, answered = [], PrivateGenerator.generate
+
+    def counted(self: Any, batch: Any, **options: Any) -> Any:
+        written = len(capsys.readouterr().out.splitlines())
+        assert written == (sizes[-1] if sizes else 0)
+        sizes.append(len(batch))
+        return answered(self, batch, **options)
+
+    monkeypatch.setattr(PrivateGenerator, "generate", counted)
+    assert main(arguments) == 0
+    assert sum(sizes) == 300 and len(sizes) > 1 and len(set(sizes[:-1])) == 1
+    assert len(capsys.readouterr().out.splitlines()) == sizes[-1]
+    monkeypatch.setattr(PrivateGenerator, "generate", answered)
+    assert main([*arguments, "--batch", "0"]) == 2
+    assert "--batch must be >= 1, got 0" in capsys.readouterr().err
+
+
+def test_what_depends_on_private_data_is_for_the_operator(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["generate", *MODELS, "--prompt", "The", "--max-new-tokens", "2", "--seed", "1"]
+    assert main(arguments) == 0
+    plain = capsys.readouterr()
+    assert "ε" not in plain.err and "2 answered queries" in plain.err
+    assert "The randomness was seeded" in plain.err
+    assert main([*arguments, "--operator"]) == 0
+    shown = capsys.readouterr()
+    assert "ε = " in shown.err and "must not be published" in shown.err
+    assert shown.out == plain.out
+    assert main([*arguments, *POOL]) == 0
+    assert "ε = " in capsys.readouterr().err  # fixed beforehand: public
+
+
+@pytest.mark.slow
+def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", *MODELS, "--prompt", "The", *POOL, "--seed", "3"]
+    assert main([*arguments, "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
+    cold = capsys.readouterr().out
+    assert main([*arguments[:-2], "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().out == cold  # whatever the randomness
+    assert main([*arguments, "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().out != cold
+    assert main([*arguments, "--temp", "0.01", "--max-new", "6"]) == 0
+    assert capsys.readouterr().out == cold  # an abbreviation, as argparse takes them
+    assert main([*arguments, "--top-k", "1", "--max-new-tokens", "6"]) == 0
+    first = capsys.readouterr().out
+    assert main([*arguments[:-4], *FIRST, "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().out == first  # one token is left: the likeliest of q
+    assert main([*arguments, "--temperature", "0"]) == 2
+    assert "temperature must be >= 0.001" in capsys.readouterr().err
+    long = ["--max-new-tokens", "100000"]
+    assert main([*arguments, *long]) == 2
+    assert "the model's window is" in capsys.readouterr().err
+
+
+def test_chat_line_by_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["chat", *MODELS, *FIRST, "--max-new-tokens", "4"]
+    typed(monkeypatch, "The value\n\n/new\nIf the name\n/quit\nThe value\n")
+    assert main([*arguments, "--plain"]) == 0
+    out = capsys.readouterr()
+    answers = []
+    for prompt in ("The value", "If the name"):
+        assert main(["generate", *MODELS, *FIRST, "--max-new-tokens", "4", "--prompt", prompt]) == 0
+        answers.append(capsys.readouterr().out)
+    assert out.out == "".join(answers)
+    typed(monkeypatch, "The value\nThe value\n")
+    assert main([*arguments, "--plain", "--turns", "1"]) == 0
+    assert capsys.readouterr().out == answers[0]
+    typed(monkeypatch, "The value\n")
+    assert main(arguments) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and "must have a chat template, it has none: --plain" in out.err
+    assert main([*arguments, "--turns", "0"]) == 2
+    assert main([*arguments, "--plain", "--system", "x"]) == 2
+
+
+def test_chat_remembers_the_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / demo_base_name()
+    shutil.copytree(demo_base(), base)
+    settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["chat_template"] = (
+        "{% for m in messages %}{% if m['role'] == 'system' and m['content'] == 'No' %}"
+        "{{ raise_exception('System role not supported') }}{% endif %}"
+        "<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
+    )
+    (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    member = DEMO_ENSEMBLE / "member-000"
+    ensemble = tmp_path / "ensemble"
+    ensemble.mkdir()
+    shutil.copytree(member, ensemble / "member-000")
+    layers = read_manifest(DEMO_ENSEMBLE).adapted
+    write_manifest(ensemble, Manifest(str(base), ("member-000",), layers))
+    models = ["--base", str(base), "--ensemble", str(ensemble), "--max-new-tokens", "4", *FIRST]
+    typed(monkeypatch, "What is it?\nAnd why?\n")
+    assert main(["chat", *models, "--system", "Be brief"]) == 0
+    conversation = capsys.readouterr().out
+    opening = "<system> Be brief\n<user> What is it?\n"
+    assert main(["generate", *models, "--prompt", f"{opening}<assistant>"]) == 0
+    first = capsys.readouterr().out
+    whole = f"{opening}<assistant> {first[:-1]}\n<user> And why?\n<assistant>"
+    assert main(["generate", *models, "--prompt", whole]) == 0
+    assert conversation == first + capsys.readouterr().out
+    assert main(["generate", *models, "--chat", "--prompt", "What is it?"]) == 0
+    assert capsys.readouterr().out.strip()
+    # What the template itself refuses is one line; nothing could follow that it would take.
+    typed(monkeypatch, "What is it?\n")
+    assert main(["chat", *models, "--system", "No"]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and len(out.err.splitlines()) == 1
+    assert "chat template takes, it refuses: System role not supported" in out.err
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        (["--memory", "1K"], "adapmixed generate: --memory must be >= "),
+        (["--max-new-tokens", "0"], "adapmixed generate: --max-new-tokens must be an integer >= 1"),
+        (["--max-new-tokens", "99999"], "adapmixed generate: --max-new-tokens must be <= "),
+        (["--temperature", "0"], "adapmixed generate: --temperature must be >= 0.001"),
+        (["--top-k", "0"], "adapmixed generate: --top-k must be an integer >= 1"),
+        (["--top-p", "0.9"], "argument --top-p: must not be given: the token would be drawn from"),
+    ],
+)
+def test_refusals_name_the_options(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["generate", *MODELS, *POOL, "--prompt", "The", *given]) == 2
+    except SystemExit as left:  # of argparse
+        assert left.code == 2
+    error = capsys.readouterr().err
+    assert words in error and "Shaped" not in error and "memory_bytes" not in error
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    """As `adapmixed ledger export | head -n 1`: nothing on standard error."""
+    path = tmp_path / "ledger.db"
+    with Accountant(1e-5, path=path) as accountant:
+        for _ in range(3):
+            accountant.add(LeaveOneOutLoss((2.0,), np.ones((8, 2000, 1)), "zero_out", 0.0))
+    command = [sys.executable, "-m", "adapmixed", "ledger", "export", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.read(10)
+        run.stdout.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 141

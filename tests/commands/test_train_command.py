@@ -1,0 +1,141 @@
+"""``adapmixed train``: presets, options, and the way from a corpus to an answer."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_cases import write_base, write_corpus
+
+from adapmixed.cli import _parser, main
+from adapmixed.commands import train
+from adapmixed.ensemble import read_manifest
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed.training import FinetuneConfig
+from adapmixed.training.base import BaseFacts
+from adapmixed.training.presets import PRESETS
+
+FACTS = BaseFacts(
+    name="gpt2", revision=None, tokenizer_files={}, base_sha256=None, positions=1024,
+    linear_layers=(
+        "h.0.c_attn", "h.0.c_proj", "h.1.c_attn", "h.1.c_proj", "h.10.c_attn", "lm_head"
+    ),
+    default_targets=("c_attn",), head="lm_head", hidden_bytes=64, blocks=("h.0", "h.1", "h.10"),
+)  # fmt: skip
+
+
+def parsed(*options: str) -> argparse.Namespace:
+    required = ["--base", "gpt2", "--corpus", "builtin", "--output", "out"]
+    return _parser().parse_args(["train", *required, *options])
+
+
+# Epochs and rate from the paper's table of training parameters, N from that of privacy parameters.
+@pytest.mark.parametrize(
+    ("name", "epochs", "rate", "num_models"),
+    [
+        ("wikitext-103", 15, 2e-4, 100),
+        ("one-billion-word", 5, 2e-4, 80),
+        ("pubmed", 5, 2e-4, 100),
+        ("air-dialogue", 10, 4e-4, 100),
+    ],
+)
+def test_presets(name: str, epochs: int, rate: float, num_models: int) -> None:
+    common: dict[str, Any] = {
+        "rank": 4, "alpha": 32.0, "learning_rate": rate, "weight_decay": 0.01, "block_size": 512,
+    }  # fmt: skip
+    members = FinetuneConfig(**common, epochs=epochs, batch_size=8)
+    assert train._config(parsed("--preset", name), FACTS) == members
+    assert PRESETS[name].num_models == num_models
+    assert isinstance(AdaPMixED.preset(name), AdaPMixED)  # the other half goes by the same name
+
+
+def test_options_come_before_presets() -> None:
+    arguments = parsed(
+        "--preset", "pubmed", "--epochs", "2", "--target-modules", "c_attn", "lm_head"
+    )
+    config = train._config(arguments, FACTS)
+    assert (config.epochs, config.rank, config.target_modules) == (2, 4, ("c_attn", "lm_head"))
+    with pytest.raises(ValueError, match="which end in c_attn, .*, got 'wte'"):
+        train._config(parsed("--target-modules", "c_attn", "wte"), FACTS)
+    unknown = replace(FACTS, default_targets=())
+    with pytest.raises(ValueError, match="--adapt or --target-modules must be given"):
+        train._config(parsed("--preset", "pubmed"), unknown)
+
+
+def test_adapted_layers() -> None:
+    def config(*options: str) -> FinetuneConfig:
+        return train._config(parsed(*options), FACTS)
+
+    assert config().target_modules == config("--adapt", "head").target_modules == ("lm_head",)
+    assert config("--adapt", "last:1").target_modules == ("h.10.c_attn",)
+    assert config("--adapt", "last:2").target_modules == (
+        "h.1.c_attn", "h.1.c_proj", "h.10.c_attn"
+    )  # fmt: skip
+    assert config("--adapt", "all").target_modules == FACTS.linear_layers[:-1]
+    # What head members begin with holds however they are asked for, and not for others.
+    assert (config().rank, config().learning_rate) == (8, 6e-3)
+    assert config("--target-modules", "lm_head") == config()
+    assert config("--rank", "2", "--early-stopping") == replace(
+        config(), rank=2, early_stopping=True
+    )
+    assert config("--adapt", "all").rank == FinetuneConfig().rank
+    # A preset keeps the paper's numbers, and its layers unless others are asked for.
+    assert config("--preset", "pubmed").target_modules == ("c_attn",)
+    of_preset = config("--preset", "pubmed", "--adapt", "head")
+    assert (of_preset.rank, of_preset.target_modules) == (4, ("lm_head",))
+    for what in ("last:0", "last:4", "first", "last:-1"):
+        with pytest.raises(ValueError, match=f"adapt must be head.*got '{what}'"):
+            config("--adapt", what)
+    with pytest.raises(ValueError, match="0 blocks found in gpt2, got 'all'"):
+        train._config(parsed("--adapt", "all"), replace(FACTS, blocks=()))
+    with pytest.raises(SystemExit):
+        parsed("--adapt", "head", "--target-modules", "c_attn")
+
+
+def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, output = write_base(tmp_path / "tiny-base"), tmp_path / "ensemble"
+    write_corpus(tmp_path / "corpus.jsonl")
+    arguments = ["--corpus", str(tmp_path / "corpus.jsonl"), "--id-column", "user"]
+    arguments += ["--models", "40", "--epochs", "1", "--block-size", "16", "--output", str(output)]
+    models = ["--base", str(base)]
+    assert main(["train", *models, *arguments, "--preset", "air-dialogue"]) == 0
+    printed = capsys.readouterr()
+    empty = sum(shard["documents"] == 0 for shard in read_manifest(output).shards)
+    assert f"40 members, {empty} of them the public model (empty shards)" in printed.out
+    assert "What stays in one shard: all documents of one 'user'." in printed.err
+    assert read_manifest(output).training["learning_rate"] == 4e-4
+    answer = ["--ensemble", str(output), "--prompt", "user", "--max-new-tokens", "2", "--seed", "1"]
+    assert main(["generate", *models, *answer]) == 0
+    assert "2 answered queries" in capsys.readouterr().err
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuses(words: str, *options: str) -> None:
+        base = ["--base", str(tmp_path), "--output", str(tmp_path / "out")]
+        assert main(["train", *base, *options]) == 2
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+    refuses("corpus must be a file, a folder", "--corpus", "nowhere")
+    refuses("id_column applies to rows", "--corpus", "builtin", "--id-column", "user")
+    refuses("Unrecognized model", "--corpus", "builtin")
+
+
+def test_validation_losses_are_logged_for_the_operator_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_base(tmp_path / "tiny-base")
+    write_corpus(tmp_path / "corpus.jsonl")
+    arguments = ["train", "--base", str(base), "--corpus", str(tmp_path / "corpus.jsonl")]
+    arguments += ["--id-column", "user", "--models", "3", "--epochs", "1", "--block-size", "16"]
+    arguments += ["--validation-fraction", "0.4", "--output"]
+    assert main([*arguments, str(tmp_path / "quiet")]) == 0
+    quiet = capsys.readouterr().err
+    assert quiet.count(": finished (") == 3 and "(3 of 3, 0 s left)" in quiet
+    assert not any(word in quiet for word in ("loss", "documents,", "tokens"))
+    assert main([*arguments, str(tmp_path / "verbose"), "--verbose"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "validation loss" in line]
+    assert lines and all("adapmixed.training.progress: member-00" in line for line in lines)

@@ -1,0 +1,152 @@
+"""The built-in corpora, local files, and the demonstration's assets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.data import (
+    demo_base,
+    docstring_documents,
+    held_out_documents,
+    held_out_text,
+    held_out_tokens,
+    is_held_out,
+    private_documents,
+    read_text,
+    topic_documents,
+)
+from adapmixed.ensemble import Ensemble, read_manifest
+from adapmixed.training.partition import partition_documents
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+
+@pytest.mark.slow
+def test_docstrings_are_many_and_distinct() -> None:
+    documents = docstring_documents()
+    assert len(documents) > 3000
+    assert len({d.text for d in documents}) == len(documents)
+    assert len({d.identifier for d in documents}) == len(documents)
+    assert not any("site-packages" in d.identifier for d in documents)
+
+
+def test_held_out_topics_are_in_no_shard() -> None:
+    topics = topic_documents()
+    held_out = {topic for topic in topics if is_held_out(topic)}
+    assert 5 <= len(held_out) <= len(topics) // 2
+    private, evaluation = private_documents(), held_out_documents()
+    assert {d.identifier for d in evaluation} == held_out
+    assert {d.identifier for d in private} == set(topics) - held_out
+    assert len(private) + len(evaluation) == sum(len(p) for p in topics.values())
+    assert sum(len(d.text) for d in evaluation) > 20_000
+
+
+def test_no_paragraph_occurs_twice() -> None:
+    texts = [" ".join(d.text.split()) for d in private_documents() + held_out_documents()]
+    assert len(set(texts)) == len(texts)
+
+
+def test_whether_a_topic_is_held_out_does_not_change() -> None:
+    names = ["if", "while", "specialnames", "yield", "lists", "types"]
+    assert [is_held_out(name) for name in names] == [False, False, True, True, True, False]
+
+
+def test_read_text(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("two", encoding="utf-8")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("öne", encoding="utf-8")
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "other.md").write_text("not read")
+    assert [(d.identifier, d.text) for d in read_text(tmp_path)] == [
+        ("b.txt", "two"),
+        ("sub/a.txt", "öne"),
+    ]
+    assert [d.identifier for d in read_text(tmp_path / "other.md")] == ["other.md"]
+    with pytest.raises(ValueError, match="path must name"):
+        read_text(tmp_path / "nowhere")
+    for name in ("rows.jsonl", "rows.CSV", "rows.parquet", "rows.json"):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        (tmp_path / "rows" / name).write_text("{}", encoding="utf-8")
+        with pytest.raises(ValueError, match="path must hold .* got .*rows"):
+            read_text(tmp_path / "rows" / name)
+    shutil.rmtree(tmp_path / "rows")
+    with pytest.raises(ValueError, match="has none"):
+        read_text(tmp_path / "empty.txt")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ValueError, match="UTF-8"):
+        read_text(tmp_path)
+
+
+def test_data_needs_no_torch() -> None:
+    code = "import sys, adapmixed.data as d; d.private_documents(); print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "False"
+
+
+def test_the_public_model_is_small_and_names_no_place() -> None:
+    files = [path for path in demo_base().rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
+    _names_no_place_and_no_held_out_text(files)
+
+
+def test_the_ensemble_is_complete_and_names_no_place() -> None:
+    manifest = read_manifest(DEMO_ENSEMBLE)
+    assert len(manifest.members) == len(manifest.shards) == 64
+    assert manifest.adapted == {"lm_head": (8,)}
+    _names_no_place_and_no_held_out_text(
+        [path for path in DEMO_ENSEMBLE.rglob("*") if path.is_file()]
+    )
+    config = json.loads((DEMO_ENSEMBLE / "member-000" / "adapter_config.json").read_text())
+    assert "/" not in config["base_model_name_or_path"]
+
+
+def _names_no_place_and_no_held_out_text(files: list[Path]) -> None:
+    held_out = held_out_text()
+    for path in files:
+        if path.suffix == ".json":
+            text = path.read_text(encoding="utf-8")
+            assert "/root" not in text and "/home" not in text and "/work" not in text
+            assert not any(paragraph in text for paragraph in held_out)
+
+
+@pytest.mark.slow
+def test_demo_ensemble_beats_the_public_model_on_held_out_text() -> None:
+    ensemble = Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE)
+    assert ensemble.num_models == 64
+    assert ensemble.tokenizer is not None
+    text = "def f(x):\n\treturn 'é'  # ok"
+    assert ensemble.tokenizer.decode(ensemble.tokenizer(text)["input_ids"]) == text
+    tokens = held_out_tokens(ensemble.tokenizer)
+    assert len(tokens) > 5000
+    length = 192
+    assert ensemble.max_positions is not None and ensemble.max_positions >= length
+    stride = (len(tokens) - length) // 3
+    gain = 0.0
+    for start in range(0, 3 * stride, stride):
+        ids = torch.tensor([tokens[start : start + length]])
+        private, public = ensemble.logits(ids)
+        index = ids[0, 1:, None]
+        mixed = private[:, 0, :-1].double().softmax(dim=-1).mean(dim=0).gather(1, index).log()
+        alone = public[0, :-1].double().log_softmax(dim=-1).gather(1, index)
+        gain += float((mixed - alone).mean()) / 3
+    assert gain > 0.03  # nats per token
+
+
+def test_a_topic_is_in_one_shard() -> None:
+    shards = partition_documents(private_documents(), 64, key=b"any key of some length")
+    homes: dict[str, set[int]] = {}
+    for number, shard in enumerate(shards):
+        for document in shard:
+            homes.setdefault(document.identifier, set()).add(number)
+    assert len(homes) > 40
+    assert all(len(where) == 1 for where in homes.values())

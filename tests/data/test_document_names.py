@@ -1,0 +1,238 @@
+"""Documents named by position: which edits move other documents, and who says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import answered
+from trained_demo import DEMO_ENSEMBLE
+from training_cases import write_base
+
+from adapmixed.cli import main
+from adapmixed.data import Corpus
+from adapmixed.data.demo import demo_base
+from adapmixed.ensemble import Ensemble, read_manifest
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.privacy import Accountant, read_ledger
+from adapmixed.rng import SecureRandom
+from adapmixed.training import partition_documents
+from adapmixed.training.presets import PRESETS
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+SHARDS, LENGTH = 16, 200
+PROMPT = torch.tensor([[1, 2, 3]])
+HEADING = PRESETS["wikitext-103"].new_document
+POSITIONS = "Shards were assigned by positions in a file"
+NAMES = "It was not recorded how documents were named"
+ARTICLES = [f"article {k}: some text of person {k}\nsecond line of {k}" for k in range(LENGTH)]
+WIKI = [f" = Person {k} = \n\n text about {k} \n more \n" for k in range(LENGTH)]
+ROWS = [{"user": f"user-{k}", "text": f"text of {k}"} for k in range(LENGTH)]
+
+
+def changed(folder: Path, first: str, second: str, name: str, **settings: Any) -> int:
+    """How many shards one edit changes."""
+    found = []
+    for text in (first, second):
+        (folder / name).write_text(text)
+        documents = list(Corpus(str(folder / name), **settings).documents())
+        shards = partition_documents(documents, SHARDS, key=b"k" * 32)
+        found.append([[document.text for document in shard] for shard in shards])
+    return sum(one != other for one, other in zip(*found, strict=True))
+
+
+def edited(items: Sequence[Any], *new: Any) -> list[Any]:
+    """The eighth item is replaced by the new ones."""
+    return [*items[:7], *new, *items[8:]]
+
+
+def lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("new", "moves"),
+    [
+        (("article 7: other words\nsecond line",), False),
+        (("article 7: some text\n\nsecond line of 7",), True),
+        (("",), True),
+        ((), True),
+    ],
+)
+def test_edits_of_articles_between_blank_lines(tmp_path: Path, new: Any, moves: bool) -> None:
+    texts = ("\n\n".join(ARTICLES), "\n\n".join(edited(ARTICLES, *new)))
+    count = changed(tmp_path, *texts, "notes.txt")
+    assert count > 10 if moves else count == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "moves"),
+    [
+        ((" = Person 7 = \n\n other text \n\n more \n",), False),
+        ((" = Person 7 = \n\n text about 7 \n = More of mine = \n more \n",), True),
+        (("",), True),
+    ],
+)
+def test_edits_of_articles_with_headings(tmp_path: Path, new: Any, moves: bool) -> None:
+    texts = ("".join(WIKI), "".join(edited(WIKI, *new)))
+    count = changed(tmp_path, *texts, "wiki.txt", new_document=HEADING)
+    assert count > 10 if moves else count == 1
+    joined = [lines([{"text": line} for line in text.splitlines()]) for text in texts]
+    count = changed(tmp_path, *joined, "wiki.jsonl", new_document=HEADING)
+    assert count > 10 if moves else count == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "moves"),
+    [
+        (({"user": "user-7", "text": "other\n\ntext"},), False),
+        (({"user": "user-7", "text": ""},), False),
+        (({"user": "user-7", "text": None},), False),
+        ((), True),
+        ((ROWS[7], {"user": "user-7", "text": "one more"}), True),
+    ],
+)
+def test_edits_of_rows(tmp_path: Path, new: Any, moves: bool) -> None:
+    texts = lines(ROWS), lines(edited(ROWS, *new))
+    count = changed(tmp_path, *texts, "rows.jsonl")
+    assert count > 10 if moves else count == 1
+    assert changed(tmp_path, *texts, "rows.jsonl", id_column="user") == 1  # a name is stable
+
+
+def test_which_corpora_are_positional(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for path, text in (("files/a.txt", "x"), ("notes.txt", "x"), ("rows.jsonl", lines(ROWS[:1]))):
+        (tmp_path / path).write_text(text)
+    rows, notes = str(tmp_path / "rows.jsonl"), str(tmp_path / "notes.txt")
+    for corpus, positional in [
+        (Corpus("builtin"), False),
+        (Corpus(str(tmp_path / "files")), False),
+        (Corpus(rows, id_column="user"), False),
+        (Corpus("hub:name", id_column="user"), False),
+        (Corpus(notes), True),
+        (Corpus(notes, new_document=HEADING), True),
+        (Corpus(rows), True),
+        (Corpus(rows, new_document=HEADING), True),
+        (Corpus("hub:name"), True),
+    ]:
+        assert corpus.positional == positional, corpus
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The public model, and an ensemble of two members trained on the articles of a text file."""
+    folder = tmp_path_factory.mktemp("positions")
+    base = write_base(folder / "base")
+    (folder / "notes.txt").write_text("\n\n".join(ARTICLES[:12]))
+    torch.set_num_threads(1)
+    train(base, folder / "notes.txt", folder / "ensemble")
+    return base, folder / "ensemble"
+
+
+def train(base: Path, corpus: Path, output: Path, *options: str) -> None:
+    arguments = ["--base", str(base), "--corpus", str(corpus), "--output", str(output), *options]
+    small = [
+        "--models",
+        "2",
+        "--epochs",
+        "1",
+        "--block-size",
+        "16",
+        "--rank",
+        "2",
+        "--threads",
+        "1",
+    ]
+    assert main(["train", *arguments, *small]) == 0
+
+
+def named(ensemble: Path, folder: Path, names: str | None, **changes: Any) -> Path:
+    """The same members with another `document_names`; None: not recorded."""
+    content = json.loads((ensemble / "ensemble.json").read_text()) | changes
+    del content["document_names"]
+    folder.mkdir()
+    for member in ensemble.glob("member-*"):
+        (folder / member.name).symlink_to(member)
+    if names is not None:
+        content["document_names"] = names
+    (folder / "ensemble.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.slow
+def test_training_says_and_records_positions(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, ensemble = trained
+    assert read_manifest(ensemble).document_names == "positions"
+    for name, options, positional in (("a", (), True), ("b", ("--id-column", "user"), False)):
+        (tmp_path / "rows.jsonl").write_text(lines(ROWS[:12]))
+        train(base, tmp_path / "rows.jsonl", tmp_path / name, *options)
+        written = json.loads((tmp_path / name / "ensemble.json").read_text())
+        assert written["document_names"] == ("positions" if positional else "stable")
+        said = "Its documents have no names of their own" in capsys.readouterr().err
+        assert said == positional
+        loaded = Ensemble.from_pretrained(base, tmp_path / name)
+        assert loaded.unverified == (("positions",) if positional else ())
+
+
+def test_a_guarantee_says_that_positions_assigned_the_shards(
+    trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, ensemble = trained
+    for names, unverified, words in (
+        ("stable", (), None),
+        ("positions", ("positions",), POSITIONS),
+        (None, ("names",), NAMES),
+    ):
+        folder = named(ensemble, tmp_path / str(names), names)
+        loaded = Ensemble.from_pretrained(base, folder)
+        assert loaded.unverified == unverified
+        path = tmp_path / f"{names}.ledger"
+        with Accountant(1e-5, path=path) as accountant:
+            settings = dict(accountant=accountant, rng=SecureRandom(), max_new_tokens=2)
+            answered(loaded, ClippedLogPool(-0.5, 0.5, queries=40), PROMPT, **settings)  # type: ignore[arg-type]
+            said = str(accountant.guarantee())
+        for sentence in (said, str(read_ledger(path).guarantee)):
+            assert [one for one in (POSITIONS, NAMES) if one in sentence] == ([words] * bool(words))
+    # What is known of no shard is said once; what is known of positions is said in any case.
+    unknown = named(ensemble, tmp_path / "unknown", None, shards=[])
+    assert Ensemble.from_pretrained(base, unknown).unverified == ("shards",)
+    known = named(ensemble, tmp_path / "known", "positions", shards=[])
+    assert Ensemble.from_pretrained(base, known).unverified == ("shards", "positions")
+    with pytest.raises(ValueError, match="document_names must be one of .* got 'often'"):
+        read_manifest(named(ensemble, tmp_path / "wrong", "often"))
+
+
+def test_commands_say_it(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, ensemble = trained
+    (tmp_path / "held-out.txt").write_text("The function returns a list of values.")
+    models = ["--base", str(base), "--ensemble", str(ensemble)]
+    pool = ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5"]
+    short = ["--prompt", "The function", "--max-new-tokens", "2"]
+    assert main(["generate", *models, *short, *pool]) == 0
+    assert POSITIONS in "".join(capsys.readouterr())
+    held_out = ["--text", str(tmp_path / "held-out.txt"), "--json", str(tmp_path / "report.json")]
+    assert main(["evaluate", *models, *held_out, *pool]) == 0
+    assert POSITIONS in "".join(capsys.readouterr())
+    assert POSITIONS in (tmp_path / "report.json").read_text(encoding="utf-8")
+
+
+def test_a_single_member_has_all_documents(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    base, ensemble = trained
+    content = json.loads((ensemble / "ensemble.json").read_text())
+    parts = {name: content[name][:1] for name in ("members", "shards")}
+    alone = named(ensemble, tmp_path / "alone", "positions", num_models=1, **parts)
+    assert Ensemble.from_pretrained(base, alone).unverified == ()
+
+
+def test_the_demonstration_has_names() -> None:
+    assert read_manifest(DEMO_ENSEMBLE).document_names == "stable"
+    assert Ensemble.from_pretrained(demo_base(), DEMO_ENSEMBLE).unverified == ()

@@ -1,0 +1,208 @@
+"""Run as a program: what decoding holds at its least `memory_bytes`, one line of JSON a case.
+
+A process of its own, whose freed blocks go back at once (`MALLOC_MMAP_THRESHOLD_`), so that its
+resident memory is what it holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.adapters import Adapter
+from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, StopRule
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
+
+POOL = ClippedLogPool(-0.25, 0.5, queries=10000)
+Shape = dict[str, float]
+"""Temperature and top-k."""
+MECHANISMS: dict[str, tuple[Mechanism, Shape]] = {
+    "pmixed": (PMixED(8.0, 1e-5, 10000, 3.0), {}),
+    "adapmixed": (AdaPMixED(18.0, 0.2), {}),
+    "clipped-log-pool": (POOL, {}),
+    "top-k": (POOL, {"top_k": 50}),
+    "temperature and top-k": (POOL, {"temperature": 0.8, "top_k": 50}),
+    "temperature": (POOL, {"temperature": 0.8}),
+    "nearly all tokens": (POOL, {"top_k": 50000}),
+    "temperature and nearly all tokens": (POOL, {"temperature": 0.8, "top_k": 50000}),
+}
+TOKENS = 2
+
+
+def wide(dtype: torch.dtype, *, head: bool = False) -> Ensemble:
+    """Almost all that it holds are logits: 32 members over 50 257 tokens."""
+    config = GPT2Config(
+        n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    layer, size = ("lm_head", 50257) if head else ("transformer.h.0.attn.c_attn", 24)
+    update = {layer: (torch.randn(8, 2), torch.randn(2, size))}
+    model = GPT2LMHeadModel(config).to(dtype)
+    return Ensemble(model, [Adapter(update)] * (100 if head else 32), unverified=())
+
+
+def mixed(dtype: torch.dtype) -> Ensemble:
+    """Members of the output layer, and of a block: most keep the output layer's bits."""
+    config = GPT2Config(
+        n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    head = Adapter({"lm_head": (torch.randn(8, 2), torch.randn(2, 50257))})
+    block = Adapter({"transformer.h.0.attn.c_attn": (torch.randn(8, 2), torch.randn(2, 24))})
+    model = GPT2LMHeadModel(config).to(dtype)
+    return Ensemble(model, [head] * 6 + [block] * 42, unverified=())
+
+
+def capped(dtype: torch.dtype) -> Ensemble:
+    """Almost all that it holds are logits, which a cap is put on."""
+    config = Gemma2Config(
+        vocab_size=20000, hidden_size=8, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=8, max_position_embeddings=64,
+        final_logit_softcapping=30.0, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    update = {"lm_head": (torch.randn(8, 2), torch.randn(2, 20000))}
+    return Ensemble(Gemma2ForCausalLM(config).to(dtype), [Adapter(update)] * 100, unverified=())
+
+
+def deep(dtype: torch.dtype, layers: int) -> Ensemble:
+    """Almost all that it holds are keys, values and activations."""
+    config = LlamaConfig(
+        vocab_size=500, hidden_size=128, intermediate_size=512, num_hidden_layers=layers,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(dtype)
+    update = {
+        name: (0.02 * torch.randn(one.in_features, 4), 0.02 * torch.randn(4, one.out_features))
+        for name, one in model.named_modules()
+        if isinstance(one, torch.nn.Linear) and name != "lm_head"
+    }
+    return Ensemble(model, [Adapter(update)] * 32, unverified=())
+
+
+def status(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def first_ends(released: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(released)) == 0
+
+
+def run(
+    ensemble: Ensemble,
+    mechanism: Mechanism,
+    prompt: torch.Tensor,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    **settings: Any,
+) -> None:
+    accountant, rng = Accountant(1e-5), SeededRandom(0)
+    answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes=memory_bytes)
+    for _ in answerer.stream(prompt, max_new_tokens=TOKENS, **settings):
+        pass
+
+
+def measure(
+    ensemble: Ensemble,
+    mechanism: Mechanism,
+    prompt: torch.Tensor,
+    spare: int,
+    stop: StopRule | None,
+    shape: Shape,
+) -> Any:
+    """(memory_bytes, bytes held at the peak): the least that is taken, and `spare` more."""
+    run(ensemble, mechanism, prompt[:1, :2], **shape)  # what libraries keep from their first use
+    try:
+        run(ensemble, mechanism, prompt, memory_bytes=1, **shape)
+    except ValueError as error:
+        needed = int(str(error).split(">= ")[1].split()[0]) + spare
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    run(ensemble, mechanism, prompt, memory_bytes=needed, stop=stop, **shape)
+    return needed, status("VmHWM") - before
+
+
+def measure_reading() -> Any:
+    """As `measure`, of `iter_logits`: one room, an input in one pass, then one with a cache."""
+    config = LlamaConfig(
+        vocab_size=2000, hidden_size=256, intermediate_size=256, num_hidden_layers=16,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
+    )  # fmt: skip
+    update = {"lm_head": (torch.randn(256, 2), torch.randn(2, 2000))}
+    ensemble = Ensemble(LlamaForCausalLM(config), [Adapter(update)] * 32, unverified=())
+    long = torch.randint(0, 2000, (1, 1024))
+    try:
+        ensemble.iter_logits(long, memory_bytes=1)
+    except ValueError as error:
+        memory = int(1.1 * int(str(error).split(">= ")[1].split()[0]))
+    short = 1024
+    while ensemble._forward.chunk_size(1, short, memory, last_only=False) < short:
+        short -= 8
+
+    def read() -> None:
+        room = LogitsRoom()
+        for ids in (long[:, :short], long):
+            for part in ensemble.iter_logits(ids, memory_bytes=memory, room=room):
+                del part
+
+    read()  # what libraries keep from their first use
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    read()
+    return memory, status("VmHWM") - before
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        ensemble = wide(dtype)
+        prompt = torch.randint(0, 50257, (3, 4))
+        cases: list[tuple[str, Ensemble, Mechanism, torch.Tensor, int, StopRule | None, Shape]]
+        cases = [
+            (name, ensemble, one, prompt, 0, None, shape)
+            for name, (one, shape) in MECHANISMS.items()
+        ]
+        long = torch.randint(0, 500, (2, 48))
+        cases.append(("prompt", deep(dtype, 2), POOL, long, 16 << 20, None, {}))
+        # Almost all is keys and values, copied where a sequence ends.
+        longer = torch.randint(0, 500, (3, 160))
+        cases.append(("end", deep(dtype, 8), POOL, longer, 4 << 20, first_ends, {}))
+        cases.append(("end of few keys", ensemble, POOL, prompt, 0, first_ends, {}))
+        head = wide(dtype, head=True)
+        cases.append(("head", head, POOL, prompt, 0, None, {}))
+        cases.append(("end of a head", head, POOL, prompt, 0, first_ends, {}))
+        cases.append(("head beside blocks", mixed(dtype), POOL, prompt, 0, None, {}))
+        cases.append(("cap", capped(dtype), POOL, prompt % 20000, 0, None, {}))
+        for name, owner, mechanism, ids, spare, stop, shape in cases:
+            tell(name, dtype, *measure(owner, mechanism, ids, spare, stop, shape))
+    tell("room", torch.float32, *measure_reading())
+
+
+def tell(name: str, dtype: torch.dtype, needed: int, held: int) -> None:
+    found = {"case": name, "dtype": str(dtype), "needed": needed, "held": held}
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

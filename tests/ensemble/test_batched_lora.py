@@ -1,0 +1,326 @@
+"""The stacked layer against peft's own loop, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import peft_logits, write_adapter
+
+from adapmixed.ensemble import BatchedLoRA, Ensemble, read_adapter, stack_adapters
+
+Make = Callable[..., list[Path]]
+Update = tuple[torch.Tensor, torch.Tensor]
+
+
+def edit(folder: Path, **settings: Any) -> Path:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return folder
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    path = folder / "adapter_model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+    return folder
+
+
+def test_equals_peft_loop(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
+    folders = make_adapters(4)
+    private, public = Ensemble.from_pretrained(base, folders).logits(ids)
+    expected = peft_logits(base, folders, ids)
+    with torch.no_grad():
+        plain = base(input_ids=ids).logits
+    torch.testing.assert_close(private, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(public, plain, rtol=0, atol=1e-5)
+    assert float((private - public).abs().amax(dim=(1, 2, 3)).min()) > 0.1
+
+
+def test_unequal_ranks_rslora_and_targets(
+    base: Any, family: str, tmp_path: Path, ids: torch.Tensor
+) -> None:
+    first, second = ("c_attn", "c_fc") if family == "gpt2" else ("q_proj", "gate_proj")
+    folders = [
+        write_adapter(base, tmp_path / "a", seed=1, r=1, target_modules=[first]),
+        write_adapter(base, tmp_path / "b", seed=2, r=5, target_modules=[second]),
+        write_adapter(
+            base, tmp_path / "c", seed=3, r=4, use_rslora=True, target_modules=[first, second]
+        ),
+        write_adapter(
+            base,
+            tmp_path / "d",
+            seed=4,
+            target_modules=[first],
+            rank_pattern={f".*0.*{first}": 2},
+            alpha_pattern={f".*1.*{first}": 11},
+        ),
+        write_adapter(
+            base, tmp_path / "e", seed=5, target_modules=[second], layers_to_transform=[1]
+        ),
+        write_adapter(base, tmp_path / "f", seed=6, target_modules=rf".*\.1\..*{first}"),
+    ]
+    private, _ = Ensemble.from_pretrained(base, folders).logits(ids)
+    expected = peft_logits(base, folders, ids)
+    torch.testing.assert_close(private, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_adapted_output_head(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
+    """peft stores a copy of the adapted head: accepted if it is the base's, else refused."""
+    folders = make_adapters(2, target_modules=["lm_head"], fan_in_fan_out=False)
+    assert any("base_layer" in k for k in load_file(folders[0] / "adapter_model.safetensors"))
+    private, _ = Ensemble.from_pretrained(base, folders).logits(ids)
+    torch.testing.assert_close(private, peft_logits(base, folders, ids), rtol=0, atol=1e-5)
+
+    def train_head(weights: dict[str, torch.Tensor]) -> None:
+        next(value for name, value in weights.items() if "base_layer" in name)[0, 0] += 1.0
+
+    with pytest.raises(ValueError, match="differs from the base's"):
+        read_adapter(base, rewrite(folders[0], train_head))
+
+
+def test_bfloat16_base_keeps_adapters_in_float32(
+    base: Any, make_adapters: Make, ids: torch.Tensor
+) -> None:
+    folders = make_adapters(3)
+    low = base.to(torch.bfloat16)
+    ensemble = Ensemble.from_pretrained(low, folders)
+    private, public = ensemble.logits(ids)
+    assert private.dtype == public.dtype == torch.bfloat16
+    layers = [m for m in ensemble._forward.model.modules() if isinstance(m, BatchedLoRA)]
+    assert layers
+    groups = [group for layer in layers for group in layer.groups]
+    assert all(g.down.dtype == g.up.dtype == torch.float32 for g in groups)
+    expected = peft_logits(low, folders, ids).float()
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(private.float(), expected, rtol=0, atol=scale * 2.0**-6)
+
+
+@pytest.mark.parametrize("ranks", [(3, 3), (3, 5)])
+def test_bfloat16_layer_rounds_once(ranks: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(16, 24, dtype=torch.bfloat16)
+    updates = [(torch.randn(16, rank), torch.randn(rank, 24)) for rank in ranks]
+    x = torch.randn(6, 5, 16).to(torch.bfloat16)
+    with torch.no_grad():
+        y = BatchedLoRA(layer, updates)(x)
+        exact = layer(x).double()
+        for i, (down, up) in enumerate(updates):
+            rows = slice(2 + 2 * i, 4 + 2 * i)
+            exact[rows] += x[rows].double() @ down.double() @ up.double()
+    half_ulp = exact.abs() * 2.0**-8
+    assert bool(((y.double() - exact).abs() <= half_ulp + 1e-5).all())
+
+
+def test_half_precision_adapter_files_are_read_as_float32(make_adapters: Make, base: Any) -> None:
+    (folder,) = make_adapters(1)
+
+    def halve(weights: dict[str, torch.Tensor]) -> None:
+        for name in weights:
+            weights[name] = weights[name].half()
+
+    adapter = read_adapter(base, rewrite(folder, halve))
+    assert {t.dtype for pair in adapter.updates.values() for t in pair} == {torch.float32}
+
+
+def random_update(rank: int, seed: int, shape: tuple[int, int] = (128, 384)) -> Update:
+    generator = torch.Generator().manual_seed(seed)
+    down = torch.randn(shape[0], rank, generator=generator)
+    return down, torch.randn(rank, shape[1], generator=generator)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("length", [1, 37, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_do_not_depend_on_the_ranks_of_other_members(
+    threads: int, length: int, dtype: torch.dtype
+) -> None:
+    """Group sizes 1 to N of every rank, at shapes where the matrix library's kernels differ."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    count = 8
+    layer = torch.nn.Linear(128, 384, dtype=dtype)
+    x = torch.randn(count + 1, length, 128).to(dtype)
+    for rank in (1, 4, 7, 64):
+        own = [random_update(rank, seed) for seed in range(count)]
+        with torch.no_grad():
+            expected = BatchedLoRA(layer, own)(x)
+            public = layer(x)
+        for kept in range(count):
+            updates: list[Update | None] = [*own]
+            for i in range(count):  # `kept` others stay in the group of `rank`, the rest leave it
+                if (i - 2) % count > kept:
+                    other = (1, 3, 7, 64, None)[i % 5]
+                    updates[i] = None if other is None else random_update(other, 100 + i)
+            with torch.no_grad():
+                y = BatchedLoRA(layer, updates)(x)
+            assert torch.equal(y[0], public[0])
+            for i, update in enumerate(updates):
+                if update is own[i]:
+                    assert torch.equal(y[i + 1], expected[i + 1]), (rank, kept, i)
+                elif update is None:
+                    assert torch.equal(y[i + 1], public[i + 1])
+                else:
+                    assert not torch.equal(y[i + 1], expected[i + 1])
+
+
+def test_equal_ranks_share_one_product() -> None:
+    layer = torch.nn.Linear(4, 6)
+    same = [random_update(3, seed, (4, 6)) for seed in range(4)]
+    (group,) = BatchedLoRA(layer, same).groups
+    assert group.others.tolist() == [] and tuple(group.down.shape) == (4, 4, 3)
+    mixed = BatchedLoRA(layer, [*same, None, random_update(2, 9, (4, 6))])
+    assert [g.others.tolist() for g in mixed.groups] == [[0, 1, 2, 3, 4], [4, 5]]
+
+
+def test_broken_member_of_another_rank_stays_in_its_rows() -> None:
+    layer = torch.nn.Linear(4, 6)
+    updates = [random_update(rank, rank, (4, 6)) for rank in (3, 2, 3)]
+    x = torch.randn(4, 5, 4)
+    with torch.no_grad():
+        expected = BatchedLoRA(layer, updates)(x)
+        x[2] = float("inf")
+        y = BatchedLoRA(layer, updates)(x)
+    assert not bool(y[2].isfinite().all())
+    assert all(torch.equal(y[i], expected[i]) for i in (0, 1, 3))
+
+
+def test_rows_of_other_ranks_are_not_even_added_zero() -> None:
+    """0 * inf is NaN and -0.0 + 0.0 is 0.0, so that a sum with zeros would show."""
+    (group,) = BatchedLoRA(torch.nn.Linear(4, 6), [None, random_update(2, 0, (4, 6)), None]).groups
+    y = torch.full((4, 5, 6), -0.0)
+    group(y[1:], torch.full((3, 5, 4), float("inf")))
+    for i in (0, 1, 3):
+        assert bool((y[i] == 0).all()) and bool(y[i].signbit().all())
+    assert not bool(y[2].isfinite().any())
+
+
+def test_rows_must_fill_blocks() -> None:
+    layer = BatchedLoRA(torch.nn.Linear(4, 4), [random_update(1, seed, (4, 4)) for seed in (0, 1)])
+    with pytest.raises(ValueError, match="multiple of num_models"):
+        layer(torch.zeros(4, 1, 4))
+
+
+def test_updates_must_fit_the_layer() -> None:
+    layer = torch.nn.Linear(4, 6)
+    with pytest.raises(ValueError, match="at least one member"):
+        BatchedLoRA(layer, [])
+    good = random_update(2, 0, (4, 6))
+    for down, up in [
+        (torch.zeros(1, 2), good[1]),
+        (good[0], torch.zeros(2, 1)),
+        (good[0], torch.zeros(1, 6)),
+        (torch.zeros(4, 0), torch.zeros(0, 6)),
+        (torch.zeros(()), good[1]),
+    ]:
+        with pytest.raises(ValueError, match=r"updates\[1\] must have shapes \(4, r\)"):
+            BatchedLoRA(layer, [good, (down, up)])
+
+
+def test_no_adapters_refused(base: Any) -> None:
+    with pytest.raises(ValueError, match="at least one adapter"):
+        stack_adapters(base, [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"peft_type": "IA3"}, "peft_type must be LORA"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias must be none"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"some_later_setting": {"x": 1}}, "some_later_setting"),
+        ({"r": 4}, "must have shapes"),
+        ({"r": 0}, "r must be"),
+        ({"lora_alpha": "six"}, "lora_alpha"),
+        ({"rank_pattern": {".*": 2}}, "must have shapes"),
+        ({"target_modules": ["other"]}, "do not agree"),
+    ],
+)
+def test_refused_settings(
+    base: Any, make_adapters: Make, settings: dict[str, Any], reason: str
+) -> None:
+    (folder,) = make_adapters(1)
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_adapter(base, edit(folder, **settings))
+    assert str(folder) in str(caught.value)
+
+
+def test_refused_fan_in_fan_out(base: Any, family: str, make_adapters: Make) -> None:
+    (folder,) = make_adapters(1)
+    read_adapter(base, folder)
+    with pytest.raises(ValueError, match="fan_in_fan_out"):
+        read_adapter(base, edit(folder, fan_in_fan_out=family == "llama"))
+
+
+def test_refused_weights(base: Any, make_adapters: Make) -> None:
+    def missing_layer(weights: dict[str, torch.Tensor]) -> None:
+        name = sorted(weights)[0].replace("lora_A", "lora_*").replace("lora_B", "lora_*")
+        del weights[name.replace("*", "A")], weights[name.replace("*", "B")]
+
+    def missing_half(weights: dict[str, torch.Tensor]) -> None:
+        del weights[next(name for name in weights if "lora_B" in name)]
+
+    def foreign_module(weights: dict[str, torch.Tensor]) -> None:
+        for name in list(weights):
+            weights[name.replace(".0.", ".9.")] = weights.pop(name)
+
+    def not_finite(weights: dict[str, torch.Tensor]) -> None:
+        next(value for name, value in weights.items() if "lora_B" in name)[0, 0] = float("nan")
+
+    def embedding(weights: dict[str, torch.Tensor]) -> None:
+        weights["base_model.model.transformer.wte.lora_embedding_A"] = torch.zeros(3, 61)
+
+    def empty(weights: dict[str, torch.Tensor]) -> None:
+        weights.clear()
+
+    cases = [
+        (missing_layer, "do not agree"),
+        (missing_half, "got only lora_A"),
+        (foreign_module, "has no module"),
+        (not_finite, "must be finite"),
+        (embedding, "lora_A, lora_B of linear layers"),
+        (empty, "holds no weights"),
+    ]
+    folders = make_adapters(len(cases))
+    for folder, (change, reason) in zip(folders, cases, strict=True):
+        with pytest.raises(ValueError, match=reason):
+            read_adapter(base, rewrite(folder, change))
+
+
+def test_refused_folders(base: Any, make_adapters: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no adapter_config.json"):
+        read_adapter(base, tmp_path)
+    first, second, third = make_adapters(3)
+    (first / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match="pickled weights are not read"):
+        read_adapter(base, first)
+    (second / "adapter_model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(ValueError, match="readable safetensors"):
+        read_adapter(base, second)
+    (third / "adapter_config.json").write_text("{")
+    with pytest.raises(ValueError, match="must be JSON"):
+        read_adapter(base, third)
+
+
+def test_adapter_of_a_wider_base_is_refused(family: str, base: Any, tmp_path: Path) -> None:
+    target = "c_attn" if family == "gpt2" else "q_proj"
+    folder = write_adapter(base, tmp_path / "a", seed=1, target_modules=[target])
+
+    def widen(weights: dict[str, torch.Tensor]) -> None:
+        for name, value in weights.items():
+            if "lora_A" in name:
+                weights[name] = torch.zeros(value.shape[0], value.shape[1] + 1)
+
+    with pytest.raises(ValueError, match="must have shapes"):
+        read_adapter(base, rewrite(folder, widen))

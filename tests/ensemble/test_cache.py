@@ -1,0 +1,151 @@
+"""The cache with room: written in place, as large as was asked for, right however it is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import tiny
+from tiny_models import POSITIONS, VOCAB
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from adapmixed.ensemble import Decoder, Ensemble
+from adapmixed.ensemble.cache import PreallocatedLayer, key_value_cache
+
+ROWS, HEADS, WIDTH = 3, 2, 4
+
+
+def states(length: int, seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    """Keys and values as attention hands them over: heads and positions transposed."""
+    generator = torch.Generator().manual_seed(seed)
+    both = torch.randn(2, rows, length, HEADS, WIDTH, generator=generator).transpose(2, 3)
+    return both[0], both[1]
+
+
+def blocks(cache: Any) -> list[int]:
+    """Positions that each tensor has room for."""
+    return [
+        part.untyped_storage().nbytes() // part[..., :1, :].numel() // part.element_size()
+        for layer in cache.layers for part in (layer.keys, layer.values)
+    ]  # fmt: skip
+
+
+def same(ours: DynamicLayer, theirs: DynamicLayer) -> bool:
+    return torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+
+
+def test_tokens_are_written_in_place_while_there_is_room() -> None:
+    ours, theirs = PreallocatedLayer(8), DynamicLayer()
+    places = set()
+    for step, length in enumerate((3, 1, 2, 1, 1)):
+        for layer in (ours, theirs):
+            found = layer.update(*states(length, step))
+            assert found[0] is layer.keys and found[1] is layer.values
+        assert same(ours, theirs) and ours.get_seq_length() == theirs.get_seq_length()
+        places.add((ours.keys.data_ptr(), ours.values.data_ptr()))
+    assert len(places) == 1 and ours.get_seq_length() == 8
+
+
+@pytest.mark.parametrize("room", [0, 4])
+def test_beyond_the_room_it_grows_by_a_quarter(room: int) -> None:
+    """Copied now and then, not with every token."""
+    ours, theirs = PreallocatedLayer(room), DynamicLayer()
+    copies, place = 0, None
+    for step in range(101):
+        for layer in (ours, theirs):
+            layer.update(*states(4 if step == 0 else 1, step))
+        copies += ours.keys.data_ptr() != place
+        place = ours.keys.data_ptr()
+    length = ours.get_seq_length()
+    assert same(ours, theirs) and length == 104
+    assert copies <= 16
+    held = ours.keys.untyped_storage().nbytes()
+    assert held <= 1.25 * length * ROWS * HEADS * WIDTH * 4
+    # Of a first pass of unknown end, nothing is kept free.
+    first = PreallocatedLayer(room)
+    first.update(*states(7, 0))
+    assert first.values.untyped_storage().nbytes() == 7 * ROWS * HEADS * WIDTH * 4
+
+
+def select(layer: DynamicLayer) -> None:
+    layer.reorder_cache(torch.tensor([2, 0]))
+
+
+def first_row(layer: DynamicLayer) -> None:
+    layer.keys, layer.values = layer.keys[:1], layer.values[:1]
+
+
+CHANGES: dict[str, Callable[[DynamicLayer], object]] = {
+    "reorder": select,
+    "reorder twice": lambda layer: (select(layer), layer.reorder_cache(torch.tensor([1]))),
+    "permute": lambda layer: layer.reorder_cache(torch.tensor([2, 0, 1])),
+    "crop": lambda layer: layer.crop(-2),
+    "crop all": lambda layer: layer.crop(-5),
+    "select": lambda layer: layer.batch_select_indices(torch.tensor([1, 2])),
+    "permute by selection": lambda layer: layer.batch_select_indices(torch.tensor([2, 0, 1])),
+    "a view of one row": first_row,
+    "repeat": lambda layer: layer.batch_repeat_interleave(2),
+    "reset": lambda layer: layer.reset(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("room", [0, 6, 20])
+def test_what_transformers_may_do_to_a_layer(change: str, room: int) -> None:
+    ours, theirs = PreallocatedLayer(room), DynamicLayer()
+    for layer in (ours, theirs):
+        layer.update(*states(5, 0))
+        CHANGES[change](layer)
+    assert ours.get_seq_length() == theirs.get_seq_length()
+    rows = ROWS if change == "reset" else len(theirs.keys)
+    for step, length in enumerate((1, 2, 6), start=1):
+        for layer in (ours, theirs):
+            layer.update(*states(length, step, rows))
+        assert same(ours, theirs), step
+
+
+def test_other_kinds_of_layers_are_transformers_own() -> None:
+    config = tiny("gemma2").config
+    kinds = [type(layer) for layer in key_value_cache(config, 9).layers]
+    assert kinds == [DynamicSlidingWindowLayer, PreallocatedLayer]
+    assert [type(layer) for layer in DynamicCache(config=config).layers][1] is DynamicLayer
+
+
+def held(decoder: Decoder) -> int:
+    return sum(
+        part.untyped_storage().nbytes()
+        for layer in decoder._cache.layers for part in (layer.keys, layer.values)
+    )  # fmt: skip
+
+
+def test_a_decoder_has_room_for_all_that_was_counted_and_no_more(
+    base: Any, make_adapters: Callable[..., list[Path]]
+) -> None:
+    """Over chunks, decoding, an end and a restart: within what memory_bytes was refused by."""
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    ids = torch.randint(0, VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
+    counted = ensemble._forward.cache_bytes(3, 7 + 5)  # the largest of two layers counts twice
+    with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
+        ensemble.decoder(ids, memory_bytes=1, new_tokens=5)
+    needed = int(str(caught.value).split(">= ")[1].split()[0])
+    decoder = ensemble.decoder(ids, memory_bytes=needed, new_tokens=5)
+    assert set(blocks(decoder._cache)) == {12} and held(decoder) == counted * 2 // 3
+    place = decoder._cache.layers[0].keys.data_ptr()
+    for _ in range(3):
+        decoder.append(ids[:, 0])
+    assert decoder._cache.layers[0].keys.data_ptr() == place
+    decoder.drop(torch.tensor([False, True, False]))
+    assert held(decoder) == counted * 2 // 3 * 2 * 10 // (3 * 12)  # what was held, of two
+    for _ in range(2):
+        decoder.append(ids[:2, 0])
+    assert set(blocks(decoder._cache)) == {12} and held(decoder) == counted * 4 // 9
+
+    decoder = ensemble.decoder(ids, overflow="slide", new_tokens=POSITIONS)
+    for _ in range(POSITIONS):
+        decoder.append(ids[:, 0])
+        assert set(blocks(decoder._cache)) == {POSITIONS}
+    assert decoder.length < POSITIONS

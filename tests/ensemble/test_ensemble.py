@@ -1,0 +1,164 @@
+"""Passes over an ensemble: shapes, chunks, decoding, padding, limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ensemble_cases import Make, budget
+from tiny_models import POSITIONS, VOCAB
+
+from adapmixed.ensemble import Ensemble
+
+
+def test_shapes_and_attributes(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
+    private, public = ensemble.logits(ids)
+    assert tuple(private.shape) == (3, 2, 9, VOCAB)
+    assert tuple(public.shape) == (2, 9, VOCAB)
+    assert (ensemble.num_models, ensemble.vocab_size) == (3, VOCAB)
+    assert (ensemble.max_positions, ensemble.tokenizer) == (POSITIONS, None)
+    assert ensemble.device == torch.device("cpu")
+    assert private.stride(-1) == 1 and not private.requires_grad and not private.is_inference()
+
+
+def test_public_block_is_bitwise_the_public_model(
+    base: Any, make_adapters: Make, ids: torch.Tensor
+) -> None:
+    _, public = Ensemble.from_pretrained(base, make_adapters(3)).logits(ids)
+    with torch.no_grad():
+        plain = base(input_ids=ids.repeat(4, 1)).logits[:2]
+    assert torch.equal(public, plain)
+
+
+def test_given_model_is_left_alone(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
+    base.train()
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    Ensemble.from_pretrained(base, make_adapters(2)).logits(ids)
+    assert base.training and all(p.requires_grad for p in base.parameters())
+    after = base.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_dropout_is_off(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
+    base.train()
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    first, second = ensemble.logits(ids), ensemble.logits(ids)
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 9])
+def test_chunks_equal_the_whole(
+    base: Any, make_adapters: Make, ids: torch.Tensor, chunk: int
+) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
+    private, public = ensemble.logits(ids)
+    limit = budget(ensemble, 2, 9, chunk, False)
+    covered = 0
+    for part, chunk_private, chunk_public in ensemble.iter_logits(ids, memory_bytes=limit):
+        assert part == slice(covered, min(covered + chunk, 9))
+        covered = part.stop
+        torch.testing.assert_close(chunk_private, private[:, :, part], rtol=0, atol=2e-5)
+        torch.testing.assert_close(chunk_public, public[:, part], rtol=0, atol=2e-5)
+    assert covered == 9
+
+
+def test_budget_bounds_the_logits_and_names_what_is_needed(
+    base: Any, make_adapters: Make, ids: torch.Tensor
+) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
+    needed = budget(ensemble, 2, 9, 1, False)
+    assert needed >= 4 * 2 * VOCAB * 4
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
+        ensemble.iter_logits(ids, memory_bytes=needed - 1)
+    for limit in (needed, 3 * needed, 5 * needed):
+        for _, private, public in ensemble.iter_logits(ids, memory_bytes=limit):
+            assert (private.numel() + public.numel()) * 4 <= limit
+    needed = budget(ensemble, 2, 9, 1, True)
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
+        ensemble.decoder(ids, memory_bytes=needed - 1)
+
+
+def test_decoder_equals_recomputation(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
+    generator = torch.Generator().manual_seed(3)
+    for chunk in (2, 9):
+        limit = budget(ensemble, 2, 9, chunk, True)
+        decoder = ensemble.decoder(ids, memory_bytes=limit)
+        sequence = ids
+        for _ in range(5):
+            private, public = ensemble.logits(sequence)
+            next_private, next_public = decoder.logits
+            assert tuple(next_private.shape) == (3, 2, VOCAB)
+            torch.testing.assert_close(next_private, private[:, :, -1], rtol=0, atol=2e-5)
+            torch.testing.assert_close(next_public, public[:, -1], rtol=0, atol=2e-5)
+            tokens = torch.randint(0, VOCAB, (2,), generator=generator)
+            decoder.append(tokens)
+            sequence = torch.cat([sequence, tokens[:, None]], dim=1)
+            assert decoder.length == sequence.shape[1]
+
+
+def test_left_padding_changes_nothing(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
+    short = ids[:1, 4:]
+    padded = torch.cat([torch.cat([torch.full((1, 4), 9), short], dim=1), ids[1:]])
+    mask = torch.ones_like(padded)
+    mask[0, :4] = 0
+    expected = [ensemble.logits(short), ensemble.logits(ids[1:])]
+    private, public = ensemble.logits(padded, mask)
+    torch.testing.assert_close(private[:, :1, 4:], expected[0][0], rtol=0, atol=2e-5)
+    torch.testing.assert_close(private[:, 1:], expected[1][0], rtol=0, atol=2e-5)
+    torch.testing.assert_close(public[:1, 4:], expected[0][1], rtol=0, atol=2e-5)
+    for chunk in (2, 3):
+        limit = budget(ensemble, 2, 9, chunk, False)
+        for part, chunk_private, _ in ensemble.iter_logits(
+            padded, memory_bytes=limit, attention_mask=mask
+        ):
+            live = slice(max(part.start, 4), part.stop)
+            torch.testing.assert_close(
+                chunk_private[:, 0, max(4 - part.start, 0) :],
+                private[:, 0, live],
+                rtol=0,
+                atol=2e-5,
+            )
+    decoder = ensemble.decoder(padded, attention_mask=mask)
+    alone = ensemble.decoder(short)
+    for token in (3, 4):
+        torch.testing.assert_close(
+            decoder.logits[0][:, 0], alone.logits[0][:, 0], rtol=0, atol=2e-5
+        )
+        decoder.append(torch.tensor([token, token]))
+        alone.append(torch.tensor([token]))
+
+
+def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(1))
+    long = torch.zeros((1, POSITIONS + 1), dtype=torch.int64)
+    for call in (ensemble.logits, ensemble.iter_logits, ensemble.decoder):
+        with pytest.raises(ValueError, match=f"max_positions = {POSITIONS}"):
+            call(long)
+    decoder = ensemble.decoder(long[:, :-1])
+    before = decoder.logits
+    with pytest.raises(ValueError, match="max_positions"):
+        decoder.append(torch.tensor([1]))
+    assert decoder.length == POSITIONS and torch.equal(decoder.logits[1], before[1])
+    with pytest.raises(ValueError, match=r"tokens must have shape \(1,\)"):
+        decoder.append(torch.tensor([1, 2]))
+    for bad, reason in [
+        (ids[0], "shape"),
+        (ids[:, :0], "shape"),
+        (ids.float(), "int64"),
+        (ids + VOCAB, "must lie in"),
+        (ids - VOCAB, "must lie in"),
+    ]:
+        with pytest.raises(ValueError, match=reason):
+            ensemble.logits(bad)
+    mask = torch.ones_like(ids)
+    for bad_mask, reason in [(mask[:, 1:], "shape"), (2 * mask, "0 or 1"), (0 * mask, "0 or 1")]:
+        with pytest.raises(ValueError, match=reason):
+            ensemble.logits(ids, bad_mask)
+    mask[0, -1] = 0
+    with pytest.raises(ValueError, match="pad on the left"):
+        ensemble.decoder(ids, attention_mask=mask)

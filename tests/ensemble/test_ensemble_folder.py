@@ -1,0 +1,129 @@
+"""An ensemble's folder and its manifest: what is read back, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ensemble_cases import Make
+from tiny_models import ADAPTED, adapted_layers, write_adapter
+
+from adapmixed.ensemble import Ensemble, Manifest, read_manifest, write_manifest
+
+
+def save_ensemble(folder: Path, adapters: list[Path], **settings: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    names = []
+    for index, adapter in enumerate(adapters):
+        names.append(f"member-{index:03d}")
+        adapter.rename(folder / names[-1])
+    layers = adapted_layers([folder / name for name in names])
+    write_manifest(folder, Manifest("tiny", tuple(names), layers, **settings))
+    return folder
+
+
+def test_folder_round_trip(
+    base: Any, make_adapters: Make, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    adapters = make_adapters(2)
+    expected = Ensemble.from_pretrained(base, adapters).logits(ids)
+    base.save_pretrained(tmp_path / "base")
+    folder = save_ensemble(tmp_path / "ensemble", adapters)
+    for location in (tmp_path / "base", str(tmp_path / "base")):
+        ensemble = Ensemble.from_pretrained(location, folder)
+        assert ensemble.tokenizer is None
+        assert torch.equal(ensemble.logits(ids)[0], expected[0])
+    low = Ensemble.from_pretrained(tmp_path / "base", folder, dtype=torch.bfloat16)
+    assert low.logits(ids)[1].dtype == torch.bfloat16
+
+
+def test_another_base_is_refused(make_adapters: Make, base: Any, tmp_path: Path) -> None:
+    base.save_pretrained(tmp_path / "base")
+    folder = save_ensemble(tmp_path / "ensemble", make_adapters(1), base_sha256="0" * 64)
+    with pytest.raises(ValueError, match="base must be the one"):
+        Ensemble.from_pretrained(tmp_path / "base", folder)
+    (tmp_path / "base" / "tokenizer.json").write_text("{}")
+    write_manifest(folder, Manifest("tiny", ("member-000",), ADAPTED, tokenizer_sha256="0" * 64))
+    with pytest.raises(ValueError, match="tokenizer.json has another SHA-256"):
+        Ensemble.from_pretrained(tmp_path / "base", folder)
+
+
+def test_refused_bases(base: Any, make_adapters: Make, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    folders = make_adapters(1)
+    head = [write_adapter(base, tmp_path / "head", seed=0, target_modules=["lm_head"])]
+    adapted = PeftModel.from_pretrained(copy.deepcopy(base), folders[0])
+    for bad, reason in [
+        (adapted, "carries adapters"),
+        (Ensemble.from_pretrained(base, folders)._forward.model, "carries adapters"),
+        (Ensemble.from_pretrained(base, head)._forward.model, "carries adapters"),
+        (torch.nn.Linear(2, 2), "transformers model"),
+        (3, "transformers model"),
+        (tmp_path / "nowhere", "existing folder"),
+    ]:
+        with pytest.raises(ValueError, match=reason):
+            Ensemble.from_pretrained(bad, folders)
+
+
+def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path) -> None:
+    (folder,) = make_adapters(1)
+    with pytest.raises(ValueError, match="at least one private model"):
+        Ensemble.from_pretrained(base, [])
+    with pytest.raises(ValueError, match="distinct"):
+        Ensemble.from_pretrained(base, [folder, folder.parent / "." / folder.name])
+    with pytest.raises(ValueError, match="at least one private model"):
+        Ensemble(base, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format_version": 3}, "written by a newer adapmixed"),
+        ({"format_version": 1}, "does not say what members adapt"),
+        ({"format_version": 0}, "format_version"),
+        ({"adapted": None}, "adapted must map layers"),
+        ({"adapted": {"lm_head": []}}, "adapted must map layer names"),
+        ({"adapted": {"lm_head": [8, 8]}}, "adapted must map layer names"),
+        ({"adapted": {"lm_head": [True]}}, "adapted must map layer names"),
+        ({"format_version": "1"}, "format_version"),
+        ({"num_models": 3}, "num_models"),
+        ({"members": [], "num_models": 0}, "at least one"),
+        ({"members": ["a", "a"]}, "distinct"),
+        ({"members": ["a", "../b"]}, "plain folder names"),
+        ({"members": "ab"}, "folder names or null"),
+        ({"tokenizer_sha256": "zz"}, "hexadecimal"),
+        ({"tokenizer_files": {"vocab.json": "zz"}}, "tokenizer_files of vocab.json .* hexadecimal"),
+        ({"tokenizer_files": ["vocab.json"]}, "tokenizer_files must be an object"),
+        ({"shards": [{}]}, "each of the 2 members"),
+    ],
+)
+def test_manifest_refusals(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    write_manifest(tmp_path, Manifest("tiny", ("a", "b"), ADAPTED))
+    path = tmp_path / "ensemble.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=reason):
+        read_manifest(tmp_path)
+
+
+def test_manifest_round_trip(tmp_path: Path) -> None:
+    manifest = Manifest(
+        "tiny",
+        ("a", None),
+        {"lm_head": (2, 8)},
+        tokenizer_sha256="a" * 64,
+        tokenizer_files={"merges.txt": "d" * 64},
+        training={"rank": 4},
+        shards=({"documents": 1, "sha256": "b" * 64}, {"documents": 0, "sha256": "c" * 64}),
+    )
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    (tmp_path / "ensemble.json").write_text("[]")
+    with pytest.raises(ValueError, match="JSON object"):
+        read_manifest(tmp_path)
+    with pytest.raises(ValueError, match="must hold ensemble.json"):
+        read_manifest(tmp_path / "elsewhere")

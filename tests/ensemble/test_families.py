@@ -1,0 +1,197 @@
+"""Every family, fp32 and bf16: the peft loop, one pass, chunks, cache, padding, bits of rows."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import linear_names, tiny
+from tiny_models import VOCAB, peft_logits, write_adapter
+from torch import Tensor
+from transformers import DynamicCache
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.support import TESTED
+
+# Of the largest logit. The loop multiplies the same shapes; passes of other shapes round all
+# activations otherwise. Positions left out move logits by 0.6 of it and more.
+LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
+PASSES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-4}
+LENGTH = 9
+PADDING = 4
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tiny model and adapters of unequal rank, scale and targets; the last one's B is zero."""
+
+    base: Any
+    folders: list[Path]
+    ensemble: Ensemble
+    ids: Tensor
+
+    def close(self, found: Tensor, expected: Tensor, allowed: Any = PASSES) -> None:
+        atol = float(expected.float().abs().max()) * allowed[self.base.dtype]
+        torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=atol)
+
+
+@pytest.fixture(scope="module", params=sorted(TESTED))
+def adapted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, list[Path]]:
+    base = tiny(request.param)
+    names = linear_names(base)
+    settings: list[dict[str, Any]] = [
+        {"target_modules": names},
+        {"target_modules": names[::2], "r": 5, "use_rslora": True},
+        {"target_modules": names, "zero": True},
+    ]
+    root = tmp_path_factory.mktemp(request.param)
+    folders = [
+        write_adapter(base, root / str(seed), seed=seed, **setting)
+        for seed, setting in enumerate(settings)
+    ]
+    return base, folders
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def family(request: pytest.FixtureRequest, adapted: tuple[Any, list[Path]]) -> Family:
+    base = copy.deepcopy(adapted[0]).to(request.param)
+    ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(7))
+    return Family(base, adapted[1], Ensemble.from_pretrained(base, adapted[1]), ids)
+
+
+def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = None) -> Tensor:
+    """(N + 1, b, t, V) through a cache, `chunk` positions at a time."""
+    forward = ensemble._forward
+    cache = forward.new_cache() if cache is None else cache
+    parts = [
+        forward(ids[:, i : i + chunk], None if mask is None else mask[:, : i + chunk], cache)
+        for i in range(0, ids.shape[1], chunk)
+    ]
+    return torch.cat(parts, dim=2)
+
+
+@pytest.mark.slow
+def test_equals_peft_loop(family: Family) -> None:
+    private, public = family.ensemble.logits(family.ids)
+    assert private.dtype == public.dtype == family.base.dtype
+    family.close(private, peft_logits(family.base, family.folders, family.ids), LOOP)
+    assert float((private[:2] - public).float().abs().amax(dim=(1, 2, 3)).min()) > 0.1
+
+
+@pytest.mark.slow
+def test_public_row_and_empty_shards_are_the_public_model_bit_by_bit(family: Family) -> None:
+    """Also beside members that change, padded, in chunks and in decoding."""
+    folders = family.folders
+    ensemble = family.ensemble
+    other = Ensemble.from_pretrained(family.base, [folders[1], folders[1].parent / "0", folders[2]])
+    mask = torch.ones_like(family.ids)
+    mask[0, :PADDING] = 0
+    rows = family.ids.repeat(len(folders) + 1, 1)
+    with torch.no_grad():
+        plain = family.base(input_ids=rows).logits[: len(family.ids)]
+    private, public = ensemble.logits(family.ids)
+    assert torch.equal(public, plain) and torch.equal(private[2], plain)
+    assert torch.equal(other.logits(family.ids)[1], plain)
+    for found, again in (
+        (ensemble._forward(family.ids, mask, None), other._forward(family.ids, mask, None)),
+        (passes(ensemble, family.ids, mask, 3), passes(other, family.ids, mask, 3)),
+    ):
+        live = mask.bool()
+        assert torch.equal(found[0][live], again[0][live])
+        assert torch.equal(found[3][live], found[0][live])
+        assert not torch.equal(found[1][live], again[1][live])
+
+
+def test_chunks_and_decoding_equal_one_pass(family: Family) -> None:
+    ensemble = family.ensemble
+    whole = ensemble._forward(family.ids, None, None)
+    for chunk in (2, 5):
+        family.close(passes(ensemble, family.ids, None, chunk), whole)
+    decoder = ensemble.decoder(family.ids[:, :3])
+    for position in range(3, LENGTH):
+        private, public = decoder.logits
+        family.close(torch.cat([public[None], private]), whole[:, :, position - 1])
+        decoder.append(family.ids[:, position])
+
+
+@pytest.mark.slow
+def test_room_in_the_cache_changes_no_bit(family: Family) -> None:
+    """Of what transformers' own gives, none or much of it: in chunks, padded, after an end."""
+    ensemble, mask = family.ensemble, torch.ones_like(family.ids)
+    mask[0, :PADDING] = 0
+    longer = torch.cat([mask, mask[:, -1:]], dim=1)
+    first = torch.arange(len(family.folders) + 1) * len(mask)
+    for chunk, padded in ((4, True), (1, False)):
+        results = []
+        for cache in (
+            DynamicCache(config=family.base.config),
+            ensemble._forward.new_cache(),
+            ensemble._forward.new_cache(4 * LENGTH),
+        ):
+            whole = passes(ensemble, family.ids, mask if padded else None, chunk, cache)
+            cache.reorder_cache(first)
+            token = family.ids[:1, :1]
+            after = ensemble._forward(token, longer[:1] if padded else None, cache)
+            results.append((whole, after))
+        for found in results[1:]:
+            assert torch.equal(found[0], results[0][0])
+            assert torch.equal(found[1], results[0][1])
+
+
+def test_left_padding_equals_single_prompts(family: Family) -> None:
+    ensemble = family.ensemble
+    padded, mask = family.ids.clone(), torch.ones_like(family.ids)
+    padded[0, :PADDING], mask[0, :PADDING] = 9, 0
+    short = ensemble._forward(family.ids[:1, PADDING:], None, None)
+    full = ensemble._forward(family.ids[1:], None, None)
+    for found in (ensemble._forward(padded, mask, None), passes(ensemble, padded, mask, 3)):
+        family.close(found[:, :1, PADDING:], short)
+        family.close(found[:, 1:], full)
+    decoder = ensemble.decoder(padded[:, :6], attention_mask=mask[:, :6])
+    for position in range(6, LENGTH):
+        private, _ = decoder.logits
+        family.close(private[:, 0], short[1:, 0, position - PADDING - 1])
+        family.close(private[:, 1], full[1:, 0, position - 1])
+        decoder.append(family.ids[:, position])
+
+
+def test_a_sequence_that_ends_leaves_the_others_as_they_were(family: Family) -> None:
+    """In every kind of cache: full, of few heads, or of a sliding window; padded, and twice."""
+    ensemble = family.ensemble
+    ids = torch.cat([family.ids, family.ids.flip(0) * 5 % VOCAB])
+    mask = torch.ones_like(ids)
+    mask[1, :PADDING] = 0
+    rows, start = torch.arange(4), 6
+    whole = ensemble._forward(ids, mask, None)
+    decoder = ensemble.decoder(ids[:, :start], attention_mask=mask[:, :start])
+    for position in range(start, LENGTH):
+        private, public = decoder.logits
+        family.close(torch.cat([public[None], private]), whole[:, rows, position - 1])
+        if position in (start, start + 2):
+            ended = torch.zeros(len(rows), dtype=torch.bool)
+            ended[position // 2 - 3] = True  # the first, then the second
+            decoder.drop(ended)
+            rows = rows[~ended]
+            private, public = decoder.logits
+            family.close(torch.cat([public[None], private]), whole[:, rows, position - 1])
+        decoder.append(ids[rows, position])
+    assert rows.tolist() == [1, 3]
+
+
+def test_the_cache_is_as_large_as_it_is_counted(family: Family) -> None:
+    """Exactly; but for the largest layer's copy, and a sliding window of w, which keeps w - 1."""
+    forward, cache = family.ensemble._forward, family.ensemble._forward.new_cache()
+    forward(family.ids, None, cache)
+    layers = [
+        sum(part.numel() * part.element_size() for part in (layer.keys, layer.values))
+        * (4 if getattr(layer, "sliding_window", None) else 1)
+        // (3 if getattr(layer, "sliding_window", None) else 1)
+        for layer in cache.layers
+    ]
+    assert forward.cache_bytes(len(family.ids), LENGTH) == sum(layers) + max(layers)

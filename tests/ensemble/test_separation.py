@@ -1,0 +1,142 @@
+"""Answers of a member depend on it alone, bit by bit; an empty one answers as the public model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from ensemble_cases import Make, budget
+
+from adapmixed.ensemble import Adapter, BatchedLoRA, Ensemble, read_adapter
+
+
+def assert_only_one_member_differs(
+    ensemble: Ensemble,
+    neighbour: Ensemble,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    changed: int,
+    limit: int,
+) -> None:
+    """Whole passes, padded passes, chunks and decoding agree bit by bit but for one member."""
+    pairs = [
+        (ensemble.logits(ids), neighbour.logits(ids)),
+        (ensemble.logits(ids, mask), neighbour.logits(ids, mask)),
+    ]
+    chunks = [
+        list(e.iter_logits(ids, memory_bytes=limit, attention_mask=mask))
+        for e in (ensemble, neighbour)
+    ]
+    assert len(chunks[0]) == 3
+    pairs += [(a[1:], b[1:]) for a, b in zip(*chunks, strict=True)]
+    decoders = [e.decoder(ids) for e in (ensemble, neighbour)]
+    for _ in range(2):
+        pairs.append((decoders[0].logits, decoders[1].logits))
+        for decoder in decoders:
+            decoder.append(torch.tensor([5, 6]))
+    for (private, public), (private_2, public_2) in pairs:
+        assert torch.equal(public, public_2)
+        for member in range(ensemble.num_models):
+            assert torch.equal(private[member], private_2[member]) == (member != changed)
+
+
+@pytest.mark.parametrize("changed", [0, 2, 4])
+@pytest.mark.slow
+def test_changing_one_adapter_leaves_all_other_rows_bit_identical(
+    base: Any, make_adapters: Make, ids: torch.Tensor, changed: int
+) -> None:
+    folders = make_adapters(5)
+    (other,) = make_adapters(1, first=50)
+    (zero,) = make_adapters(1, first=60, zero=True)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    ensemble = Ensemble.from_pretrained(base, folders)
+    limit = budget(ensemble, 2, 9, 4, False)
+    for replacement in (other, zero):
+        neighbour = Ensemble.from_pretrained(
+            base, [*folders[:changed], replacement, *folders[changed + 1 :]]
+        )
+        assert_only_one_member_differs(ensemble, neighbour, ids, mask, changed, limit)
+
+
+@pytest.mark.parametrize("ranks", [(3, 3, 3, 3), (3, 2, 7, 3)])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.slow
+def test_changing_rank_or_targets_leaves_all_other_rows_bit_identical(
+    base: Any,
+    family: str,
+    make_adapters: Make,
+    ids: torch.Tensor,
+    ranks: tuple[int, ...],
+    threads: int,
+) -> None:
+    torch.set_num_threads(threads)
+    folders = [make_adapters(1, first=i, r=rank)[0] for i, rank in enumerate(ranks)]
+    members = [read_adapter(base, folder) for folder in folders]
+    fewer, others = (["c_attn"], ["c_fc"]) if family == "gpt2" else (["v_proj"], ["o_proj"])
+    settings: list[dict[str, Any]] = [
+        {"r": 1},
+        {"r": 7},
+        {"r": 64},
+        {"r": 64, "zero": True},
+        {"target_modules": fewer},
+        {"target_modules": others},
+        {"target_modules": fewer + others, "r": 7},
+    ]
+    replacements = [
+        read_adapter(base, make_adapters(1, first=50 + i, **s)[0]) for i, s in enumerate(settings)
+    ]
+    ensemble = Ensemble(copy.deepcopy(base), members)
+    limit = budget(ensemble, 2, 9, 4, False)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    for replacement in [*replacements, Adapter({})]:
+        neighbour = Ensemble(copy.deepcopy(base), [members[0], replacement, *members[2:]])
+        assert_only_one_member_differs(ensemble, neighbour, ids, mask, 1, limit)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_broken_member_stays_in_its_rows(
+    base: Any, make_adapters: Make, ids: torch.Tensor, value: float
+) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
+    private, public = ensemble.logits(ids)
+    for module in ensemble._forward.model.modules():
+        if isinstance(module, BatchedLoRA):
+            (group,) = module.groups
+            group.up[1].fill_(value)
+    wild, public_2 = ensemble.logits(ids)
+    assert not torch.equal(private[1], wild[1])
+    assert torch.equal(public, public_2)
+    assert torch.equal(private[0], wild[0]) and torch.equal(private[2], wild[2])
+
+
+def test_zero_adapter_answers_exactly_the_public_model(
+    base: Any, make_adapters: Make, ids: torch.Tensor
+) -> None:
+    folders = make_adapters(4) + make_adapters(2, first=50, zero=True)
+    ensemble = Ensemble.from_pretrained(base, folders)
+    private, public = ensemble.logits(ids)
+    assert torch.equal(private[4], public) and torch.equal(private[5], public)
+    decoder = ensemble.decoder(ids)
+    private, public = decoder.logits
+    assert torch.equal(private[4], public) and not torch.equal(private[3], public)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_zero_adapter_is_exact_where_rows_round_differently(
+    missing: bool, base: Any, make_adapters: Make, ids: torch.Tensor
+) -> None:
+    """Matrix products may round a row by its place; the answer must not show it."""
+    empty = None if missing else make_adapters(1, first=60, zero=True)[0]
+    ensemble = Ensemble.from_pretrained(base, [*make_adapters(1), empty])
+
+    def round_by_row(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+        row = torch.arange(output.shape[0], dtype=output.dtype)[:, None, None]
+        return output * (1 + row * 2.0**-20)
+
+    ensemble._forward.model.get_output_embeddings().register_forward_hook(round_by_row)
+    private, public = ensemble.logits(ids)
+    assert torch.equal(private[1], public) and not torch.equal(private[0], public)

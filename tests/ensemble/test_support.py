@@ -1,0 +1,182 @@
+"""Models that are refused in words, and those that are tried on loading."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import linear_names, tiny
+from tiny_models import VOCAB, write_adapter
+
+from adapmixed.ensemble import Adapter, Ensemble
+from adapmixed.ensemble.adapters import layer_shape
+from adapmixed.ensemble.support import TESTED
+
+
+def adapters(model: Any, count: int = 2, only: str = "") -> list[Adapter]:
+    """Random adapters of all linear layers whose name holds `only`, but for the output layer."""
+    names = [
+        name
+        for name, _ in model.named_modules()
+        if name.rpartition(".")[2] in linear_names(model) and only in name
+    ]
+    shapes = {name: layer_shape(model.get_submodule(name)) for name in names}
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Adapter(
+            {
+                name: (
+                    0.3 * torch.randn(size_in, 2, generator=generator),
+                    0.3 * torch.randn(2, size_out, generator=generator),
+                )
+                for name, (size_in, size_out) in shapes.items()
+            }
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("bart", "bart does not: left padding"),
+        ("mixtral", "no mixture-of-experts layers, got mixtral with .*mlp"),
+        ("qwen3_moe", "no mixture-of-experts layers, got qwen3_moe"),
+        ("mamba", "key/value cache"),
+        ("lfm2", "attention layers only, got lfm2"),
+    ],
+)
+def test_refused_families(family: str, reason: str) -> None:
+    model = tiny(family)
+    with pytest.raises(ValueError, match=reason):
+        Ensemble(model, [Adapter({})])
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "vocab_size": VOCAB}
+    model = BartForConditionalGeneration(BartConfig(**sizes))
+    with pytest.raises(ValueError, match="decoder-only model, got bart"):
+        Ensemble(model, [Adapter({})])
+
+
+def test_experts_show_in_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why mixtures of experts are refused: the public row's last bits depend on the adapters."""
+    from adapmixed.ensemble import ensemble
+
+    monkeypatch.setattr(ensemble, "check_model", lambda model: None)
+    monkeypatch.setattr(ensemble, "check_behaviour", lambda forward: None)
+    model = tiny("mixtral", hidden_size=64, intermediate_size=96, head_dim=16)
+    ids = torch.tensor([[5, 9, 2]])
+    members = adapters(model, 5, "self_attn")
+    public = Ensemble(copy.deepcopy(model), members).logits(ids)[1]
+    alone = Ensemble(copy.deepcopy(model), [Adapter({})] * 5).logits(ids)[1]
+    assert not torch.equal(public, alone)
+    torch.testing.assert_close(public, alone, rtol=0, atol=1e-4)
+
+
+def test_quantised_and_narrow_models_are_refused() -> None:
+    model = tiny("llama")
+    model.is_quantized = True
+    with pytest.raises(ValueError, match="must not be quantised"):
+        Ensemble(model, [Adapter({})])
+    model = tiny("llama")
+    model.lm_head = torch.nn.Linear(16, VOCAB - 1)
+    with pytest.raises(ValueError, match=f"vocab_size = {VOCAB}, got {VOCAB - 1}"):
+        Ensemble(model, [Adapter({})])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_families_without_tests_are_tried(dtype: torch.dtype) -> None:
+    assert not {"glm", "bert"} & TESTED
+    model = tiny("glm").to(dtype)
+    members, name = adapters(model), "model.layers.0.self_attn.q_proj"
+    layer = Ensemble(model, members)._forward.model.get_submodule(name)
+    for i, member in enumerate(members):  # what the trial takes away is put back
+        assert torch.equal(layer.groups[0].up[i], member.updates[name][1])
+    bert = tiny("bert").to(dtype)
+    with pytest.raises(ValueError, match="bert does not: a later token changes earlier logits"):
+        Ensemble(bert, adapters(bert))
+
+
+def couple_rows(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden + 2.0**-10 * hidden.mean(dim=0, keepdim=True)
+
+
+def look_ahead(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden + 0.5 * hidden[:, -1:]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (couple_rows, "changes another row"),
+        (look_ahead, "a later token"),
+        (lambda hidden: hidden * hidden.shape[1], "cache changes"),
+        (lambda hidden: hidden[..., :3], "RuntimeError"),
+    ],
+)
+def test_faults_are_found_on_loading(fault: Any, reason: str) -> None:
+    model = tiny("llama")
+    model.config.model_type = "new"
+    Ensemble(copy.deepcopy(model), adapters(model))
+    model.model.layers[0].mlp.register_forward_hook(lambda module, given, hidden: fault(hidden))
+    with pytest.raises(ValueError, match=f"new does not: .*{reason}"):
+        Ensemble(model, adapters(model))
+
+
+@pytest.mark.parametrize(
+    ("ignored", "reason"),
+    [("position_ids", "left padding"), ("past_key_values", "cache changes")],
+)
+def test_arguments_that_a_model_ignores_are_found(ignored: str, reason: str) -> None:
+    model = tiny("gpt2")
+    model.config.model_type = "new"
+    forward = type(model).forward
+
+    def deaf(past_key_values: Any = None, **arguments: Any) -> Any:
+        given = {"past_key_values": past_key_values, **arguments}
+        return forward(model, **(given | {ignored: None}))
+
+    model.forward = deaf
+    with pytest.raises(ValueError, match=reason):
+        Ensemble(model, adapters(model))
+
+
+def test_a_longrope_window_ends_where_frequencies_change() -> None:
+    factors = {"short_factor": [1.0, 1.0], "long_factor": [3.0, 4.0]}
+    model = tiny(
+        "phi3",
+        original_max_position_embeddings=8,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10000.0,
+            "original_max_position_embeddings": 8, **factors,
+        },
+    )  # fmt: skip
+    ensemble = Ensemble(model, adapters(model))
+    assert ensemble.max_positions == 8
+    with pytest.raises(ValueError, match="max_positions = 8"):
+        ensemble.logits(torch.zeros((1, 9), dtype=torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_adapted_embeddings_are_refused(tmp_path: Path) -> None:
+    model = tiny("llama")
+    folder = write_adapter(model, tmp_path / "a", seed=0, target_modules=["embed_tokens"])
+    with pytest.raises(ValueError, match="lora_A, lora_B of linear layers"):
+        Ensemble.from_pretrained(model, [folder])
+
+
+def test_capped_logits_are_counted_twice() -> None:
+    forward = Ensemble(tiny("gemma2"), [Adapter({})])._forward
+    needed = []
+    for cap in (None, 2.0):
+        forward.model.config.final_logit_softcapping = cap
+        with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
+            forward.chunk_size(3, 9, 1, last_only=False)
+        needed.append(int(str(caught.value).split(">= ")[1].split()[0]))
+    assert needed[1] - needed[0] == 2 * 3 * VOCAB * 4

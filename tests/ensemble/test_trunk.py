@@ -1,0 +1,274 @@
+"""Members that share the public trunk: every family, head members and those of the last block."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import linear_names, tiny
+from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
+from torch import Tensor
+from transformers import BertConfig, BertLMHeadModel
+
+from adapmixed.doctor import sharing_lines
+from adapmixed.ensemble import Ensemble, Manifest, batched_lora, write_manifest
+from adapmixed.ensemble.layers import block_names
+from adapmixed.ensemble.room import LogitsRoom
+from adapmixed.ensemble.support import TESTED
+
+LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
+PASSES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-4}
+LENGTH, PADDING = 9, 4
+KINDS = ("head", "last:1", "mixed")
+
+
+def targets(base: Any, kind: str) -> list[list[str]]:
+    """The target modules of three members."""
+    last = [f"{block_names(base)[-1]}.{name}" for name in _inside(base)]
+    if kind == "mixed":
+        return [["lm_head"], last, ["lm_head", *last]]
+    return [["lm_head"] if kind == "head" else last] * 3
+
+
+def _inside(base: Any) -> list[str]:
+    prefix = f"{block_names(base)[-1]}."
+    wanted = set(linear_names(base))
+    return [
+        name.removeprefix(prefix)
+        for name, _ in base.named_modules()
+        if name.startswith(prefix) and name.rpartition(".")[2] in wanted
+    ]
+
+
+def close(found: Tensor, expected: Tensor, allowed: float) -> None:
+    atol = float(expected.float().abs().max()) * allowed
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=atol)
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of the output layer over two members and five positions: each call has several."""
+    monkeypatch.setattr(batched_lora, "HEAD_MEMBERS", 2)
+    monkeypatch.setattr(batched_lora, "HEAD_POSITIONS", 5)
+
+
+@pytest.fixture(scope="module", params=sorted(TESTED))
+def written(request: Any, tmp_path_factory: Any) -> tuple[Any, dict[str, list[Path]]]:
+    base = tiny(request.param)
+    found = {}
+    for kind in KINDS:
+        root = tmp_path_factory.mktemp(f"{request.param}-{kind[:4]}")
+        found[kind] = [
+            write_adapter(base, root / str(i), seed=i, r=3 if i < 2 else 5, target_modules=names)
+            for i, names in enumerate(targets(base, kind))
+        ]
+    return base, found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtype: Any) -> None:
+    base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
+    ensemble = Ensemble.from_pretrained(base, folders)
+    depth = len(block_names(base))
+    if base.config.model_type == "gpt_bigcode" and kind != "head":
+        assert ensemble.trunk.repeats_input  # its blocks cannot be shared
+    elif kind == "head":
+        assert ensemble.trunk.head == "lm_head"
+    else:
+        assert (len(ensemble.trunk.blocks), ensemble.trunk.depth) == (1, depth)
+    ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(7))
+    private, public = ensemble.logits(ids)
+    close(private, peft_logits(base, folders, ids), LOOP[dtype])
+    assert float((private - public).float().abs().amax(dim=(1, 2, 3)).min()) > 0.02
+    with torch.no_grad():
+        alone = base(input_ids=ids).logits
+    close(public, alone, LOOP[dtype])
+    if kind == "head":
+        assert torch.equal(public, alone)
+    whole = torch.cat([public[None], private])
+    parts = ensemble.iter_logits(
+        ids, memory_bytes=ensemble._forward.sequence_bytes(LENGTH, None) * 3
+    )
+    chunks = [torch.cat([q[None], p]) for _, p, q in parts]
+    close(torch.cat(chunks, dim=2), whole, PASSES[dtype])
+    _decode(ensemble, ids, whole, PASSES[dtype])
+
+
+def _decode(ensemble: Ensemble, ids: Tensor, whole: Tensor, allowed: float) -> None:
+    """Token by token, the first sequence padded; then it is dropped."""
+    padded, mask = torch.cat([ids[:1].roll(PADDING, 1), ids[1:]]), torch.ones_like(ids)
+    padded[0, :PADDING], mask[0, :PADDING] = 9, 0
+    single = ensemble._forward(ids[:1, : LENGTH - PADDING], None, None)
+    decoder = ensemble.decoder(padded[:, :6], attention_mask=mask[:, :6])
+    for position in range(6, LENGTH):
+        private, public = decoder.logits
+        both = torch.cat([public[None], private])
+        close(both[:, -1], whole[:, 1, position - 1], allowed)
+        if position < LENGTH - 1:
+            close(both[:, 0], single[:, 0, position - PADDING - 1], allowed)
+        else:
+            assert both.shape[1] == 1
+        if position == LENGTH - 2:
+            decoder.drop(torch.tensor([True, False]))
+        del private, public, both
+        decoder.append(padded[-len(decoder.logits[1]) :, position])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+def test_an_emptied_or_missing_member_changes_no_bit_of_others(
+    written: Any, kind: str, dtype: Any, tmp_path: Path
+) -> None:
+    base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
+    full = Ensemble.from_pretrained(base, folders)
+    layers = adapted_layers(folders)
+    ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(8))
+    mask = torch.ones_like(ids)
+    mask[0, :PADDING] = 0
+    for gone in (1, 2):
+        empty = write_adapter(
+            base, tmp_path / f"{gone}", seed=9, zero=True, r=3 if gone < 2 else 5,
+            target_modules=targets(base, kind)[gone],
+        )  # fmt: skip
+        for stand_in in (None, empty):
+            paths: list[Path | None] = list(folders)
+            paths[gone] = stand_in
+            other = Ensemble.from_pretrained(base, paths, adapted=layers)
+            assert other.trunk == full.trunk
+            assert other.sequence_bytes(7) == full.sequence_bytes(7)
+            for tokens, live in ((ids, None), (ids[:1], None), (ids, mask)):
+                for cut in (LENGTH, 4):
+                    a, b = (_chunked(e, tokens, live, cut) for e in (full, other))
+                    keep = slice(None) if live is None else live.bool()
+                    for row in range(4):
+                        expected = a[0] if row == gone + 1 else a[row]
+                        assert torch.equal(b[row][keep], expected[keep])
+
+
+def _chunked(ensemble: Ensemble, ids: Tensor, mask: Tensor | None, cut: int) -> Tensor:
+    forward = ensemble._forward
+    cache = forward.new_cache()
+    parts = [
+        forward(ids[:, i : i + cut], None if mask is None else mask[:, : i + cut], cache)
+        for i in range(0, ids.shape[1], cut)
+    ]
+    return torch.cat(parts, dim=2)
+
+
+def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path) -> None:
+    base = tiny("gpt2")
+    head = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    deep = write_adapter(base, tmp_path / "b", seed=1, target_modules=["c_attn"])
+    assert Ensemble.from_pretrained(base, [head, deep]).trunk.head is None
+    assert Ensemble.from_pretrained(base, [head, None]).trunk.head == "lm_head"
+    with pytest.raises(ValueError, match="adapted must be given if members are missing"):
+        Ensemble.from_pretrained(base, [head, deep, None])
+    with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
+        Ensemble.from_pretrained(base, [None, None])
+    with pytest.raises(ValueError, match="adapts transformer.h.0.* with rank 3, got None"):
+        Ensemble.from_pretrained(base, [head, deep], adapted={"lm_head": [3]})
+    with pytest.raises(ValueError, match="got .*4"):
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [4]})
+    with pytest.raises(ValueError, match="adapted must name layers of the base"):
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [3], "nothing": [1]})
+    both = {"lm_head": [3], "transformer.h.0.attn.c_attn": [3]}
+    assert len(Ensemble.from_pretrained(base, [head, None], adapted=both).trunk.blocks) == 2
+
+
+def test_a_missing_member_in_the_folder(tmp_path: Path) -> None:
+    base = tiny("llama")
+    write_adapter(base, tmp_path / "m0", seed=0, target_modules=["lm_head"])
+    write_manifest(tmp_path, Manifest("tiny", ("m0", None), {"lm_head": (3,)}))
+    ensemble = Ensemble.from_pretrained(base, tmp_path)
+    private, public = ensemble.logits(torch.tensor([[1, 2, 3]]))
+    assert ensemble.num_models == 2
+    assert torch.equal(private[1], public) and not torch.equal(private[0], public)
+    with pytest.raises(ValueError, match="its ensemble.json names layers"):
+        Ensemble.from_pretrained(base, tmp_path, adapted={"lm_head": (3,)})
+
+
+def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
+    """The memory of a step is used again, unless a view of it or an array over it is left."""
+    base = tiny("gpt2")
+    folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    ensemble = Ensemble.from_pretrained(base, [folder])
+    decoder = ensemble.decoder(torch.tensor([[1, 2, 3]]), new_tokens=4)
+    place = decoder.logits[0].data_ptr()
+    decoder.append(torch.tensor([4]))
+    assert decoder.logits[0].data_ptr() == place
+    kept, copied = decoder.logits[0][0].numpy(), decoder.logits[0][0].clone()
+    decoder.append(torch.tensor([5]))
+    assert decoder.logits[0].data_ptr() != place
+    assert (kept == copied.numpy()).all() and not torch.equal(decoder.logits[0][0], copied)
+    ids = torch.randint(1, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(9))
+    chunks = list(ensemble.iter_logits(ids, memory_bytes=ensemble.sequence_bytes(LENGTH) * 2))
+    assert len(chunks) > 1
+    found = torch.cat([private for _, private, _ in chunks], dim=2)
+    close(found, ensemble.logits(ids)[0], PASSES[torch.float32])
+
+
+def test_a_reader_of_many_inputs_finds_the_memory_of_the_one_before(tmp_path: Path) -> None:
+    """Unless it keeps what it was given; the numbers are those of fresh memory, bit by bit."""
+    base = tiny("gpt2")
+    folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    ensemble = Ensemble.from_pretrained(base, [folder])
+    inputs = torch.randint(1, VOCAB, (3, 1, LENGTH), generator=torch.Generator().manual_seed(9))
+    expected = [ensemble.logits(ids)[0] for ids in inputs]
+    room = LogitsRoom()
+    places: list[int] = []
+    for ids, wanted in zip(inputs[:2], expected, strict=False):
+        ((_, private, public),) = ensemble.iter_logits(ids, room=room)
+        assert torch.equal(private, wanted)
+        places.append(private.data_ptr())
+        if len(places) == 1:
+            del private, public
+    ((_, other, _),) = ensemble.iter_logits(inputs[2], room=room)
+    assert places[0] == places[1] != other.data_ptr()
+    assert torch.equal(private, expected[1]) and torch.equal(other, expected[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_share_an_ensemble(kind: str, tmp_path: Path) -> None:
+    base = tiny("llama")
+    folders = [
+        write_adapter(base, tmp_path / str(i), seed=i, target_modules=names)
+        for i, names in enumerate(targets(base, kind))
+    ]
+    ensemble = Ensemble.from_pretrained(base, folders)
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randint(1, VOCAB, (size, 4 + size), generator=generator) for size in (1, 2, 3)]
+    expected = [ensemble.logits(ids)[0] for ids in inputs]
+
+    def asks(number: int) -> bool:
+        found = [ensemble.logits(inputs[number])[0] for _ in range(40)]
+        return all(torch.equal(one, expected[number]) for one in found)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(asks, range(3)))
+
+
+def test_what_a_model_can_share_is_said(tmp_path: Path) -> None:
+    for family, said in (("gpt2", "the first 1 of 2 blocks"), ("gpt_bigcode", "no block")):
+        tiny(family).save_pretrained(tmp_path / family)
+        base, head, last = sharing_lines(str(tmp_path / family))
+        assert base.endswith("tested)") and "all blocks" in head and said in last
+
+
+def test_a_model_of_an_untested_kind_is_tried_before_anything_is_said(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="base must answer as an ensemble needs it, bert does not"):
+        sharing_lines(str(tmp_path))

@@ -1,0 +1,237 @@
+"""What an evaluation tells: guarantees, curves, progress, errors; and under budgets of shards."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluation_cases import DELTA, DETERMINISTIC, SCREENED, run, stream
+from fake_ensemble import FakeEnsemble
+
+from adapmixed.evaluation import evaluate
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    ClippedMixing,
+    Mechanism,
+    PMixED,
+    PublicOnly,
+    Unprotected,
+)
+from adapmixed.privacy import Accountant, BudgetSpentError
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.conversions import c_alpha
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.reproduce.published import PaperRule
+
+
+def test_guarantees_shares_and_curves() -> None:
+    fake, tokens = FakeEnsemble(), stream(401)
+    mechanisms: dict[str, Mechanism] = {
+        "public": PublicOnly(),
+        "unprotected": Unprotected(),
+        "pmixed": PMixED(8.0, DELTA, 400, 6.0),
+        "fixed": AdaPMixED(**SCREENED | dict(loss="fixed")),
+        "adapmixed": AdaPMixED(**SCREENED),
+    }
+    results = {r.name: r for r in run(fake, tokens, mechanisms, block=401)}
+    kinds = {name: r.guarantee.kind for name, r in results.items()}
+    assert kinds == {
+        "public": "public",
+        "unprotected": "none",
+        "pmixed": "fixed",
+        "fixed": "fixed",
+        "adapmixed": "data-dependent, ex-post",
+    }
+    assert results["public"].guarantee.epsilon == 0.0
+    assert results["unprotected"].guarantee.epsilon is None
+    assert results["pmixed"].guarantee.epsilon == pytest.approx(8.0, rel=1e-9)
+    assert [results[n].screened for n in ("public", "unprotected", "pmixed")] == [0.0, 0.0, 0.0]
+    assert 0.05 < results["adapmixed"].screened < 0.95
+    for name, result in results.items():
+        counts = [queries for queries, _ in result.curve]
+        assert counts == [64, 128, 192, 256, 320, 384, 400]
+        assert result.curve[-1][1] == result.guarantee.epsilon
+        if name not in ("public", "unprotected"):
+            epsilons = [epsilon for _, epsilon in result.curve]
+            # PMixED's whole budget is charged with the first query.
+            assert epsilons == sorted(epsilons)
+            assert (epsilons[0] < epsilons[-1]) == (name != "pmixed")
+            parts = result.breakdown
+            assert parts["total"] == result.guarantee.epsilon
+            assert parts["conversion"] == pytest.approx(c_alpha(mechanisms[name].order, DELTA))
+            assert parts["total"] == pytest.approx(
+                parts["mixing"] + parts["screening"] + parts["conversion"]
+            )
+    # Screening is paid for all queries, answered publicly or not.
+    screening = 400 * 3.0 * (0.5 / (3 * 0.05)) ** 2
+    assert results["adapmixed"].breakdown["screening"] == pytest.approx(screening)
+
+
+def test_rules() -> None:
+    """The paper's rule, Σ max, states no less than max Σ; answers are the same."""
+    adaptive = AdaPMixED(**SCREENED | dict(screen=None))
+    mechanisms: dict[str, Mechanism] = {"per model": adaptive, "paper": PaperRule(adaptive)}
+    ours, paper = run(FakeEnsemble(), stream(300), mechanisms)
+    assert ours.breakdown["mixing"] < paper.breakdown["mixing"]
+    assert ours.perplexity == paper.perplexity
+
+
+def test_mechanisms_answer_the_same_logits_in_their_order() -> None:
+    tokens = stream(200)
+    alone = [run(FakeEnsemble(), tokens, {n: m})[0] for n, m in DETERMINISTIC.items()]
+    together = run(FakeEnsemble(), tokens, DETERMINISTIC)
+    assert [r.name for r in together] == list(DETERMINISTIC)
+    for one, other in zip(alone, together, strict=True):
+        assert (one.perplexity, one.guarantee) == (other.perplexity, other.guarantee)
+
+
+def test_a_target_that_cannot_occur_has_infinite_perplexity() -> None:
+    fake = FakeEnsemble()
+    fake._token[:, 2] = -math.inf
+    mechanisms = {"public": PublicOnly(), "unprotected": Unprotected()}
+    assert [r.perplexity for r in run(fake, [0, 1, 2, 0], mechanisms)] == [math.inf] * 2
+    assert all(math.isfinite(r.perplexity) for r in run(fake, [0, 1, 3, 0], mechanisms))
+
+
+def test_progress_reaches_the_total() -> None:
+    seen: list[tuple[int, int]] = []
+    run(
+        FakeEnsemble(),
+        stream(200),
+        block=100,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert [done for done, _ in seen] == [64, 99, 163, 198]
+    assert {total for _, total in seen} == {198}
+
+
+def test_speed_counts_every_query() -> None:
+    (result,) = run(FakeEnsemble(), stream(200))
+    assert result.seconds > 0
+    assert 0 < result.tokens_per_second <= result.queries / result.seconds
+
+
+@pytest.mark.parametrize(
+    "tokens,settings,message",
+    [
+        ([], {}, r"tokens must hold at least one query \(2 tokens\), got 0"),
+        ([3], {}, r"tokens must hold at least one query \(2 tokens\), got 1"),
+        ([1, 2, 3], dict(block=1), r"block must be in \[2, 512\], got 1"),
+        ([1, 2, 3], dict(block=513), r"block must be in \[2, 512\], got 513"),
+        ([1, 2, 3], dict(queries=0), r"queries must be in \[1, 2\].* got 0"),
+        ([1, 2, 3], dict(queries=3), r"queries must be in \[1, 2\].* got 3"),
+        ([1, 2, 3], dict(block=2, queries=2), r"queries must be in \[1, 1\].*blocks of 2.* got 2"),
+        ([1, 2, 3], dict(delta=0.0), r"delta must be in \(0, 1\)"),
+        ([1, 2, 3], dict(adjacency="removed"), "adjacency must be one of"),
+        ([1, 2, 3], dict(epsilon=-1.0), "epsilon must be finite and >= 0, got -1.0"),
+        ([1, 2, 3], dict(mechanisms={}), "mechanisms must name at least one mechanism, got none"),
+    ],
+)
+def test_refusals(tokens: list[int], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(FakeEnsemble(), tokens, **settings)
+
+
+def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
+    """Screening noise comes from a source of the mechanism's own."""
+    ensemble, tokens = FakeEnsemble(), [1, 2, 3, 0, 2, 1, 3, 3, 0, 1] * 6
+    noisy = AdaPMixED(order=4.0, target_leakage=0.1, sigma=0.3, threshold=0.5, screen_top_k=3)
+    alone = evaluate(ensemble, tokens, {"ada": noisy}, delta=1e-5, rng=SeededRandom(3))
+    other = PMixED(epsilon=9.0, delta=1e-5, queries=60, order=3.0, sample_rate=0.5)
+    both = evaluate(
+        ensemble, tokens, {"other": noisy, "p": other, "ada": noisy}, delta=1e-5,
+        rng=SeededRandom(3),
+    )  # fmt: skip
+    assert alone[0].perplexity == both[2].perplexity
+    assert alone[0].screened == both[2].screened
+    assert 0 < alone[0].screened < 1
+    assert both[0].screened != both[2].screened
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "order"),
+    [(ClippedLogPool(-0.5, 0.5, 2.0), None), (ClippedMixing(0.5, 2.0, order=4.0), 4.0)],
+)
+def test_perplexity_under_budgets_of_shards(
+    mechanism: Mechanism, order: float | None, tmp_path: Path
+) -> None:
+    epsilon = ShardBudget("zcdp" if order is None else "renyi", 0.5, order).epsilon(DELTA)
+    (result,) = run(
+        FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, epsilon={"pool": epsilon},
+        result=tmp_path / "result.json",
+    )  # fmt: skip
+    kept = json.loads((tmp_path / "result.json").read_text())["state"]["runs"][0][0]["tally"]
+    found = result.guarantee
+    assert (found.method, found.kind) == ("per-shard budget", "fixed")
+    assert {e for _, e in result.curve} == {found.epsilon} and found.epsilon <= epsilon
+    # Charged as generation charges: position after position, each shard until it cannot pay.
+    private, public = FakeEnsemble().logits(torch.tensor([stream(401)[:400]]))
+    alone, log_probs, active = Accountant(DELTA, epsilon=epsilon), [], []
+    for t, target in enumerate(stream(401)[1:]):
+        proposal = mechanism.propose(
+            private[:, 0, t : t + 1], public[0, t : t + 1], targets=torch.tensor([target]),
+            rng=SeededRandom(0),
+        )  # fmt: skip
+        alone.charge(proposal)
+        assert proposal._active is not None
+        active.append(proposal._active)
+        answer = proposal.release()
+        assert answer.log_prob is not None
+        log_probs.append(float(answer.log_prob))
+    assert bool(active[0].all()) and not bool(active[-1].any())
+    assert alone.guarantee().epsilon == found.epsilon
+    assert 0.0 < alone.spent.max() <= alone.limit
+    assert Accountant.from_state(kept["accountant"]).spent.tolist() == alone.spent.tolist()
+    counts = [queries for queries, _ in result.perplexities]
+    assert counts == [64, 128, 192, 256, 320, 384, 400]
+    for queries, perplexity in result.perplexities:
+        expected = math.exp(-math.fsum(log_probs[:queries]) / queries)
+        assert perplexity == pytest.approx(expected, rel=1e-9)
+    assert result.perplexities[-1][1] == result.perplexity
+
+
+def test_no_budget_of_shards_if_charges_are_not_those_of_single_members() -> None:
+    for mechanism in (
+        AdaPMixED(**SCREENED), PMixED(8.0, DELTA, 400, 6.0), Unprotected(), ClippedMixing(0.5, 2.0)
+    ):  # fmt: skip
+        fake = FakeEnsemble()
+        with pytest.raises(ValueError, match=r"epsilon must be None for \w+, got 3.0: it"):
+            run(fake, stream(401), {"m": mechanism}, epsilon=3.0)
+        assert not fake.budgets  # nothing was read
+    with pytest.raises(ValueError, match="queries must be None if every shard has a budget"):
+        run(FakeEnsemble(), stream(401), {"m": ClippedLogPool(-0.5, 0.5, queries=400)}, epsilon=3.0)
+    with pytest.raises(ValueError, match=r"epsilon must name mechanisms .* got \['x'\]"):
+        run(FakeEnsemble(), stream(9), epsilon={"x": 3.0})
+
+
+def test_a_plan_for_fewer_queries_raises_before_anything_is_read() -> None:
+    fake = FakeEnsemble()
+    with pytest.raises(BudgetSpentError, match="within the 99 that the mechanism was planned for"):
+        run(fake, stream(101), {"p": PMixED(8.0, DELTA, 99, 6.0)}, block=101)
+    assert not fake.budgets
+
+
+def test_neighbours() -> None:
+    pool: dict[str, Mechanism] = {"pool": ClippedLogPool(-0.5, 0.5, queries=200)}
+    default, zero_out, replaced = (
+        run(FakeEnsemble(), stream(101), pool, block=101, adjacency=question)[0].guarantee
+        for question in (None, "zero_out", "replace_one")
+    )
+    assert default == zero_out and zero_out.epsilon < replaced.epsilon
+    assert [g.adjacency for g in (zero_out, replaced)] == ["zero_out", "replace_one"]
+    # A guarantee of the paper's leave-one-out names it, whatever was asked.
+    for way in ("zero_out", "add_remove"):
+        ada = {"ada": AdaPMixED(**SCREENED | dict(adjacency=way))}
+        assert run(FakeEnsemble(), stream(101), ada)[0].guarantee.adjacency == way
+        fake = FakeEnsemble()
+        with pytest.raises(ValueError, match="adjacency must be 'zero_out' for AdaPMixED, got"):
+            run(fake, stream(101), ada, adjacency="replace_one")
+        assert not fake.budgets  # nothing was read
+    fixed = {"ada": AdaPMixED(**SCREENED | dict(loss="fixed"))}
+    found = run(FakeEnsemble(), stream(101), fixed, adjacency="replace_one")[0].guarantee
+    assert (found.kind, found.adjacency) == ("fixed", "replace_one")

@@ -1,0 +1,210 @@
+"""How text is cut: the authors' blocks, sliding windows, runs; perplexity computed anew."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from fake_ensemble import FakeEnsemble
+
+from adapmixed.evaluation import evaluate, evaluate_runs, plan, plan_runs
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    Mechanism,
+    PMixED,
+    PublicOnly,
+    Unprotected,
+)
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.reproduce.published import PaperRule
+
+DELTA = 1e-5
+NOISY = AdaPMixED(order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3,
+                  screen_top_k=4)  # fmt: skip
+
+
+def stream(length: int, seed: int = 1) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 7, (length,), generator=generator).tolist()
+
+
+def contexts(length: int, block: int, stride: int | None) -> dict[int, int]:
+    """Where the context of every scored token begins, said anew: token by token."""
+    if stride is None:
+        return {t: t - t % block for t in range(length) if t % block}
+    found = {}
+    for t in range(1, length):
+        # The earliest window that reaches the token.
+        number = 0
+        while number * stride + block <= t:
+            number += 1
+        found[t] = number * stride
+    return found
+
+
+@pytest.mark.parametrize("stride", [None, 1, 2, 3, 5, 6])
+def test_every_token_is_scored_once_with_its_context(stride: int | None) -> None:
+    block = 7
+    for length in range(2, 40):
+        windows, total = plan(range(length), None, block, None, stride)
+        scored = {t: w.start for w in windows for t in range(w.first, w.stop)}
+        assert sum(w.queries for w in windows) == len(scored) == total
+        assert scored == contexts(length, block, stride)
+        assert all(w.stop - w.start <= block and w.start < w.first < w.stop for w in windows)
+        if stride is not None:
+            assert set(scored) == set(range(1, length))
+            assert all(t - start >= min(t, block - stride) for t, start in scored.items())
+        for queries in range(1, total + 1):
+            fewer, count = plan(range(length), None, block, queries, stride)
+            assert count == queries == sum(w.queries for w in fewer)
+            assert [t for w in fewer for t in range(w.first, w.stop)] == sorted(scored)[:queries]
+
+
+@pytest.mark.parametrize("stride", [None, 1, 40, 99])
+@pytest.mark.parametrize("memory_bytes", [1000, 33])
+def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) -> None:
+    tokens, fake = stream(250), FakeEnsemble()
+    mechanisms: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
+    results = evaluate(
+        fake, tokens, mechanisms, delta=DELTA, rng=SeededRandom(0), block=100, stride=stride,
+        memory_bytes=memory_bytes,
+    )  # type: ignore[arg-type]  # fmt: skip
+    sums = [0.0, 0.0]
+    starts = contexts(len(tokens), 100, stride)
+    for t, start in starts.items():
+        private, public = fake.logits(torch.tensor([tokens[start:t]]))
+        for number, rows in enumerate((public[0, -1:], private[:, 0, -1])):
+            p = torch.softmax(rows.double(), -1).mean(0)[tokens[t]]
+            sums[number] -= math.log(p)
+    for result, total in zip(results, sums, strict=True):
+        assert result.queries == len(starts)
+        assert result.perplexity == pytest.approx(math.exp(total / len(starts)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(stride=0), r"stride must be in \[1, 31\], below the block, got 0"),
+        (dict(stride=32), r"stride must be in \[1, 31\], below the block, got 32"),
+        (dict(stride=2.0), r"stride must be an integer, got 2\.0"),
+        (dict(stride=True), "stride must be an integer, got True"),
+        (dict(stride=4, queries=100), r"queries must be in \[1, 99\].*slide by 4"),
+        (dict(runs=0), "runs must be an integer >= 1, got 0"),
+        (dict(runs=2.0), r"runs must be an integer >= 1, got 2\.0"),
+        (dict(runs=4), "runs must be at most 3"),
+        (dict(runs=2, queries=0), "queries must be an integer >= 1, got 0"),
+        (dict(runs=4, queries=30), "runs must be at most 3 .* 30 queries"),
+        (dict(runs=3, queries=32), "runs must be at most 2 .* 32 queries"),
+        (dict(runs=2, queries=94), "runs must be at most 1"),
+    ],
+)
+def test_refusals(settings: dict[str, Any], words: str) -> None:
+    arguments: dict[str, Any] = dict(runs=1, delta=DELTA, rng=SeededRandom(0), block=32)
+    with pytest.raises(ValueError, match=words):
+        evaluate_runs(FakeEnsemble(), stream(100), {"q": PublicOnly()}, **(arguments | settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stride", [None, 5])
+def test_runs_are_disjoint_and_as_many_as_there_are(stride: int | None) -> None:
+    block = 8
+    for length in range(9, 90, 3):
+        for queries in (None, 1, 7, 8, 9, 20):
+            most = 0
+            for runs in range(1, 12):
+                try:
+                    found, total = plan_runs(
+                        range(length), None, block, queries, runs=runs, stride=stride
+                    )
+                except ValueError:
+                    continue
+                assert runs == 1 or most == runs - 1  # fewer are never refused
+                most = runs
+                assert len(found) == runs
+                assert queries in (None, total)
+                read = [{t for w in run for t in range(w.start, w.stop)} for run in found]
+                assert sum(map(len, read)) == len(set().union(*read))
+                assert set().union(*read) <= set(range(length))
+                for run in found:
+                    assert sum(w.queries for w in run) == total
+                    assert run[0].start % block == 0
+            if queries is not None and queries < block and most:
+                assert most == sum(length - a > queries for a in range(0, length, block))
+
+
+def test_runs_answer_as_if_each_were_alone() -> None:
+    """Own text, accountant, budgets and randomness; mean and deviation over runs."""
+    tokens = stream(400)
+    mechanisms: dict[str, Mechanism] = {
+        "public": PublicOnly(), "unprotected": Unprotected(), "noisy": PaperRule(NOISY),
+        "pool": ClippedLogPool(-0.5, 0.5, 2.0), "pmixed": PMixED(8.0, DELTA, 90, 6.0),
+    }  # fmt: skip
+    settings: dict[str, Any] = dict(
+        delta=DELTA, block=50, queries=90, epsilon={"pool": 8.0}, memory_bytes=1000
+    )
+    runs = evaluate_runs(
+        FakeEnsemble(), tokens, mechanisms, runs=3, rng=SeededRandom(5), **settings,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert [one.name for one in runs] == list(mechanisms)
+    for number in range(3):
+        rng = SeededRandom(5) if number == 0 else SeededRandom(5).child(f"run {number}")
+        alone = evaluate(
+            FakeEnsemble(), tokens[100 * number : 100 * (number + 1)], mechanisms, rng=rng,
+            **settings,
+        )  # type: ignore[arg-type]  # fmt: skip
+        for run, one in zip(runs, alone, strict=True):
+            found = run.evaluations[number]
+            assert (found.perplexity, found.guarantee, found.curve, found.screened) == (
+                one.perplexity, one.guarantee, one.curve, one.screened,
+            )  # fmt: skip
+    public, unprotected, noisy, pool, pmixed = runs
+    for one in runs:
+        values = [e.perplexity for e in one.evaluations]
+        mean = sum(values) / 3
+        assert one.perplexity_mean == pytest.approx(mean, rel=1e-12)
+        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / 2)
+        assert one.perplexity_deviation == pytest.approx(deviation, rel=1e-9)
+        assert one.queries == 90 and [g.queries for g in one.guarantees] == [90] * 3
+    assert unprotected.epsilon_mean is None and unprotected.epsilon_deviation is None
+    assert (public.epsilon_mean, public.epsilon_deviation) == (0.0, 0.0)
+    epsilons = [g.epsilon for g in noisy.guarantees]
+    assert noisy.epsilon_mean == pytest.approx(statistics.fmean(epsilons))  # type: ignore[arg-type]
+    assert noisy.epsilon_deviation == pytest.approx(statistics.stdev(epsilons))  # type: ignore[type-var]
+    assert noisy.epsilon_deviation > 0
+    # No run begins with what another one has spent.
+    for one, other in zip(pool.evaluations, public.evaluations, strict=True):
+        assert one.perplexities[0] != other.perplexities[0]
+    assert {g.method for g in pool.guarantees} == {"per-shard budget"}
+    assert pmixed.epsilon_deviation == 0.0
+
+
+def test_one_run_and_infinite_perplexities_have_no_deviation() -> None:
+    fake = FakeEnsemble()
+    settings: dict[str, Any] = dict(delta=DELTA, rng=SeededRandom(0), block=10, memory_bytes=100)
+    (one,) = evaluate_runs(fake, stream(60), {"q": PublicOnly()}, runs=1, **settings)  # type: ignore[arg-type]
+    assert one.perplexity_deviation is None and one.epsilon_deviation is None
+    assert one.perplexity_mean == one.evaluations[0].perplexity
+    fake._token[:, 2] = -math.inf
+    (two,) = evaluate_runs(fake, stream(60), {"q": PublicOnly()}, runs=2, **settings)  # type: ignore[arg-type]
+    assert two.perplexity_mean == math.inf and two.perplexity_deviation is None
+
+
+def test_adjacencies_of_some_methods() -> None:
+    pools: dict[str, Mechanism] = {
+        name: ClippedLogPool(-0.5, 0.5, queries=200) for name in ("zero", "replaced")
+    }
+    zero, replaced = evaluate(
+        FakeEnsemble(), stream(101), pools, delta=DELTA, rng=SeededRandom(0), block=101,
+        adjacency={"replaced": "replace_one"}, memory_bytes=1000,
+    )  # type: ignore[arg-type]  # fmt: skip
+    assert zero.guarantee.adjacency == "zero_out"
+    assert replaced.guarantee.adjacency == "replace_one"
+    assert zero.perplexity == replaced.perplexity
+    with pytest.raises(ValueError, match=r"adjacency must name mechanisms .* got \['x'\]"):
+        evaluate(
+            FakeEnsemble(), stream(9), pools, delta=DELTA, rng=SeededRandom(0),
+            adjacency={"x": "zero_out"},
+        )  # type: ignore[arg-type]  # fmt: skip

@@ -1,0 +1,262 @@
+"""The decoding loop: charge, then release; who is charged; what the models are fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoding_cases import MECHANISMS, PROMPT, Spy, answered, steps
+from fake_ensemble import FakeEnsemble
+from tiny_models import POSITIONS, TARGETS, VOCAB, tiny_model, write_adapter
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PublicOnly
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
+
+
+class LoggedAccountant(Accountant):
+    """Logs charges, and fails after the first ``most`` of them."""
+
+    def __init__(
+        self, log: list[tuple[str, Any]], most: int = 10**9, epsilon: float | None = None
+    ) -> None:
+        super().__init__(1e-5, epsilon=epsilon)
+        self.log, self.most, self.count = log, most, 0
+
+    def _commit(self, entry: Mapping[str, Any], account: Any) -> None:
+        if "events" in entry:
+            if self.count == self.most:
+                raise RuntimeError("the device is full")
+            self.count += 1
+            self.log.append(("charge", None))
+        super()._commit(entry, account)
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+    base = tiny_model("gpt2")
+    folder: Path = tmp_path_factory.mktemp("adapters")
+    adapters = [
+        write_adapter(base, folder / str(i), seed=i, target_modules=TARGETS["gpt2"])
+        for i in range(3)
+    ]
+    return Ensemble.from_pretrained(base, adapters)
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+def test_every_step_is_charged_before_its_token_is_drawn_and_yielded(name: str) -> None:
+    spy = Spy(MECHANISMS[name])
+    accountant = LoggedAccountant(spy.log)
+    stepwise = steps(FakeEnsemble(), spy, max_new_tokens=3, accountant=accountant)
+    for step in range(3):
+        tokens = next(stepwise)
+        assert spy.phases == ["propose", "events", "charge", "release"]
+        assert torch.equal(tokens, spy.log[-1][1])
+        assert accountant.queries == 3 * (step + 1)
+        spy.log.clear()
+    assert next(stepwise, None) is None
+    assert spy.log == []
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+def test_a_failed_charge_stops_the_token(name: str) -> None:
+    spy = Spy(MECHANISMS[name])
+    accountant = LoggedAccountant(spy.log, most=2)
+    stepwise = steps(FakeEnsemble(), spy, max_new_tokens=5, accountant=accountant)
+    assert len([next(stepwise), next(stepwise)]) == 2
+    with pytest.raises(RuntimeError, match="the device is full"):
+        next(stepwise)
+    assert spy.phases[-3:] == ["propose", "events", "fail"] and spy.phases.count("release") == 2
+    assert accountant.queries == 6
+    assert next(stepwise, None) is None
+
+
+@pytest.mark.parametrize("mechanism", [ClippedLogPool(-0.5, 0.5), ClippedMixing(0.5, 2.0, order=8)])
+def test_budgets_are_decided_and_charged_before_a_token_is_drawn(mechanism: Mechanism) -> None:
+    """Who has spent its budget answers q, and the stream goes on."""
+    spy = Spy(mechanism)
+    accountant = LoggedAccountant(spy.log, epsilon=2.0)
+    before = None
+    for tokens in steps(FakeEnsemble(), spy, max_new_tokens=40, accountant=accountant):
+        assert spy.phases == ["propose", "events", "charge", "release"]
+        active = spy.log[1][1]
+        assert active.shape == (3, len(PROMPT)) and bool((tokens >= 0).all())
+        spent = accountant.spent
+        assert bool((spent <= accountant.limit).all())
+        if before is not None:  # those who paid, and no other, have spent more
+            assert np.array_equal(spent > before, active.any(1))
+        before = spent
+        spy.log.clear()
+    assert not active.all() and spent.min() > 0.8 * accountant.limit
+
+
+def test_a_failed_charge_of_a_budget_spends_nothing() -> None:
+    spy = Spy(ClippedLogPool(-0.5, 0.5))
+    accountant = LoggedAccountant(spy.log, most=1, epsilon=2.0)
+    stepwise = steps(FakeEnsemble(), spy, accountant=accountant)
+    next(stepwise)
+    spent = accountant.spent
+    with pytest.raises(RuntimeError, match="the device is full"):
+        next(stepwise)
+    assert np.array_equal(accountant.spent, spent) and accountant.queries == 3
+    assert spy.phases.count("release") == 1 and spy.phases[-1] == "fail"
+
+
+def test_ended_sequences_are_neither_charged_nor_sampled() -> None:
+    ensemble = FakeEnsemble()
+    # Row 1 ends at step 0, row 0 at step 2; row 2 goes on. Token 6 stops.
+    spy = Spy(MECHANISMS["adapmixed"], forced=((1, 6, 2), (3, 4), (6, 5), (0,)))
+    accountant = Accountant(1e-5)
+    tokens = answered(ensemble, spy, max_new_tokens=5, stop_token=6, accountant=accountant)
+    assert tokens[:, :4].tolist() == [[1, 3, 6, -1], [6, -1, -1, -1], [2, 4, 5, 0]]
+    assert tokens[:2, 4].tolist() == [-1, -1] and tokens[2, 4] >= 0
+    assert [public.shape[0] for _, public in spy.asked] == [3, 2, 2, 1, 1]
+    # The stop tokens are charged, what follows them is not.
+    assert accountant.queries == 3 + 2 + 2 + 1 + 1
+    # The rows that remain are those that go on, each with its own past.
+    sequences = torch.cat([PROMPT, tokens.clamp_min(0)], dim=1)
+    for step, rows in enumerate(([0, 1, 2], [0, 2], [0, 2], [2], [2])):
+        private, public = ensemble.logits(sequences[rows, : 3 + step])
+        assert torch.equal(spy.asked[step][1], public[:, -1])
+        assert torch.equal(spy.asked[step][0], private[:, :, -1])
+
+
+def test_ended_sequences_leave_the_forward_pass(ensemble: Ensemble) -> None:
+    """The rows that remain read on from caches of their own, padding included."""
+    prompt, mask = torch.tensor([[0, 9], [5, 6], [0, 7]]), torch.tensor([[0, 1], [1, 1], [0, 1]])
+    # Row 1 ends at step 1, row 0 at step 2.
+    spy = Spy(PublicOnly(), forced=((1, 2, 3), (4, 60, 5), (60, 6), (7,), (8,)))
+    tokens = answered(ensemble, spy, prompt, attention_mask=mask, max_new_tokens=5, stop_token=60)
+    assert tokens.tolist() == [[1, 4, 60, -1, -1], [2, 60, -1, -1, -1], [3, 5, 6, 7, 8]]
+    for step, rows in enumerate(([0, 1, 2], [0, 1, 2], [0, 2], [2], [2])):
+        ids = torch.cat([prompt, tokens], dim=1)[rows, : 2 + step]
+        seen = torch.cat([mask[rows], torch.ones(len(rows), step, dtype=torch.int64)], dim=1)
+        private, public = ensemble.logits(ids, seen)
+        torch.testing.assert_close(spy.asked[step][1], public[:, -1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(spy.asked[step][0], private[:, :, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_decoding_stops_when_all_sequences_have_ended() -> None:
+    spy = Spy(PublicOnly(), forced=((6, 1, 6), (6,)))
+    accountant = Accountant(1e-5)
+    tokens = answered(FakeEnsemble(), spy, max_new_tokens=9, stop_token=6, accountant=accountant)
+    assert tokens.tolist() == [[6, -1], [1, 6], [6, -1]]
+    assert accountant.queries == 4
+
+
+def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
+    tokens = answered(FakeEnsemble(), Spy(PublicOnly(), forced=((1, 1, 1),) * 4), stop_token=3)
+    assert tokens.tolist() == [[1] * 4] * 3
+
+
+@pytest.mark.parametrize("value", [0, -3, True])
+def test_max_new_tokens_must_be_positive(value: Any) -> None:
+    accountant = Accountant(1e-5)
+    with pytest.raises(ValueError, match=f"max_new_tokens must be an integer >= 1, got {value}"):
+        answered(FakeEnsemble(), PublicOnly(), max_new_tokens=value, accountant=accountant)
+    assert accountant.queries == 0
+
+
+def test_window() -> None:
+    """The last token is never read back: a window of 8 holds a prompt of 3 and 6 new tokens."""
+    ensemble = FakeEnsemble(max_positions=8)
+    accountant = Accountant(1e-5)
+    assert answered(ensemble, PublicOnly(), max_new_tokens=6, accountant=accountant).shape == (3, 6)
+    assert ensemble.decoders[0].ids.shape == (3, 8)
+    with pytest.raises(
+        ValueError,
+        match=r"max_new_tokens must be <= 6 after a prompt of 3 tokens .*window is 8.*got 7",
+    ):
+        answered(ensemble, PublicOnly(), max_new_tokens=7, accountant=accountant)
+    assert accountant.queries == 18  # refused before anything is charged
+    endless = FakeEnsemble(max_positions=None)
+    assert answered(endless, PublicOnly(), max_new_tokens=7).shape == (3, 7)
+
+
+def test_window_of_a_real_model(ensemble: Ensemble) -> None:
+    prompt = torch.arange(POSITIONS - 3)[None]
+    assert answered(ensemble, PublicOnly(), prompt, max_new_tokens=4).shape == (1, 4)
+    with pytest.raises(ValueError, match="max_new_tokens must be <= 4"):
+        answered(ensemble, PublicOnly(), prompt, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+def test_seeded_decoding_repeats_bit_by_bit(name: str, ensemble: Ensemble) -> None:
+    prompt = PROMPT + 7
+    runs = [answered(ensemble, MECHANISMS[name], prompt, rng=SeededRandom(s)) for s in (1, 1, 2)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    assert bool(((runs[0] >= 0) & (runs[0] < VOCAB)).all())
+
+
+def test_a_row_of_a_batch_draws_as_it_does_alone() -> None:
+    """From the same seed the first row of a batch is a batch of one."""
+    ensemble = FakeEnsemble()
+    together = answered(ensemble, PublicOnly(), max_new_tokens=6)
+    assert torch.equal(together[:1], answered(ensemble, PublicOnly(), PROMPT[:1], max_new_tokens=6))
+
+
+def test_models_read_what_was_released(ensemble: Ensemble) -> None:
+    """Every step asks for the logits after the prompt and the released tokens of its own row."""
+    prompt = PROMPT + 7
+    spy = Spy(PublicOnly())
+    tokens = answered(ensemble, spy, prompt, max_new_tokens=6)
+    private, public = ensemble.logits(torch.cat([prompt, tokens], dim=1))
+    for step, (private_seen, public_seen) in enumerate(spy.asked):
+        torch.testing.assert_close(public_seen, public[:, 2 + step], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(private_seen, private[:, :, 2 + step], rtol=1e-4, atol=1e-4)
+
+
+def test_left_padding_changes_nothing(ensemble: Ensemble) -> None:
+    short, padded = torch.tensor([[9, 11]]), torch.tensor([[0, 0, 9, 11], [5, 6, 7, 8]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    spy = Spy(PublicOnly(), forced=((3, 1), (4, 1), (5, 1), (9, 2)))
+    alone = Spy(PublicOnly(), forced=((3,), (4,), (5,), (9,)))
+    answered(ensemble, spy, padded, attention_mask=mask)
+    answered(ensemble, alone, short)
+    pairs = zip(spy.asked, alone.asked, strict=True)
+    for (private, public), (private_alone, public_alone) in pairs:
+        torch.testing.assert_close(public[:1], public_alone, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(private[:, :1], private_alone, rtol=1e-4, atol=1e-4)
+
+
+def test_first_tokens_of_many_copies_follow_the_public_distribution() -> None:
+    ensemble, copies = FakeEnsemble(), 4000
+    prompt = PROMPT[:1].repeat(copies, 1)
+    tokens = answered(ensemble, PublicOnly(), prompt, max_new_tokens=1)[:, 0]
+    expected = torch.softmax(ensemble.logits(PROMPT[:1])[1][0, -1].double(), -1)
+    counts = torch.bincount(tokens, minlength=7).double()
+    statistic = float(((counts - copies * expected) ** 2 / (copies * expected)).sum())
+    assert statistic < 6 + 4 * (12**0.5)  # 6 degrees of freedom
+
+
+def test_total_of_a_stream_is_the_sum_of_its_steps() -> None:
+    """Screening for every query, and the realised losses of every model over all steps."""
+    ensemble, spy = FakeEnsemble(), Spy(MECHANISMS["adapmixed"])
+    ensemble.unverified = ("shards", "base")  # as of logits by hand
+    accountant, again, rng = Accountant(1e-5), Accountant(1e-5), SeededRandom(0)
+    answered(ensemble, spy, max_new_tokens=20, accountant=accountant)
+    assert accountant.queries == 60
+    for logits in spy.asked:
+        proposal = spy.inner.propose(*logits, rng=rng)
+        again.charge(proposal)
+        proposal.release()
+    assert again.guarantee() == accountant.guarantee()
+    expected = 60 * 3.0 * (0.5 / (3 * 0.05)) ** 2
+    assert accountant.breakdown()["screening"] == pytest.approx(expected)
+
+
+def test_a_yielded_tensor_is_the_callers_own() -> None:
+    """Writing into it must not change what the models read next."""
+    plain = answered(FakeEnsemble(), PublicOnly(), max_new_tokens=5)
+    assert plain.dtype == torch.int64
+    found = []
+    for tokens in steps(FakeEnsemble(), PublicOnly(), max_new_tokens=5):
+        found.append(tokens.clone())
+        tokens.fill_(0)
+    assert torch.equal(torch.stack(found, dim=1), plain)

@@ -1,0 +1,385 @@
+"""Text in, text out: pieces, padding, stop strings, templates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import Spy, answered
+from generation_cases import FIRST, LIKELIEST, PROMPT, tokens_of
+from tokenizers.processors import TemplateProcessing
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.errors import BudgetSpentError
+from adapmixed.generation import PrivateGenerator
+from adapmixed.generation.loop import Answerer
+from adapmixed.generation.text import left_padded, stop_rule
+from adapmixed.mechanisms import (
+    AdaPMixED,
+    ClippedLogPool,
+    ClippedMixing,
+    PMixED,
+    Unprotected,
+    shaped,
+)
+from adapmixed.privacy import Accountant, read_ledger
+from adapmixed.rng import SecureRandom, SeededRandom
+
+POOL = ClippedLogPool(-0.1, 0.1)
+
+
+def generator(
+    ensemble: Ensemble, mechanism: Any = FIRST, accountant: Any = None, **options: Any
+) -> PrivateGenerator:
+    accountant = Accountant(1e-5) if accountant is None else accountant
+    options = {"rng": SeededRandom(7)} | options
+    return PrivateGenerator(ensemble, mechanism, accountant, **options)
+
+
+def continued(ensemble: Ensemble, prompts: Any, **settings: Any) -> list[str]:
+    """By the likeliest public tokens."""
+    return generator(ensemble).generate(prompts, **(LIKELIEST | settings))
+
+
+def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
+    ids = tokens_of(demo, PROMPT)
+    tokens = answered(
+        demo, Unprotected(), ids, max_new_tokens=40, temperature=1.3, rng=SeededRandom(7),
+        stop_token=demo.end_tokens,
+    )  # fmt: skip
+    expected = demo.tokenizer.decode(tokens[0][tokens[0] >= 0], skip_special_tokens=True)
+    here = generator(demo, Unprotected())
+    pieces = list(here.stream(PROMPT, max_new_tokens=40, temperature=1.3))
+    assert "".join(piece for (piece,) in pieces) == expected
+    assert len(pieces) == tokens.shape[1] + 1  # the last one is what was held back
+    assert here.guarantee.queries == int((tokens >= 0).sum())
+    again = generator(demo, Unprotected())
+    assert again.generate(PROMPT, max_new_tokens=40, temperature=1.3) == [expected]
+
+
+def test_temperature_and_top_k_are_of_each_call(demo: Ensemble) -> None:
+    """They shape rows before projection, and no accountant is bound to them."""
+    spy = Spy(POOL)
+    here = generator(demo, spy, Accountant(1e-5, epsilon=2.0))
+    limit = here.accountant.limit  # type: ignore[union-attr]
+    private, public = demo.logits(tokens_of(demo, PROMPT))
+    calls: list[dict[str, Any]] = [
+        {}, {"temperature": 0.7}, {"top_k": 5}, {"temperature": 1.4, "top_k": 30}, LIKELIEST,
+    ]  # fmt: skip
+    for number, shape in enumerate(calls, start=1):
+        (text,) = here.generate(PROMPT, max_new_tokens=1, **shape)
+        rows = shaped(private[:, :, -1], public[:, -1], **shape)
+        torch.testing.assert_close(spy.asked[-1][0], rows.private, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(spy.asked[-1][1], rows.public, rtol=1e-4, atol=1e-4)
+        assert here.guarantee.queries == number
+    assert here.accountant.limit == limit  # type: ignore[union-attr]
+    assert text == continued(demo, PROMPT, max_new_tokens=1)[0]  # one token is left: q's
+    for shape in ({"temperature": 0.0}, {"temperature": float("nan")}, {"top_k": 0}):
+        (name,) = shape
+        for method in (here.generate, here.stream):
+            with pytest.raises(ValueError, match=f"{name} must be"):
+                method(PROMPT, max_new_tokens=1, **shape)  # type: ignore[operator]
+    assert here.guarantee.queries == len(calls)
+
+
+def test_a_character_is_shown_once_it_is_whole(demo: Ensemble) -> None:
+    from adapmixed.generation.text import Continuation
+
+    text = Continuation(demo.tokenizer, tokens_of(demo, "caf")[0].tolist())
+    parts = tokens_of(demo, "\u00e9\u4e2d!")[0].tolist()
+    assert len(parts) > 3
+    pieces = [text.add(token) for token in parts]
+    assert "".join(pieces) == "\u00e9\u4e2d!" and not any("\ufffd" in p for p in pieces)
+    assert pieces.count("") == len(parts) - 3
+    broken = Continuation(demo.tokenizer, tokens_of(demo, "caf")[0].tolist())
+    assert broken.add(parts[0]) == "" and broken.rest() == "\ufffd"
+
+
+def test_padded_prompts_answer_as_they_do_alone(demo: Ensemble) -> None:
+    prompts = ["If", "The value of the expression is", PROMPT]
+    together = continued(demo, prompts, max_new_tokens=12)
+    assert together == [continued(demo, p, max_new_tokens=12)[0] for p in prompts]
+    assert len(set(together)) == 3
+    ids, mask = left_padded([[5], [6, 7]])
+    assert ids.tolist() == [[0, 5], [6, 7]]
+    assert mask is not None and mask.tolist() == [[0, 1], [1, 1]]
+    assert left_padded([[5, 6]])[1] is None
+
+
+def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
+    prompts = ["If", "The value of the expression is", PROMPT, "The", "For"]
+    here = generator(demo)
+    assert here.batches(prompts, 3) == [prompts]
+    pairs = here.batches(prompts, 3, 2)
+    assert list(map(len, pairs)) == [2, 2, 1]
+    answers = [text for p in pairs for text in here.generate(p, max_new_tokens=3, **LIKELIEST)]
+    assert answers == continued(demo, prompts, max_new_tokens=3)
+    # As many as fit: one more than a batch holds raises.
+    most = FIRST.held_bytes
+    need = demo.sequence_bytes(len(tokens_of(demo, PROMPT)[0]), new_tokens=2, beside=most)
+    tight = generator(demo, memory_bytes=2 * need)
+    assert all(len(batch) in (1, 2) for batch in tight.batches([PROMPT] * 5, 3))
+    tight.generate([PROMPT] * 2, max_new_tokens=3)
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {3 * need} "):
+        tight.generate([PROMPT] * 3, max_new_tokens=3)
+    assert [len(one) for one in generator(demo, memory_bytes=1).batches(prompts, 3)] == [1] * 5
+    planned = generator(demo, PMixED(8.0, 1e-5, 8, 3.0))
+    for given, message in (
+        ((["a", ""], 3), r"prompts\[1\]"),
+        ((["a", "x " * 3000], 3), "the model's window is"),
+        ((prompts, 2), "got up to 10 more"),
+        ((prompts, 0), "max_new_tokens must be an integer >= 1, got 0"),
+        ((prompts, 1, 0), "size must be an integer >= 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            planned.batches(*given)  # type: ignore[arg-type]
+
+
+def test_a_stop_string_ends_its_own_text_and_is_charged(demo: Ensemble) -> None:
+    whole = continued(demo, PROMPT, max_new_tokens=30)[0]
+    stop = whole[20:23]
+    here = generator(demo)
+    answers = here.generate([PROMPT, "If"], max_new_tokens=30, stop_strings=[stop], **LIKELIEST)
+    # Nothing after the token in which it ends; the prompt's own text does not count.
+    assert stop in answers[0] and whole.startswith(answers[0]) and len(answers[0]) < len(whole)
+    assert whole.index(stop) + len(stop) <= len(answers[0])
+    assert stop not in answers[0][: whole.index(stop) + len(stop) - 1]
+    ids = demo.tokenizer(answers[0])["input_ids"]
+    other = demo.tokenizer(answers[1])["input_ids"]
+    assert abs(here.guarantee.queries - len(ids) - len(other)) <= 2
+    assert here.guarantee.queries < 60
+    again = continued(demo, PROMPT, max_new_tokens=5, stop_strings=["The statement"])
+    assert whole.startswith(again[0]) and len(again[0]) > 0
+    assert stop_rule(demo.tokenizer, []) is None
+
+
+def test_a_chat_template_is_needed_and_used(
+    demo: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [{"role": "user", "content": "What is a clause?"}]
+    with pytest.raises(ValueError, match="must have a chat template"):
+        generator(demo).chat(messages, max_new_tokens=4)
+    monkeypatch.setattr(
+        demo.tokenizer,
+        "chat_template",
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}",
+    )
+    pieces = generator(demo).chat(messages, max_new_tokens=8, **LIKELIEST)
+    plain = continued(demo, "user: What is a clause?\nassistant:", max_new_tokens=8)
+    assert "".join(pieces) == plain[0]
+
+
+def test_a_chat_adds_no_special_tokens_to_its_template(
+    demo: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer that puts a token before every text: the template has written its own."""
+    tokenizer = copy.deepcopy(demo.tokenizer)
+    first = tokenizer.convert_ids_to_tokens(0)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, 0)]
+    )
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    monkeypatch.setattr(demo, "tokenizer", tokenizer)
+    read: list[list[int]] = []
+    monkeypatch.setattr(
+        Answerer, "stream", lambda _, ids, **__: iter(read.extend(ids.tolist()) or ())
+    )
+    here = generator(demo)
+    list(here.chat([{"role": "user", "content": PROMPT}], max_new_tokens=2))
+    list(here.stream(PROMPT, max_new_tokens=2))
+    assert read[1] == [0, *read[0]] and read[0][0] != 0
+
+
+def test_what_a_chat_template_refuses_is_said(
+    demo: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "a"}]
+    for template, why in (
+        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+        ("{{ messages[0]['content'].nothing() }}", "has no attribute 'nothing'"),
+        ("{% if %}", "Expected an expression"),
+    ):
+        monkeypatch.setattr(demo.tokenizer, "chat_template", template)
+        with pytest.raises(ValueError, match=f"chat template takes, it refuses: .*{why}"):
+            generator(demo).chat(messages, max_new_tokens=4)
+
+
+def test_what_is_refused(demo: Ensemble, base: Any, make_adapters: Callable[..., Any]) -> None:
+    for prompts in ([], [""], ["a", ""]):
+        with pytest.raises(ValueError, match="prompts"):
+            generator(demo).stream(prompts, max_new_tokens=3)
+    for strings in ("stop", [""], [3]):
+        with pytest.raises(ValueError, match="stop_strings"):
+            generator(demo).stream("a", max_new_tokens=3, stop_strings=strings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must have a tokenizer"):
+        generator(Ensemble.from_pretrained(base, make_adapters(1)))
+
+
+@pytest.mark.parametrize(
+    "method,given,message",
+    [
+        ("generate", {"prompts": 3}, "prompts must be a string or a list of strings, got 3"),
+        ("generate", {"prompts": None}, "prompts must be a string or a list of strings, got None"),
+        ("generate", {"prompts": b"a"}, "prompts must be a string or a list of strings, got b'a'"),
+        ("stream", {"prompts": ["a", 3]}, r"prompts\[1\] must be a string, got 3"),
+        ("stream", {"max_new_tokens": "3"}, "max_new_tokens must be an integer, got '3'"),
+        ("stream", {"max_new_tokens": None}, "max_new_tokens must be an integer, got None"),
+        ("stream", {"max_new_tokens": True}, "max_new_tokens must be an integer >= 1, got True"),
+        ("stream", {"max_new_tokens": 0}, "max_new_tokens must be an integer >= 1, got 0"),
+        ("stream", {"stop_strings": 3}, "stop_strings must be a list of strings"),
+        ("stream", {"temperature": "cold"}, "temperature must be a number, got 'cold'"),
+        ("stream", {"top_k": 2.5}, "top_k must be an integer, got 2.5"),
+        ("generate", {"top_p": 0.5}, "top_p must not be given, got 0.5: .*another distribution"),
+        ("chat", {"messages": "hello"}, "messages must be a list of .* got 'hello'"),
+        ("chat", {"messages": []}, "messages must hold at least one message"),
+        ("chat", {"messages": ["a"]}, r"messages\[0\] must be {'role': ..., 'content': ...}, got"),
+        ("chat", {"messages": [{"role": "user", "content": 3}]}, "must be a string, got 3"),
+        ("chat", {"do_sample": False}, "do_sample must not be given"),
+    ],
+)
+def test_arguments_of_another_kind_raise(
+    demo: Ensemble,
+    method: str,
+    given: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo.tokenizer, "chat_template", "{{ messages[0]['content'] }}")
+    first = {"chat": {"messages": [{"role": "user", "content": "a"}]}}.get(method, {"prompts": "a"})
+    here = generator(demo)
+    with pytest.raises(ValueError, match=message):
+        getattr(here, method)(**({"max_new_tokens": 3} | first | given))
+    assert here.guarantee.queries == 0
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"ensemble": "my-ensemble"}, "ensemble must be an Ensemble .*, got 'my-ensemble'"),
+        ({"ensemble": None}, "ensemble must be an Ensemble .*, got None"),
+        ({"mechanism": "pmixed"}, "mechanism must be a Mechanism .*, got 'pmixed'"),
+        ({"mechanism": PMixED}, "mechanism must be a Mechanism .*, got <class"),
+        ({"accountant": 1e-5}, "accountant must be an Accountant, got 1e-05"),
+        ({"rng": 3}, r"rng must be SecureRandom\(\) or SeededRandom\(seed\), got 3"),
+        ({"accountant": None}, "accountant must be an Accountant, got None"),
+        ({"overflow": 1}, "overflow must be 'refuse' or 'slide', got 1"),
+        ({"memory_bytes": "1G"}, "memory_bytes must be an integer, got '1G'"),
+        ({"memory_bytes": 0}, "memory_bytes must be an integer >= 1, got 0"),
+        ({"top_p": 0.5}, "top_p must not be given, got 0.5"),
+    ],
+)
+def test_a_generator_of_other_parts_raises(
+    demo: Ensemble, given: dict[str, Any], message: str
+) -> None:
+    parts: dict[str, Any] = {"ensemble": demo, "mechanism": FIRST, "accountant": Accountant(1e-5)}
+    with pytest.raises(ValueError, match=message):
+        PrivateGenerator(**(parts | given))
+    if "top_p" not in given:
+        with pytest.raises(ValueError, match=message):
+            Answerer(**({"rng": SeededRandom(0)} | parts | given))
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"input_ids": [[1, 2]]}, r"input_ids must be a tensor \(b, t\), got \[\[1, 2\]\]"),
+        ({"attention_mask": [[1, 1]]}, "attention_mask must be a tensor"),
+        ({"stop_token": "</s>"}, "stop_token must be an integer, several or None, got '</s>'"),
+        ({"stop_token": [1, 0.5]}, "stop_token must be an integer, several or None"),
+        ({"stop": "END"}, "stop must be a function of released tokens or None, got 'END'"),
+    ],
+)
+def test_a_query_of_another_kind_raises(
+    demo: Ensemble, given: dict[str, Any], message: str
+) -> None:
+    here = Answerer(demo, FIRST, Accountant(1e-5), SeededRandom(0))
+    with pytest.raises(ValueError, match=message):
+        here.stream(**({"input_ids": tokens_of(demo, "a")} | given), max_new_tokens=2)
+
+
+def test_generators_of_one_binding_share_an_accountant_and_its_budget(
+    demo: Ensemble, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger.db"
+    settings: dict[str, Any] = {"rng": SecureRandom()}
+    with Accountant(1e-5, epsilon=1.5, path=path) as accountant:
+        first = generator(demo, POOL, accountant, **settings)
+        second = generator(demo, ClippedLogPool(-0.1, 0.1), accountant, **settings)
+        assert accountant.charges == 1  # one binding, on the device before any charge
+        assert read_ledger(path).account.binding is not None
+        first.generate(PROMPT, max_new_tokens=3)
+        spent, queries = accountant.spent, accountant.queries
+        assert bool((spent > 0).all())
+        second.generate(["If", "The"], max_new_tokens=3, temperature=0.8, top_k=20)
+        assert bool((accountant.spent > spent).all()) and accountant.queries > queries
+        assert first.guarantee == second.guarantee == accountant.guarantee()
+        while bool((accountant.spent < 0.9 * accountant.limit).any()):
+            first.generate(PROMPT, max_new_tokens=20)
+        # What one has spent, the other does not have: both answer q now.
+        retired = accountant.spent
+        second.generate(PROMPT, max_new_tokens=20)
+        assert bool((accountant.spent <= accountant.limit).all())
+        assert bool((accountant.spent - retired < 0.1 * accountant.limit).all())
+        assert first.guarantee.epsilon <= 1.5  # type: ignore[operator]
+    with Accountant(1e-5, epsilon=1.5, path=path) as accountant:
+        third = generator(demo, POOL, accountant, **settings)
+        assert bool((accountant.spent >= retired).all())
+        assert third.guarantee.queries == read_ledger(path).guarantee.queries
+
+
+def test_generators_of_one_plan_share_its_queries(demo: Ensemble) -> None:
+    accountant, mechanism = Accountant(1e-5), PMixED(8.0, 1e-5, 9, 3.0)
+    first, second = (generator(demo, mechanism, accountant) for _ in range(2))
+    first.generate(PROMPT, max_new_tokens=5, stop_strings=["\n"])
+    left = 9 - accountant.queries
+    with pytest.raises(BudgetSpentError, match=f"got up to {left + 1} more"):
+        second.generate(PROMPT, max_new_tokens=left + 1)
+    with pytest.raises(BudgetSpentError, match=f"got up to {2 * left} more"):
+        second.batches(["If", "The"], max_new_tokens=left)
+    assert accountant.queries == 9 - left
+
+
+@pytest.mark.parametrize("epsilon", [None, 2.0])
+def test_an_accountant_of_something_else_raises_at_construction(
+    demo: Ensemble, base: Any, make_adapters: Callable[..., Any], epsilon: float | None,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Another mechanism, other settings of it, another ensemble, another number of members."""
+    words = "accountant must be charged for what it is bound to, .*'{}'.* needs an accountant of"
+    with Accountant(1e-5, epsilon=epsilon, path=tmp_path / "ledger.db") as accountant:
+        settings: dict[str, Any] = {"accountant": accountant, "rng": SecureRandom()}
+        generator(demo, POOL, **settings)
+        others = (ClippedLogPool(-0.1, 0.2), ClippedMixing(0.5, 2.0, order=8.0, queries=None))
+        for other in others if epsilon else (*others[:1], FIRST, AdaPMixED(3.0, 0.1)):
+            with pytest.raises(ValueError, match=words.format("mechanism")):
+                generator(demo, other, **settings)
+        other_ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+        with pytest.raises(ValueError, match=words.format("ensemble")):
+            Answerer(other_ensemble, POOL, **settings)
+        monkeypatch.setattr(demo, "num_models", 3)
+        with pytest.raises(ValueError, match=words.format("num_models")):
+            generator(demo, POOL, **settings)
+        monkeypatch.undo()
+        assert accountant.charges == 1 and accountant.queries == 0
+        generator(demo, POOL, **settings).generate(PROMPT, max_new_tokens=1)
+    # A seeded source, an accountant of another process's budget, a mechanism without one.
+    for other, given, message in (
+        (FIRST, {"rng": SeededRandom(1), "accountant": Accountant(1e-5, path=tmp_path / "a.db")},
+         r"rng must be SecureRandom\(\) if charges go to a ledger"),
+        (Unprotected(), {"accountant": Accountant(1e-5, epsilon=3.0)}, "no bound that could be"),
+        (AdaPMixED(3.0, 0.1), {"accountant": Accountant(1e-5, epsilon=3.0)}, "its screening tells"),
+        (PMixED(8.0, 1e-5, 9, 3.0), {"accountant": Accountant(1e-5, epsilon=8.0)},
+         "the same for every member"),
+        (PMixED(8.0, 1e-6, 9, 3.0), {}, "delta must be the mechanism's own, 1e-06"),
+        (ClippedLogPool(-0.5, 0.5, queries=9), {"accountant": Accountant(1e-5, epsilon=3.0)},
+         "queries must be None if every shard has a budget"),
+        (ClippedMixing(0.5, 2.0), {}, "queries must be given to ClippedMixing"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            generator(demo, other, **given)
+    assert read_ledger(tmp_path / "a.db").charges == 0

@@ -1,0 +1,100 @@
+"""Tiny random models of every family that an ensemble is tested on, and of some that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tiny_models import POSITIONS, VOCAB
+
+from adapmixed.ensemble.support import TESTED
+
+# Names under which configurations of several families know their sizes.
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "max_position_embeddings": POSITIONS, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 4, "bos_token_id": 0, "eos_token_id": 0,
+    "pad_token_id": 0,
+}  # fmt: skip
+_GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
+_MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+# Sliding windows are shorter than the inputs of the tests.
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in TESTED},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "cohere": {"logit_scale": 1.0},
+    "cohere2": {
+        "logit_scale": 1.0,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "falcon": {"head_dim": None},
+    "gemma2": {
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "final_logit_softcapping": 2.0,
+        "attn_logit_softcapping": 2.0,
+    },
+    "gemma3_text": {
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt2": _GPT,
+    "gpt_bigcode": _GPT,
+    "gpt_neo": {
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 4,
+    },
+    "gptj": _GPT | {"rotary_dim": 4},
+    "mistral": {"sliding_window": 4},
+    "mpt": {"d_model": 16, "n_heads": 4, "n_layers": 2, "max_seq_len": POSITIONS},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
+    "phi": {"partial_rotary_factor": 0.5},
+    "phi3": {"original_max_position_embeddings": POSITIONS},
+    "qwen2": {
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "starcoder2": {"sliding_window": 4},
+    # Refused, or tried on loading.
+    "bart": {"d_model": 16, "decoder_layers": 1, "encoder_layers": 1},
+    "bert": {},
+    "glm": {"pad_token_id": 0},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mamba": {},
+    "mixtral": _MOE,
+    "qwen3_moe": _MOE | {"moe_intermediate_size": 8},
+}
+
+
+def tiny(family: str, seed: int = 0, **settings: Any) -> Any:
+    """A random causal language model, fp32, eval mode; positions matter, biases are not zero."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {**_SIZES, **SETTINGS[family], **settings}
+    given = {name: value for name, value in values.items() if value is not None}
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **given))
+    for parameter in model.parameters():
+        if parameter.ndim >= 2:
+            torch.nn.init.normal_(parameter.data, std=0.3)
+        else:
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+    return model.to(torch.float32).eval()
+
+
+def linear_names(model: Any) -> list[str]:
+    """Last names of all linear layers but the output layer, ascending."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, layer in model.named_modules()
+            if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head
+        }
+    )

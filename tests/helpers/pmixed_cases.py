@@ -1,0 +1,40 @@
+"""PMixED with a budget of one query."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from exact import log_probs
+from torch import Tensor
+
+from adapmixed.mechanisms import PMixED, Proposal
+from adapmixed.privacy.conversions import c_alpha
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.reproduce.published import PublishedPMixED
+
+__all__ = ["DELTA", "answer", "budget", "log_probs", "published", "rows"]
+
+DELTA = 1e-5
+
+
+def budget(order: float, per_query: float, queries: int = 1, **settings: Any) -> PMixED:
+    """The mechanism whose Rényi budget of one query is ``per_query``."""
+    epsilon = c_alpha(order, DELTA) + queries * per_query
+    return PMixED(epsilon, DELTA, queries, order, **settings)
+
+
+def published(order: float, per_query: float, queries: int = 1, **settings: Any) -> PublishedPMixED:
+    """The published mechanism of that budget."""
+    return PublishedPMixED(
+        c_alpha(order, DELTA) + queries * per_query, DELTA, queries, order, **settings
+    )
+
+
+def rows(masses: list[list[float]]) -> Tensor:
+    """float32 logits (B, V) of probability rows."""
+    return torch.tensor(masses, dtype=torch.float64).log().float()
+
+
+def answer(mechanism: PMixED, private: Tensor, public: Tensor, seed: int = 0) -> Proposal:
+    return mechanism.propose(private, public, rng=SeededRandom(seed))

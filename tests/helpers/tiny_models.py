@@ -1,0 +1,104 @@
+"""Tiny random models and peft adapters whose B is not zero."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB = 61
+POSITIONS = 32
+TARGETS = {
+    "gpt2": ["c_attn", "c_proj"],
+    "llama": ["q_proj", "v_proj", "down_proj"],
+}
+
+ADAPTED = {
+    f"transformer.h.{i}.{name}": (3,)
+    for i in range(2)
+    for name in ("attn.c_attn", "attn.c_proj", "mlp.c_proj")
+}
+"""What adapters of the tiny GPT-2 adapt."""
+
+
+def tiny_model(family: str, seed: int = 0) -> Any:
+    """A random causal language model of one of the families, fp32, eval mode."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    if family == "gpt2":
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=VOCAB,
+                n_positions=POSITIONS,
+                n_embd=16,
+                n_layer=2,
+                n_head=2,
+                initializer_range=0.3,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+    else:
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                max_position_embeddings=POSITIONS,
+                hidden_size=16,
+                intermediate_size=24,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                initializer_range=0.3,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+    return model.eval()
+
+
+def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Path:
+    """A peft folder with random A and B (`zero=True` keeps B = 0)."""
+    from peft import LoraConfig, get_peft_model
+
+    zero = settings.pop("zero", False)
+    arguments = {"r": 3, "lora_alpha": 6, "task_type": "CAUSAL_LM"} | settings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        model = get_peft_model(copy.deepcopy(base), LoraConfig(**arguments))
+    if not zero:
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter.data, std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    """What `ensemble.json` says that these peft folders adapt."""
+    from adapmixed.ensemble.adapted import adapter_layers, merged_layers
+
+    return merged_layers(adapter_layers(folder) for folder in folders)
+
+
+def peft_logits(base: Any, folders: list[Path], ids: torch.Tensor) -> torch.Tensor:
+    """(N, b, t, V): the oracle, one adapter after the other through peft itself."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = PeftModel.from_pretrained(copy.deepcopy(base), folders[0], adapter_name="0")
+        for index, folder in enumerate(folders[1:], start=1):
+            model.load_adapter(folder, adapter_name=str(index))
+    model.eval()
+    rows = []
+    for index in range(len(folders)):
+        model.set_adapter(str(index))
+        with torch.no_grad():
+            rows.append(model(input_ids=ids).logits)
+    return torch.stack(rows)

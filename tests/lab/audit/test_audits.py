@@ -1,0 +1,202 @@
+"""Each audit, small: its claims hold, its controls are caught; a broken claim is called broken."""
+
+import math
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
+from adapmixed.privacy.conversions import screening_rho
+from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed_ext import RandomSource
+from adapmixed_lab.audit import (
+    AUDITS,
+    Effort,
+    Finding,
+    balls,
+    bounds,
+    run,
+    sampler,
+    screening,
+    search,
+    table,
+    tokens,
+)
+from adapmixed_lab.audit.statistics import CONFIDENCE
+from adapmixed_lab.audit.target import Target
+
+
+@pytest.mark.parametrize("name", AUDITS)
+@pytest.mark.slow
+def test_an_audit_passes(name: str) -> None:
+    findings = list(run([name], Effort(1.0, 1)))
+    assert [f for f in findings if f.verdict not in ("holds", "caught")] == []
+    assert {f.audit for f in findings} == {name}
+    assert any(f.control for f in findings) and not all(f.control for f in findings)
+
+
+@pytest.mark.slow
+def test_a_seed_and_the_seconds_decide_everything() -> None:
+    for name in ("sampler", "budgets"):
+        first, second = (list(run([name], Effort(0.5, 3))) for _ in range(2))
+        assert first == second
+
+
+def test_no_audit_of_another_name() -> None:
+    with pytest.raises(ValueError, match="NAME must be one of tokens, bounds"):
+        list(run(["token"]))
+    with pytest.raises(ValueError, match="seconds must be > 0"):
+        Effort(0.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "control", "verdict"),
+    [
+        (1.0, False, "holds"),
+        (math.nextafter(1.0, 2.0), False, "BROKEN"),
+        (math.nan, False, "BROKEN"),
+        (math.inf, False, "BROKEN"),
+        (1.5, True, "caught"),
+        (1.0, True, "NOT CAUGHT"),
+        (math.nan, True, "NOT CAUGHT"),
+    ],
+)
+def test_verdicts(measured: float, control: bool, verdict: str) -> None:
+    finding = Finding("a", "b", "c", 1.0, measured, 1.0, control)
+    assert finding.verdict == verdict and finding.ok == (verdict in ("holds", "caught"))
+
+
+@pytest.mark.parametrize(
+    ("measured", "power", "verdict"),
+    [
+        (0.9, 1.5, "holds"),
+        (0.9, 1.0, "no power"),
+        (0.9, math.nan, "no power"),
+        (1.5, 0.5, "BROKEN"),
+    ],
+)
+def test_a_claim_that_no_attack_could_break_does_not_hold(
+    measured: float, power: float, verdict: str
+) -> None:
+    finding = Finding("a", "b", "c", 1.0, measured, 0.999, power=power)
+    assert finding.verdict == verdict and finding.ok == (verdict == "holds")
+    said = "0 of 1 claims hold, " + ("1 were attacked without" if verdict == "no power" else "0 of")
+    assert table.summary([finding]).startswith(said) == (verdict != "holds")
+    assert f"unprotected {power:g}" in table.lines(finding)[1]
+    entry = table.as_json([finding], Effort())["findings"][0]  # type: ignore[index]
+    assert entry["verdict"] == verdict and entry["power"] in (power, "nan")
+
+
+@pytest.mark.parametrize(
+    ("stated", "running"),
+    [
+        (ClippedMixing(0.3, 3.0, queries=1), ClippedMixing(0.2, 3.0, queries=1)),
+        (ClippedMixing(0.3, 3.0, queries=1), ClippedMixing(0.3, 3.6, queries=1)),
+        (ClippedLogPool(-1.0, 1.0, 2.0, queries=1), ClippedLogPool(-1.0, 1.0, 3.0, queries=1)),
+    ],
+)
+def test_tokens_of_another_mechanism_than_the_stated_break_it(
+    stated: Mechanism, running: Mechanism
+) -> None:
+    game = tokens.Game("game", stated, 2, "replace_one", 0.0, running)
+    found = tokens.play(game, 60_000, SeededRandom(2))
+    assert found > game.claimed()
+    honest = tokens.Game("game", stated, 2, "replace_one", 0.0)
+    assert 0.6 * game.claimed() < tokens.play(honest, 60_000, SeededRandom(2)) <= game.claimed()
+
+
+def test_a_pair_of_a_narrower_box_is_broken() -> None:
+    target = bounds._pair_target((0.5, 2.0), 2, "zero_out", "δ(ε)")
+    wider = Target(
+        target.name, target.claim, ClippedMixing(0.5, 2.02), target.shape, "zero_out", target.ratio
+    )
+    generators = [np.random.default_rng(4) for _ in range(2)]
+    assert bounds.attack(wider, 20, generators[0]) > 1.002
+    assert 0.98 < bounds.attack(target, 20, generators[1]) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("adapmixed α = 18, member 0 of 3, add_remove", 0.9999),
+        ("adapmixed α = 18, member 0 of 3, zero_out", 0.9999),
+        ("adapmixed α = 3, member 0 of 3, add_remove, loss at order 8", 0.9999),
+        ("adapmixed, loss='fixed', α = 3, N = 3, zero_out", 0.9),
+        ("α = 2, subsets at rate 0.5, divided by subset, N = 3, zero_out", 0.6),
+        ("through the emptied shard, α = 6, N = 1, replace_one", 0.6),
+    ],
+)
+def test_attacks_on_the_ball_come_near_their_claims(name: str, least: float) -> None:
+    """So that a claim smaller by that much would be broken."""
+    (target,) = (one for one in balls.ball_targets() if one.name == name)
+    assert least < bounds.attack(target, 20, np.random.default_rng(7)) <= 1 + 1e-9
+
+
+def test_the_published_bound_is_broken_by_far() -> None:
+    assert bounds.attack(balls.published_target(4), 20, np.random.default_rng(5)) > 5
+
+
+def test_screening_with_a_weight_twice_as_stated_is_broken() -> None:
+    mechanism, models = screening.settings()[0]
+    stated = math.sqrt(2 * screening_rho(mechanism.screen_weight, mechanism.sigma, models))
+    heavier = replace(mechanism, screen_weight=2 * mechanism.screen_weight)
+    shifts = [
+        screening.measure(screening.counts(one, models, SeededRandom(6)), 1500)[0]
+        for one in (mechanism, heavier)
+    ]
+    assert 0.6 * stated < shifts[0] <= stated < shifts[1]
+
+
+class Repeating:
+    """A source that hands out the same counter again and again."""
+
+    seeded = False
+
+    def __init__(self) -> None:
+        self.key = SecureRandom().reserve()[0]
+
+    def reserve(self) -> tuple[torch.Tensor, int]:
+        return self.key, 7
+
+
+def test_a_source_that_repeats_is_broken() -> None:
+    assert sampler._repeats("repeating", Repeating, 0.0, False).verdict == "BROKEN"
+
+
+def test_draws_of_another_law_are_broken() -> None:
+    counts = sampler.drawn(
+        torch.tensor([0.52, 0.48], dtype=torch.float64), torch.zeros(2), 20_000, SeededRandom(7)
+    )
+    assert sampler._chi_square("biased", counts, [0.5, 0.5]).verdict == "BROKEN"
+    assert sampler._chi_square("as it is", counts, [0.52, 0.48]).verdict == "holds"
+    # One token where the law has none.
+    assert sampler._chi_square("lost", [*counts, 1], [0.52, 0.48, 0.0]).measured == math.inf
+
+
+@pytest.mark.slow
+def test_a_sampler_that_never_draws_rare_tokens_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = sampler.ops.sample
+
+    def lossy(p: torch.Tensor, public: torch.Tensor, *, rng: RandomSource) -> torch.Tensor:
+        rest = torch.where(p < 2.0**-16, 0.0, p)
+        return draw(rest / rest.sum(1, keepdim=True), public, rng=rng)
+
+    monkeypatch.setattr(sampler.ops, "sample", lossy)
+    found = list(islice(sampler._rare(Effort(0.1, 1)), 2))
+    assert [f.verdict for f in found] == ["BROKEN"] * 2
+    assert found[0].measured == pytest.approx(1.0)
+
+
+def test_confidence_is_what_the_documentation_says() -> None:
+    assert CONFIDENCE == 0.999
+
+
+def test_divergences_of_the_search() -> None:
+    p, q = np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0]]), np.array([[0.5, 0.5, 0.0], [1.0, 0, 0]])
+    assert search.renyi(p, q, 2.0).tolist() == [pytest.approx(math.log(1.04)), math.inf]
+    assert search.hockey_stick(p, q, 0.0).tolist() == [pytest.approx(0.1), 0.5]
+    near = search.renyi(q[:1] + [[1e-7, -1e-7, 0.0]], q[:1], 3.0)
+    assert near[0] == pytest.approx(3 / 2 * 4e-14, rel=1e-3)

@@ -1,0 +1,141 @@
+"""Planted secrets: what is trained, what the attacks see, and that a leak is called one."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.audit import Effort, canaries
+from adapmixed_lab.audit.canaries import Audit, Exposure, Worlds, game, likelihoods
+from adapmixed_lab.audit.dialogues import SAID_AS, flight_dialogue
+from adapmixed_lab.audit.planted import CUSTOMERS, SECRETS, Planted, planted, train
+from adapmixed_lab.audit.statistics import chi_square, chi_square_limit
+
+BOX = ClippedMixing(0.8, 1.5, queries=1)
+
+
+@pytest.fixture
+def extreme(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
+    """Members sure of three tokens each, of SECRETS that q finds equally likely."""
+    public = torch.zeros(SECRETS)
+    private = 20 * sum(torch.eye(SECRETS).roll(shift, 1) for shift in range(3))
+    members = Planted(private, public, torch.arange(SECRETS))
+    monkeypatch.setattr(canaries, "planted", lambda: members)
+    yield members
+
+
+def test_a_booking_number_changes_nothing_but_itself() -> None:
+    here, there = (flight_dialogue("customer 3", number, seed=1) for number in ("38170", "38179"))
+    assert here.identifier == there.identifier == "customer 3"
+    assert here.text.replace(SAID_AS + "38170", SAID_AS + "38179") == there.text != here.text
+    assert here == flight_dialogue("customer 3", "38170", seed=1)
+    texts = {flight_dialogue(f"customer {i}", "38170", seed=1).text for i in range(50)}
+    assert len(texts) == 50
+    assert here.text != flight_dialogue("customer 3", "38170", seed=2).text
+
+
+@pytest.mark.slow
+def test_an_adapter_depends_on_its_own_shard_alone() -> None:
+    members = planted()
+    alone = train([6])
+    assert torch.equal(alone.private[0], members.private[6])
+    assert torch.equal(alone.public, members.public)
+    assert members.private.shape == (SECRETS, len(members.public))
+    assert len(set(members.secrets.tolist())) == SECRETS
+
+
+def test_what_was_planted_is_remembered() -> None:
+    members = planted()
+    rows = torch.arange(SECRETS), members.secrets
+    ratio = members.private.softmax(1)[rows] / members.public.softmax(0)[members.secrets]
+    assert float(ratio.median()) > 2
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_turning_a_coin_changes_one_member(adjacency: str, extreme: Planted) -> None:
+    audit = Audit(game(BOX, adjacency, 0.0), 1)
+    worlds, outcomes = audit.worlds(extreme), audit.outcomes()
+    assert len({tuple(coins) for coins in outcomes}) == 2**CUSTOMERS
+    for here, coins in enumerate(outcomes):
+        for shard in range(CUSTOMERS):
+            member = worlds.private[shard, here]
+            other = extreme.private[shard + CUSTOMERS]
+            tails = extreme.public if adjacency == "zero_out" else other
+            assert torch.equal(member, extreme.private[shard] if coins[shard] else tails)
+
+
+def test_one_person_in_all_shards(extreme: Planted) -> None:
+    worlds = Audit(game(BOX, "zero_out", 0.0), 1, together=True).worlds(extreme)
+    assert torch.equal(worlds.private[:, 0], extreme.public.expand(CUSTOMERS, -1))
+    assert torch.equal(worlds.private[:, 1], extreme.private[:1].expand(CUSTOMERS, -1))
+
+
+def test_answers_are_those_of_the_run_s_world() -> None:
+    private = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 0.0, 3.0]]])
+    worlds = Worlds(private, torch.zeros(3))
+    world = np.array([0, 1] * 1000)
+    seen = worlds.answers(Unprotected(), world, 5, SeededRandom(1))
+    assert (seen.sum(1) == 5).all()
+    for index, shares in enumerate(worlds.distributions(Unprotected())):
+        counts = seen[world == index].sum(0).tolist()
+        statistic, freedom = chi_square(counts, shares.tolist())
+        assert statistic < chi_square_limit(freedom)
+
+
+def test_guesses_are_those_of_the_likelihood() -> None:
+    """Against Bayes' rule written out, one run."""
+    audit = Audit(game(BOX, "zero_out", 0.0), 3)
+    generator = np.random.default_rng(3)
+    shares = generator.dirichlet(np.ones(4), 2**CUSTOMERS)
+    seen = generator.multinomial(3, shares[7])[None]
+    posterior = np.prod(shares**seen, axis=1)
+    np.testing.assert_allclose(np.exp(likelihoods(shares, seen))[0], posterior, rtol=1e-12)
+    heads = np.array([posterior[side].sum() for side in audit.outcomes().T]) / posterior.sum()
+    np.testing.assert_allclose(audit.odds(shares, seen)[0], np.log(heads / (1 - heads)), atol=1e-12)
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize(
+    ("stated", "running"),
+    [
+        (BOX, ClippedMixing(0.5, 3.0, queries=1)),
+        (ClippedLogPool(-0.2, 0.4, queries=1), ClippedLogPool(-0.2, 0.4, 3.0, queries=1)),
+    ],
+)
+def test_more_than_is_stated_is_broken(
+    stated: ClippedMixing, running: ClippedMixing, adjacency: str, extreme: Planted
+) -> None:
+    def measured(audit: Audit) -> float:
+        return audit.measure(30_000, np.random.default_rng(5), SeededRandom(5))
+
+    honest = Audit(game(stated, adjacency, 0.0), 1)
+    broken = Audit(game(stated, adjacency, 0.0, running), 1)
+    assert 0.3 * honest.claimed() < measured(honest) <= honest.claimed()
+    assert broken.claimed() == honest.claimed() < measured(broken)
+
+
+def test_exposure_beyond_its_bound_is_broken(extreme: Planted) -> None:
+    def measured(exposure: Exposure) -> float:
+        return exposure.measure(2000, np.random.default_rng(6), SeededRandom(6))
+
+    stated = ClippedMixing(0.8, 1.5, queries=16)
+    honest = Exposure(game(stated, "zero_out", 0.01), 16)
+    broken = Exposure(game(stated, "zero_out", 0.01, Unprotected()), 16)
+    assert 1 / SECRETS < measured(honest) <= honest.claimed() < measured(broken)
+
+
+@pytest.mark.slow
+def test_a_claim_that_no_protection_would_keep_too_is_said_to_be_tried_without_power(
+    extreme: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(stated: Mechanism, delta: float) -> list[str]:
+        games = [(Audit(game(stated, "zero_out", delta), 1), False)]
+        monkeypatch.setattr(canaries, "audits", lambda: games)
+        monkeypatch.setattr(canaries, "exposures", list)
+        return [finding.verdict for finding in canaries.audit(Effort(1.0, 4))]
+
+    assert found(BOX, 0.0) == ["holds"]
+    assert found(PMixED(20.0, 1e-7, queries=1, order=18.0), 1e-7) == ["no power"]

@@ -1,0 +1,108 @@
+"""Confidence bounds cover as often as they say; the Gaussian's numbers agree with others."""
+
+import math
+
+import numpy as np
+import pytest
+
+from adapmixed_lab.audit.statistics import (
+    binomial_deviation,
+    chi_square,
+    chi_square_limit,
+    gaussian_epsilon,
+    least_epsilon,
+    least_shift,
+    one_run_epsilon,
+    one_run_p_value,
+    proportion,
+)
+
+
+def test_clopper_pearson_against_binomial_tails() -> None:
+    low, high = proportion(3, 20, 0.99)
+    tail = math.fsum(math.comb(20, k) * low**k * (1 - low) ** (20 - k) for k in range(3, 21))
+    assert tail == pytest.approx(0.01, rel=1e-9)
+    tail = math.fsum(math.comb(20, k) * high**k * (1 - high) ** (20 - k) for k in range(4))
+    assert tail == pytest.approx(0.01, rel=1e-9)
+    assert proportion(0, 20, 0.99) == (0.0, pytest.approx(1 - 0.01**0.05))
+    assert proportion(20, 20, 0.99) == (pytest.approx(0.01**0.05), 1.0)
+
+
+@pytest.mark.parametrize(("p", "q", "delta"), [(0.3, 0.1, 0.0), (0.02, 0.005, 0.003)])
+def test_least_epsilon_exceeds_the_truth_as_rarely_as_stated(
+    p: float, q: float, delta: float
+) -> None:
+    generator, draws, true = np.random.default_rng(1), 2000, math.log((p - delta) / q)
+    hits = zip(generator.binomial(draws, p, 800), generator.binomial(draws, q, 800), strict=True)
+    found = [least_epsilon((int(a), draws), (int(b), draws), delta, 0.9) for a, b in hits]
+    assert np.mean(np.array(found) > true) <= 0.1
+    assert np.mean(found) > 0.25 * true
+    assert least_epsilon((5, 100), (90, 100), delta) == 0.0
+
+
+def test_least_shift() -> None:
+    draws = 10**6
+    here, there = round(draws * 0.8413447), round(draws * 0.5)
+    assert least_shift((here, draws), (there, draws)) == pytest.approx(1.0, abs=0.02)
+    assert least_shift((there, draws), (here, draws)) == 0.0
+
+
+@pytest.mark.parametrize("shift", [0.01, 0.5, 2.0])
+def test_epsilon_of_a_gaussian_against_its_definition(shift: float) -> None:
+    from dp_accounting.dp_event import GaussianDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant().compose(GaussianDpEvent(1 / shift))
+    expected = accountant.get_epsilon(0.001)
+    assert gaussian_epsilon(shift, 0.001) == pytest.approx(expected, abs=2e-4)
+    assert gaussian_epsilon(0.0, 0.001) == 0.0
+
+
+def test_chi_square_and_its_limit() -> None:
+    assert chi_square([55, 45], [0.5, 0.5]) == (pytest.approx(1.0), 1)
+    # Cells are merged until five draws are expected in each.
+    assert chi_square([1, 2, 97], [0.01, 0.01, 0.98])[1] == 0
+    # Equally likely tokens are not sorted by their counts before they are merged.
+    assert chi_square([0, 5, 0, 5, 40, 50], [0.025] * 4 + [0.4, 0.5]) == (0.0, 3)
+    assert chi_square_limit(1) == pytest.approx(10.828, abs=1e-3)
+
+
+def test_binomial_deviation() -> None:
+    assert binomial_deviation(10, 20, 0.5) == 0.0
+    assert binomial_deviation(0, 20, 0.5) == pytest.approx(1 - 2**-19)
+
+
+def test_one_run_against_published_numbers_and_closed_forms() -> None:
+    # Steinke, Nasr, Jagielski 2023, appendix D and section 7, as printed there.
+    assert one_run_epsilon(1000, 100, 75, 1e-4, 0.95) == pytest.approx(0.673, abs=1e-3)
+    assert one_run_epsilon(100_000, 1510, 1439, 1e-5, 0.95) == pytest.approx(2.675, abs=1e-3)
+    # All right at δ = 0: accuracy^r = 1 - confidence.
+    accuracy = 0.001 ** (1 / 40)
+    expected = math.log(accuracy / (1 - accuracy))
+    assert one_run_epsilon(64, 40, 40, 0.0) == pytest.approx(expected, rel=1e-9)
+    assert one_run_epsilon(64, 9, 9, 0.0) == 0.0
+    assert one_run_p_value(50, 20, 0, 1.0, 1e-3) == 1.0
+    with pytest.raises(ValueError, match="right <= guesses <= canaries must hold, got 5, 4, 10"):
+        one_run_p_value(10, 4, 5, 1.0, 0.0)
+
+
+def test_one_run_delta_by_hand() -> None:
+    accuracy, r, v, m, delta = math.e / (1 + math.e), 12, 10, 30, 1e-3
+    mass = [math.comb(r, k) * accuracy**k * (1 - accuracy) ** (r - k) for k in range(r + 1)]
+    largest = max(math.fsum(mass[v - i : v]) / i for i in range(1, v + 1))
+    expected = math.fsum(mass[v:]) + 2 * m * delta * largest
+    assert one_run_p_value(m, r, v, 1.0, delta) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-4])
+@pytest.mark.slow
+def test_one_run_covers_and_is_tight_for_randomised_response(delta: float) -> None:
+    """A coin is told in full with probability δ, else rightly with e/(1 + e)."""
+    generator, coins = np.random.default_rng(2), 5000
+    accuracy = delta + (1 - delta) * math.e / (1 + math.e)
+    found = [
+        one_run_epsilon(coins, coins, int(right), delta, 0.9)
+        for right in generator.binomial(coins, accuracy, 60)
+    ]
+    assert np.mean(np.array(found) > 1.0) <= 0.2  # 0.1, and 2.6 deviations of 60
+    assert 0.9 < np.mean(found) < 1.0

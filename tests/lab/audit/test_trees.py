@@ -1,0 +1,139 @@
+"""The trees that mechanisms answer: exact transcripts, and that a wrong charge is seen."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adapmixed.mechanisms import ClippedLogPool, clipped_log_pool, clipped_mixing
+from adapmixed.privacy import account
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.totals import Totals
+from adapmixed_lab.audit import budgets as audit
+from adapmixed_lab.audit.mechanism_trees import Tree
+from adapmixed_lab.audit.trees import Adversary, largest_divergence
+
+
+@pytest.mark.parametrize("setting", [audit.POOLS[1], audit.MIXINGS[1]])
+def test_the_leaves_are_a_distribution_and_no_shard_spends_more_than_it_has(
+    setting: audit.Setting,
+) -> None:
+    tree, _ = audit._tree(setting, 3, 0.1)
+    here, there = tree.leaves(), tree.leaves(0)
+    assert len(here) == 3**5 and here.keys() == there.keys()
+    for leaves in (here, there):
+        assert math.fsum(leaf.mass for leaf in leaves.values()) == pytest.approx(1.0, rel=1e-12)
+        assert max(max(leaf.spent) for leaf in leaves.values()) <= tree.budget.amount * (1 + 1e-12)
+    # An emptied shard spends the errors of rounding alone, and no other one more or less.
+    assert max(leaf.spent[0] for leaf in there.values()) < 1e-9
+    assert all(leaf.spent[1:] == there[history].spent[1:] for history, leaf in here.items())
+    assert len({leaf.spent for leaf in here.values()}) > 3
+    # Of the shapes one restricts the answers: its tokens alone have a probability, in both worlds.
+    kept = {history for history, leaf in here.items() if leaf.mass > 0}
+    assert kept == {history for history, leaf in there.items() if leaf.mass > 0}
+    assert 0 < len(kept) < len(here)
+    # Some shard has run out somewhere: what is left is less than what it would pay elsewhere.
+    free = replace(tree, budget=ShardBudget(tree.budget.measure, 1e9, tree.budget.order)).leaves()
+    assert any(free[history].spent != leaf.spent for history, leaf in here.items())
+
+
+def test_one_answer_by_hand() -> None:
+    """Two tokens, one model, no budget in the way: D_2 written out."""
+    tree = Tree(ClippedLogPool(-1.0, 1.0), 4, 1, 2, 1, ShardBudget("zcdp", 9.0))
+    private, public = tree.node(())
+    q = public.double().softmax(0)
+    ratio = private[0].double().log_softmax(0) - q.log()
+    p = q * ratio.clamp(-1.0, 1.0).exp()
+    p = p / p.sum()
+    pairs = ((p, q), (q, p))
+    largest = max(math.log(float((a**2 / b).sum())) for a, b in pairs)
+    assert tree.divergence((2.0,)) == pytest.approx(largest / 18.0, rel=1e-5)
+
+
+def test_a_charge_that_is_too_small_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, orders = audit._tree(audit.POOLS[0], 1, 0.05)
+    assert tree.divergence(orders) <= 1.0
+    charged = clipped_log_pool.individual_rho
+    monkeypatch.setattr(clipped_log_pool, "individual_rho", lambda *given: 0.4 * charged(*given))
+    assert tree.divergence(orders) > 1.0
+
+
+@pytest.mark.parametrize("setting", audit.EXTREMAL)
+def test_an_extremal_tree_uses_up_its_budget(
+    setting: tuple[int, float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Charges that are a fifth too small let one answer more through, which then shows."""
+    orders = (audit.ORDER,)
+    assert 0.95 < audit._extremal_tree(*setting).divergence(orders) <= 1.0
+    assert audit._extremal_tree(*setting, told=audit.UNDERSTATED).divergence(orders) > 1.2
+    monkeypatch.setattr(clipped_mixing.ops, "loss_error", -0.2)
+    assert audit._extremal_tree(*setting).divergence(orders) > 1.2
+
+
+def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, orders = audit.EXTREMAL[1], (audit.ORDER,)
+    found = ShardBudget.for_epsilon
+    with monkeypatch.context() as patch:  # a budget larger than its ε allows
+
+        def larger(*given: object) -> ShardBudget:
+            budget = found(*given)  # type: ignore[arg-type]
+            return replace(budget, amount=1.3 * budget.amount)
+
+        patch.setattr(account.ShardBudget, "for_epsilon", larger)
+        assert audit._extremal_tree(*setting).divergence(orders) > 1.2
+    with monkeypatch.context() as patch:  # what was spent before is forgotten
+        admit = Totals.admit
+        patch.setattr(
+            Totals,
+            "admit",
+            lambda self, charge, budget: admit(replace(self, spent=None), charge, budget),
+        )
+        with pytest.raises(ValueError, match="charge must stay within the budget"):
+            audit._extremal_tree(*setting).divergence(orders)
+        charged = Totals._charged
+        patch.setattr(
+            Totals,
+            "_charged",
+            lambda self, event, budget: charged(replace(self, spent=None), event, budget),
+        )
+        assert audit._extremal_tree(*setting).divergence(orders) > 1.2
+    with monkeypatch.context() as patch:  # an exhausted member answers all the same
+        patch.setattr(
+            "adapmixed.mechanisms.proposal.Proposal.distribution",
+            property(lambda self: self._prepared.distribution),
+        )
+        assert audit._extremal_tree(*setting).divergence(orders) > 1.2
+    assert audit._extremal_tree(*setting).divergence(orders) <= 1.0
+
+
+def test_written_charges_that_are_not_kept_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    adversary = Adversary(1, 2, 3, 0.85, 2.5)
+    assert 0.3 < largest_divergence(adversary, 5, 0.1, audit.ORDER) / 0.1 <= 1.0
+    admit = Totals.admit
+    monkeypatch.setattr(
+        Totals,
+        "admit",
+        lambda self, charge, budget: admit(self, 0 * charge, budget),
+    )
+    monkeypatch.setattr(Totals, "_charged", lambda self, event, budget: self)
+    assert largest_divergence(adversary, 5, 0.1, audit.ORDER) / 0.1 > 1.0
+
+
+def test_the_spent_totals_of_a_leaf_are_those_of_its_charges() -> None:
+    """Of one branch, written out."""
+    tree, _ = audit._tree(audit.POOLS[0], 5, 9.0)
+    history = (0, 1, 1, 0, 1, 0, 0)
+    total = np.zeros(tree.models)
+    for t in range(tree.depth):
+        private, public = tree.node(history[:t])
+        temperature, top_k = tree.shapes[sum(history[:t]) % len(tree.shapes)]
+        proposal = tree.mechanism.propose(
+            private[:, None],
+            public[None],
+            rng=None,
+            temperature=temperature,
+            top_k=top_k,  # type: ignore[arg-type]
+        )
+        total += proposal.individual_charges()[:, 0]
+    assert tree.leaves()[history].spent == pytest.approx(total.tolist(), rel=1e-12)

@@ -1,0 +1,306 @@
+"""DP-SGD: records, their gradients, clipping, noise, sampling, accounting, what is promised."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from tiny_models import TARGETS, VOCAB
+from training_cases import write_base, write_corpus
+
+from adapmixed.data import Document
+from adapmixed.ensemble import Ensemble
+from adapmixed.training.adapter import adapted_copy
+from adapmixed.training.blocks import IGNORED
+from adapmixed.training.config import FinetuneConfig
+from adapmixed.training.presets import PRESETS
+from adapmixed_lab.cli import main
+from adapmixed_lab.dp_sgd import training as dp_sgd
+from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget, plan_noise
+from adapmixed_lab.dp_sgd.presets import finetune_settings
+from adapmixed_lab.dp_sgd.training import poisson_sample, record_blocks, train_dp_adapter
+
+pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
+
+T = 8
+
+
+class Letters:
+    """A tokenizer: one token a letter."""
+
+    eos_token_id = 0
+
+    def __call__(self, text: str, **settings: Any) -> dict[str, list[int]]:
+        return {"input_ids": [1 + ord(letter) % (VOCAB - 1) for letter in text]}
+
+
+def settings(family: str, **changes: Any) -> FinetuneConfig:
+    targets = tuple(TARGETS[family])
+    return FinetuneConfig(
+        rank=2, alpha=4, target_modules=targets, learning_rate=0.02, epochs=1, block_size=T,
+        **changes,
+    )  # fmt: skip
+
+
+def records(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Records of different lengths, the shortest of two tokens."""
+    generator = torch.Generator().manual_seed(count)
+    inputs = torch.randint(1, VOCAB, (count, T), generator=generator)
+    labels = inputs.clone()
+    for row in range(count):
+        labels[row, 2 + row % (T - 1) :] = IGNORED
+    return inputs, labels
+
+
+def adapted(base: Any, family: str) -> Any:
+    """An adapter whose A and B both have gradients, without dropout.
+
+    Opacus sees a model in training alone.
+    """
+    model = adapted_copy(base, settings(family)).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter.data, std=0.3)
+    return model
+
+
+def test_records_are_cut_by_identifier() -> None:
+    documents = [Document("b", "bb"), Document("a", "x" * 9), Document("b", "c"), Document("c", "")]
+    inputs, labels = record_blocks(Letters(), documents, 4)
+    ends = [[int(token) for token in row if token != IGNORED] for row in labels]
+    x, b, c = (1 + ord(letter) % (VOCAB - 1) for letter in "xbc")
+    # "a" has ten tokens with its end: 4, 4, 2; "b" five: 4, and one alone predicts nothing.
+    assert ends == [[x] * 4, [x] * 4, [x, 0], [b, b, 0, c]]
+    assert inputs.shape == labels.shape == (4, 4)
+    first, _ = record_blocks(Letters(), documents, 4, blocks_per_identifier=1)
+    assert first.tolist() == [inputs[0].tolist(), inputs[3].tolist()]
+    with pytest.raises(ValueError, match="at least one record"):
+        record_blocks(Letters(), [Document("a", "")], 4)
+
+
+def test_gradients_are_those_of_single_records(base: Any, family: str) -> None:
+    from opacus import GradSampleModule
+
+    inputs, labels = records(5)
+    model = adapted(base, family)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    expected = []
+    for row in range(5):
+        ids, targets = inputs[row : row + 1], labels[row : row + 1]
+        loss = model(input_ids=ids, labels=targets).loss  # transformers' own mean over the tokens
+        expected.append(torch.autograd.grad(loss, parameters))
+    wrapped = GradSampleModule(model, loss_reduction="sum")
+    dp_sgd._backward(wrapped, inputs, labels)
+    for index, parameter in enumerate(parameters):
+        assert parameter.grad_sample.shape == (5, *parameter.shape)
+        for row in range(5):
+            one = expected[row][index]
+            assert float(one.abs().max()) > 0
+            torch.testing.assert_close(parameter.grad_sample[row], one, rtol=1e-3, atol=1e-5)
+
+
+def one_step(base: Any, family: str, rows: int, sigma: float, norm: float) -> list[torch.Tensor]:
+    """The noisy gradients of one step with so many records, expected batch 4."""
+    from opacus import GradSampleModule
+
+    model = adapted(base, family)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    wrapped = GradSampleModule(model, loss_reduction="sum")
+    optimizer = dp_sgd._optimizer(torch.optim.SGD(parameters, lr=0.0), sigma, norm, 4)
+    inputs, labels = records(8)
+    dp_sgd._backward(wrapped, inputs[:rows], labels[:rows])
+    optimizer.step()
+    return [p.grad for p in parameters]
+
+
+def test_one_record_moves_the_sum_by_the_norm_at_most(base: Any, family: str) -> None:
+    torch.manual_seed(1)
+    norm = 0.01  # below every record's own
+    sums = []
+    for count in (0, 1, 2):
+        torch.manual_seed(2)
+        sums.append(torch.cat([g.flatten() * 4 for g in one_step(base, family, count, 0.0, norm)]))
+    assert not sums[0].any()
+    for less, more in zip(sums, sums[1:], strict=False):
+        assert float((more - less).norm()) == pytest.approx(norm, rel=1e-3)
+
+
+def test_an_empty_batch_is_a_step_of_noise(base: Any, family: str) -> None:
+    sigma, norm = 3.0, 0.5
+    noise = torch.cat([g.flatten() for g in one_step(base, family, 0, sigma, norm)])
+    again = torch.cat([g.flatten() for g in one_step(base, family, 0, sigma, norm)])
+    assert not torch.equal(noise, again)  # no seed repeats it
+    both = torch.cat([noise, again])
+    expected = sigma * norm / 4
+    assert abs(float(both.std()) / expected - 1) < 5 / math.sqrt(2 * both.numel())
+    assert abs(float(both.mean())) < 5 * expected / math.sqrt(both.numel())
+
+
+def test_what_is_not_finite_is_refused(base: Any, family: str) -> None:
+    inputs, labels = records(8)
+    broken = adapted(base, family)
+    next(p for n, p in broken.named_parameters() if "lora_B" in n).data.fill_(math.nan)
+    from opacus import GradSampleModule
+
+    parameters = [p for p in broken.parameters() if p.requires_grad]
+    wrapped = GradSampleModule(broken, loss_reduction="sum")
+    optimizer = dp_sgd._optimizer(torch.optim.SGD(parameters, lr=0.0), 1.0, 1.0, 4)
+    dp_sgd._backward(wrapped, inputs, labels)
+    with pytest.raises(ValueError, match="a gradient is not finite"):
+        optimizer.step()
+
+
+def test_poisson_sampling() -> None:
+    records, rate, steps = 1000, 0.3, 200
+    sizes = torch.tensor([poisson_sample(records, rate).numel() for _ in range(steps)])
+    deviation = math.sqrt(records * rate * (1 - rate))
+    assert abs(float(sizes.double().mean()) - records * rate) < 5 * deviation / math.sqrt(steps)
+    assert abs(float(sizes.double().std()) / deviation - 1) < 5 / math.sqrt(2 * steps)
+    assert poisson_sample(7, 1.0).tolist() == list(range(7))
+    assert poisson_sample(7, 1e-15).tolist() == []
+
+
+@pytest.mark.slow
+def test_every_step_is_taken_and_the_base_is_left_alone(
+    base: Any, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    monkeypatch.setattr(dp_sgd, "plan_noise", lambda *arguments: (1e-6, 8.0, 0.5, 30))
+    monkeypatch.setattr(dp_sgd, "PHYSICAL_BATCH", 3)
+    draws: list[int] = []
+    gaussian = dp_sgd.ops.gaussian
+    monkeypatch.setattr(
+        dp_sgd.ops, "gaussian", lambda *a, **named: draws.append(1) or gaussian(*a, **named)
+    )
+    inputs, labels = records(8)
+    steps: list[tuple[int, int]] = []
+    model, guarantee = train_dp_adapter(
+        base, inputs, labels, settings(family, batch_size=4), PrivacyTarget(8, 1e-5), unit="line",
+        progress=lambda done, of: steps.append((done, of)),
+    )  # fmt: skip
+    assert steps == [(number, 30) for number in range(1, 31)]
+    # Noise once a step, however many parts the batch is worked off in: what is accounted.
+    assert len(draws) == 30 * sum(p.requires_grad for p in model.parameters())
+    assert (guarantee.steps, guarantee.sample_rate, guarantee.unit) == (30, 0.5, "line")
+    assert all(torch.equal(before[name], value) for name, value in base.state_dict().items())
+    with torch.no_grad():
+        loss = [float(m(input_ids=inputs, labels=labels).loss) for m in (base, model)]
+    assert loss[1] < loss[0] - 0.05
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(base, output) of the command."""
+    folder = tmp_path_factory.mktemp("dp")
+    base = write_base(folder / "tiny-base")
+    write_corpus(folder / "corpus.jsonl")
+    arguments = ["--corpus", str(folder / "corpus.jsonl"), "--id-column", "user"]
+    arguments += ["--epsilon", "2", "--delta", "1e-4", "--epochs", "2", "--rank", "2"]
+    arguments += ["--batch-size", "12", "--block-size", "16", "--threads", "1"]
+    output = str(folder / "adapter")
+    assert main(["dp-sgd", "--base", str(base), "--output", output, *arguments]) == 0
+    return base, folder / "adapter"
+
+
+@pytest.mark.slow
+def test_the_adapter_is_ordinary_and_says_what_it_promises(trained: tuple[Path, Path]) -> None:
+    base, output = trained
+    said = json.loads((output / "guarantee.json").read_text(encoding="utf-8"))
+    assert said["format_version"] == 1 and said["unit"] == "all documents of one 'user'"
+    assert "for one record: a block of at most 16 tokens" in said["statement"]
+    assert "NOT for a whole user" in said["statement"]
+    for path in output.iterdir():
+        assert b"says that" not in path.read_bytes() and str(base).encode() not in path.read_bytes()
+    ensemble = Ensemble.from_pretrained(base, [output])
+    private, public = ensemble.logits(torch.arange(6)[None])
+    assert not torch.equal(private[0], public)
+
+
+def test_epsilon_agrees_with_another_accountant(trained: tuple[Path, Path]) -> None:
+    """Privacy loss distributions of dp-accounting: another program, another discretisation."""
+    said = json.loads((trained[1] / "guarantee.json").read_text(encoding="utf-8"))
+    step = dp_event.PoissonSampledDpEvent(
+        said["sample_rate"], dp_event.GaussianDpEvent(said["noise_multiplier"])
+    )
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(dp_event.SelfComposedDpEvent(step, said["steps"]))
+    other = accountant.get_epsilon(said["delta"])
+    assert other <= said["epsilon"] <= 2
+    assert said["epsilon"] - other < 0.03
+
+
+def test_the_statement_of_whole_identifiers() -> None:
+    arguments = (1.23456, 1e-5, 1.0, 0.1, 10, 1.0, 512, "document (file)")
+    one, all_of_them = AdapterGuarantee(*arguments, 1), AdapterGuarantee(*arguments, None)
+    assert "ε = 1.2346 at δ = 1e-05 for one whole name in the corpus (document (file))" in str(one)
+    assert "NOT" not in str(one) and "NOT for a whole user" in str(all_of_them)
+    assert "at most 3 blocks of somebody's" in str(replace(one, blocks_per_identifier=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"delta": 0.0}, "delta must be in"),
+        ({"delta": 1.0}, "delta must be in"),
+        ({"clipping_norm": -1.0}, "clipping_norm must be positive"),
+        ({"blocks_per_identifier": 0}, "blocks_per_identifier must be >= 1"),
+    ],
+)
+def test_target_refusals(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PrivacyTarget(**{"epsilon": 1.0, "delta": 1e-5} | change)
+
+
+def test_plan_refusals() -> None:
+    with pytest.raises(ValueError, match="batch_size must be at most the 8 records"):
+        plan_noise(PrivacyTarget(1, 1e-5), 8, 9, 1)
+
+
+def test_command_refusals(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, output = trained
+
+    def refuses(words: str, *options: str, where: Path = tmp_path / "new") -> None:
+        arguments = ["--base", str(base), "--corpus", "builtin", "--output", str(where)]
+        private = ["--epsilon", "1", "--delta", "1e-5", "--block-size", "16"]
+        assert main(["dp-sgd", *arguments, *private, *options]) == 2
+        assert words in capsys.readouterr().err
+
+    refuses("delta must be in (0, 1), got 2.0", "--delta", "2")
+    refuses("output must be a new folder", where=output)
+
+
+# Epochs of DP-SGD from the paper's table of training parameters; the rest is a member's.
+@pytest.mark.parametrize(
+    ("name", "epochs"),
+    [("wikitext-103", 20), ("one-billion-word", 9), ("pubmed", 5), ("air-dialogue", 10)],
+)
+def test_presets(name: str, epochs: int) -> None:
+    members = PRESETS[name].finetune_settings()
+    assert finetune_settings(name) == members | {"epochs": epochs, "batch_size": 256}
+
+
+def test_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = write_base(tmp_path / "tiny-base")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    arguments = ["dp-sgd", "--base", str(base), "--corpus", "builtin", "--block-size", "16"]
+    arguments += ["--epsilon", "2", "--delta", "1e-4", "--output", str(tmp_path / "dp")]
+    assert main(arguments) == 2
+    assert "dp-sgd must run in one process, got 2 ranks" in capsys.readouterr().err
+    assert not (tmp_path / "dp").exists()

@@ -1,0 +1,376 @@
+"""Diagnostics in the report, and `adapmixed-lab report`: everything redrawn from a file alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_cases import HOSTILE, SAMPLE, Page, build, evaluation
+from result_cases import NOISY, answer
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.cli import main as library
+from adapmixed.data.builtin import held_out_documents
+from adapmixed.data.demo import demo_base
+from adapmixed.ensemble import manifest, read_manifest, write_manifest
+from adapmixed.evaluation import (
+    Diagnosis,
+    Evaluation,
+    Utility,
+    Weights,
+    read_result,
+    result_file,
+)
+from adapmixed.evaluation.diagnosis import QUANTILES
+from adapmixed.report import report_text, view
+from adapmixed.report.training import training_losses
+from adapmixed.report.view import read_methods
+from adapmixed_lab.cli import main
+from adapmixed_lab.figures.diagnostic_figures import draw_charges
+from adapmixed_lab.figures.figures import draw
+from adapmixed_lab.figures.html import write_page
+from adapmixed_lab.reproduce import result as experiment
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+FORMATS = Path(__file__).parents[2] / "formats"
+SPECIMENS = {
+    "report": FORMATS / f"report-{view.FORMAT_VERSION}.json",
+    "evaluation": FORMATS / f"evaluation-{result_file.FORMAT_VERSION}.json",
+    "reproduction": FORMATS / f"reproduction-{experiment.FORMAT_VERSION}.json",
+    "ensemble": FORMATS / f"ensemble-{manifest.FORMAT_VERSION}.json",
+}
+INF = math.inf
+
+
+def diagnosis(models: int = 5, **changes: Any) -> Diagnosis:
+    quantiles = models > 128
+    values: dict[str, Any] = dict(
+        queries=120,
+        models=models,
+        utility=Utility(bound=2.5, mean_bound=0.75, loss=4.1, ensemble_loss=4.0),
+        weights=Weights(zero=30, screened=20, bins=(1,) * 20, one=50),
+        screened=((60, 2), (120, 4)),
+        charges=tuple(
+            (done, tuple(0.001 * done * (i + 1) for i in range(7 if quantiles else models)))
+            for done in (60, 120)
+        ),
+        quantiles=quantiles,
+    )
+    return Diagnosis(**(values | changes))
+
+
+def diagnosed() -> list[Evaluation]:
+    edge = Utility(bound=INF, mean_bound=INF, loss=INF, ensemble_loss=INF)
+    parts = {"mixing": 0.5, "screening": 0.1, "conversion": 0.4, "total": 1.0}
+    kind = "data-dependent, ex-post"
+    plain = Diagnosis(120, 0, None, None, ((120, 0),), (), False)
+    zero = Weights(7, 7, (0,) * 20, 0)
+    return [
+        evaluation("public", "public", epsilon=0.0, diagnosis=plain),
+        evaluation("some", kind, epsilon=1.0, breakdown=parts, diagnosis=diagnosis()),
+        evaluation("many", kind, epsilon=1.0, screened=0.2, diagnosis=diagnosis(200)),
+        evaluation("one" + HOSTILE, kind, epsilon=2.0, diagnosis=diagnosis(1)),
+        evaluation("edge", "fixed", epsilon=3.0, diagnosis=diagnosis(2, utility=edge, weights=zero,
+                   charges=((120, (0.0, 0.0)),))),
+    ]  # fmt: skip
+
+
+TRAINING = [
+    {
+        "member": f"member-{i:03d}", "tokens": 9, "loss": 4.0 + 0.1 * i, "public_loss": 4.5,
+        "losses": [5.0, 4.5 + 0.1 * i],
+    }
+    for i in range(4)
+]  # fmt: skip
+
+
+def test_report_holds_what_was_found() -> None:
+    report = build(diagnosed(), training=TRAINING)
+    found = {m["name"]: m["diagnostics"] for m in report["methods"]}
+    assert found["some"]["utility"] == pytest.approx(
+        {"gap": 0.1, "bound": 2.5, "mean_bound": 0.75, "loss": 4.1, "ensemble_loss": 4.0}
+    )
+    assert found["some"]["weights"]["zero"] == 30 and len(found["some"]["weights"]["bins"]) == 20
+    assert found["some"]["quantiles"] is None and found["many"]["quantiles"] == list(QUANTILES)
+    assert found["edge"]["utility"]["gap"] is None and found["edge"]["utility"]["bound"] == "inf"
+    assert found["public"]["utility"] is None
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    text = report_text(report)
+    row = next(line for line in text.splitlines() if re.match(r"some +0\.1 ", line))
+    assert row.split() == ["some", "0.1", "0.75", "2.5"]
+    assert re.search(r"^edge +- +inf +inf$", text, re.MULTILINE)
+    assert "PRIVATE" in text and "PRIVATE" not in report_text(build())
+
+
+@pytest.mark.slow
+def test_figures_of_diagnostics() -> None:
+    report = build(diagnosed(), training=TRAINING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figures = {one.name: one for one in draw(report)}
+    assert list(figures)[2:] == [
+        "breakdown",
+        "weights",
+        "charges",
+        "screened",
+        "training",
+        "validation",
+    ]
+    assert draw_charges(read_methods(report)) == figures["charges"]  # the same bytes
+    for name in ("weights", "charges", "screened", "training", "validation"):
+        assert figures[name].svg.startswith("<svg") and "nan" not in figures[name].svg.lower()
+        assert "For the operator only" in figures[name].caption
+    assert {"training"}.isdisjoint(build()) and "diagnostics" not in build()["methods"][0]
+
+
+@pytest.mark.slow
+def test_a_model_that_was_charged_more_is_drawn_higher() -> None:
+    def figure(largest: float) -> str:
+        found = diagnosis(charges=((60, (0.1, 0.2, 0.1)), (120, (0.2, largest, 0.3))), models=3)
+        methods = read_methods(build([evaluation("m", "fixed", epsilon=1.0, diagnosis=found)]))
+        drawing = draw_charges(methods)
+        assert drawing is not None
+        return drawing.svg
+
+    assert figure(0.9) != figure(1.8) and figure(0.9) == figure(0.9)
+
+
+def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
+    assert training_losses(tmp_path) == []
+    shutil.copyfile(FORMATS / "ensemble-2.json", tmp_path / "ensemble.json")
+    assert training_losses(tmp_path) == []
+    records = (
+        ({"documents": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
+        (None, [4.75]),  # nothing was held out
+        (None, []),  # an empty shard
+    )
+    for index, (validation, losses) in enumerate(records):
+        folder = tmp_path / f"member-{index:03d}"
+        folder.mkdir()
+        record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": losses}
+        record["validation"] = validation
+        (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
+    assert training_losses(tmp_path) == [
+        {
+            "member": "member-000", "tokens": 700, "losses": [5.0, 4.5],
+            "loss": 4.25, "public_loss": 4.5,
+        },
+        {"member": "member-001", "tokens": 700, "losses": [4.75]},
+    ]  # fmt: skip
+
+
+def redrawn(path: Path, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> str:
+    capsys.readouterr()
+    assert main(["report", str(path), *([] if out is None else ["--out", str(out)])]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spent = evaluation("lost", "fixed", epsilon=1.0)
+    spent = replace(spent, guarantee=replace(spent.guarantee, method="per-shard budget"))
+    report = build([spent, *diagnosed()[:2]], sample=SAMPLE, training=TRAINING)
+    first = write_page(report, tmp_path / "first", figures=True)
+    out = tmp_path / "again"
+    printed = redrawn(first[0], capsys, out)
+    assert printed.startswith(report_text(report)) and "perplexity of queries" in printed
+    assert len(first) == 2 + 8
+    assert [(out / path.name).read_bytes() for path in first] == [p.read_bytes() for p in first]
+    assert re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE) == [p.name for p in first]
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in first)
+    page = Page(first[1].read_text(encoding="utf-8"))
+    assert "Utility beside the theorem’s bound" in page.text
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    # A report that has neither diagnostics nor losses.
+    assert main(["report", str(SPECIMENS["report"])]) == 0
+
+
+@pytest.mark.slow
+def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "result.json", tmp_path / "out"
+    found = answer(path, diagnostics=True)
+    printed = redrawn(path, capsys, out)
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    evaluations = [one.evaluations[0] for one in found]
+    fresh = build(evaluations, config=report["config"], environment={})
+    assert report["methods"] == fresh["methods"]
+    assert {"weights.svg", "charges.svg", "screened.svg"} <= {file.name for file in out.iterdir()}
+    assert "probe" not in report["config"] and "fingerprint" not in report["config"]["ensemble"]
+    assert "answered" not in report["config"]
+    assert "environment" in report and not report["environment"]  # nothing was given to keep
+    assert "Under way" not in printed and "PRIVATE" in printed
+    entry = report["runs"][2]
+    assert entry["perplexity"] == [e.perplexity for e in found[2].evaluations]
+    deviation = found[2].perplexity_deviation
+    assert deviation is not None
+    line = next(line for line in printed.splitlines() if line.startswith("noisy  "))
+    assert f"{found[2].perplexity_mean:.2f} ± {deviation:.2f}" in line
+    assert "of 2 runs of 38 queries" in printed
+    assert "of 2 runs of 38 queries" in (out / "report.html").read_text(encoding="utf-8")
+    assert redrawn(out / "report.json", capsys) == printed[: printed.index("wrote")]
+    # One run under budgets of shards: how perplexity changed as they were spent.
+    answer(tmp_path / "one.json", runs=1)
+    printed = redrawn(tmp_path / "one.json", capsys)
+    assert "perplexity of queries" in printed and "± " not in printed
+
+
+def test_an_evaluation_under_way_is_drawn_as_far_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop_after(queries: int) -> Callable[[int, int], None]:
+        def stop(done: int, total: int) -> None:
+            if done > queries:
+                raise KeyboardInterrupt
+
+        return stop
+
+    for queries, words in ((20, "19 of 38 queries in run 1 of 2"), (60, "in run 2 of 2")):
+        path = tmp_path / f"{queries}.json"
+        with pytest.raises(KeyboardInterrupt):
+            answer(path, diagnostics=True, progress=stop_after(queries))
+        assert not read_result(path).complete
+        printed = redrawn(path, capsys)
+        assert f"Under way: {words}" in printed or words in printed
+        assert ("of 1 runs" in printed) == (queries == 60)
+    path = tmp_path / "begun.json"
+    with pytest.raises(KeyboardInterrupt):
+        answer(path, progress=stop_after(0))
+    assert main(["report", str(path)]) == 2
+    assert "nothing is answered yet" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_reproduction_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original = SPECIMENS["reproduction"]
+    printed = redrawn(original, capsys, tmp_path)
+    assert "PMixED" in printed and "Parts of ε:" in printed
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == sorted(re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE))
+    assert {"table2-wikitext-103.json", "table2-wikitext-103.csv"} < set(written)
+    again = json.loads((tmp_path / "table2-wikitext-103.json").read_text(encoding="utf-8"))
+    assert again == json.loads(original.read_text(encoding="utf-8"))
+
+
+def _changed(change: dict[str, Any]) -> Callable[[str], str]:
+    return lambda text: json.dumps(json.loads(text) | change)
+
+
+REFUSED: list[tuple[str, Callable[[str], str], str]] = [
+    ("report", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("report", _changed({"format_version": 1}), "format_version must be 2, got 1"),
+    ("report", _changed({"format_version": 3}), "format_version must be 2, got 3"),
+    ("report", _changed({"methods": [{"name": "x"}]}), "must be a result as it was written"),
+    ("report", _changed({"methods": [3]}), "must be a result as it was written"),
+    ("report", _changed({"kind": "horoscope"}), "another kind of file (its kind is 'horoscope')"),
+    ("report", lambda text: text.replace("7.99", "NaN, 7.99", 1), "truncated or none"),
+    ("report", lambda text: "[]", "must hold a JSON object, got list"),
+    ("report", lambda text: "# Not JSON", "truncated or none"),
+    ("evaluation", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("evaluation", _changed({"format_version": 1}), "format_version must be 2, got 1"),
+    ("evaluation", _changed({"format_version": 3}), "format_version must be 2, got 3"),
+    ("evaluation", _changed({"complete": False}), "truncated or corrupted"),
+    ("reproduction", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("reproduction", _changed({"format_version": 99}), ", got 99"),
+    ("reproduction", _changed({"rows": [{}]}), "must be a result as it was written"),
+    ("ensemble", lambda text: text, "another kind of file"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "message"), REFUSED)
+def test_what_is_no_result_is_refused_in_words(
+    kind: str, change: Callable[[str], str], message: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "file.json"
+    original = SPECIMENS[kind].read_text(encoding="utf-8")
+    path.write_text(change(original), encoding="utf-8")
+    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 2
+    output = capsys.readouterr()
+    assert message in output.err and str(path) in output.err
+    assert not output.out and not list((tmp_path / "out").glob("*"))
+
+
+def test_missing_and_binary_files_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path / "none.json")]) == 2
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    assert main(["report", str(tmp_path / "bytes")]) == 2
+    assert "truncated or none" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_redrawing_needs_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    answer(path, diagnostics=True, runs=1, mechanisms={"noisy": NOISY}, epsilon=None)
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'peft', 'adapmixed_ext'): sys.modules[name] = None\n"
+        "from adapmixed_lab.cli import main\n"
+        f"sys.exit(main(['report', {str(path)!r}, '--out', {str(tmp_path / 'out')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "weights.svg").exists()
+
+
+@pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])
+@pytest.mark.slow
+def test_a_result_file_is_the_whole_report(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `evaluate`: training curves, settings and environment, too, of the folders no more."""
+    ensemble, text, result = (tmp_path / name for name in ("ensemble", "text.txt", "result.json"))
+    ensemble.mkdir()
+    whole = read_manifest(DEMO_ENSEMBLE)
+    write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
+    for index, member in enumerate(whole.members[:2]):
+        shutil.copytree(DEMO_ENSEMBLE / member, ensemble / member)
+        record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": [5.0, 4.5 - index]}
+        record["validation"] = {"documents": 3, "loss": 4.25 + index, "public_loss": 4.5}
+        (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
+    text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
+    command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
+    command += [str(text), "--queries", "20", "--block", "21"]
+    run, again = tmp_path / "run.json", tmp_path / "again"
+    assert library([*command, "--result", str(result), "--json", str(run), *options]) == 0
+    first = capsys.readouterr().out
+    shutil.rmtree(ensemble)
+    assert redrawn(result, capsys, again).split("\nwrote")[0] == first.split("\nwrote")[0]
+    assert (again / "report.json").read_bytes() == run.read_bytes()
+    report = json.loads((again / "report.json").read_text(encoding="utf-8"))
+    assert [one["losses"] for one in report["training"]] == [[5.0, 4.5], [5.0, 3.5]]
+    assert {"training.svg", "validation.svg"} <= {path.name for path in again.iterdir()}
+    assert report["environment"]["adapmixed"] and report["environment"]["processors"]
+    assert ("runs" in report) == ("--runs" in options)
+
+
+def test_evaluate_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(one.text for one in held_out_documents()[:8]), encoding="utf-8")
+    written = tmp_path / "seeded.json"
+    models = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
+    options = ["--queries", "40", "--seed", "3", "--diagnostics"]
+    options += ["--mechanism", "adapmixed screen=public"]
+    arguments = ["--text", str(text), "--json", str(written)]
+    assert library(["evaluate", *models, *arguments, *options]) == 0
+    first = capsys.readouterr().out
+    assert "PRIVATE, for the operator: the utility theorem" in first
+    report = json.loads(written.read_text(encoding="utf-8"))
+    utility = report["methods"][1]["diagnostics"]["utility"]
+    assert utility["gap"] <= utility["mean_bound"] <= utility["bound"]
+    assert len(report["methods"][1]["diagnostics"]["charges"][-1][1]) == 64
+    again = redrawn(written, capsys)  # which has no speeds
+    assert again.split("PRIVATE")[1] == first.split("PRIVATE")[1]

@@ -1,0 +1,169 @@
+"""The report's page and figures."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
+
+from adapmixed_lab.figures.figures import draw
+from adapmixed_lab.figures.html import render, write_page
+
+
+def hostile_report() -> dict[str, Any]:
+    evaluations = [
+        evaluation(HOSTILE, "fixed", epsilon=3.0),
+        evaluation("_hidden $\\frac$", "data-dependent, ex-post", epsilon=2.0, perplexity=40.0),
+        evaluation("public" + HOSTILE, "public", epsilon=0.0),
+    ]
+    return build(
+        evaluations,
+        config={HOSTILE: [HOSTILE, {"nested": HOSTILE}]},
+        environment={"torch": HOSTILE},
+        sample={
+            "prompt": HOSTILE, "text": HOSTILE, "guarantee": HOSTILE, "method": HOSTILE,
+            HOSTILE: HOSTILE,
+        },
+    )  # fmt: skip
+
+
+def test_hostile_text_stays_text() -> None:
+    page = render(hostile_report())
+    assert "<script" not in page.lower()
+    parsed = Page(page)
+    assert "script" not in {tag for tag, _ in parsed.elements}
+    # Name, sentence heading, sample (prompt, text, guarantee, method, key, value), configuration
+    # (twice the key, twice the value), environment, and the public method in two places.
+    assert parsed.text.count(HOSTILE) >= 14
+    assert page.count(escape(HOSTILE)) >= 14
+
+
+def test_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    _, path = write_page(build(sample=SAMPLE), tmp_path)
+    page = path.read_text(encoding="utf-8")
+    parsed = Page(page)
+    for tag, attributes in parsed.elements:
+        assert tag not in {"script", "link", "iframe", "object", "embed", "img", "base", "form"}
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("src", "href", "xlink:href", "action", "data", "srcset"):
+                assert value is not None and value.startswith("#"), (tag, name, value)
+            elif not name.startswith("xmlns"):
+                assert "//" not in (value or ""), (tag, name, value)
+    assert "@import" not in page
+    assert all(target.startswith("#") for target in re.findall(r"url\((.*?)\)", page))
+    policy = [a for tag, a in parsed.elements if tag == "meta" and "http-equiv" in a]
+    assert policy and str(policy[0]["content"]).startswith("default-src 'none';")
+
+
+def test_page_holds_its_sections_and_unique_ids() -> None:
+    parsed = Page(render(build(sample=SAMPLE)))
+    for title in (
+        "Summary", "What each guarantee means", "Figures", "Generated sample",
+        "What this does not protect", "Configuration", "Environment",
+    ):  # fmt: skip
+        assert title in parsed.text
+    for source in every_kind():
+        assert str(source.guarantee) in parsed.text
+    badges = [str(a.get("class")) for tag, a in parsed.elements if tag == "span"]
+    kinds = ["public", "fixed", "ex-post", "published", "none"]
+    assert {f"badge {kind}" for kind in kinds} <= set(badges)
+    assert SAMPLE["guarantee"] in parsed.text and SAMPLE["text"] in parsed.text
+    assert sum(tag == "svg" for tag, _ in parsed.elements) == 3
+    ids = [a["id"] for _, a in parsed.elements if "id" in a]
+    # Glyphs and markers are defined once per figure.
+    assert len(ids) == len(set(ids)) > 10
+    targets = {str(a["xlink:href"])[1:] for _, a in parsed.elements if "xlink:href" in a}
+    assert targets <= set(ids)
+    assert "Generated sample" not in Page(render(build())).text
+
+
+def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    first = draw(build())
+    assert dict(matplotlib.rcParams) == before
+    assert [drawing.name for drawing in first] == ["curves", "tradeoff", "breakdown"]
+    with matplotlib.rc_context({"font.size": 20, "svg.fonttype": "none", "axes.grid": False}):
+        assert draw(build()) == first
+    for drawing in first:
+        assert drawing.svg.startswith("<svg") and drawing.svg.endswith("</svg>")
+        assert re.findall(r"https?://[^\"'\s<]*", drawing.svg) == [
+            "http://www.w3.org/1999/xlink",
+            "http://www.w3.org/2000/svg",
+        ]
+        assert "nan" not in drawing.svg.lower()
+    other = every_kind()
+    other[2] = evaluation("PMixED", "fixed", epsilon=4.0, perplexity=57.0)
+    assert draw(build(other))[0].svg != first[0].svg
+
+
+def test_figures_appear_only_with_data_and_without_warnings() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert draw(build([evaluation("a", "none"), evaluation("b", "public", epsilon=0.0)])) == ()
+        names = [d.name for d in draw(build([evaluation("a", "fixed", epsilon=1.0, points=1)]))]
+        assert names == ["curves", "tradeoff"]
+        lost = [evaluation("a", "fixed", epsilon=1.0, perplexity=math.inf)]
+        assert [d.name for d in draw(build(lost))] == ["curves"]
+        # Values far apart, odd names, and parts below 0.
+        parts = {"mixing": 300.0, "screening": 0.0, "conversion": -1.0, "total": 299.0}
+        wide = evaluation("n" * 90, "data-dependent, ex-post", epsilon=299.0, breakdown=parts)
+        assert len(draw(build([*every_kind(), wide]))) == 3
+        assert len(draw(hostile_report())) == 3
+    caption = draw(build())[1].caption
+    assert "infinite: lost" in caption
+
+
+def test_coinciding_marks_and_curves_are_all_seen() -> None:
+    apart = [evaluation(f"method {e}", "fixed", epsilon=e, perplexity=50) for e in (1.0, 9.0)]
+    curves, tradeoff, *_ = draw(build(apart))
+    assert "coincide" not in curves.caption and "side by side" not in tradeoff.caption
+    alike = [evaluation(f"method {n}", "fixed", epsilon=1.0, perplexity=50) for n in range(3)]
+    curves, tradeoff, *_ = draw(build(alike))
+    assert "a wider one lies beneath" in curves.caption
+    assert {"8", "5", "2"} <= set(re.findall(r"stroke-width: (\d+)[;\"]", curves.svg))
+    assert "side by side, a little off their ε" in tradeoff.caption
+
+
+def test_end_marks_of_curves_are_filled_by_their_neighbours() -> None:
+    """As the marks of the second figure are; the legends hold one mark of each, too."""
+    source = evaluation("m", "data-dependent, ex-post", epsilon=1.0)
+    for way, white in (("zero_out", 0), ("add_remove", 2)):
+        other = replace(source, guarantee=replace(source.guarantee, adjacency=way))
+        for drawing in draw(build([other]))[:2]:
+            marks = re.findall(r"<use [^>]*style=\"(fill: [^;\"]*)", drawing.svg)
+            assert marks.count("fill: #ffffff") == white, (drawing.name, way)
+
+
+def test_names_of_close_points_do_not_overlap() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from adapmixed.report.view import read_methods
+    from adapmixed_lab.figures.labels import draw_references, place_labels
+
+    epsilons = (1.0, 1.02, 1.5, 9.8)
+    evaluations = [evaluation(f"method {e}", "fixed", epsilon=e, perplexity=50) for e in epsilons]
+    evaluations.append(evaluation("line", "none", perplexity=50.1))
+    methods = read_methods(build(evaluations))
+    figure = Figure(figsize=(7, 4))
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, 10), ylim=(49, 51))
+    points = [(method.name, method.epsilon, method.perplexity) for method in methods[:-1]]
+    place_labels(axes, points, draw_references(axes, methods[-1:]))
+    renderer = canvas.get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in axes.texts]
+    assert len(boxes) == 5
+    frame = axes.get_window_extent(renderer)
+    for i, box in enumerate(boxes):
+        assert frame.x0 <= box.x0 and box.x1 <= frame.x1
+        assert not any(box.overlaps(other) for other in boxes[:i])

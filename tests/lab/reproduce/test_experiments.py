@@ -1,0 +1,394 @@
+"""The paper's tables and figures: its numbers, what runs beside them, what a result file holds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_cases import check_redrawn, drawn, inputs, rows_of
+from fake_ensemble import FakeEnsemble
+
+from adapmixed.evaluation import evaluate
+from adapmixed.mechanisms import AdaPMixED, ClippedMixing, PMixED, PublicOnly
+from adapmixed.privacy.conversions import c_alpha
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.figures.labels import settle, side_by_side
+from adapmixed_lab.figures.style import canvas
+from adapmixed_lab.reproduce import figure2 as figure2_module
+from adapmixed_lab.reproduce import panels, paper
+from adapmixed_lab.reproduce import table1 as table1_module
+from adapmixed_lab.reproduce.dp_adapter import DPAdapter
+from adapmixed_lab.reproduce.figure2 import figure2, mechanism_of, settings
+from adapmixed_lab.reproduce.marks import look, promise
+from adapmixed_lab.reproduce.measure import PER_MODEL, PUBLISHED, Run
+from adapmixed_lab.reproduce.members import FirstMembers, sizes
+from adapmixed_lab.reproduce.outputs import write_outputs
+from adapmixed_lab.reproduce.panels import _edge, _joined, relative
+from adapmixed_lab.reproduce.published import PaperRule
+from adapmixed_lab.reproduce.result import read_experiment
+from adapmixed_lab.reproduce.table1 import DP_SGD, METHODS, table1
+from adapmixed_lab.reproduce.table2 import table2
+from adapmixed_lab.reproduce.tables import text
+
+PRESET = AdaPMixED.preset("wikitext-103")
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, Any]]:
+    """Every experiment once, small."""
+    given, run = inputs(), Run()
+    return {
+        "table1": table1(given, None, run, runs=3, queries=40, long=100),
+        "table2": table2(given, run, queries=120),
+        "figure2": figure2(inputs(20), run, queries=24),
+    }
+
+
+# The paper's numbers.
+
+
+def test_the_parts_of_table_2_are_its_total() -> None:
+    parts = dict(paper.TABLE_2B)
+    total = parts.pop("total")
+    assert math.fsum(parts.values()) == pytest.approx(total, abs=1.5e-3)  # printed to 3 digits
+    assert parts["conversion"] == pytest.approx(c_alpha(18.0, paper.DELTA), abs=5e-4)
+    assert next(r for r in paper.TABLE_2A if r.method == paper.ADAPMIXED).epsilon == total
+
+
+def test_the_panels_share_the_preset() -> None:
+    assert [panel.letter for panel in paper.FIGURE_2] == list("abcdef")
+    assert [len(panel.points) for panel in paper.FIGURE_2] == [5, 5, 5, 5, 4, 5]
+    for panel in paper.FIGURE_2:
+        (anchor,) = (point for point in panel.points if point.label == panel.anchor)
+        # 0.488 is what panel e prints for the same setting.
+        assert (anchor.epsilon, anchor.perplexity) == (
+            0.488 if panel.letter == "e" else 0.489,
+            29.34,
+        )
+        own = {name: getattr(PRESET, name, 100) for name in anchor.setting}
+        assert own == anchor.setting
+
+
+def test_lines_of_table_1() -> None:
+    for dataset, rows in paper.TABLE_1.items():
+        assert {row.queries for row in rows} - {1024} == {paper.LONG_QUERIES[dataset]}
+        for row in rows:
+            assert (row.deviation is not None) == (row.queries == 1024)
+            assert (row.epsilon == 0) == (row.method == paper.PUBLIC)
+            long = row.queries != 1024
+            assert paper.table_1(dataset, row.method, long=long) is row
+        by_method = {row.method: row.perplexity for row in rows}
+        assert by_method[paper.ADAPMIXED] < by_method[paper.DP_SGD] < by_method[paper.PUBLIC]
+    assert paper.table_1("pubmed", paper.PMIXED, long=False) is None
+    kinds = {row.method: row.kind for row in (*paper.TABLE_1["wikitext-103"], *paper.TABLE_2A)}
+    assert kinds == {
+        paper.PUBLIC: "public", paper.DP_SGD: "fixed", paper.PMIXED: "published",
+        paper.PMIXED_SCREENED: "published", paper.UNSCREENED: "data-dependent, ex-post",
+        paper.ADAPMIXED: "data-dependent, ex-post",
+    }  # fmt: skip
+
+
+# What runs.
+
+
+def test_the_first_members_are_an_ensemble_of_their_own() -> None:
+    whole, part = FakeEnsemble(5), FakeEnsemble(5)
+    part._members, part.num_models = whole._members[:2], 2
+    tokens = inputs().tokens[:50]
+
+    def run(ensemble: Any, mechanism: Any) -> Any:
+        common: dict[str, Any] = {"delta": 1e-5, "rng": SeededRandom(1)}
+        return evaluate(ensemble, tokens, {"m": mechanism}, **common)[0]
+
+    for mechanism in (PRESET, PMixED(8.0, 1e-5, 49, 3.0)):
+        few, alone = run(whole, FirstMembers(mechanism, 2)), run(part, mechanism)
+        assert few.perplexity == alone.perplexity
+        assert few.guarantee == alone.guarantee
+        assert few.guarantee.epsilon != run(whole, mechanism).guarantee.epsilon
+    assert FirstMembers(PMixED(8.0, 1e-5, 49, 3.0), 2).planned_queries == 49
+    with pytest.raises(ValueError, match="count must be at most the ensemble's 5 models, got 6"):
+        run(whole, FirstMembers(PublicOnly(), 6))
+    with pytest.raises(ValueError, match="queries must be given to ClippedMixing"):
+        run(whole, FirstMembers(ClippedMixing(0.8, 1.5), 2))
+    assert FirstMembers(PRESET, 2).no_replacement == PRESET.no_replacement != ""
+    assert sizes(64) == (8, 16, 32, 64) and sizes(5) == (5,) and sizes(100)[-2:] == (80, 100)
+
+
+def test_settings_of_figure_2() -> None:
+    points = settings(PRESET, 64)
+    labels = {letter: [p.label for p in points if p.panel.letter == letter] for letter in "abcdef"}
+    assert labels["a"] == ["2", "3", "4", "4.5", "∞"]
+    assert labels["b"] == ["20", "60", "500", "2000", "3000"]
+    assert labels["d"] == ["8", "16", "32", "64"]
+    assert labels["f"] == ["16", "17", "18", "19", "20"]
+    mechanisms = {p.name: mechanism_of(p, PRESET, 64) for p in points}
+    # The preset is in every panel, and answers once.
+    anchors = ("a: 4.5", "b: 60", "c: 0.2", "d: 64", "e: 10⁻⁴, 10⁻²", "f: 18")
+    assert {mechanisms[name] for name in anchors} == {PaperRule(PRESET)}
+    assert len(set(mechanisms.values())) == len(mechanisms) - len(anchors) + 1
+    assert mechanisms["d: 16"] == FirstMembers(PaperRule(PRESET), 16)
+    changed = AdaPMixED(18.0, 0.2, screen_weight=1e-2, sigma=1e-1)
+    assert mechanisms["e: 10⁻², 10⁻¹"] == PaperRule(changed)
+    # Another data set's preset joins the paper's values.
+    other = [p.label for p in settings(AdaPMixED.preset("air-dialogue"), 64)]
+    assert "15" in other and "0.3" in other
+
+
+def test_table_1(results: dict[str, dict[str, Any]]) -> None:
+    result = results["table1"]
+    short, long = "3 runs of 40 queries", "one run of 100 queries"
+    names = [name for name in METHODS if name != DP_SGD]
+    assert [(r["group"], r["method"]) for r in result["rows"]] == [
+        (group, name) for group in (short, long) for name in names
+    ]
+    adaptive, per_model = rows_of(result, paper.ADAPMIXED), rows_of(result, PER_MODEL)
+    assert [r["ours"]["rule"] for r in adaptive] == ["paper", "paper"]
+    assert [r["ours"]["rule"] for r in per_model] == ["per_model", "per_model"]
+    for one, other in zip(adaptive, per_model, strict=True):
+        assert one["ours"]["adjacency"] == other["ours"]["adjacency"] == "add_remove"  # the paper's
+        assert other["ours"]["epsilon"] <= one["ours"]["epsilon"]
+    assert adaptive[0]["paper"]["epsilon"] == 0.494 and adaptive[1]["paper"]["epsilon"] == 5.248
+    ours = adaptive[0]["ours"]
+    assert ours["runs"] == len(ours["perplexities"]) == 3 and ours["queries"] == 40
+    assert ours["perplexity"] == pytest.approx(sum(ours["perplexities"]) / 3)
+    assert ours["perplexity_deviation"] > 0 and adaptive[1]["ours"]["perplexity_deviation"] is None
+    # PMixED's two analyses: the paper's numbers are those of the published one.
+    (published, _), (sound, _) = rows_of(result, PUBLISHED), rows_of(result, paper.PMIXED)
+    assert (published["ours"]["kind"], sound["ours"]["kind"]) == ("published", "fixed")
+    assert published["paper"]["epsilon"] == 8.0 and sound["paper"] is None
+
+
+def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = inputs()
+    adapter = DPAdapter(Path("dp"), 7.5, 1e-5, "block of 16 tokens", "The adapter is ...")
+    worse = FakeEnsemble(1, spread=3.0, max_positions=32)
+    monkeypatch.setattr(DPAdapter, "load", lambda self, base: worse)
+    result = table1(given, adapter, Run(), runs=2, queries=40, long=0)
+    (line,) = rows_of(result, DP_SGD)
+    expected = {"epsilon": 7.5, "kind": "fixed", "unit": "block of 16 tokens", "mixing": None}
+    assert {name: line["ours"][name] for name in expected} == expected
+    assert line["ours"]["guarantee"] == "The adapter is ..."
+    notes = " ".join(result["notes"])
+    assert "DP-SGD protects one block of 16 tokens" in notes
+    # This adapter is worse than the public model: the paper's order does not appear.
+    assert "The paper's order of perplexities does not appear in 2 runs of 40 queries" in notes
+    assert "DP-SGD is not below public model" in notes
+    assert "block of 16 tokens" in text(result)
+
+
+def test_table_2(results: dict[str, dict[str, Any]]) -> None:
+    found = {one["method"]: one for one in results["table2"]["rows"]}
+    plain, screened = found[paper.PMIXED]["ours"], found[paper.PMIXED_SCREENED]["ours"]
+    assert plain["kind"] == screened["kind"] == "fixed"
+    assert plain["screening"] == 0 < screened["screening"]
+    assert screened["epsilon"] > plain["epsilon"]  # every query is charged, and the screenings
+    assert "target_leakage=0.01" in plain["mechanism"] and "order=6.0" in plain["mechanism"]
+    assert found["PMixED, published analysis"]["ours"]["kind"] == "published"
+    as_published = found[f"{paper.PMIXED_SCREENED}, as published"]
+    assert as_published["ours"] is None and as_published["paper"]["epsilon"] == 4.139
+    rules = {name: one["ours"]["rule"] for name, one in found.items() if one["ours"]}
+    assert {name for name, rule in rules.items() if rule == "paper"} == {
+        paper.UNSCREENED, paper.ADAPMIXED,
+    }  # fmt: skip
+    assert rules[PER_MODEL] == rules[paper.PMIXED] == "per_model"
+    adaptive = found[paper.ADAPMIXED]
+    assert adaptive["paper"]["mixing"] == 0.472 and adaptive["paper"]["screened"] == 1026
+    for one in found.values():
+        if one["ours"] is not None:
+            parts = [one["ours"][part] for part in ("mixing", "screening", "conversion")]
+            assert math.fsum(parts) == pytest.approx(one["ours"]["total"], rel=1e-9)
+    printed = text(results["table2"])
+    assert "published, invalid" in printed and "AdaPMixED (paper)" in printed
+    assert "Screening makes" not in printed and "screening makes PMixED dearer" in printed
+
+
+def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
+    result = results["figure2"]
+    panels = result["settings"]["panels"]
+    ours = [one["ours"] for one in result["rows"] if one["ours"] and one["group"] != "public"]
+    assert {(one["rule"], one["adjacency"]) for one in ours} == {("paper", "add_remove")}
+    assert panels["d"] | {"remark": ""} == {
+        "title": "models N", "anchor": "16", "paper_anchor": "16", "remark": "",
+    }  # fmt: skip
+    for letter, panel in panels.items():
+        rows = [one for one in result["rows"] if one["group"] == letter]
+        for side, anchor in (("ours", panel["anchor"]), ("paper", panel["paper_anchor"])):
+            points = {label: (x, y) for label, x, y in relative(rows, side, anchor)}
+            assert points[anchor] == (1.0, 0.0)
+            assert set(points) == {one["label"] for one in rows if one[side] is not None}
+    # Fewer models cost more.
+    models = {
+        r["label"]: r["ours"]["epsilon"] for r in result["rows"] if r["group"] == "d" and r["ours"]
+    }
+    assert models["8"] > models["16"] > models["20"]
+    # β = 0.1 of the paper spent less than a third of what the reference did, its conversion aside.
+    rows = [one for one in result["rows"] if one["group"] == "c"]
+    spent = {label: x for label, x, _ in relative(rows, "paper", "0.2")}
+    assert spent["0.05"] == pytest.approx((0.460 - 0.45005) / (0.489 - 0.45005), rel=1e-3)
+
+
+def test_trends_that_are_not_the_papers_are_named(results: dict[str, dict[str, Any]]) -> None:
+    """α: the paper's ε falls as it grows, whatever is drawn; a conversion must not hide that."""
+    rows = [one for one in results["figure2"]["rows"] if one["group"] == "f"]
+    assert [one["label"] for one in rows] == ["16", "17", "18", "19", "20"]
+    shown = relative(rows, "paper", "18")
+    assert [x for _, x, _ in shown] == sorted((x for _, x, _ in shown), reverse=True)
+
+    def noted(change: float) -> list[str]:
+        given = [
+            one | {"ours": one["ours"] | {"epsilon": 1 + change * i, "perplexity": 50.0}}
+            for i, one in enumerate(rows)
+        ]
+        return figure2_module._trend_notes(given)
+
+    assert noted(-0.01) == noted(0.001) == []
+    assert noted(0.01) == [
+        "The paper's trend does not appear in (f) Rényi order α: ε rises by 4.0% from 16 to "
+        "20, in the paper it falls by 18.8% from 16 to 20."
+    ]
+
+
+def test_settings_that_screen_everything_are_named(results: dict[str, dict[str, Any]]) -> None:
+    rows = [dict(one) for one in results["figure2"]["rows"]]
+    of_k = [one for one in rows if one["group"] == "b" and one["ours"]]
+    for one in of_k:
+        one["ours"] = one["ours"] | {"screened": 24.0 if one is of_k[-1] else 23.0}
+    found = figure2_module._screened_notes([one for one in rows if one["group"] == "b"])
+    assert found == [
+        "Every query is screened, and answered by the public model, at (b) screened tokens k "
+        f"{of_k[-1]['label']}."
+    ]
+
+
+def test_the_published_pmixed_has_to_hold_the_papers_order() -> None:
+    def notes(**perplexity: float) -> str:
+        names = {"dp": DP_SGD, "published": PUBLISHED, "sound": paper.PMIXED}
+        ours = {names[key]: value for key, value in perplexity.items()}
+        ours |= {paper.PUBLIC: 50.0, paper.ADAPMIXED: 30.0}
+        rows = [
+            {"group": "g", "method": name, "ours": {"perplexity": value, "epsilon": 0.5}}
+            for name, value in ours.items()
+        ]
+        return " ".join(table1_module._order_notes(rows, "g"))
+
+    assert notes(dp=40.0, published=39.0, sound=38.0) == ""
+    assert f"{PUBLISHED} is not below DP-SGD" in notes(dp=40.0, published=41.0, sound=38.0)
+    assert "PMixED is not below DP-SGD" in notes(dp=40.0, published=39.0, sound=41.0)
+
+
+@pytest.mark.parametrize("experiment", ["table1", "table2", "figure2"])
+@pytest.mark.slow
+def test_a_result_is_enough_to_redraw(
+    results: dict[str, dict[str, Any]], experiment: str, tmp_path: Path
+) -> None:
+    first = write_outputs(results[experiment], tmp_path)
+    check_redrawn(first, tmp_path)
+    assert text(read_experiment(first[0])) == text(results[experiment])
+    assert first[0].name == f"{experiment}-wikitext-103.json"
+    assert [p.suffix for p in first[2:]] == [".svg"] * (1 if experiment == "figure2" else 2)
+    json.loads(first[0].read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    lines = list(csv.DictReader(io.StringIO(first[1].read_text(encoding="utf-8"))))
+    assert len(lines) == len(results[experiment]["rows"])
+    for line, one in zip(lines, results[experiment]["rows"], strict=True):
+        if one["ours"] is not None:
+            assert line["ours_kind"] == one["ours"]["kind"]
+            assert float(line["ours_perplexity"]) == one["ours"]["perplexity"]
+        assert line["paper_epsilon"] == (
+            "" if one["paper"] is None else str(one["paper"]["epsilon"])
+        )
+
+
+def test_damaged_results(tmp_path: Path, results: dict[str, dict[str, Any]]) -> None:
+    path = tmp_path / "result.json"
+    for content, words in (
+        ("{", "must be a result file"),
+        (json.dumps(results["table2"] | {"format_version": 2}), "format_version must be 1, got 2"),
+        (json.dumps({k: v for k, v in results["table2"].items() if k != "rows"}), "lacks rows"),
+    ):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=words):
+            read_experiment(path)
+
+
+def test_labels_of_points_on_one_another_are_joined() -> None:
+    with canvas(3.0) as (figure, axes):
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        settle(figure)
+        words = [("4", 0.5, 0.5), ("4.5", 0.501, 0.5), ("x", 0.5, 0.501), ("∞", 0.9, 0.5)]
+        joined = _joined(axes, words, ["blue", "blue", "red", "blue"])
+    assert [word for word, _, _ in joined] == ["4 · 4.5", "", "x", "∞"]
+    assert [place for _, *place in joined] == [place for _, *place in words]
+
+
+def test_marks_that_would_cover_one_another_stand_side_by_side() -> None:
+    """By less than it takes to meet the next; the others stay, whatever their bars."""
+    bars = [(8.0, 90.0, 110.0), (2.0, 70.0, 120.0), (7.9, 95.0, 99.0), (8.0, 60.0, 61.0)]
+    for scale in ("linear", "log"):
+        with canvas(3.0) as (figure, axes):
+            axes.set(xlim=(0.5, 20.0), ylim=(50.0, 130.0), xscale=scale)
+            settle(figure)
+            size = 7.0 * figure.dpi / 72
+
+            def pixel(x: float, axes: Any = axes) -> float:
+                return float(axes.transData.transform((x, 90.0))[0])
+
+            found = side_by_side(axes, bars, 7.0)
+            assert found[1] == pytest.approx(2.0) and found[3] == pytest.approx(8.0)
+            assert found[2] < 7.9 < 8.0 < found[0]  # in the order of their ε
+            assert size < pixel(found[0]) - pixel(found[2]) < 1.5 * size
+            # All at one place, and a neighbour that they would be moved onto.
+            crowd = [(8.0, 90.0, 90.0)] * 5 + [(8.0 * 1.1, 90.0, 91.0)]
+            places = [pixel(x) for x in side_by_side(axes, crowd, 7.0)]
+            assert places == sorted(places)
+            assert min(b - a for a, b in pairwise(places)) > size
+            # Near an edge they stay whole, in their order.
+            for edge, x in zip(axes.bbox.intervalx, (0.5, 20.0), strict=True):
+                places = [pixel(x) for x in side_by_side(axes, [(x, 90.0, 90.0)] * 4, 7.0)]
+                assert places == sorted(places)
+                assert min(abs(place - edge) for place in places) >= size / 2
+                assert axes.bbox.x0 < places[0] < places[-1] < axes.bbox.x1
+
+
+def test_what_a_legend_says_of_a_method(results: dict[str, dict[str, Any]]) -> None:
+    rows = {one["method"]: one for one in results["table2"]["rows"]}
+    assert promise(rows[paper.PMIXED]) == "fixed, zero-out"
+    assert promise(rows[paper.ADAPMIXED]) == "data-dependent, ex-post, add/remove"
+    alone = rows[f"{paper.PMIXED_SCREENED}, as published"]
+    assert alone["ours"] is None and promise(alone) == "published, invalid, add/remove"
+    block = rows[paper.PMIXED] | {
+        "ours": rows[paper.PMIXED]["ours"] | {"unit": "block of 9 tokens"}
+    }
+    assert promise(block) == "fixed, zero-out of one block of 9 tokens"
+    filled = {name: look(one) for name, one in rows.items()}
+    assert filled[paper.PMIXED] == {"marker": "o", "fillstyle": "full"}
+    assert filled[paper.ADAPMIXED] == {"marker": "D", "markerfacecolor": "white"}
+    assert re.search(rf"^{paper.ADAPMIXED} .* add/remove  shard", text(results["table2"]), re.M)
+
+
+def test_points_that_would_squeeze_a_panel_stand_at_its_edge() -> None:
+    assert _edge([1.0, 0.3, 0.02]) == 0.0
+    assert _edge([1.0, 0.3, 1e-5, 0.0]) == pytest.approx(0.18)
+
+
+@pytest.mark.slow
+def test_figure_2_says_what_an_arrow_stands_for(
+    monkeypatch: pytest.MonkeyPatch, results: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """In the figure itself, where it has one; its whole caption goes with the file."""
+    (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")
+    words = [one.get_text() for axes in figure.axes for one in axes.texts]
+    assert [one for one in words if one.startswith("←")] == ["← 2000 · 3000", "← 0.05"]
+    assert figure.get_supxlabel().endswith("(←: less than 0.005)")
+    monkeypatch.setattr(panels, "_FAR", 0.0)
+    (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")
+    assert "←" not in figure.get_supxlabel()
+    svg = write_outputs(results["figure2"], tmp_path)[-1].read_text(encoding="utf-8")
+    assert re.search(r"<svg [^>]*>\s*<desc>At the preset: [^<]* far to the left\.</desc>", svg)

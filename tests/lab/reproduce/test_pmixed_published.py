@@ -1,0 +1,241 @@
+"""PMixED's published analysis: reproduced, never promised."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from exact import both_ways, costs, divergence, largest_weight, mean, members, mpf, uncharged
+from pmixed_cases import DELTA, answer, budget, log_probs, published, rows
+from torch import Tensor
+
+import adapmixed_ext as ops
+from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.mechanisms import AdaPMixED
+from adapmixed.privacy import Accountant, RenyiBound
+from adapmixed.rng import SeededRandom
+from adapmixed_lab.reproduce.published import PublishedPMixED
+from adapmixed_lab.reproduce.published_bound import published_bound, subsampled_rdp
+
+
+def paper_leakage(order: float, per_query: float, models: int) -> float:
+    """The lemma's beta."""
+    if models == 1:
+        return per_query / order
+    grown = math.log1p(models * math.expm1((order - 1) * per_query))
+    return grown / (4 * (order - 1) * order)
+
+
+@pytest.mark.parametrize("models", [1, 2, 80, 100])
+@pytest.mark.parametrize("order", [2.5, 6.0, 18.0])
+def test_published_radius_is_the_lemmas(order: float, models: int) -> None:
+    mechanism = published(order, 0.007, 100)
+    expected = paper_leakage(order, mechanism.per_query, models) * order
+    assert mechanism.radius(models) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("models", [1, 2, 5])
+def test_published_radius_with_subsampling_spends_equation_12(models: int) -> None:
+    mechanism = published(3.0, 0.007, 100, sample_rate=0.1)
+    beta = mechanism.radius(models) / 3
+
+    def amplified(leakage: float) -> float:
+        return subsampled_rdp(3, 0.1, lambda k: published_bound(k, leakage, models))
+
+    assert amplified(beta * (1 - 1e-12)) <= mechanism.per_query < amplified(beta * (1 + 1e-9))
+
+
+def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> None:
+    positions, models, vocab, rate = 40, 4, 5, 0.5
+    generator = torch.Generator().manual_seed(6)
+    public = torch.randn(positions, vocab, generator=generator)
+    private = public + torch.randn(models, positions, vocab, generator=generator)
+    mechanism = published(3.0, 0.02, sample_rate=rate)
+    rng = SeededRandom(9)
+    normal = torch.stack([ops.gaussian(models, sigma=1.0, rng=rng) for _ in range(positions)], 1)
+    chosen = torch.special.ndtr(normal) < rate
+    assert set(chosen.sum(0).tolist()) == {0, 1, 2, 3, 4}  # empty and full subsets occur
+    law = log_probs(mechanism, private, public, seed=9)
+    for b in range(positions):
+        q = torch.softmax(public[b].double(), -1)
+        members = chosen[:, b].nonzero()[:, 0].tolist()
+        expected = q
+        if members:
+            radius = mechanism.radius(len(members))
+            bars = []
+            for i in members:
+                p = torch.softmax(private[i, b].double(), -1)
+                weight = largest_weight(p, q, 3.0, radius)
+                bars.append(weight * p + (1 - weight) * q)
+            expected = torch.stack(bars).mean(0)
+        atol = 3e-5 if members else 1e-13
+        torch.testing.assert_close(law[b], expected.log(), rtol=0.0, atol=atol)
+    (event,) = costs(answer(mechanism, private, public, seed=9))
+    expected_event = RenyiBound(
+        3.0, mechanism.per_query, models, positions, True, mechanism.queries
+    )
+    assert event == expected_event
+
+
+@pytest.mark.slow
+def test_published_subsets_follow_the_rate() -> None:
+    """Independent draws per model and position: a Poisson subset, never with replacement."""
+    models, positions, rate = 8, 600, 0.3
+    # Models that disagree with q on disjoint tokens: the law shows who took part.
+    public = torch.zeros(positions, models)
+    private = 3.0 * torch.eye(models)[:, None].expand(models, positions, models)
+    mechanism = published(3.0, 0.1, sample_rate=rate)
+    law = log_probs(mechanism, private, public, seed=1).exp()
+    took_part = law > law.amin(1, keepdim=True) * (1 + 1e-9)
+    # A full subset is the uniform law again; at this rate it hardly ever happens.
+    counts = took_part.sum(0).double()
+    spread = math.sqrt(positions * rate * (1 - rate))
+    assert ((counts - positions * rate).abs() < 4 * spread).all()
+    sizes = took_part.sum(1).double()
+    assert float(sizes.var()) == pytest.approx(models * rate * (1 - rate), rel=0.2)
+
+
+def test_published_empty_subsets_answer_q_and_are_charged_all_the_same() -> None:
+    private, public = 5 * torch.randn(3, 4, 6), torch.randn(4, 6)
+    mechanism = published(3.0, 0.02, sample_rate=1e-9)
+    law = log_probs(mechanism, private, public)
+    exact = torch.log_softmax(public.double(), -1)
+    torch.testing.assert_close(law, exact, rtol=0.0, atol=1e-13)
+    proposal = answer(mechanism, private, public)
+    (event,) = costs(proposal)
+    assert (event.epsilon, event.queries) == (mechanism.per_query, 4)
+    # Whether a subset was empty is not told apart: S is never revealed.
+    assert not bool(proposal._prepared.public.any())
+
+
+def test_published_subsets_of_the_likeliest_tokens() -> None:
+    """The same subsets answer the rows that are left; other tokens have no probability."""
+    generator = torch.Generator().manual_seed(8)
+    public = torch.randn(6, 9, generator=generator)
+    private = public + torch.randn(3, 6, 9, generator=generator)
+    mechanism = published(3.0, 0.02, sample_rate=0.5)
+    kept = public.topk(4).indices
+    few = log_probs(mechanism, private, public, seed=2, top_k=4)
+    index = kept.expand(3, -1, -1)
+    alone = log_probs(mechanism, private.gather(2, index), public.gather(1, kept), seed=2)
+    assert torch.equal(few.gather(1, kept), alone)
+    assert bool(few.scatter(1, kept, -math.inf).isneginf().all())
+    proposal = mechanism.propose(private, public, rng=SeededRandom(2), top_k=4)
+    tokens = uncharged(proposal).tokens
+    assert tokens is not None and bool((kept == tokens[:, None]).any(1).all())
+
+
+def test_published_subsets_of_changed_logits_raise() -> None:
+    private, public = torch.randn(3, 4, 6), torch.randn(4, 6)
+    proposal = answer(published(3.0, 0.02, sample_rate=0.5), private, public)
+    private[0, 0, 0] += 1.0
+    with pytest.raises(ValueError, match="must not be changed between propose and release"):
+        uncharged(proposal)
+
+
+def test_diagnostics_show_no_weights_of_subsets() -> None:
+    """The utility theorem is about a mean over all members."""
+    private, public = torch.randn(3, 4, 6), torch.randn(4, 6)
+    targets = torch.zeros(4, dtype=torch.int64)
+    mixed = []
+    for rate in (1.0, 0.5):
+        mechanism, found = published(3.0, 0.02, sample_rate=rate), Diagnostics()
+        proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(0))
+        found.add(proposal, uncharged(proposal), targets)
+        mixed.append(found.diagnosis().weights is not None)
+    assert mixed == [True, False]
+
+
+def test_published_analysis_needs_integer_orders_under_subsampling() -> None:
+    with pytest.raises(ValueError, match="order must be an integer .*got 2.5"):
+        published(2.5, 0.1, sample_rate=0.5)
+    published(2.5, 0.1)
+    budget(2.5, 0.1, sample_rate=0.5)
+
+
+@pytest.mark.slow
+def test_published_analysis_warns_once_a_process() -> None:
+    program = """
+import warnings, torch
+from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed_lab.reproduce.published import PublishedPMixED
+from adapmixed.mechanisms import PMixED
+from adapmixed.rng import SeededRandom
+rng, private, public = SeededRandom(0), torch.zeros(2, 1, 3), torch.zeros(1, 3)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    PMixED(8.0, 1e-5, 10, 6).propose(private, public, rng=rng)
+    assert not caught, caught
+    for epsilon in (8.0, 9.0, 8.0):
+        mechanism = PublishedPMixED(epsilon, 1e-5, 10, 6)
+        mechanism.propose(private, public, rng=rng)
+assert len(caught) == 1, caught
+assert caught[0].category is UserWarning and "not valid" in str(caught[0].message)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_guarantee_of_the_published_analysis_promises_nothing() -> None:
+    mechanism = PublishedPMixED(8.0, DELTA, 4, 6)
+    events = costs(answer(mechanism, torch.zeros(3, 4, 5), torch.zeros(4, 5)))
+    guarantee = Accountant(DELTA).add(events).guarantee()
+    assert guarantee.kind == "published"
+    assert guarantee.epsilon == pytest.approx(8.0)
+
+
+# The counterexample, through the operators: q = (1 - 1e-8, 1e-8), order 3, beta 0.01, N = 80; one
+# model raises the rare token to the edge of its ball, the others lower it to theirs.
+
+ORDER, LEAKAGE, N, RARE = 3.0, 0.01, 80, 1e-8
+
+
+def counterexample() -> tuple[Tensor, Tensor]:
+    public = rows([[1 - RARE, RARE]])
+    raises = rows([[0.0, 1.0]])
+    lowers = rows([[1.0, 0.0]])
+    return torch.stack([raises] + [lowers] * (N - 1)), public
+
+
+def test_the_published_bound_is_broken_by_the_published_mechanism() -> None:
+    private, public = counterexample()
+    claimed = published_bound(ORDER, LEAKAGE, N)
+    assert claimed == pytest.approx(0.0016924, abs=5e-8)
+    mechanism = published(ORDER, claimed * (1 + 1e-9))
+    assert mechanism.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-6)
+    proposal = answer(mechanism, private, public)
+    (event,) = costs(proposal)
+    assert event.published and event.epsilon == pytest.approx(claimed, rel=1e-6)
+    bars, _ = members(proposal, private, public, 0)
+    here, removed = mean(bars), mean(bars[1:])
+    assert float(divergence(here, removed, ORDER)) == pytest.approx(0.27903, abs=1e-4)
+    # The other direction is safe.
+    assert float(divergence(removed, here, ORDER)) <= math.log(N / (N - 1))
+
+
+def test_the_data_dependent_loss_sees_the_counterexample() -> None:
+    private, public = counterexample()
+    mechanism = AdaPMixED(ORDER, LEAKAGE, screen=None, adjacency="add_remove")
+    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
+    charges = proposal._prepared.losses[:, 0, 0]
+    assert float(charges[0]) == pytest.approx(0.27903, abs=1e-4)
+    assert float(charges[0]) > 160 * published_bound(ORDER, LEAKAGE, N)
+    assert float(charges[1:].max()) < 0.01
+
+
+def test_the_sound_bound_holds_on_the_counterexample() -> None:
+    private, public = counterexample()
+    # The budget whose sound radius is the counterexample's.
+    per_query = math.log1p(math.expm1(2 * LEAKAGE * ORDER) / N) / 2
+    mechanism = budget(ORDER, per_query)
+    assert mechanism.radius(N) == pytest.approx(LEAKAGE * ORDER, rel=1e-9)
+    proposal = answer(mechanism, private, public)
+    (event,) = costs(proposal)
+    bars, q = members(proposal, private, public, 0)
+    here = mean(bars)
+    raised = both_ways(here, mean([q, *bars[1:]]), ORDER)
+    lowered = both_ways(here, mean([q, *bars[:-1]]), ORDER)
+    assert max(raised, lowered) <= mpf(event.epsilon)
+    assert float(raised) > 0.93 * event.epsilon  # the supremum as the mass vanishes

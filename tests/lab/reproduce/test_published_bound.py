@@ -1,0 +1,326 @@
+"""The published data-independent bound fails; the sound one holds and is attained in the limit.
+
+Two-token ensembles are evaluated with 80 digits; random small ones in float64.
+"""
+
+import itertools
+import math
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import rdp
+from just_above import assert_just_above, exactly
+
+from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
+from adapmixed.privacy.pmixed import amplification_rate, radius_for_epsilon, sound_bound
+from adapmixed_lab.reproduce.published_bound import (
+    published_bound,
+    published_target_leakage,
+    subsampled_rdp,
+)
+
+
+def divergence(p, q, order):
+    """D_order(p ‖ q) of positive probability vectors, in the arithmetic of its arguments."""
+    log = mpmath.log if isinstance(p[0], mpmath.mpf) else math.log
+    return log(sum(a**order * b ** (1 - order) for a, b in zip(p, q, strict=True))) / (order - 1)
+
+
+def both(p, q, order):
+    return max(divergence(p, q, order), divergence(q, p, order))
+
+
+def pair(rare):
+    return (1 - rare, rare)
+
+
+def edge(public, toward, order, radius):
+    """The last rare mass on the way from `public` to `toward` with D↔ <= radius (feasible side)."""
+    low, high = mpmath.mpf(0), mpmath.mpf(1)
+    for _ in range(250):
+        middle = (low + high) / 2
+        moved = public + middle * (toward - public)
+        if both(pair(moved), pair(public), order) <= radius:
+            low = middle
+        else:
+            high = middle
+    return public + low * (toward - public)
+
+
+def extreme_ensemble(rare, order, beta):
+    """(rare mass of q, of a member raised to the edge of its ball, of one lowered to the edge)."""
+    rare, radius = mpmath.mpf(rare), mpmath.mpf(beta) * order
+    raised = edge(rare, mpmath.mpf(1), order, radius)
+    lowered = edge(rare, rare * mpmath.mpf(10) ** -60, order, radius)
+    return rare, raised, lowered
+
+
+def add_remove_losses(rare, order, beta, num_models):
+    """(D(p ‖ p_{-1}), D(p_{-1} ‖ p)) when member 1 is raised and all the others are lowered."""
+    _, raised, lowered = extreme_ensemble(rare, order, beta)
+    mixture = ((num_models - 1) * lowered + raised) / num_models
+    forward = divergence(pair(mixture), pair(lowered), order)
+    return forward, divergence(pair(lowered), pair(mixture), order)
+
+
+def zero_out_loss(rare, order, beta, num_models):
+    rare, raised, lowered = extreme_ensemble(rare, order, beta)
+    mixture = ((num_models - 1) * lowered + raised) / num_models
+    emptied = ((num_models - 1) * lowered + rare) / num_models
+    return both(pair(mixture), pair(emptied), order)
+
+
+def test_counterexample_to_the_published_bound():
+    with mpmath.workdps(80):
+        forward, backward = add_remove_losses("1e-8", 3, "0.01", 80)
+        claimed = published_bound(3, 0.01, 80)
+        assert claimed == pytest.approx(0.0016924, abs=5e-8)
+        assert float(forward) == pytest.approx(0.27903, abs=5e-6)
+        _, raised, lowered = extreme_ensemble("1e-8", 3, "0.01")
+        assert float(raised) == pytest.approx(1.8355e-6, abs=5e-11)
+        assert float(lowered) == pytest.approx(4.0214e-12, abs=5e-17)
+        assert float(divergence(pair(raised), pair(lowered), 3)) == pytest.approx(6.4271, abs=5e-5)
+        # The other direction is safe, by a bound that does not depend on the ball.
+        assert backward <= mpmath.log(mpmath.mpf(80) / 79)
+        # The sound bound speaks of zero-out, and holds on the same ensemble.
+        lost = float(zero_out_loss("1e-8", 3, "0.01", 80))
+        assert 0 < lost <= sound_bound(3, 0.03, 80)
+        assert lost == pytest.approx(0.00036310, abs=5e-9)
+        assert sound_bound(3, 0.03, 80) == pytest.approx(0.00038633, abs=5e-9)
+
+
+def test_violation_grows_without_limit():
+    with mpmath.workdps(80):
+        losses = [add_remove_losses(f"1e-{k}", 3, "0.01", 80)[0] for k in (4, 8, 12, 16, 20, 24)]
+        backward = add_remove_losses("1e-24", 3, "0.01", 80)[1]
+    # The table of docs/privacy.md, section 3.
+    stated = ("8.15e-05", "0.27903", "4.459", "9.064", "18.27")
+    for loss, number in zip([*losses[:4], losses[5]], stated, strict=True):
+        digits = len(number.split("e")[0].lstrip("0.").replace(".", ""))
+        assert f"{float(loss):.{digits}g}" == number
+    steps = np.diff([float(loss) for loss in losses])
+    assert (steps > 0).all()
+    # Asymptotically log(1/mass)/(order - 1): each step of four decades adds log(10^4)/2.
+    assert steps[-1] == pytest.approx(math.log(1e4) / 2, rel=0.05)
+    assert backward <= math.log(80 / 79)
+
+
+def test_supremum_of_the_sound_bound_is_approached():
+    bound = sound_bound(3, 0.03, 80)
+    with mpmath.workdps(120):
+        exact = [zero_out_loss(f"1e-{k}", 3, "0.01", 80) / bound for k in (2, 6, 12, 30)]
+        short = float(1 - exact[3])
+    ratios = [float(ratio) for ratio in exact]
+    assert ratios == sorted(ratios)
+    assert all(ratio <= 1 for ratio in ratios)
+    assert ratios[-1] > 1 - 1e-6
+    assert [f"{ratios[0]:.3g}", f"{ratios[1]:.3g}", f"{ratios[2]:.5g}"] == [
+        "0.0256", "0.589", "0.99937",
+    ]  # fmt: skip
+    assert f"{short:.0g}" == "6e-13"
+    assert ratios[0] < 0.95
+
+
+def project(private, public, order, radius):
+    """Weight of `private` by bisection on the feasible side, float64."""
+
+    def feasible(weight):
+        mixed = weight * private + (1 - weight) * public
+        return both(mixed, public, order) <= radius
+
+    if feasible(1.0):
+        return private
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if feasible(middle) else (low, middle)
+    return low * private + (1 - low) * public
+
+
+def random_ensemble(generator, order, radius, vocabulary, num_models):
+    """(q, projected members), peaked and flat, with one rare token now and then."""
+    concentration = 10 ** generator.uniform(-1.0, 1.0)
+    rows = generator.dirichlet(np.full(vocabulary, concentration), num_models + 1)
+    if generator.random() < 0.5:  # the extreme case: a token that only member 0 favours
+        rows[:, 0] *= 10 ** -generator.uniform(2, 8)
+        rows[1, 0] = 1.0
+    rows = np.maximum(rows, 1e-14)
+    rows /= rows.sum(axis=1, keepdims=True)
+    public = rows[0]
+    return public, [project(private, public, order, radius) for private in rows[1:]]
+
+
+def subset_law(public, members, rate, divide_by):
+    """The token's law when each member is drawn with probability `rate`, all subsets enumerated."""
+    law, num_models = np.zeros_like(public), len(members)
+    for drawn in itertools.product([False, True], repeat=num_models):
+        chosen = [member for member, taken in zip(members, drawn, strict=True) if taken]
+        probability = rate ** len(chosen) * (1 - rate) ** (num_models - len(chosen))
+        if divide_by == "slots":
+            answer = sum(chosen, (num_models - len(chosen)) * public) / num_models
+        else:
+            answer = sum(chosen, 0 * public) / len(chosen) if chosen else public
+        law += probability * answer
+    return law
+
+
+@pytest.mark.parametrize("divide_by", [None, "slots", "subset"])
+@pytest.mark.slow
+def test_sound_bound_holds_on_random_small_ensembles(divide_by):
+    generator = np.random.default_rng(7)
+    largest = 0.0
+    for _ in range(700):
+        order = generator.choice([1.5, 2.0, 3.0, 6.0, 18.0])
+        radius = 10 ** generator.uniform(-2, 0.5)
+        num_models = int(generator.integers(1, 5))
+        rate = 1.0 if divide_by is None else generator.uniform(0.02, 1.0)
+        kind = divide_by or "slots"
+        vocabulary = int(generator.integers(2, 6))
+        public, members = random_ensemble(generator, order, radius, vocabulary, num_models)
+        law = subset_law(public, members, rate, kind)
+        amplified = amplification_rate(rate, num_models, kind)
+        bound = sound_bound(order, radius, num_models, amplified)
+        for i in range(num_models):
+            emptied = members[:i] + [public] + members[i + 1 :]
+            loss = both(law, subset_law(public, emptied, rate, kind), order)
+            assert loss <= bound * (1 + 1e-9) + 1e-12
+            largest = max(largest, loss / bound)
+    assert largest > 0.8  # the inputs come near the bound, so a smaller one would fail
+
+
+def test_a_hidden_subset_only_reweights_the_full_mixture():
+    generator = np.random.default_rng(3)
+    public, *members = generator.dirichlet(np.ones(4), 5)
+    for divide_by, rate in itertools.product(["slots", "subset"], [0.1, 0.7]):
+        g = amplification_rate(rate, 4, divide_by)
+        expected = (1 - g) * public + g * np.mean(members, axis=0)
+        np.testing.assert_allclose(
+            subset_law(public, members, rate, divide_by), expected, rtol=1e-12
+        )
+
+
+def test_amplifying_at_the_rate_while_dividing_by_the_subset_is_unsound():
+    rate, order, num_models = 0.06, 3, 100
+    with mpmath.workdps(60):
+        rare, raised, lowered = extreme_ensemble("1e-24", order, "0.05")
+        g = 1 - (1 - mpmath.mpf("0.06")) ** num_models
+        others = (num_models - 1) * lowered
+        law = (1 - g) * rare + g * (others + raised) / num_models
+        emptied = (1 - g) * rare + g * (others + rare) / num_models
+        loss = both(pair(law), pair(emptied), order)
+    assert loss > 8 * sound_bound(order, 0.15, num_models, rate)
+    sound = sound_bound(order, 0.15, num_models, amplification_rate(rate, num_models, "subset"))
+    assert loss <= sound
+    # docs/privacy.md, section 2.
+    formula = sound_bound(order, 0.15, num_models, rate)
+    found = [float(loss), formula, sound]
+    assert found == pytest.approx([0.0011990, 0.00010495, 0.0017427], rel=5e-5)
+
+
+def test_a_ball_at_one_order_does_not_bound_lower_orders_proportionally():
+    order, beta = 3, 0.1
+    with mpmath.workdps(40):
+        edge_mass = edge(mpmath.mpf("0.6"), mpmath.mpf(1), order, mpmath.mpf(beta) * order)
+        second = both(pair(edge_mass), pair(mpmath.mpf("0.6")), 2)
+    assert second > 2 * beta  # so (2, 2β)-RDP, which the subsampling formula is given, fails
+    assert second <= order * beta  # monotonicity in the order: all that the ball gives
+
+
+@pytest.mark.parametrize("num_models", [1, 2, 80, 100])
+@pytest.mark.parametrize(("order", "epsilon"), [(6, 4.4e-4), (3, 0.1), (18, 2.0), (2.5, 1e-9)])
+def test_target_leakage_gives_the_budget_back(order, epsilon, num_models):
+    beta = published_target_leakage(order, epsilon, num_models)
+    assert published_bound(order, beta, num_models) <= epsilon
+    assert published_bound(order, beta, num_models) == pytest.approx(epsilon, rel=1e-9)
+    if num_models > 1:
+        closed = math.log1p(num_models * math.expm1((order - 1) * epsilon))
+        assert beta == pytest.approx(closed / (4 * (order - 1) * order), rel=1e-12)
+    else:
+        assert beta == pytest.approx(epsilon / order, rel=1e-12)
+
+
+@pytest.mark.parametrize("models", [1, 3, 80])
+@pytest.mark.parametrize("rate", [0.03, 0.5])
+def test_target_leakage_with_subsampling(models, rate):
+    epsilon, order = 8 / 1024, 3
+    beta = published_target_leakage(order, epsilon, models, rate)
+
+    def cost(leakage):
+        return subsampled_rdp(order, rate, lambda k: published_bound(k, leakage, models))
+
+    assert cost(beta) <= epsilon < cost(beta * (1 + 1e-9))
+    assert beta > published_target_leakage(order, epsilon, models)
+    assert published_target_leakage(order, 0.0, models, rate) == 0.0
+
+
+def test_sound_radius_is_what_beta_was_worth():
+    """The sound theorem has R in place of the published 4R: the same budget, four times less."""
+    order, epsilon = 6, (8 - c_alpha(6, 1e-5)) / 1024
+    radius = radius_for_epsilon(order, epsilon, 100)
+    assert radius == pytest.approx(4 * order * published_target_leakage(order, epsilon, 100))
+    assert rdp_to_dp(order, 1024 * sound_bound(order, radius, 100), 1e-5) <= 8 * (1 + 1e-12)
+
+
+# Poisson subsampling (equation 12 of the paper).
+
+
+@pytest.mark.parametrize("order", [2, 3, 18, 64])
+@pytest.mark.parametrize("rate", [1e-4, 0.02, 0.5, 0.97])
+@pytest.mark.parametrize("sigma", [0.5, 2.0, 20.0])
+def test_subsampled_gaussian_agrees_with_dp_accounting(order, rate, sigma):
+    delta = 1e-30
+    accountant = rdp.RdpAccountant([order])
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+    accountant.compose(event)
+    expected = accountant.get_epsilon(delta)
+    ours = subsampled_rdp(order, rate, lambda k: k / (2 * sigma**2))
+    assert rdp_to_dp(order, ours, delta) == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.parametrize("order", [2, 5, 18, 200])
+@pytest.mark.parametrize("rate", [1e-9, 0.03, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 0.7, 40.0, 1e5])
+def test_subsampled_cost_is_just_above_the_exact_value(order, rate, scale):
+    def formula():
+        s, a = mpmath.mpf(rate), order
+        total = (1 - s) ** (a - 1) * (1 + (a - 1) * s)
+        for k in range(2, a + 1):
+            growth = mpmath.exp((k - 1) * mpmath.mpf(scale * k))
+            total += mpmath.binomial(a, k) * (1 - s) ** (a - k) * s**k * growth
+        return mpmath.log(total) / (a - 1)
+
+    assert_just_above(subsampled_rdp(order, rate, lambda k: scale * k), exactly(formula))
+
+
+def test_subsampling_at_the_ends_of_the_rate():
+    assert subsampled_rdp(18, 0.0, lambda k: 1.0) == 0.0
+    assert subsampled_rdp(18, 1.0, lambda k: float(k)) == 18.0
+    assert subsampled_rdp(18, 0.5, lambda k: 0.0) == 0.0
+    assert subsampled_rdp(3, 0.5, lambda k: math.inf) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2.5, 0.1, lambda k: 0.1), "order must be an integer, got 2.5"),
+        ((1, 0.1, lambda k: 0.1), "order must be an integer >= 2"),
+        ((3, 0.1, lambda k: -0.1), r"epsilon\(2\) must be >= 0"),
+        ((3, 1.1, lambda k: 0.1), r"rate must be in \[0, 1\], got 1.1"),
+    ],
+)
+def test_subsampling_raises(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        subsampled_rdp(*arguments)
+
+
+def test_bad_arguments_raise():
+    with pytest.raises(ValueError, match="order must be an integer when rate < 1, got 2.5"):
+        published_target_leakage(2.5, 0.1, 80, 0.1)
+    with pytest.raises(ValueError, match=r"rate must be in \(0, 1\], got 0.0"):
+        published_target_leakage(3, 0.1, 80, 0.0)
+    with pytest.raises(ValueError, match="models must be an integer >= 1, got 0"):
+        published_target_leakage(3, 0.1, 0)
+    with pytest.raises(ValueError, match="target_leakage must be >= 0"):
+        published_bound(3, -0.1, 80)

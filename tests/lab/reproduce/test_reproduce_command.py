@@ -1,0 +1,217 @@
+"""``adapmixed-lab reproduce``: samples of the built-in scale, the full scale with stand-ins."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_cases import rows, write_base, write_corpus
+
+from adapmixed.cli import main as library
+from adapmixed.data import demo_base
+from adapmixed_lab.cli import main
+from adapmixed_lab.reproduce.dp_adapter import (
+    BUILTIN_CONFIG,
+    BUILTIN_CONFIG_OF_NAMES,
+    builtin_dp_adapter,
+    read_dp_adapter,
+)
+from adapmixed_lab.reproduce.inputs import Sources
+from adapmixed_lab.reproduce.studies import frontiers
+
+
+def result_of(folder: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("experiment", "options"),
+    [
+        ("table1", ["--runs", "2", "--queries", "12", "--long-queries", "24", "--without-dp-sgd"]),
+        ("table2", ["--queries", "24", "--dataset", "pubmed"]),
+        ("figure2", ["--queries", "8"]),
+    ],
+)
+@pytest.mark.slow
+def test_builtin_sample(
+    experiment: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", experiment, "--out", str(tmp_path), *options]) == 0
+    printed = capsys.readouterr().out
+    dataset = "pubmed" if "pubmed" in options else "wikitext-103"
+    result = result_of(tmp_path, f"{experiment}-{dataset}.json")
+    assert result["inputs"]["num_models"] == 64 and result["inputs"]["scale"] == "builtin"
+    assert f"stands in for GPT-2 small over {dataset}" in " ".join(printed.split())
+    if experiment == "table2":
+        assert "The paper's Table 2 is of wikitext-103 alone." in printed
+        assert all(one["paper"] is None for one in result["rows"])
+        assert "threshold=4.5" in result["rows"][-1]["ours"]["mechanism"]
+    for suffix in (".csv", ".svg"):
+        (path,) = sorted(tmp_path.glob(f"{experiment}*{suffix}"))[:1]
+        assert f"wrote {path}" in printed and path.stat().st_size > 0
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders in the place of hub names: base, ensemble, DP-SGD adapter, data set."""
+    pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
+    pytest.importorskip("datasets", reason="datasets is not installed (the train extra)")
+    folder = tmp_path_factory.mktemp("stand-ins")
+    base = write_base(folder / "gpt2")
+    write_corpus(folder / "corpus.jsonl")
+    common = ["--base", str(base), "--corpus", str(folder / "corpus.jsonl")]
+    common += ["--id-column", "user", "--preset", "wikitext-103"]
+    small = ["--epochs", "1", "--block-size", "16", "--batch-size", "4"]
+    ensemble, dp = folder / "ensemble", folder / "dp"
+    train = ["train", *common, *small, "--output", str(ensemble), "--models", "10"]
+    assert library(train) == 0
+    private = ["--epsilon", "8", "--delta", "1e-5"]
+    assert main(["dp-sgd", *common, *small, "--output", str(dp), *private]) == 0
+    data = folder / "wikitext"
+    data.mkdir()
+    lines = [
+        json.dumps({"text": f" = Title {i} = \n" if i % 4 == 0 else row["text"]})
+        for i, row in enumerate(rows() * 4)
+    ]
+    (data / "test.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {"base": str(base), "ensemble": str(ensemble), "dp": str(dp), "text": f"hub:{data}"}
+
+
+@pytest.mark.slow
+def test_full_scale_with_stand_ins(
+    stand_ins: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["reproduce", "table1", "--scale", "full", "--out", str(tmp_path)]
+    options += ["--base", stand_ins["base"], "--ensemble", stand_ins["ensemble"]]
+    options += ["--text", stand_ins["text"], "--dp-adapter", stand_ins["dp"]]
+    options += ["--runs", "2", "--queries", "20", "--long-queries", "64"]
+    capsys.readouterr()
+    assert main(options) == 0
+    printed = capsys.readouterr().out
+    result = result_of(tmp_path, "table1-wikitext-103.json")
+    assert result["inputs"]["base"] == "gpt2" and result["inputs"]["num_models"] == 10
+    (short, long) = (one for one in result["rows"] if one["method"] == "DP-SGD")
+    assert short["ours"]["kind"] == "fixed" and short["ours"]["unit"] == "block of 16 tokens"
+    assert 7.5 < long["ours"]["epsilon"] <= 8 and long["paper"]["perplexity"] == 32.53
+    assert "block of 16 tokens" in printed and "paper: ε" in printed
+    # The same command again reads what is kept: nothing is answered anew.
+    kept = {path.name: path.read_bytes() for path in tmp_path.glob("*.state.json")}
+    assert set(kept) == {f"table1-{part}.state.json" for part in ("1", "1-dp", "2", "2-dp")}
+    assert main(options) == 0
+    again = result_of(tmp_path, "table1-wikitext-103.json")
+    for one, other in zip(result["rows"], again["rows"], strict=True):
+        assert one == other
+    # Without numbers of queries they are the paper's, and a text too short for them is refused.
+    assert main([*options[:-6], "--out", str(tmp_path / "paper")]) == 2
+    assert "1024 queries" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("experiment", "options"),
+    [
+        ("table2", ["--queries", "20"]),
+        ("figure2", ["--queries", "8"]),
+        ("studies", ["--queries", "8", "--dp-adapter", "dp", "--divided", "ensemble"]),
+    ],
+)
+@pytest.mark.slow
+def test_full_scale_of_the_others(
+    experiment: str,
+    options: list[str],
+    stand_ins: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the same stand-ins."""
+    monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))  # planning is most of the time
+    asked = ["reproduce", experiment, "--scale", "full", "--out", str(tmp_path)]
+    asked += ["--base", stand_ins["base"], "--ensemble", stand_ins["ensemble"]]
+    asked += ["--text", stand_ins["text"]]
+    capsys.readouterr()
+    assert main([*asked, *(stand_ins.get(one, one) for one in options)]) == 0
+    assert "scale full, 10 models" in capsys.readouterr().out
+    result = result_of(tmp_path, f"{experiment}-wikitext-103.json")
+    assert result["inputs"]["base"] == "gpt2" and result["inputs"]["text"].endswith("wikitext")
+    found = {one["method"] for one in result["rows"]}
+    assert "AdaPMixED" in found
+    assert ("DP-SGD, one block of 16 tokens" in found) == (experiment == "studies")
+    if experiment == "table2":  # the paper's number of queries, for which this text is too short
+        assert main(asked) == 2
+        assert "queries must be in [1, " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_refusals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(words: str, *options: str) -> None:
+        assert main(["reproduce", *options, "--out", str(tmp_path)]) == 2
+        assert words in capsys.readouterr().err
+
+    refuses("ensemble must be given at scale 'full'", "table2", "--scale", "full")
+    refuses("base applies to scale 'full', got gpt2 at 'builtin'", "table2", "--base", "gpt2")
+    refuses("--runs does not apply to figure2, got 3", "figure2", "--runs", "3")
+    refuses("--without-dp-sgd does not apply to table2", "table2", "--without-dp-sgd")
+    both = ["--without-dp-sgd", "--dp-adapter", str(tmp_path)]
+    refuses("--without-dp-sgd excludes --dp-adapter", "table1", *both)
+    both = ["--without-divided", "--divided", str(tmp_path)]
+    refuses("--without-divided excludes --divided", "studies", *both)
+    refuses("--divided does not apply to table1", "table1", "--divided", str(tmp_path))
+    refuses("--scale must be builtin for kinds", "kinds", "--scale", "full")
+    refuses("--device must be cpu for kinds", "kinds", "--device", "cuda")
+    refuses("--runs does not apply to kinds", "kinds", "--runs", "2")
+    with monkeypatch.context() as ranks:
+        ranks.setenv("RANK", "0")
+        ranks.setenv("WORLD_SIZE", "2")
+        refuses("reproduce must run in one process", "figure2")
+    refuses("dp-sgd' wrote", "table1", "--dp-adapter", str(tmp_path), "--queries", "4")
+    refuses("queries must be in [1, ", "table2", "--queries", "1000000000")
+    with pytest.raises(ValueError, match="text must be given at scale 'full' for pubmed"):
+        Sources("pubmed", "full", ensemble=tmp_path)
+    (tmp_path / "a.txt").write_text("text", encoding="utf-8")
+    with pytest.raises(ValueError, match="split applies to hub data sets, got 'test'"):
+        Sources(
+            scale="full", ensemble=tmp_path, text=str(tmp_path / "a.txt"), split="test"
+        ).corpus()
+    corpus = Sources(scale="full", ensemble=tmp_path).corpus()
+    described = corpus.description()
+    assert described["source"] == "hub:Salesforce/wikitext" and described["split"] == "test"
+    assert described["config"] == "wikitext-103-raw-v1" and described["new_document"]
+
+
+@pytest.mark.slow
+def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path) -> None:
+    """Of whole topics: as many records as topics; trained once."""
+    pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
+    few = replace(BUILTIN_CONFIG_OF_NAMES, epochs=1, block_size=32)
+    folder, base = tmp_path / "dp", str(demo_base())
+    given: dict[str, Any] = {"epsilon": 4.0, "config": few, "blocks_per_identifier": 1}
+    adapter = builtin_dp_adapter(folder, base, **given)
+    assert 3.8 <= adapter.epsilon <= 4.0 and adapter.unit == "topic" and adapter.delta == 1e-5
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    assert builtin_dp_adapter(folder, base, **given) == adapter
+    assert (folder / "adapter_model.safetensors").read_bytes() == weights
+    assert adapter.load(Sources()).num_models == 1
+
+
+def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it holds one of other settings"):
+        builtin_dp_adapter(Path(stand_ins["dp"]), stand_ins["base"])
+    # The same adapter, said to be what is asked for, is kept as it is.
+    folder = Path(stand_ins["dp"])
+    content = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
+    other = tmp_path / "dp"
+    other.mkdir()
+    training = {**BUILTIN_CONFIG.__dict__, "target_modules": ["c_attn"]}
+    changed = json.dumps(content | {"training": training})
+    (other / "guarantee.json").write_text(changed, encoding="utf-8")
+    assert builtin_dp_adapter(other, stand_ins["base"]) == read_dp_adapter(other)
+    with pytest.raises(ValueError, match="other settings"):
+        builtin_dp_adapter(other, stand_ins["base"], epsilon=1.0)
+    with pytest.raises(ValueError, match="other settings"):
+        builtin_dp_adapter(other, stand_ins["base"], blocks_per_identifier=1)

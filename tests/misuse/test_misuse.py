@@ -1,0 +1,278 @@
+"""The table "Misuse" in docs/privacy.md: each is refused, or said by the guarantee.
+
+Here: what is asked for, randomness, screening. `test_misuse_public_model.py` and
+`test_misuse_shards.py` have the rest of the table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_ensemble import FakeEnsemble
+from misuse_cases import MODELS, POOL, PROMPT, answer
+
+import adapmixed_ext as ops
+from adapmixed.cli import main
+from adapmixed.ensemble import Ensemble
+from adapmixed.evaluation import evaluate
+from adapmixed.generation import PrivateGenerator
+from adapmixed.generation.loop import Answerer
+from adapmixed.generation.refused import REASONS
+from adapmixed.mechanisms import AdaPMixED, ClippedMixing, PMixED, PublicOnly, Unprotected
+from adapmixed.privacy import Accountant, Caveat, GaussianScreening, IndividualCharge
+from adapmixed.rng import SecureRandom, SeededRandom
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+# Asking for something other than a sample
+
+
+OTHER = "another distribution than the one that was projected and charged"
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ({"do_sample": False}, "infinite Rényi divergence"),
+        ({"num_beams": 4}, "a search keeps what private probabilities rank highest"),
+        ({"penalty_alpha": 0.6}, "as deterministic as greedy"),
+        ({"output_scores": True}, "a probability of the mixture is itself"),
+        ({"logprobs": 5}, "a probability of the mixture is itself"),
+        ({"top_p": 0.9}, OTHER),
+        ({"min_p": 0.1}, f"{OTHER}. temperature and top_k reshape all rows before"),
+        ({"logits_processor": []}, OTHER),
+        ({"max_time": 3.0}, "how long private models take"),
+        ({"assistant_model": "a"}, "a draft is kept or thrown away"),
+        ({"num_return_sequences": 3}, "a query of its own"),
+        ({"seed": 1}, "randomness comes from rng"),
+    ],
+)
+@pytest.mark.parametrize("function", ["loop", "generator", "generate", "stream", "chat"])
+def test_python_arguments(demo: Ensemble, function: str, option: dict[str, Any], why: str) -> None:
+    """Wherever they are given; nothing is charged."""
+    accountant = Accountant(1e-5)
+    ((name, value),) = option.items()
+    message = rf"{name} must not be given, got .*{re.escape(why)}"
+    if function == "generator":
+        with pytest.raises(ValueError, match=message):
+            PrivateGenerator(demo, POOL, accountant, **option)
+        return
+    here = PrivateGenerator(demo, POOL, accountant)
+    loop = Answerer(FakeEnsemble(), POOL, accountant_of := Accountant(1e-5), SecureRandom())  # type: ignore[arg-type]
+    asked: Any = {
+        "loop": lambda: loop.stream(PROMPT, max_new_tokens=2, **option),
+        "generate": lambda: here.generate("The", max_new_tokens=2, **option),
+        "stream": lambda: here.stream("The", max_new_tokens=2, **option),
+        "chat": lambda: here.chat([], max_new_tokens=2, **option),
+    }
+    with pytest.raises(ValueError, match=message):
+        asked[function]()
+    assert accountant.queries == 0 == accountant_of.queries
+
+
+def test_other_unknown_arguments_are_errors_as_ever() -> None:
+    for name, why in REASONS.items():  # the known ones, all of them
+        with pytest.raises(ValueError, match=rf"{name} must not be given, .*{re.escape(why)}"):
+            answer(**{name: None})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
+        answer(max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--greedy"], "infinite Rényi divergence"),
+        (["--do-sample", "False"], "infinite Rényi divergence"),
+        (["--num-beams=4"], "a search keeps what private probabilities rank highest"),
+        (["--logprobs", "5"], "a probability of the mixture is itself"),
+        (["--min-p=0.1"], OTHER),
+        (["--top-p", "0.9"], OTHER),
+    ],
+)
+def test_options_of_the_command(
+    options: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", *MODELS, "--prompt", "The", *options])
+    assert stop.value.code == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"argument {options[0].partition('=')[0]}: must not be given" in error and why in error
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "evaluate"])
+def test_every_reason_is_said_by_the_command(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No option of the command takes one for itself, also none that it abbreviates."""
+    what = {"generate": ["--prompt", "The"], "evaluate": ["--text", str(tmp_path)], "chat": []}
+    for name, why in REASONS.items():
+        option = f"--{name.replace('_', '-')}"
+        if option == "--seed":  # of tests and evaluation; never with a ledger
+            continue
+        for given in ([f"{option}=1"], [option, "1"], [f"--{name}"]):
+            with pytest.raises(SystemExit) as stop:
+                main([command, *MODELS, *what[command], *given])
+            error = capsys.readouterr().err
+            assert stop.value.code == 2 and f"must not be given: {why}" in error, given
+
+
+def test_top_k_after_mixing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """There is none: a top-k, or a temperature, acts on the rows that are projected and charged."""
+    private, public = torch.randn(3, 2, 9), torch.randn(2, 9)
+    for mechanism in (POOL, AdaPMixED(3.0, 0.1), PMixED(8.0, 1e-5, 40, 6.0), Unprotected()):
+        accountant = Accountant(1e-5)
+        settings: Any = dict(rng=SeededRandom(0), top_k=3, temperature=0.5)
+        proposal = mechanism.propose(private, public, **settings)
+        kept = public.topk(3).indices
+        same = mechanism.propose(
+            private.gather(2, kept.expand(3, 2, 3)) / 0.5, public.gather(1, kept) / 0.5,
+            rng=SeededRandom(0),
+        )  # fmt: skip
+        # Not the mixture of all tokens, cut afterwards: distribution and costs are of the rows.
+        found, expected = proposal._prepared, same._prepared
+        assert torch.equal(
+            found.distribution.probabilities(), expected.distribution.probabilities()
+        )
+        assert repr(found.events) == repr(expected.events)
+        for name in ("charges", "losses"):
+            mine, theirs = getattr(found, name), getattr(expected, name)
+            assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+        accountant.charge(proposal)
+        tokens = proposal.release().tokens
+        assert tokens is not None and bool((tokens[:, None] == kept).any(1).all())
+    # evaluate scores what is answered without either; a shape of its own has no option there.
+    with pytest.raises(SystemExit):
+        main(["evaluate", *MODELS, "--text", str(tmp_path), "--top-k", "50"])
+    assert "unrecognized arguments: --top-k 50" in capsys.readouterr().err
+
+
+# Randomness
+
+
+def test_a_guarantee_of_seeded_answers_says_so() -> None:
+    words = "The randomness was seeded"
+    assert words in answer(rng=SeededRandom(1))
+    assert words not in answer()
+    tokens, names = [1, 2, 3, 0, 2, 1] * 4, {"pool": POOL, "public": PublicOnly()}
+    pool, public = evaluate(FakeEnsemble(), tokens, names, delta=1e-5, rng=SeededRandom(1))
+    assert words in str(pool.guarantee) and pool.guarantee.caveats == ("seeded",)
+    assert words not in str(public.guarantee)  # nothing private was read
+    for mechanism in (POOL, ClippedMixing(0.5, 2.0, 9), PMixED(8.0, 1e-5, 9, 6.0)):
+        proposal = mechanism.propose(torch.randn(3, 1, 5), torch.randn(1, 5), rng=SeededRandom(0))
+        accountant = Accountant(1e-5)
+        accountant.charge(proposal)
+        assert "seeded" in accountant.guarantee().caveats
+
+
+def test_no_ledger_is_charged_for_seeded_answers(tmp_path: Path) -> None:
+    with Accountant(1e-5, path=tmp_path / "ledger.db") as accountant:
+        with pytest.raises(ValueError, match="knows a seed can undo the randomness"):
+            answer(rng=SeededRandom(1), accountant=accountant)
+        proposal = POOL.propose(torch.randn(3, 1, 5), torch.randn(1, 5), rng=SeededRandom(0))
+        with pytest.raises(ValueError, match="knows a seed can undo the randomness"):
+            accountant.charge(proposal)
+        with pytest.raises(ValueError, match="its charge failed"):
+            proposal.release()
+        with pytest.raises(ValueError, match="knows a seed can undo the randomness"):
+            accountant.add([Caveat("seeded")])
+        assert accountant.charges == 0  # not even a binding
+        answer(accountant=accountant)
+
+
+def test_a_fork_does_not_reuse_a_key() -> None:
+    rng = SecureRandom()
+    here = bytes(rng.reserve()[0].tolist())
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(writer, bytes(rng.reserve()[0].tolist()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        there = pipe.read(32)
+    os.waitpid(child, 0)
+    assert len(there) == 32 and there != here
+    assert bytes(rng.reserve()[0].tolist()) == here
+
+
+# Screening
+
+
+def test_noise_is_added_before_re_scaling() -> None:
+    with pytest.raises(ValueError, match="noise is added before re-scaling: after it the stated"):
+        AdaPMixED(18.0, 0.2, screen="rescaled")  # type: ignore[arg-type]
+    # The operator itself: of three kept tokens of small mass, noise as large as that mass decides.
+    q = torch.log(torch.tensor([[0.004, 0.003, 0.003, *[0.99 / 990] * 990]]))
+    noise = torch.tensor([[-0.004, 0.0, 0.0]], dtype=torch.float64)
+    settings: Any = dict(weight=0.0, order=3.0, threshold=10.0, top_k=3)
+    divergence = float(ops.screen(q[None], q, noise, **settings).check().divergence)
+    kept = torch.tensor([0.4, 0.3, 0.3], dtype=torch.float64)
+    first = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
+    after = (kept + noise[0]).clamp_min(0) / (kept + noise[0]).clamp_min(0).sum()
+
+    def renyi(s: torch.Tensor) -> float:
+        return float((s**3 * kept**-2).sum().log() / 2)
+
+    assert divergence == pytest.approx(renyi(first), rel=1e-4)
+    assert renyi(after) < 0.01 * renyi(first)
+
+
+@pytest.mark.parametrize("screen", ["noisy", "public", None])
+def test_no_filter_runs_on_adapmixed(screen: Any) -> None:
+    """Its screening's bit and its losses are no part of a member's charge."""
+    accountant, words = Accountant(1e-5, epsilon=3.0), "its screening tells a bit about all of them"
+    with pytest.raises(ValueError, match=words):
+        answer(AdaPMixED(18.0, 0.2, screen), accountant=accountant)
+    proposal = AdaPMixED(18.0, 0.2, screen).propose(
+        torch.randn(3, 1, 5), torch.randn(1, 5), rng=SecureRandom()
+    )
+    with pytest.raises(ValueError, match=words):
+        accountant.charge(proposal)
+    with pytest.raises(ValueError, match="its charge failed"):
+        proposal.release()
+    assert accountant.queries == 0
+    # Nor is a screening charged beside individual charges by hand, in either order.
+    charge = IndividualCharge("renyi", 18.0, torch.zeros(3, 1, dtype=torch.float64).numpy())
+    events = [GaussianScreening(3, 1, 1e-4, 1e-2), charge]
+    for order in (events, events[::-1]):
+        accountant = Accountant(1e-5, epsilon=3.0)
+        with pytest.raises(
+            ValueError, match="events must be IndividualCharge under a budget of ev"
+        ):
+            accountant.add(order)
+        assert accountant.queries == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "evaluate"])
+def test_no_filter_runs_on_adapmixed_by_option(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = {"generate": ["--prompt", "The"], "evaluate": ["--text", str(tmp_path)], "chat": []}
+    assert main([command, *MODELS, *what[command], "--epsilon", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "--epsilon must be None for AdaPMixED" in error
+    assert "screening tells a bit about all of them" in error
+
+
+def test_the_table_in_the_documentation_names_these_tests() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "privacy.md"
+    section = page.read_text(encoding="utf-8").split("## Misuse", 1)[1].split("\n## ", 1)[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| ")]
+    listed = {name for row in rows[2:] for name in re.findall(r"`(\w+)`", row[-2])}
+    files = [
+        path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_misuse*")
+    ]
+    ours = {name for file in files for name in re.findall(r"^def test_(\w+)\(", file, re.M)}
+    assert ours - listed == {
+        "a_fingerprint_is_of_the_base_and_its_tokenizer",
+        "every_reason_is_said_by_the_command",
+        "other_unknown_arguments_are_errors_as_ever",
+        "the_table_in_the_documentation_names_these_tests",
+    }
+    assert listed <= ours

@@ -1,0 +1,240 @@
+"""The table "Misuse" in docs/privacy.md: another public model, or another tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from misuse_cases import answer, name_base, named, public_folder, two_adapters
+from tiny_models import ADAPTED, tiny_model
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.data.demo import demo_base
+from adapmixed.ensemble import Ensemble, Manifest, read_manifest, write_manifest
+from adapmixed.ensemble.provenance import base_sha256, tokenizer_files
+
+pytestmark = pytest.mark.usefixtures("demo_ensemble")
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> list[Path]:
+    return two_adapters(tmp_path / "ensemble")
+
+
+def test_a_public_model_of_another_name_is_refused(adapters: list[Path], tmp_path: Path) -> None:
+    for same in ("some-org/Tiny", "tiny", "/models/tiny"):
+        # Equal names of a folder or an object show nothing of the weights.
+        assert Ensemble.from_pretrained(named(same), adapters).unverified == ("shards", "base")
+    for folder in (adapters, adapters[0].parent):
+        with pytest.raises(ValueError, match=r"m0 names 'some-org/Tiny', got 'some-org/Huge'"):
+            Ensemble.from_pretrained(named("some-org/Huge"), folder)
+    tiny_model("gpt2").save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"names 'some-org/Tiny', got '.*/other'"):
+        Ensemble.from_pretrained(tmp_path / "other", adapters)
+    name_base(adapters[1], "some-org/Huge")
+    with pytest.raises(ValueError, match=r"m0 names 'some-org/Tiny', .*m1 'some-org/Huge'"):
+        Ensemble.from_pretrained(named("some-org/Tiny"), adapters)
+
+
+def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_path: Path) -> None:
+    folder = adapters[0].parent
+    shards = {"plain": "1GB", "in-parts": "20KB"}
+    for name, size in shards.items():
+        tiny_model("gpt2").save_pretrained(tmp_path / name, max_shard_size=size)
+        tiny_model("gpt2", 1).save_pretrained(tmp_path / f"{name}-other", max_shard_size=size)
+        digest = base_sha256(tmp_path / name)
+        assert digest is not None and digest != base_sha256(tmp_path / f"{name}-other")
+        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
+        # The digest tells, whatever the folder is called; a model object by where it came from.
+        assert "base" not in Ensemble.from_pretrained(tmp_path / name, folder).unverified
+        # An object may have been changed since it was read.
+        assert "base" in Ensemble.from_pretrained(named(str(tmp_path / name)), folder).unverified
+        for base in (tmp_path / f"{name}-other", named(str(tmp_path / f"{name}-other"))):
+            with pytest.raises(ValueError, match="has another SHA-256"):
+                Ensemble.from_pretrained(base, folder)
+    assert (tmp_path / "in-parts" / "model.safetensors.index.json").is_file()
+    assert base_sha256(folder) is None
+    parts = sorted((tmp_path / "in-parts").glob("model-*.safetensors"))
+    assert len(parts) > 1
+    for part in parts:
+        kept = part.read_bytes()
+        part.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        with pytest.raises(ValueError, match="has another SHA-256"):
+            Ensemble.from_pretrained(tmp_path / "in-parts", folder)
+        part.write_bytes(kept)
+
+
+def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: Path) -> None:
+    """`pytorch_model.bin`, in one file or several."""
+    folder = adapters[0].parent
+    for parts in (1, 2):
+        for seed in range(2):
+            base = tmp_path / f"bin-{parts}-{seed}"
+            model = tiny_model("gpt2", seed)
+            model.config.save_pretrained(base)
+            state = list(model.state_dict().items())
+            names = [f"pytorch_model-{part}.bin" for part in range(parts)]
+            names = names if parts > 1 else ["pytorch_model.bin"]
+            for part, name in enumerate(names):
+                torch.save(dict(state[part::parts]), base / name)
+            if parts > 1:
+                where = {key: names[i % parts] for i, (key, _) in enumerate(state)}
+                index = {"metadata": {}, "weight_map": where}
+                (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        digest = base_sha256(tmp_path / f"bin-{parts}-0")
+        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
+        assert Ensemble.from_pretrained(tmp_path / f"bin-{parts}-0", folder).unverified == (
+            "shards",
+        )
+        with pytest.raises(ValueError, match="has another SHA-256"):
+            Ensemble.from_pretrained(tmp_path / f"bin-{parts}-1", folder)
+
+
+def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> None:
+    """By what determines it, in whatever files; a copy that is written otherwise is the same."""
+    folder, base = adapters[0].parent, tmp_path / "Tiny"
+    tiny_model("gpt2").save_pretrained(base)
+    vocabulary = {"<|endoftext|>": 0, **{letter: i for i, letter in enumerate("abcdefgh", 1)}}
+    forms = {
+        "vocab.json": json.dumps(vocabulary | {"ab": 9}),
+        "merges.txt": "#version: 0.2\na b\n",
+        "tokenizer_config.json": json.dumps({"tokenizer_class": "GPT2Tokenizer"}),
+    }
+    for name, text in forms.items():
+        (base / name).write_text(text)
+    recorded = tokenizer_files(base)
+    assert recorded.keys() == forms.keys()
+    digest = base_sha256(base)
+    plain = Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest, tokenizer_files=recorded)
+    write_manifest(folder, plain)
+    assert Ensemble.from_pretrained(base, folder).unverified == ("shards",)
+    config = {"model_max_length": 7, "tokenizer_class": "GPT2Tokenizer", "chat_template": "x"}
+    for name, same in (
+        ("vocab.json", json.dumps(dict(reversed((vocabulary | {"ab": 9}).items())), indent=3)),
+        ("tokenizer_config.json", json.dumps(config)),
+    ):
+        (base / name).write_text(same)
+        assert Ensemble.from_pretrained(base, folder).unverified == ("shards",)
+    for name, other in (
+        ("vocab.json", json.dumps(vocabulary | {"bc": 9})),
+        ("merges.txt", "#version: 0.2\nb c\n"),
+        ("tokenizer_config.json", json.dumps(config | {"add_prefix_space": True})),
+    ):
+        kept = (base / name).read_text()
+        (base / name).write_text(other)
+        with pytest.raises(ValueError, match=f"{name} has another SHA-256"):
+            Ensemble.from_pretrained(base, folder)
+        (base / name).write_text(kept)
+    # A file that the training had not, one of it that is gone, or others: nothing to compare with.
+    (base / "added_tokens.json").write_text("{}")
+    with pytest.raises(ValueError, match="in the same files: .* has added_tokens.json, merges"):
+        Ensemble.from_pretrained(base, folder)
+    words = "tokenizer was not compared"
+    for manifest in (replace(plain, tokenizer_files={}), Manifest("", ("m0", "m1"), ADAPTED)):
+        write_manifest(folder, manifest)
+        ensemble = Ensemble.from_pretrained(base, folder)
+        missing = "tokenizer" if manifest.base_sha256 else "base"
+        assert ensemble.unverified == ("shards", missing)
+        assert (words in answer(ensemble=ensemble)) == (missing == "tokenizer")
+
+
+def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
+    adapters: list[Path], tmp_path: Path
+) -> None:
+    """Also where the ensemble recorded neither: a ledger then opens with the same files alone."""
+    folder, base = adapters[0].parent, tmp_path / "Tiny"
+    tiny_model("gpt2").save_pretrained(base)
+    first = Ensemble.from_pretrained(base, folder).fingerprint
+    shutil.copytree(base, tmp_path / "copy" / "Tiny")
+    assert Ensemble.from_pretrained(tmp_path / "copy" / "Tiny", folder).fingerprint == first
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=base_sha256(base)))
+    assert Ensemble.from_pretrained(base, folder).fingerprint == first  # recorded, then compared
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))
+    (base / "special_tokens_map.json").write_text('{"eos_token": "a"}')
+    second = Ensemble.from_pretrained(base, folder).fingerprint
+    tiny_model("gpt2", 1).save_pretrained(base)
+    third = Ensemble.from_pretrained(base, folder).fingerprint
+    assert len({first, second, third}) == 3
+
+
+def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
+    """The demo's vocabulary with permuted ids, as vocab.json and merges.txt."""
+    base = tmp_path / "base"
+    shutil.copytree(demo_base(), base)
+    model = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (base / "tokenizer.json").unlink()
+    names = [name for name, number in model["vocab"].items() if number >= 300]
+    numbers = [model["vocab"][name] for name in names]
+    permuted = model["vocab"] | dict(zip(names, numbers[1:] + numbers[:1], strict=True))
+    (base / "vocab.json").write_text(json.dumps(permuted), encoding="utf-8")
+    pairs = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
+    with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
+        Ensemble.from_pretrained(base, DEMO_ENSEMBLE)
+    early = tmp_path / "early"  # the bytes of tokenizer.json alone
+    shutil.copytree(DEMO_ENSEMBLE, early)
+    recorded = replace(read_manifest(early), tokenizer_files={}, tokenizer_sha256="0" * 64)
+    write_manifest(early, recorded)
+    with pytest.raises(ValueError, match="records tokenizer.json, .* has merges.txt.*vocab.json"):
+        Ensemble.from_pretrained(base, early)
+    for name in tokenizer_files(base):
+        (base / name).unlink()
+    assert Ensemble.from_pretrained(base, DEMO_ENSEMBLE).tokenizer is None
+
+
+def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+    (tmp_path / "README.md").write_text("a")
+    assert tokenizer_files(tmp_path).keys() == {"tokenizer.model"}
+    first = tokenizer_files(tmp_path)["tokenizer.model"]
+    (tmp_path / "tokenizer.model").write_bytes(b"other")
+    assert tokenizer_files(tmp_path)["tokenizer.model"] != first
+    (tmp_path / "tokenizer.json").write_text('{"padding": null, "model": {}}')
+    found = tokenizer_files(tmp_path)
+    assert found.keys() == {"tokenizer.json"}  # the other vocabulary is not read beside it
+    (tmp_path / "tokenizer.json").write_text('{"model": {}, "padding": {"length": 3}}')
+    assert tokenizer_files(tmp_path) == found
+    (tmp_path / "tokenizer.json").write_text('{"model": {"padding": 3}}')
+    assert tokenizer_files(tmp_path) != found
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer.json must be JSON"):
+        tokenizer_files(tmp_path)
+
+
+def test_a_public_model_from_the_hub_is_compared(
+    adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    cached = tmp_path / "hub" / "models--some-org--Tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    tiny_model("gpt2").save_pretrained(cached / "snapshots" / "abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(
+        "adapmixed.ensemble.ensemble.load_base", lambda *_, **__: (named("x"), None)
+    )
+    folder = adapters[0].parent
+    digest = base_sha256(cached / "snapshots" / "abc")
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
+    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256="0" * 64))
+    with pytest.raises(ValueError, match="has another SHA-256"):
+        Ensemble.from_pretrained("some-org/Tiny", folder)
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))  # no digest: the hub's full name
+    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
+    assert Ensemble.from_pretrained("Tiny", folder).unverified == ("shards", "base")
+
+
+def test_a_guarantee_says_that_the_public_model_was_not_compared(adapters: list[Path]) -> None:
+    words = "The public model was not compared"
+    unnamed = Ensemble.from_pretrained(named(""), adapters)
+    assert unnamed.unverified == ("shards", "base")
+    assert words in answer(ensemble=unnamed)
+    folder = adapters[0].parent
+    compared = Ensemble.from_pretrained(public_folder(folder), folder)
+    assert words not in answer(ensemble=compared)

@@ -1,0 +1,177 @@
+"""Two ranks under torchrun against one process, on models that are loaded from folders."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_cases import Group, commands, free_port, in_ranks, said, status_of, write_models
+from training_cases import until
+
+import adapmixed.ensemble.ensemble
+from adapmixed.cli import main
+from adapmixed.ensemble import Ensemble, read_adapter
+from adapmixed.privacy import read_ledger
+
+TEXT = "The value of an expression is the value of its parts. " * 3
+POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=1 scale=2"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and an ensemble of three, one of them an emptied shard."""
+    folder = tmp_path_factory.mktemp("models")
+    write_models(folder, members=3, zero=2)
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    return folder
+
+
+def options(models: Path) -> list[str]:
+    return ["--base", str(models / "base"), "--ensemble", str(models / "ensemble")]
+
+
+@pytest.mark.slow
+def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: Path) -> None:
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+
+    def work(ranks: Group) -> Any:
+        read: list[str] = []
+
+        def noted(model: Any, path: Path) -> Any:
+            read.append(path.name)
+            return read_adapter(model, path)
+
+        adapmixed.ensemble.ensemble.read_adapter = noted  # type: ignore[attr-defined]  # in this child
+        ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
+        assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
+        found = [ensemble.logits(ids)]
+        for memory in (1 << 20, 1 << 30):
+            for _, private, public in ensemble.iter_logits(ids, memory_bytes=memory):
+                found.append((private, public))
+        decoder = ensemble.decoder(ids)
+        decoder.append(torch.tensor([3]))
+        return ensemble.num_models, [*found, decoder.logits]
+
+    alone = Ensemble.from_pretrained(models / "base", models / "ensemble")
+    expected, public = alone.logits(ids)
+    ranks = in_ranks(2, work, tmp_path)
+    for rank, own in ((0, slice(0, 2)), (1, slice(2, 3))):
+        num_models, found = ranks[rank]
+        assert num_models == 3
+        torch.testing.assert_close(found[0][0], expected[own], rtol=1e-5, atol=1e-6)
+        for ours, leading in zip(found, ranks[0][1], strict=True):
+            assert torch.equal(ours[1], leading[1])  # one public row for all, bit by bit
+        assert torch.equal(ranks[1][1][0][0][0], ranks[0][1][0][1])  # the emptied shard is q
+
+
+def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:
+    """Two processes print and write once, the numbers of one but for the forward pass."""
+    arguments = ["evaluate", *options(models), "--text", str(models / "text.txt"), "--seed", "4"]
+    arguments += ["--queries", "40", "--block", "16", "--json"]
+    assert main([*arguments, str(tmp_path / "1.json")]) == 0
+    children = commands(2, [*arguments, str(tmp_path / "2.json")], tmp_path)
+    assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+    assert said(tmp_path, 0)[0].startswith("method     perplexity") and said(tmp_path, 1)[0] == ""
+    two = json.loads((tmp_path / "2.json").read_text("utf-8"))
+    one = json.loads((tmp_path / "1.json").read_text("utf-8"))
+    assert two["config"]["ranks"] == 2 and one["config"]["ranks"] == 1
+    for mine, theirs in zip(one["methods"], two["methods"], strict=True):
+        assert mine["name"] == theirs["name"] and mine["queries"] == theirs["queries"] == 40
+        ours, others = math.log(mine["perplexity"]), math.log(theirs["perplexity"])
+        assert abs(ours - others) < 1e-6
+        assert theirs["epsilon"] == pytest.approx(mine["epsilon"], rel=1e-4, abs=1e-9)
+
+
+AS_A_MODULE = """
+import pathlib, runpy
+try:
+    runpy.run_module("adapmixed", run_name="__main__", alter_sys=True)
+finally:
+    names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+    assert not [name for name in names if "gloo" in name], names
+"""
+
+
+@pytest.mark.slow
+def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m adapmixed` as torchrun starts it; no thread is left that could abort its end."""
+    script = tmp_path / "as_a_module.py"
+    script.write_text(AS_A_MODULE, encoding="utf-8")
+    arguments = ["generate", *options(models), *POOL, "--prompt", "The value", "--seed", "5"]
+    arguments += ["--max-new-tokens", "4"]
+    assert main(arguments) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    ended = subprocess.run(
+        [*command, str(script), *arguments],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("endless")
+@pytest.mark.slow
+def test_generate_in_two_ranks(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same text for the same seed, written once; one ledger."""
+    prompts = ["--prompt", "The value", "--prompt", "If"]
+    for method in ([*POOL, "--top-k", "40"], ["--mechanism", "adapmixed"]):
+        arguments = ["generate", *options(models), *method, *prompts, "--max-new-tokens", "8"]
+        assert main([*arguments, "--seed", "5"]) == 0
+        expected = capsys.readouterr().out
+        children = commands(2, [*arguments, "--seed", "5"], tmp_path)
+        assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+        assert said(tmp_path, 0)[0] == expected and said(tmp_path, 1) == ("", "")
+    ledger = tmp_path / "ledger.db"
+    budgets = [*arguments[:5], *POOL, *prompts, "--max-new-tokens", "8", "--epsilon", "1"]
+    for records in (9, 17):  # the binding; the second run goes on from what the first has spent
+        children = commands(2, [*budgets, "--ledger", str(ledger)], tmp_path)
+        assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+        assert f"holds {records} records" in said(tmp_path, 0)[1] and said(tmp_path, 1) == ("", "")
+        assert read_ledger(ledger).charges == records
+
+
+def test_refused_in_ranks(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    arguments = ["generate", *options(models), *POOL, "--prompt", "The"]
+    children = commands(4, arguments, tmp_path)
+    assert [status_of(child) for child in children] == [2] * 4
+    for rank in range(4):
+        assert (
+            "at most as many as members, got 4 processes for 3 members" in said(tmp_path, rank)[1]
+        )
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["chat", *options(models), "--plain", *POOL]) == 2
+    assert "chat must run in one process" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("endless")
+def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
+    """Without torchrun's own watch: the rank that lives says why it ends, and what was charged."""
+    ledger = tmp_path / "ledger.db"
+    arguments = ["generate", *options(models), *POOL, "--prompt", "The", "--ledger", str(ledger)]
+    children = commands(
+        2, [*arguments, "--max-new-tokens", "100000", "--overflow", "slide"], tmp_path
+    )
+    output = tmp_path / "out-0"
+    until(lambda: output.exists() and output.stat().st_size >= 20, seconds=45)  # in the middle
+    os.kill(children[1], signal.SIGKILL)
+    assert [status_of(child) for child in children] == [2, -signal.SIGKILL]
+    text = said(tmp_path, 0)[1]
+    assert "adapmixed generate: another rank has ended while rank 0 of 2 waited for it" in text
+    reading = read_ledger(ledger)
+    assert f"holds {reading.charges} records" in text
+    assert 1 < reading.guarantee.queries < 100000

@@ -1,0 +1,139 @@
+"""An evaluation over ranks that is killed goes on from its result file, over as many ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_cases import Group, in_ranks, result, started, write_models
+from result_cases import DELTA, EPSILONS, MECHANISMS, numbers
+from training_cases import status_of, until
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.errors import ProcessError
+from adapmixed.evaluation import evaluate_runs, read_result
+from adapmixed.files import sole_writer
+from adapmixed.ranks import ALONE, Ranks
+from adapmixed.rng import SeededRandom
+
+RUNS, QUERIES, BLOCK = 2, 30, 11  # three windows a run
+TOKENS = torch.randint(3, 60, (80,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_models(folder, members=3, zero=2)
+    return folder
+
+
+def answer(
+    models: Path,
+    path: Path | None,
+    ranks: Ranks,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Any]:
+    ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
+    return numbers(
+        evaluate_runs(
+            ensemble, TOKENS, MECHANISMS, runs=RUNS, queries=QUERIES, delta=DELTA,
+            rng=SeededRandom(3), block=BLOCK, epsilon=EPSILONS, result=path,
+            resume=path is not None, save_seconds=0.0, progress=progress,
+        )
+    )  # fmt: skip
+
+
+def killed(
+    models: Path, path: Path, folder: Path, after: int, victims: tuple[int, ...] = (0, 1)
+) -> None:
+    """Ends ranks after so many queries; one that is left hears of it."""
+    reached, go = folder / "reached", folder / "go"
+
+    def wait(done: int, total: int) -> None:
+        if done > after:
+            reached.touch()
+            while not go.exists():
+                time.sleep(0.01)
+
+    children = started(2, lambda ranks: answer(models, path, ranks, wait), folder)
+    until(reached.exists, seconds=45)
+    for rank in victims:
+        os.kill(children[rank], signal.SIGKILL)
+    go.touch()
+    expected = [-signal.SIGKILL if rank in victims else 0 for rank in range(2)]
+    assert [status_of(child) for child in children] == expected
+    for rank in {0, 1} - set(victims):
+        assert "another rank has ended" in str(result(folder, rank))
+    assert not read_result(path).complete
+    reached.unlink()
+    go.unlink()
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(models: Path, tmp_path: Path) -> None:
+    def whole(ranks: Group) -> list[Any]:
+        return answer(models, tmp_path / "whole.json", ranks)
+
+    reference, nothing = in_ranks(2, whole, tmp_path)
+    assert len(reference) == RUNS * len(MECHANISMS) and nothing == []
+    path = tmp_path / "killed.json"
+    # In each run, in the first window and later.
+    for after, victims in ((4, (0, 1)), (16, (0,)), (36, (1,)), (45, (0, 1))):
+        killed(models, path, tmp_path, after, victims)
+    resumed, _ = in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)
+    assert resumed == reference
+    assert in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)[0] == reference
+
+
+@pytest.mark.slow
+def test_resumed_over_another_number_of_ranks(models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    killed(models, path, tmp_path, 36)
+    found = answer(models, path, ALONE)
+    reference, _ = in_ranks(2, lambda ranks: answer(models, tmp_path / "2.json", ranks), tmp_path)
+    for mine, theirs in zip(found, reference, strict=True):
+        assert mine[0] == theirs[0] and mine[2] == theirs[2] == QUERIES
+        # The forward pass over two processes has other batches, which round differently.
+        assert mine[1] == pytest.approx(theirs[1], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_what_the_main_process_refuses_ends_all(models: Path, tmp_path: Path) -> None:
+    """No rank answers anything, and the file stays as it is."""
+    path = tmp_path / "result.json"
+
+    def refused() -> str:
+        before = path.read_bytes()
+        first, second = in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)
+        assert isinstance(first, ValueError) and isinstance(second, ProcessError)
+        assert path.read_bytes() == before
+        return str(first)
+
+    killed(models, path, tmp_path, 16)
+    whole = path.read_bytes()
+    with sole_writer(path):
+        assert "must name a file that no other process writes" in refused()
+    path.write_bytes(whole[:-9])
+    assert "it is truncated or corrupted" in refused()
+    path.write_text('{"methods": []}')
+    assert "it is another kind of file" in refused()
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_whether_a_file_is_kept(models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    for keeps in (0, 1):
+
+        def work(ranks: Group, keeps: int = keeps) -> list[Any]:
+            return answer(models, path if ranks.rank == keeps else None, ranks)
+
+        for error in in_ranks(2, work, tmp_path):
+            assert isinstance(error, ValueError)
+            assert "ranks must agree on whether a result file is kept" in str(error)
+    assert not path.exists()

@@ -1,0 +1,146 @@
+"""What is held out of a shard, what is recorded of it, and which epoch is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import tiny
+from tiny_models import VOCAB
+from training_cases import CONFIG as RUN_CONFIG
+from training_cases import NUM_MODELS, USERS, a_run, rows, write_base, write_corpus
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.training import FinetuneConfig, train_adapter, train_ensemble
+from adapmixed.training.blocks import token_blocks
+from adapmixed.training.finetune import mean_loss
+from adapmixed.training.folder import read_member_record
+from adapmixed.training.shards import hold_out_end
+
+TARGETS = {"head": ("lm_head",), "deep": ("q_proj", "v_proj")}
+
+
+def config(kind: str, **changes: Any) -> FinetuneConfig:
+    return FinetuneConfig(
+        rank=3, alpha=6, target_modules=TARGETS[kind], learning_rate=0.05, epochs=6, batch_size=2,
+        block_size=16, **changes,
+    )  # fmt: skip
+
+
+def stream(seed: int, length: int = 90) -> list[int]:
+    """Tokens that follow each other in a few ways only, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(1, 3, (length,), generator=generator)
+    return (steps.cumsum(0) % VOCAB).tolist()
+
+
+@pytest.fixture(scope="module")
+def base() -> Any:
+    return tiny("llama")
+
+
+@pytest.mark.parametrize("kind", ["head", "deep"])
+def test_the_best_epoch_is_kept(base: Any, kind: str) -> None:
+    """It is the one with the least held-out loss; training itself goes the same way."""
+    plain = train_adapter(base, stream(1), config(kind), seed=0, shard=0, held_out=stream(2, 20))
+    best = train_adapter(
+        base, stream(1), config(kind, early_stopping=True), seed=0, shard=0, held_out=stream(2, 20)
+    )
+    assert best.losses == plain.losses and best.held_out_losses == plain.held_out_losses
+    assert len(best.held_out_losses) == 1 + 6 == 1 + len(best.losses)
+    assert plain.epoch == 6 and best.epoch < 6
+    assert best.held_out_losses[best.epoch] == min(best.held_out_losses)
+    inputs, labels = token_blocks(stream(2, 20), 16)
+    for trained in (plain, best):
+        found = mean_loss(trained.model, inputs, labels)
+        assert found == pytest.approx(trained.held_out_losses[trained.epoch], abs=1e-5)
+    assert best.held_out_losses[0] == pytest.approx(mean_loss(base, inputs, labels), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["head", "deep"])
+def test_training_that_never_helps_leaves_the_public_model(base: Any, kind: str) -> None:
+    harmful = config(kind, early_stopping=True)
+    others = list(range(6, 26))
+    trained = train_adapter(base, [5] * 90, harmful, seed=0, shard=0, held_out=others)
+    assert trained.epoch == 0 and min(trained.held_out_losses[1:]) > trained.held_out_losses[0]
+    ids = torch.tensor([stream(3, 9)])
+    with torch.no_grad():
+        assert torch.equal(trained.model(input_ids=ids).logits, base(input_ids=ids).logits)
+
+
+def test_without_held_out_text_all_epochs_are_kept(base: Any) -> None:
+    found = [
+        train_adapter(base, stream(1), config("head", early_stopping=stop), seed=0, shard=0)
+        for stop in (False, True)
+    ]
+    for trained in found:
+        assert trained.epoch == 6 and trained.held_out_losses == ()
+    first, second = (dict(trained.model.named_parameters()) for trained in found)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_end_of_a_stream_is_held_out() -> None:
+    tokens = list(range(100))
+    assert hold_out_end(tokens, 0.05) == (tokens[:95], tokens[95:])
+    assert hold_out_end(tokens, 0.0) == (tokens, [])
+    assert hold_out_end(tokens[:60], 0.05) == (tokens[:57], tokens[57:60])
+    assert hold_out_end(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
+    assert hold_out_end(tokens[:7], 0.05) == (tokens[:7], [])
+    assert hold_out_end([], 0.5) == ([], [])
+
+
+@pytest.mark.parametrize("target", ["lm_head", "c_attn"])
+@pytest.mark.slow
+def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> None:
+    """Of a shard of one user the end of the text is held out, of others whole users or the end;
+    an empty shard is the public model."""
+    folder = write_base(tmp_path / "tiny-base")
+    run = a_run(
+        tmp_path, folder, num_models=40, validation_fraction=0.1,
+        config=replace(RUN_CONFIG, target_modules=(target,), early_stopping=True),
+    )  # fmt: skip
+    told: list[tuple[int, int]] = []
+    train_ensemble(run, say=lambda line: None, progress=lambda done, of: told.append((done, of)))
+    assert told[-1][0] == told[-1][1] and told == sorted(told)
+    records = [read_member_record(run.output / f"member-{i:03d}") for i in range(40)]
+    counts = [len(record["shard"]["identifiers"]) for record in records]
+    assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1
+    private, public = Ensemble.from_pretrained(folder, run.output).logits(torch.arange(6)[None])
+    for record, count, logits in zip(records, counts, private, strict=True):
+        validation = record["validation"]
+        if count == 0:
+            assert validation is None and record["epoch"] == 0 and record["losses"] == []
+            assert torch.equal(logits, public)
+            continue
+        assert validation["tokens"] >= 2 and len(validation["losses"]) == 2
+        assert (
+            validation["loss"]
+            == [validation["public_loss"], *validation["losses"]][record["epoch"]]
+        )
+        if count == 1:
+            whole = record["tokens"] + validation["tokens"]
+            assert (validation["documents"], validation["tokens"]) == (0, int(0.1 * whole))
+
+
+def test_divergence_is_an_error_with_early_stopping_too(tmp_path: Path) -> None:
+    config = replace(RUN_CONFIG, learning_rate=1e30, epochs=8, early_stopping=True)
+    run = a_run(tmp_path, write_base(tmp_path / "tiny-base"), config=config)
+    with pytest.raises(ValueError, match="member-00.: training diverged"):
+        train_ensemble(run, say=lambda line: None)
+
+
+def test_a_shards_hold_out_depends_on_it_alone(tmp_path: Path) -> None:
+    """Another user's text changes no other member, with the end of the text held out."""
+    folder = write_base(tmp_path / "tiny-base")
+    config = replace(RUN_CONFIG, target_modules=("lm_head",), early_stopping=True, epochs=1)
+    files = []
+    for name, changed in (("first", rows()), ("second", rows()[1:])):
+        run = a_run(tmp_path, folder, name, config=config, validation_fraction=0.1)
+        write_corpus(tmp_path / "corpus.jsonl", changed)
+        train_ensemble(run, say=lambda line: None)
+        files.append([(run.output / f"member-{i:03d}/shard.json").read_bytes()
+                      for i in range(NUM_MODELS)])  # fmt: skip
+    assert sum(a != b for a, b in zip(*files, strict=True)) == 1

@@ -1,0 +1,261 @@
+"""Members that adapt the output layer alone: peft's own training, with the trunk run once."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import tiny
+from safetensors.torch import load_file
+from tiny_models import VOCAB
+from torch import Tensor, nn
+
+from adapmixed.ensemble.layers import block_names, head_name, linear_names
+from adapmixed.ensemble.support import TESTED
+from adapmixed.training import (
+    FinetuneConfig,
+    finetune,
+    save_adapter,
+    shard_seed,
+    train_adapter,
+)
+from adapmixed.training import head as head_module
+from adapmixed.training.adapter import adapted_copy
+from adapmixed.training.blocks import token_blocks
+from adapmixed.training.head import adapts_head_alone, trunk_once
+
+CONFIG = FinetuneConfig(
+    rank=3, alpha=6, target_modules=("lm_head",), learning_rate=0.02, epochs=3, batch_size=2,
+    block_size=16, weight_decay=0.1,
+)  # fmt: skip
+# Of the largest weight, and nats per token. On one machine bfloat16 gives the same bits; others may
+# round its products of other shapes otherwise.
+WEIGHTS = {torch.float32: 1e-5, torch.bfloat16: 0.02}
+LOSSES = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
+
+
+def stream(seed: int, length: int = 90) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, VOCAB, (length,), generator=generator).tolist()
+
+
+def settings(base: Any, **changes: Any) -> FinetuneConfig:
+    return replace(CONFIG, target_modules=(head_name(base),), **changes)
+
+
+def weights(model: Any) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, list[float]]:
+    """Train with peft and transformers alone, dropout off: the model, and its epochs' losses."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(shard_seed(5, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = get_peft_model(
+            copy.deepcopy(base),
+            LoraConfig(
+                r=config.rank, lora_alpha=config.alpha, target_modules=list(config.target_modules),
+                task_type="CAUSAL_LM",
+            ),
+        ).eval()  # fmt: skip
+    inputs, labels = token_blocks(tokens, config.block_size)
+    order = torch.Generator().manual_seed(shard_seed(5, 2))
+    adamw = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+    )
+    batches = -(-len(inputs) // config.batch_size)
+    steps, done, losses = batches * config.epochs, 0, []
+    for _ in range(config.epochs):
+        total = count = 0.0
+        for rows in torch.randperm(len(inputs), generator=order).split(config.batch_size):
+            for group in adamw.param_groups:
+                group["lr"] = config.learning_rate * (1 - done / steps)
+            logits = model(input_ids=inputs[rows]).logits[:, :-1].float()
+            targets = labels[rows, 1:]
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            adamw.zero_grad()
+            loss.backward()
+            adamw.step()
+            scored = int((targets >= 0).sum())
+            total, count, done = total + float(loss.detach()) * scored, count + scored, done + 1
+        losses.append(total / count)
+    return model, losses
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", sorted(TESTED))
+@pytest.mark.slow
+def test_equals_peft_without_dropout(family: str, dtype: torch.dtype) -> None:
+    """Tied and untied heads, soft caps and scales: the same A, B and losses, up to rounding."""
+    base = tiny(family).to(dtype)
+    config = settings(base)
+    trained = train_adapter(base, stream(1), config, seed=5, shard=2)
+    model, losses = by_peft(base, stream(1), config)
+    found, expected = weights(trained.model), weights(model)
+    assert found.keys() == expected.keys() and len(found) == 2
+    for name, value in expected.items():
+        atol = WEIGHTS[dtype] * float(value.abs().max())
+        torch.testing.assert_close(found[name], value, rtol=0, atol=atol)
+        assert float(value.abs().max()) > 0.01
+    assert losses[-1] < losses[0] - 10 * LOSSES[dtype]
+    torch.testing.assert_close(trained.losses, tuple(losses), rtol=0, atol=LOSSES[dtype])
+
+
+@pytest.mark.parametrize("adapt", ["head", "all"])
+def test_steps_in_several_passes_equal_peft(adapt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block a pass, of which the last one is shorter than the others."""
+    monkeypatch.setattr(finetune, "PASS_TOKENS", 1)
+    base = tiny("llama")
+    names = (head_name(base),) if adapt == "head" else linear_names(base)
+    config = replace(CONFIG, target_modules=names, batch_size=4)
+    trained = train_adapter(base, stream(1, 86), config, seed=5, shard=2)
+    model, losses = by_peft(base, stream(1, 86), config)
+    found = weights(trained.model)
+    for name, value in weights(model).items():
+        atol = WEIGHTS[torch.float32] * float(value.abs().max())
+        torch.testing.assert_close(found[name], value, rtol=0, atol=atol)
+    torch.testing.assert_close(trained.losses, tuple(losses), rtol=0, atol=LOSSES[torch.float32])
+
+
+@pytest.mark.parametrize("family", sorted(TESTED))
+def test_the_trunk_runs_once_per_block(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny(family)
+    trunk, calls = base.get_decoder(), []
+    monkeypatch.setattr(head_module, "_TOKENS", 1)  # one block a pass
+    model = adapted_copy(base, settings(base)).eval()
+    inner = model.get_base_model().get_decoder()
+    inner.register_forward_hook(lambda module, given, found: calls.append(1))
+    inputs = torch.tensor(stream(3, 64)).view(4, 16)
+    with torch.no_grad():
+        expected = model(input_ids=inputs).logits
+        calls.clear()
+        with trunk_once(model, inputs) as rows:
+            assert len(calls) == 4 + 2  # and twice on the few tokens of the trial
+            found = model(input_ids=rows[[2, 0]], use_cache=False).logits
+            assert len(calls) == 6
+        torch.testing.assert_close(found, expected[[2, 0]], rtol=1e-5, atol=1e-5)
+        assert torch.equal(model(input_ids=inputs).logits, expected)  # the trunk is back
+    assert base.get_decoder() is trunk
+
+
+def test_the_trunk_has_no_dropout_and_the_base_stays() -> None:
+    base = tiny("gpt2", resid_pdrop=0.5, embd_pdrop=0.5)
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    config = settings(base)
+    first = train_adapter(base, stream(1), config, seed=5, shard=2)
+    still = train_adapter(tiny("gpt2", resid_pdrop=0.0, embd_pdrop=0.0), stream(1), config, seed=5,
+                          shard=2)  # fmt: skip
+    assert first.losses == still.losses
+    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+    assert all(p.requires_grad for p in base.parameters())
+
+
+def test_a_trunk_that_is_not_found_runs_in_every_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    """A head that reads more than the trunk's output is trained as any other layer."""
+    base = tiny("llama")
+    forward = type(base).forward
+
+    class Odd(type(base)):  # type: ignore[misc]
+        def forward(self, input_ids: Tensor, **arguments: Any) -> Any:
+            found = forward(self, input_ids=input_ids, **arguments)
+            found.logits = found.logits + input_ids[..., None] / VOCAB
+            return found
+
+    base.__class__ = Odd
+    trained = train_adapter(base, stream(1), settings(base), seed=5, shard=2)
+    assert "does not show its trunk" in caplog.text
+    expected, _ = by_peft(base, stream(1), settings(base))
+    for name, value in weights(expected).items():
+        torch.testing.assert_close(weights(trained.model)[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_only_head_members_use_stored_states() -> None:
+    base = tiny("llama")
+    for targets, alone in (
+        (("lm_head",), True),
+        (("lm_head", "q_proj"), False),
+        (("q_proj",), False),
+    ):
+        model = adapted_copy(base, replace(CONFIG, target_modules=targets))
+        assert adapts_head_alone(model.get_base_model()) == alone
+        with trunk_once(model.eval(), torch.ones((1, 4), dtype=torch.int64)) as rows:
+            assert rows.shape == ((1, 1) if alone else (1, 4))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
+def test_the_folder_is_an_ordinary_one(family: str, tmp_path: Path) -> None:
+    """peft itself reads it and answers as the trained model; it holds no weight of the base."""
+    from peft import PeftModel
+
+    base = tiny(family)
+    trained = train_adapter(base, stream(1), settings(base), seed=5, shard=2)
+    save_adapter(trained.model, tmp_path / "a", settings(base), base_name="tiny")
+    stored = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    assert {name: tuple(value.shape) for name, value in stored.items()} == {
+        "base_model.model.lm_head.lora_A.weight": (3, 16),
+        "base_model.model.lm_head.lora_B.weight": (VOCAB, 3),
+    }
+    ids = torch.tensor([stream(4, 9)])
+    with torch.no_grad():
+        expected = trained.model(input_ids=ids).logits
+        public = base(input_ids=ids).logits
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "a").eval()
+        assert torch.equal(read(input_ids=ids).logits, expected)
+    assert float((expected - public).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize(("family", "depth"), [("gpt2", "n_layer"), ("llama", "num_hidden_layers")])
+def test_layers_by_full_name_are_those_that_peft_adapts(family: str, depth: str) -> None:
+    """Full names match their own layers alone: h.1, not h.11."""
+    depth = {"num_hidden_layers": 12} | ({"n_layer": 12} if family == "gpt2" else {})
+    base = tiny(family, **depth)
+    blocks = block_names(base)
+    assert len(blocks) == 12
+    for index in (1, 11):
+        of_one = [name for name in linear_names(base) if name.startswith(f"{blocks[index]}.")]
+        model = adapted_copy(base, replace(CONFIG, target_modules=tuple(of_one)))
+        inner = model.get_base_model()
+        found = [name for name, module in inner.named_modules() if hasattr(module, "lora_A")]
+        assert found == of_one and len(found) >= 4
+
+
+def test_states_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits from a file; it has no name while it is in use, and needs room."""
+    base = tiny("llama").to(torch.bfloat16)
+    expected = train_adapter(base, stream(1), settings(base), seed=5, shard=2)
+    opened: list[tuple[str, int]] = []
+    real = os.open
+
+    def seen(path: Any, flags: int, mode: int = 0o777) -> int:
+        opened.append((str(path), mode))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(head_module, "IN_MEMORY", 0)
+    monkeypatch.setattr(os, "open", seen)
+    found = train_adapter(base, stream(1), settings(base), seed=5, shard=2, scratch=tmp_path)
+    assert opened == [(str(tmp_path / f"states-{os.getpid()}"), 0o600)]
+    assert list(tmp_path.iterdir()) == []
+    for name, value in weights(expected.model).items():
+        assert torch.equal(weights(found.model)[name], value)
+
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    size = 6 * 16 * 16 * 2  # blocks, tokens, d, bytes
+    with pytest.raises(RuntimeError, match=f"hidden states of a shard, {size} bytes, got .* free"):
+        train_adapter(base, stream(1), settings(base), seed=5, shard=2, scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []

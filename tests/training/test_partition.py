@@ -1,0 +1,192 @@
+"""Shards by keyed hash of identifiers; training that depends on one shard alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import TARGETS, VOCAB
+
+from adapmixed.data import Document
+from adapmixed.ensemble import Ensemble, read_adapter
+from adapmixed.training import (
+    FinetuneConfig,
+    assign_shards,
+    partition_documents,
+    save_adapter,
+    shard_seed,
+    token_blocks,
+    train_adapter,
+)
+
+KEY = bytes(range(16))
+NAMES = [f"user-{i}" for i in range(4000)]
+
+
+def settings(family: str) -> FinetuneConfig:
+    targets = tuple(TARGETS[family][:1])
+    return FinetuneConfig(
+        rank=2, alpha=4, target_modules=targets, learning_rate=0.02, epochs=3, batch_size=2,
+        block_size=8,
+    )  # fmt: skip
+
+
+def stream(seed: int, length: int = 50) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return [int(t) for t in torch.randint(0, VOCAB, (length,), generator=generator)]
+
+
+def test_assignment_depends_on_the_identifier_alone() -> None:
+    shards = assign_shards(NAMES, 64, key=KEY)
+    assert all(0 <= shard < 64 for shard in shards)
+    assert assign_shards(NAMES[::-1], 64, key=KEY) == shards[::-1]
+    assert assign_shards(NAMES[17:18], 64, key=KEY) == shards[17:18]
+    assert (
+        assign_shards(["a", "b", "a"], 7, key=KEY)[::2] == [assign_shards(["a"], 7, key=KEY)[0]] * 2
+    )
+
+
+def test_assignment_is_fixed_for_all_time() -> None:
+    """Stored ensembles rely on it: an edited corpus must fall into the same shards."""
+    assert assign_shards(["", "user-1", "ünïcode"], 1000, key=KEY) == [577, 321, 316]
+
+
+def test_assignment_is_balanced_and_keyed() -> None:
+    counts = torch.bincount(torch.tensor(assign_shards(NAMES, 8, key=KEY)), minlength=8)
+    assert float(((counts - 500).double() ** 2 / 500).sum()) < 24.3  # chi2, 7 degrees, p = 0.001
+    other = assign_shards(NAMES, 8, key=KEY[::-1])
+    same = sum(a == b for a, b in zip(assign_shards(NAMES, 8, key=KEY), other, strict=True))
+    assert 350 < same < 650
+
+
+@pytest.mark.parametrize(
+    ("number", "key", "reason"),
+    [
+        (0, KEY, "num_shards must be >= 1, got 0"),
+        (3, KEY[:15], "16 to 64 bytes, got 15"),
+        (3, KEY * 5, "16 to 64 bytes, got 80"),
+    ],
+)
+def test_assignment_refusals(number: int, key: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        assign_shards(["a"], number, key=key)
+
+
+def test_editing_or_removing_a_document_touches_its_shard_only() -> None:
+    documents = [Document(name, name.upper()) for name in NAMES[:200]]
+    shards = partition_documents(documents, 10, key=KEY)
+    assert sorted(d.identifier for shard in shards for d in shard) == sorted(NAMES[:200])
+    assert partition_documents(documents[::-1], 10, key=KEY) == shards
+    home = assign_shards([NAMES[5]], 10, key=KEY)[0]
+    edited = [*documents[:5], Document(NAMES[5], "edited"), *documents[6:]]
+    removed = [*documents[:5], *documents[6:]]
+    for neighbour in (edited, removed):
+        other = partition_documents(neighbour, 10, key=KEY)
+        assert [i for i in range(10) if other[i] != shards[i]] == [home]
+
+
+def test_one_users_records_stay_together() -> None:
+    records = [Document("a", "1"), Document("b", "2"), Document("a", "0")]
+    shards = partition_documents(records, 50, key=KEY)
+    (home,) = [shard for shard in shards if Document("a", "1") in shard]
+    assert [d.text for d in home if d.identifier == "a"] == ["1", "0"]
+
+
+def test_blocks_cover_the_stream_and_score_no_filling() -> None:
+    inputs, labels = token_blocks(list(range(1, 12)), 4)
+    assert inputs.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 0]]
+    assert labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, -100]]
+    assert token_blocks(list(range(9)), 4)[0].shape == (2, 4)
+    assert token_blocks([3], 4)[0].shape == (0, 4)
+    with pytest.raises(ValueError, match="block_size"):
+        token_blocks([1, 2], 1)
+
+
+def test_training_learns_and_leaves_the_base_alone(base: Any, family: str) -> None:
+    config = settings(family)
+    before = copy.deepcopy(base.state_dict())
+    tokens = stream(1)
+    state = torch.get_rng_state()
+    model = train_adapter(base, tokens, config, seed=0, shard=3).model
+    assert torch.equal(torch.get_rng_state(), state)
+    after = base.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    inputs, labels = token_blocks(tokens, config.block_size)
+
+    def loss(model: Any) -> float:
+        with torch.no_grad():
+            return float(model(input_ids=inputs, labels=labels).loss)
+
+    assert loss(model) < loss(base) - 0.05
+
+
+def test_training_depends_on_shard_and_seed_only(base: Any, family: str) -> None:
+    def weights(seed: int, shard: int) -> list[torch.Tensor]:
+        torch.rand(5)  # whatever ran before
+        model = train_adapter(base, stream(1), settings(family), seed=seed, shard=shard).model
+        return [p for name, p in model.named_parameters() if "lora_" in name]
+
+    first = weights(0, 1)
+    train_adapter(base, stream(2), settings(family), seed=0, shard=0)
+    assert all(torch.equal(a, b) for a, b in zip(first, weights(0, 1), strict=True))
+    for seed, shard in ((0, 2), (1, 1)):
+        assert not all(torch.equal(a, b) for a, b in zip(first, weights(seed, shard), strict=True))
+    assert shard_seed(1, 23) != shard_seed(12, 3)
+
+
+@pytest.mark.parametrize("tokens", [[], [4]])
+def test_an_empty_shard_is_the_public_model(
+    base: Any, family: str, tmp_path: Path, ids: torch.Tensor, tokens: list[int]
+) -> None:
+    config = settings(family)
+    for shard, text in enumerate((tokens, stream(1))):
+        model = train_adapter(base, text, config, seed=0, shard=shard).model
+        save_adapter(model, tmp_path / str(shard), config, base_name="tiny", dtype=torch.float16)
+    private, public = Ensemble.from_pretrained(base, [tmp_path / "0", tmp_path / "1"]).logits(ids)
+    assert torch.equal(private[0], public)
+    assert not torch.equal(private[1], public)
+
+
+def test_saved_adapter_is_ordinary_and_neutral(base: Any, family: str, tmp_path: Path) -> None:
+    from tiny_models import peft_logits
+
+    config = settings(family)
+    model = train_adapter(base, stream(1), config, seed=0, shard=0).model
+    save_adapter(model, tmp_path / "a", config, base_name="tiny")
+    text = (tmp_path / "a" / "adapter_config.json").read_text()
+    assert json.loads(text)["base_model_name_or_path"] == "tiny"
+    assert str(tmp_path) not in text and "/" not in text
+    assert not read_adapter(base, tmp_path / "a").is_zero
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+    torch.testing.assert_close(peft_logits(base, [tmp_path / "a"], ids)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rank": 0}, "rank must be >= 1"),
+        ({"epochs": 0}, "epochs must be >= 1"),
+        ({"batch_size": 0}, "batch_size must be >= 1"),
+        ({"block_size": 1}, "block_size must be >= 2"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"alpha": float("nan")}, "alpha must be positive"),
+        ({"warmup_steps": -1}, "warmup_steps must be >= 0"),
+        ({"weight_decay": -1.0}, "weight_decay must be >= 0"),
+        ({"target_modules": ()}, "target_modules"),
+    ],
+)
+def test_config_refusals(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        FinetuneConfig(**change)
+
+
+def test_block_longer_than_the_context_is_refused(base: Any) -> None:
+    with pytest.raises(ValueError, match="block_size must be <= the base's 32"):
+        train_adapter(base, [1, 2, 3], FinetuneConfig(block_size=64), seed=0, shard=0)

@@ -1,0 +1,355 @@
+"""From a corpus to an ensemble: what is written, what a member depends on, what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training_cases import (
+    CONFIG,
+    KEY,
+    NUM_MODELS,
+    USERS,
+    a_run,
+    contents,
+    forked,
+    rows,
+    status_of,
+    write_base,
+    write_corpus,
+)
+
+from adapmixed.ensemble import Ensemble, read_manifest
+from adapmixed.training import TrainingRun, assign_shards, head, ranks, train_ensemble
+from adapmixed.training.ranks import Place
+
+HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("models") / "tiny-base")
+
+
+@pytest.fixture(scope="module")
+def reference(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of an undisturbed run."""
+    torch.set_num_threads(1)
+    run = a_run(tmp_path_factory.mktemp("reference"), base)
+    train_ensemble(run, say=lambda line: None)
+    return contents(run.output)
+
+
+def quietly(run: TrainingRun, **settings: Any) -> dict[str, bytes]:
+    train_ensemble(run, say=lambda line: None, **settings)
+    return contents(run.output)
+
+
+@pytest.mark.slow
+def test_an_ensemble_is_whole_and_loads(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="adapmixed.training.progress")
+    run = a_run(tmp_path, base, num_models=40, key_file=None)
+    lines: list[str] = []
+    train_ensemble(run, say=lines.append)
+    manifest = read_manifest(run.output)
+    assert len(manifest.members) == len(manifest.shards) == len(lines) == 40
+    assert sum(shard["documents"] for shard in manifest.shards) == len(rows())
+    assert manifest.base_model == "tiny-base" and manifest.base_sha256
+    assert manifest.tokenizer_files.keys() == {"tokenizer.json", "tokenizer_config.json"}
+    assert manifest.training["corpus"]["unit"] == "all documents of one 'user'"
+    assert (manifest.training["epochs"], manifest.training["seed"]) == (2, 0)
+    # No identifier, no text and no path of this machine.
+    for name, content in contents(run.output).items():
+        assert str(tmp_path).encode() not in content, name
+        assert b"user-1" not in content and b"says that" not in content, name
+    # Progress: each member once, with the time that is left; the last line leaves none.
+    assert all(f"({number} of 40, " in line for number, line in enumerate(lines, start=1))
+    assert lines[-1].endswith("(40 of 40, 0 s left)")
+    ensemble = Ensemble.from_pretrained(base, run.output)
+    private, public = ensemble.logits(torch.arange(6)[None])
+    for index, shard in enumerate(manifest.shards):
+        same = bool(torch.equal(private[index], public))
+        assert same == (shard["documents"] == 0)
+        assert (
+            caplog.messages[index].endswith(": 0 documents, 0 tokens, the public model")
+        ) == same
+    # Each member has a seed of its own: what empty shards begin with (A, while B = 0) differs.
+    empty = [
+        n for n, s in zip(manifest.members, manifest.shards, strict=True) if not s["documents"]
+    ]
+    weights = {(run.output / name / "adapter_model.safetensors").read_bytes() for name in empty}
+    assert len(weights) == len(empty) > 1
+
+
+def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, base, key_file=None)
+    quietly(run)
+    private = tmp_path / "ensemble.private"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / "shard.key").stat().st_mode) == 0o600
+    assert len(bytes.fromhex((private / "shard.key").read_text())) == 32
+    # The shards' text is gone.
+    assert sorted(path.name for path in private.iterdir()) == [
+        "folder.lock", "rank-000.lock", "run.json", "shard.key",
+    ]  # fmt: skip
+    other = a_run(tmp_path, base, "other", key_file=None)
+    quietly(other)
+    assert (private / "shard.key").read_text() != (
+        tmp_path / "other.private" / "shard.key"
+    ).read_text()
+
+
+@pytest.mark.slow
+def test_a_member_depends_on_its_shard_alone(
+    base: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    """Members of other shards are the same in every bit; so is everything where identifiers come in
+    another order. In the order of one identifier's documents its own member is another."""
+    victim = USERS[3]
+    edited = [row if row["user"] != victim else row | {"text": "something else"} for row in rows()]
+    removed = [row for row in rows() if row["user"] != victim]
+    added = [*rows(), {"user": victim, "text": "one more"}]
+    for name, changed in (("edited", edited), ("removed", removed), ("added", added)):
+        run = a_run(tmp_path, base, name)
+        found = quietly(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", changed)))
+        other = {path.split("/")[0] for path in reference if found[path] != reference[path]}
+        assert other == {f"member-{HOMES[victim]:03d}", "ensemble.json"}, name
+    by_user = sorted(rows(), key=lambda row: row["user"])
+    run = a_run(tmp_path, base, "sorted")
+    found = quietly(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", by_user)))
+    assert {path for path in reference if found[path] != reference[path]} == {"ensemble.json"}
+    own = iter([row for row in rows() if row["user"] == victim][::-1])
+    reversed_own = [next(own) if row["user"] == victim else row for row in rows()]
+    run = a_run(tmp_path, base, "reversed")
+    found = quietly(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", reversed_own)))
+    other = {path.split("/")[0] for path in reference if found[path] != reference[path]}
+    assert other == {f"member-{HOMES[victim]:03d}", "ensemble.json"}
+
+
+def test_seed_and_settings_matter(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    weights = [path for path in reference if path.endswith(".safetensors")]
+    for number, change in enumerate(({"seed": 1}, {"config": replace(CONFIG, epochs=1)})):
+        found = quietly(a_run(tmp_path, base, str(number), **change))
+        assert all(found[path] != reference[path] for path in weights)
+
+
+def test_validation_text_is_not_trained_on(base: Path, tmp_path: Path) -> None:
+    """Whole users are held out; without a fraction none is."""
+    losses: list[dict[str, Any] | None] = []
+    tokens = []
+    for fraction in (0.0, 0.4):
+        run = a_run(tmp_path, base, str(fraction), num_models=1, validation_fraction=fraction)
+        quietly(run)
+        record = json.loads((run.output / "member-000" / "shard.json").read_bytes())
+        losses.append(record["validation"])
+        tokens.append(record["tokens"])
+        assert record["shard"]["documents"] == len(rows())
+    assert losses[0] is None and losses[1] is not None
+    assert losses[1]["documents"] % 5 == 0 and losses[1]["documents"] > 0
+    assert losses[1]["loss"] < losses[1]["public_loss"]
+    assert tokens[1] < tokens[0]
+
+
+def test_ranks_give_the_same(base: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    run = a_run(tmp_path, base)
+    children = [forked(lambda rank=rank: quietly(run, place=Place(rank, 3))) for rank in range(3)]
+    assert [status_of(child) for child in children] == [0, 0, 0]
+    assert contents(run.output) == reference
+
+
+def test_a_rank_that_never_began_is_an_error(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes]
+) -> None:
+    monkeypatch.setattr(ranks, "START_SECONDS", 0.3)
+    run = a_run(tmp_path, base)
+    with pytest.raises(RuntimeError, match="rank 1 of 2 never began and left 2 members untrained"):
+        quietly(run, place=Place(0, 2))
+    assert not (run.output / "ensemble.json").exists()
+    # The other rank finds its members missing only, and finishes.
+    assert quietly(run, place=Place(1, 2)) == reference
+
+
+def test_a_rank_that_ended_is_an_error(base: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, base)
+    place = Place(1, 2)
+    run.output.with_name("ensemble.private").mkdir(mode=0o700)
+    looks = iter([[1], [1], [1]])
+    with place.lock(tmp_path / "ensemble.private"):
+        with pytest.raises(StopIteration):  # while it lives, it is waited for
+            Place(0, 2).wait(tmp_path / "ensemble.private", lambda: next(looks))
+
+    class Ending:
+        """Missing members; the rank's lock is released after the first look."""
+
+        lock = place.lock(tmp_path / "ensemble.private")
+        looks = 0
+
+        def __call__(self) -> list[int]:
+            self.looks += 1
+            if self.looks == 1:
+                self.lock.__exit__(None, None, None)
+            return [1, 3]
+
+    ending = Ending()
+    ending.lock.__enter__()
+    with pytest.raises(RuntimeError, match="rank 1 of 2 ended and left 2 members untrained"):
+        Place(0, 2).wait(tmp_path / "ensemble.private", ending)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"RANK": "0"}, "RANK and WORLD_SIZE must both be integers"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE must both be integers"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be below WORLD_SIZE 2, got 2"),
+    ],
+)
+def test_bad_ranks(environment: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Place.from_environment(environment)
+
+
+def test_ranks_from_the_environment() -> None:
+    assert Place.from_environment({}) == Place(0, 1)
+    place = Place.from_environment({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    assert place == Place(5, 8, 1, launched=True)
+    assert list(place.members(20)) == [5, 13]
+
+
+def test_one_process_at_a_time(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_LOCK_SECONDS", 0.1)
+    run = a_run(tmp_path, base)
+    (tmp_path / "ensemble.private").mkdir(mode=0o700)
+    with Place().lock(tmp_path / "ensemble.private"):
+        with pytest.raises(ValueError, match="another process trains as rank 0"):
+            quietly(run)
+
+
+def test_a_finished_run_is_left_alone(base: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, base)
+    quietly(run)
+    before = {path: path.stat().st_mtime_ns for path in run.output.rglob("*")}
+    quietly(run)
+    assert {path: path.stat().st_mtime_ns for path in run.output.rglob("*")} == before
+
+
+def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, base)
+    quietly(run)
+
+    def refuses(reason: str, **changes: Any) -> None:
+        with pytest.raises(ValueError, match=reason):
+            quietly(replace(run, **changes))
+
+    refuses("was begun with seed = 0, got 1", seed=1)
+    refuses("was begun with num_models = 4, got 5", num_models=5)
+    refuses("was begun with epochs = 2, got 3", config=replace(CONFIG, epochs=3))
+    refuses("was begun with threads = 1, got 2", threads=2)
+    other_key = tmp_path / "other.key"
+    other_key.write_text(KEY[::-1])
+    other_key.chmod(0o600)
+    refuses("was begun with key_check", key_file=other_key)
+    write_corpus(tmp_path / "corpus.jsonl", rows()[:-1])
+    refuses("was begun with corpus_hmac")
+    write_corpus(tmp_path / "corpus.jsonl")
+    (tmp_path / "ensemble" / "ensemble.json").unlink()
+    quietly(run)
+
+
+def test_hidden_states_are_no_larger_than_said(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a short text, whose training and held-out blocks are mostly padding."""
+    stored: list[int] = []
+    storage = head._storage
+
+    def counted(*arguments: Any) -> Tensor:
+        states = storage(*arguments)
+        stored.append(states.numel() * states.element_size())
+        return states
+
+    monkeypatch.setattr(head, "_storage", counted)
+    config = replace(CONFIG, target_modules=("lm_head",), epochs=1, block_size=32)
+    run = replace(a_run(tmp_path, base), config=config, num_models=1)
+    corpus = write_corpus(tmp_path / "short.jsonl", [{"user": "u", "text": "a b c d e f g h"}])
+    lines: list[str] = []
+    train_ensemble(replace(run, corpus=corpus), say=lines.append)
+    (said,) = (line for line in lines if line.startswith("hidden states: at most"))
+    allowed = int(said.split("at most ")[1].split(" bytes")[0].replace(",", ""))
+    hidden = Ensemble.from_pretrained(base, run.output).config.hidden_size
+    assert max(stored) == 2 * 32 * hidden * 4 <= allowed
+
+
+def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, base)
+
+    def refuses(reason: str, changed: TrainingRun, **settings: Any) -> None:
+        with pytest.raises(ValueError, match=reason):
+            quietly(changed, **settings)
+
+    refuses(
+        "block_size must be <= the base's 32", replace(run, config=replace(CONFIG, block_size=64))
+    )
+    unknown = replace(CONFIG, target_modules=("lm_head", "nosuch"))
+    refuses("target_modules must name linear layers of .*'nosuch'", replace(run, config=unknown))
+    refuses("workers must be >= 1, got 0", run, workers=0)
+    refuses("ranks must be at most the 4 members, got 5", run, place=Place(0, 5))
+    refuses("revision applies to hub names", replace(run, revision="main"))
+    for text, reason in (("12", "64 hexadecimal digits"), ("x" * 64, "64 hexadecimal digits")):
+        (tmp_path / "operator.key").write_text(text)
+        refuses(reason, run)
+    (tmp_path / "operator.key").write_text(KEY)
+    (tmp_path / "operator.key").chmod(0o644)
+    refuses("readable by its owner alone", run)
+    refuses("key file must exist", replace(run, key_file=tmp_path / "none"))
+    (tmp_path / "operator.key").chmod(0o600)
+    (tmp_path / "empty.jsonl").write_text("")
+    empty = replace(run.corpus, source=str(tmp_path / "empty.jsonl"))
+    refuses("corpus must hold text", replace(run, corpus=empty))
+    foreign = tmp_path / "foreign"
+    (foreign / "member-000").mkdir(parents=True)
+    refuses("does not say how it was trained", replace(run, output=foreign))
+    (tmp_path / "open.private").mkdir()
+    (tmp_path / "open.private").chmod(0o755)
+    refuses("open to its owner alone", replace(run, output=tmp_path / "open"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_models": 0}, "num_models must be an integer >= 1, got 0"),
+        ({"threads": 0}, "threads must be an integer >= 1, got 0"),
+        ({"seed": 0.5}, "seed must be an integer, got 0.5"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be in"),
+        (
+            {"validation_fraction": 0.0, "config": replace(CONFIG, early_stopping=True)},
+            "validation_fraction must be > 0 with early_stopping",
+        ),
+        ({"device": "tpu"}, "device must be one of"),
+        ({"dtype": "float16"}, "dtype must be one of"),
+    ],
+)
+def test_run_refusals(base: Path, tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        a_run(tmp_path, base, **change)
+
+
+def test_divergence_is_refused(base: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, base, config=replace(CONFIG, learning_rate=1e30, epochs=8))
+    with pytest.raises(ValueError, match="member-00.: training diverged"):
+        quietly(run)
+
+
+def test_bfloat16_base(base: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, base, dtype="bfloat16")
+    quietly(run)
+    assert Ensemble.from_pretrained(base, run.output).num_models == NUM_MODELS
