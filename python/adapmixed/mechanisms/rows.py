@@ -6,7 +6,7 @@ So what holds for every query holds for the shaped rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,32 @@ class Rows:
     tokens: Tensor | None
     vocab_size: int
 
+    def apart_from(self, *logits: Tensor) -> Rows:
+        """Return these rows, each copied if it shares memory with one of these logits."""
+        memory = {one.untyped_storage().data_ptr() for one in logits}
+        private, public = (
+            one.clone() if one.untyped_storage().data_ptr() in memory else one
+            for one in (self.private, self.public)
+        )
+        return replace(self, private=private, public=public)
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
+        positions = len(self.public)
+        if not isinstance(targets, Tensor):
+            raise ValueError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
+        if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
+            raise ValueError(
+                f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "
+                f"{tuple(targets.shape)}"
+            )
+        outside = ((targets < 0) | (targets >= self.vocab_size)).nonzero()
+        if outside.numel():
+            at = int(outside[0])
+            raise ValueError(
+                f"targets[{at}] must be a token in [0, {self.vocab_size}), got {int(targets[at])}"
+            )
+
     def released(self, places: Tensor) -> Tensor:
         """Return the (B,) tokens of the vocabulary at (B,) places among those kept."""
         if self.tokens is None:
@@ -43,6 +69,21 @@ class Rows:
             return targets, torch.ones_like(targets, dtype=torch.bool)
         found = self.tokens == targets.unsqueeze(1)
         return found.to(torch.int64).argmax(1), found.any(1)
+
+
+class Versions:
+    """Torch's counters of the changes of tensors, as they are now; none of inference mode."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._found = [(one, one._version) for one in tensors if not one.is_inference()]
+
+    def check(self) -> None:
+        """Raise ValueError if one of the logits has been changed in place."""
+        if any(one._version != version for one, version in self._found):
+            raise ValueError(
+                "private_logits and public_logits must not be changed between propose and release: "
+                "the charged distribution is that of the proposed values"
+            )
 
 
 LEAST_TEMPERATURE = 1e-3
