@@ -693,6 +693,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "nothing private in the open",
+        "an error tells that a shaped private row is beyond the operators' limit",
+        "python/adapmixed/mechanisms/rows.py",
+        "logits.sub_(torch.where(far, largest, 0.0)).div_(temperature)",
+        "logits.div_(temperature)",
+        (_MECHANISMS + "test_shaped.py::test_no_finite_row_raises_once_rows_are_shaped",),
+    ),
+    Fault(
+        "nothing private in the open",
         "the line of a finished member tells its validation loss",
         "python/adapmixed/training/progress.py",
         'self.say(f"{name}: finished (',

@@ -86,14 +86,16 @@ class Versions:
             )
 
 
-LEAST_TEMPERATURE = 1e-3
-"""Divided by less, logits that models give reach the operators' limit of 1e6, and whether a private
-row does would show."""
+LARGEST = 2.0**18
+"""Size of a shaped row's largest logit beyond which the row is shifted: the operators raise at 1e6,
+and whether a private row does would show. Every dtype holds it, or nothing beyond it."""
+
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def check_shape(temperature: float, top_k: int | None) -> None:
     """Raise unless rows can be shaped so."""
-    check_number("temperature", temperature, least=LEAST_TEMPERATURE)
+    check_number("temperature", temperature, above=0.0, least=_FLOAT32.tiny, most=_FLOAT32.max)
     check_optional_count("top_k", top_k)
 
 
@@ -106,12 +108,15 @@ def shaped(
 ) -> Rows:
     """Return the rows with this temperature and the `top_k` likeliest tokens of the public model.
 
-    A private row without any of these tokens is the public one. Divided logits are float32.
+    A private row without any of these tokens is the public one. Divided logits are float32. A row
+    whose largest logit would be beyond ±2^18 is shifted by it first, which changes no probability:
+    so no finite logits raise, whatever the private rows are. Nothing is shifted if nothing is
+    shaped.
 
     Args:
         private_logits: (N, B, V).
         public_logits: (B, V).
-        temperature: ≥ 0.001, divides every logit.
+        temperature: > 0 and a normal float32 number, divides every logit.
         top_k: ≥ 1; None keeps all tokens.
 
     Raises:
@@ -128,10 +133,22 @@ def shaped(
         empty = torch.isneginf(private.amax(-1))
         private[empty] = public.expand_as(private)[empty]
     if temperature != 1.0:  # one copy of what an answer's memory consists of: `shaped_bytes`
-        private, public = (
-            one.to(torch.float32, copy=True).div_(temperature) for one in (private, public)
-        )
+        private, public = (one.to(torch.float32, copy=True) for one in (private, public))
+    if tokens is not None or temperature != 1.0:
+        for logits in (private, public):
+            _divide(logits, temperature)
     return Rows(private, public, tokens, vocab_size)
+
+
+def _divide(logits: Tensor, temperature: float) -> None:
+    """Divide in place; from rows that would be beyond ±`LARGEST`, subtract the largest logit first.
+
+    Other rows, and those with NaN, +inf or no finite logit, are only divided, to the same bits.
+    What is too small for the dtype afterwards is -inf: its probability is 0 in any case.
+    """
+    largest = logits.amax(-1, keepdim=True)
+    far = largest.isfinite() & ((largest / temperature).abs() > LARGEST)
+    logits.sub_(torch.where(far, largest, 0.0)).div_(temperature)
 
 
 def shaped_bytes(
