@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from exact import Step, algorithm_1
+from exact import Step, algorithm_1, stated
 from torch import Tensor
 
 import adapmixed_ext as ops
@@ -56,4 +56,4 @@ def propose(mechanism: AdaPMixED, private: Tensor, public: Tensor, seed: int = S
 
 
 def events_of(proposal: Proposal, kind: type) -> list[Any]:
-    return [event for event in proposal.events(None) if isinstance(event, kind)]
+    return [event for event in stated(proposal) if isinstance(event, kind)]

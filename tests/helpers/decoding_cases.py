@@ -23,6 +23,7 @@ from adapmixed.mechanisms import (
     Rows,
     Unprotected,
 )
+from adapmixed.mechanisms.charge import Charge
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
@@ -113,22 +114,8 @@ class SpyProposal:
     def ensemble(self) -> str | None:
         return self.inner.ensemble
 
-    def begin(self) -> None:
-        self.inner.begin()
-
-    def individual_charges(self) -> NDArray[np.float64]:
-        return self.inner.individual_charges()
-
-    def events(self, active: NDArray[np.bool_] | None) -> Any:
-        self.mechanism.log.append(("events", active))
-        return self.inner.events(active)
-
-    def settle(self, active: NDArray[np.bool_] | None) -> None:
-        self.inner.settle(active)
-
-    def fail(self) -> None:
-        self.mechanism.log.append(("fail", None))
-        self.inner.fail()
+    def begin(self) -> SpyCharge:
+        return SpyCharge(self.inner.begin(), self.mechanism.log)
 
     def release(self) -> Answer:
         answer = self.inner.release()
@@ -139,3 +126,23 @@ class SpyProposal:
             answer = Answer(forced, None, answer.public)
         self.mechanism.log.append(("release", answer.tokens))
         return answer
+
+
+@dataclass(frozen=True)
+class SpyCharge:
+    inner: Charge
+    log: list[tuple[str, Any]]
+
+    def individual_charges(self) -> NDArray[np.float64]:
+        return self.inner.individual_charges()
+
+    def events(self, active: NDArray[np.bool_] | None) -> Any:
+        self.log.append(("events", active))
+        return self.inner.events(active)
+
+    def settle(self, active: NDArray[np.bool_] | None) -> None:
+        self.inner.settle(active)
+
+    def fail(self) -> None:
+        self.log.append(("fail", None))
+        self.inner.fail()

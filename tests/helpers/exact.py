@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 import mpmath
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,9 +29,25 @@ FLOOR = 1e-12  # what the accounting adds to every loss
 ERROR = 1e-6  # relative, likewise
 
 
+def stated(proposal: Proposal, active: Any = None) -> Sequence[Any]:
+    """All events that an accountant would be told; nobody is charged."""
+    return proposal._charge.events(active)
+
+
+def individual(proposal: Proposal) -> np.ndarray:
+    """(N, B) individual charges, likewise."""
+    return proposal._charge.individual_charges()
+
+
+def settled(proposal: Proposal, active: Any = None) -> Proposal:
+    """The proposal, which can be released though nobody is charged."""
+    proposal.begin().settle(active)
+    return proposal
+
+
 def costs(proposal: Proposal) -> list[Any]:
     """The events of a proposal by hand, without what they say about its seeded source."""
-    events = proposal.events(None)
+    events = stated(proposal)
     caveats = [event for event in events if isinstance(event, Caveat)]
     assert caveats == [Caveat(name) for name in ("seeded", "shards", "base")]
     return [event for event in events if not isinstance(event, Caveat)]
@@ -38,8 +55,7 @@ def costs(proposal: Proposal) -> list[Any]:
 
 def uncharged(proposal: Proposal) -> Answer:
     """The answer if nobody is charged: for tests of the answer, more of them than any plan has."""
-    proposal.settle(None)
-    return proposal.release()
+    return settled(proposal).release()
 
 
 def answered_from_q(proposal: Proposal) -> Tensor:
@@ -95,7 +111,7 @@ def members(
     proposal: Proposal, private: Tensor, public: Tensor, b: int
 ) -> tuple[list[Vector], Vector]:
     """(p_bar_i of every member, q) at position b, by the weights that the proposal answers with."""
-    projection = proposal.distribution.projection
+    projection: Any = proposal._prepared.distribution.projection
     q = softmax(public[b])
     weights = zip(
         projection.weight[:, b].tolist(), projection.complement[:, b].tolist(), strict=True

@@ -20,7 +20,7 @@ from adapmixed_cases import (
     events_of,
     propose,
 )
-from exact import answered_from_q, costs, log_probs, uncharged
+from exact import answered_from_q, costs, log_probs, stated, uncharged
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly
@@ -232,7 +232,7 @@ def test_fixed_loss_is_charged_for_every_query() -> None:
     assert torch.equal(uncharged(proposal).tokens, uncharged(other).tokens)
     # The charge does not follow the outcome: the same when nothing passes.
     nothing = propose(AdaPMixED(**(SETTINGS | dict(loss="fixed", threshold=0.0))), private, public)
-    assert nothing.events(None) == proposal.events(None)
+    assert stated(nothing) == stated(proposal)
     accountant = Accountant(1e-5)
     accountant.charge(nothing)
     guarantee = accountant.guarantee()

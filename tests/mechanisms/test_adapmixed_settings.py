@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from adapmixed_cases import MODELS, POSITIONS, SETTINGS, ensemble, events_of, propose
-from exact import answered_from_q, losses
+from exact import answered_from_q, losses, stated
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms import AdaPMixED
@@ -76,7 +76,7 @@ def test_paper_screening_total() -> None:
     (event,) = events_of(proposal, GaussianScreening)
     accountant = Accountant(1e-5)
     for _ in range(9728):
-        accountant.add(proposal.events(None))
+        accountant.add(stated(proposal))
     assert accountant.breakdown()["screening"] == pytest.approx(0.00175, abs=2e-6)
     assert accountant.breakdown()["conversion"] == pytest.approx(0.45005, abs=5e-6)
     assert (event.weight, event.sigma, event.num_models) == (1e-4, 1e-2, 100)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from exact import answered_from_q, costs, log_probs, uncharged
+from exact import answered_from_q, costs, individual, log_probs, settled, stated, uncharged
 from test_enumerated import GRIDS, both_ways, everything
 from torch import Tensor
 
@@ -84,7 +84,7 @@ def test_no_neighbour_of_a_pool_costs_more_than_its_range(
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
     """(N, B)."""
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    return torch.from_numpy(proposal.individual_charges())
+    return torch.from_numpy(individual(proposal))
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -126,13 +126,12 @@ def test_an_exhausted_member_answers_as_an_emptied_one_to_the_last_bit(
     found, logs = [], []
     for rows, active in ((private, others), (emptied, every), (emptied, others), (emptied, None)):
         proposal = mechanism.propose(rows, public, rng=SeededRandom(0))
-        proposal.settle(None if active is None else active.numpy())
-        answer = proposal.distribution
+        answer = settled(proposal, None if active is None else active.numpy()).distribution
         found.append(answer.probabilities())
         logs.append(torch.stack([answer.log_prob(torch.full((40,), v)) for v in range(0, 700, 50)]))
     for same in (found, logs):
         assert all(torch.equal(same[0], other) for other in same[1:])
-    whole = mechanism.propose(private, public, rng=SeededRandom(0)).distribution
+    whole = settled(mechanism.propose(private, public, rng=SeededRandom(0))).distribution
     assert not torch.equal(whole.probabilities(), found[0])
 
 
@@ -189,10 +188,10 @@ def test_a_charge_does_not_depend_on_the_other_shards(
         for t in range(answers):
             query = here[:, t : t + 1].contiguous(), public[t : t + 1]
             proposal = mechanism.propose(*query, rng=SeededRandom(0), top_k=top_k)
-            own = torch.from_numpy(proposal.individual_charges())
+            own = torch.from_numpy(individual(proposal))
             accountant.charge(proposal)
             assert proposal._active is not None
-            events = proposal.events(proposal._active.numpy())
+            events = stated(proposal, proposal._active.numpy())
             (paid,) = (torch.tensor(e.charge) for e in events if isinstance(e, IndividualCharge))
             found.append((own[:, 0], paid[:, 0], torch.from_numpy(accountant.spent)))
         assert bool((found[-1][1] == 0).any()) and bool((found[0][1] > 0).any())  # some retire
@@ -249,7 +248,7 @@ def test_a_sure_query_is_answered_from_q_for_nothing(mechanism: Mechanism) -> No
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
     assert answered_from_q(proposal).tolist() == [False, True]
     assert [event.queries for event in costs(proposal)] == [1, 1]
-    assert (proposal.individual_charges()[:, 1] == 0).all()
+    assert (individual(proposal)[:, 1] == 0).all()
     q = torch.log_softmax(public.double(), 1)
     there = log_probs(mechanism, private, public)
     assert torch.allclose(there[1], q[1], atol=1e-12)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from exact import answered_from_q, log_probs, mean, members, uncharged
+from exact import answered_from_q, log_probs, mean, members, settled, uncharged
 from protocol_cases import MECHANISMS, MODELS, SCREENED, VOCAB, every, logits, propose
 from torch import Tensor
 
@@ -31,7 +31,7 @@ def test_the_distribution_sums_to_one(name: str) -> None:
 def test_what_is_scored_what_is_sampled_and_what_is_charged_is_one_distribution(name: str) -> None:
     """log_prob, the sampler's probabilities and the weights of the proposal agree to 1e-13."""
     private, public = logits(12)
-    proposal = propose(name)
+    proposal = settled(propose(name))
     found = scored(name, 12).exp()
     sampled = proposal.distribution.probabilities()
     torch.testing.assert_close(found, sampled, rtol=1e-13, atol=0.0)
@@ -85,8 +85,7 @@ def test_tokens_are_drawn_from_the_distribution_to_the_last_bit(
 
     sample = ops.sample
     monkeypatch.setattr(ops, "sample", watched)
-    proposal = propose(name)
-    proposal.settle(None)
+    proposal = settled(propose(name))
     expected = proposal.distribution.probabilities()
     proposal.release()
     assert torch.equal(torch.cat(drawn), expected)

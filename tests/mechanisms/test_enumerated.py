@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from exact import costs, log_probs
+from exact import costs, log_probs, stated
 from torch import Tensor
 
 import adapmixed_ext as ops
@@ -63,7 +63,7 @@ def test_no_neighbour_costs_more_than_its_charge(
     private, public = everything(*GRIDS[grid])
     mechanism = AdaPMixED(order, beta, screen=None, adjacency=adjacency)
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    (event,) = [one for one in proposal.events(None) if isinstance(one, LeaveOneOutLoss)]
+    (event,) = [one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss)]
     charge = torch.from_numpy(event.loss.copy())[:, :, 0] * (1 + ops.loss_error) + 1e-12
     here = log_probs(mechanism, private, public)
     for i, neighbour in enumerate(neighbours(private, public, adjacency)):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from exact import log_probs
+from exact import individual, log_probs, settled, stated
 from torch import Tensor
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, Proposal
@@ -43,7 +43,7 @@ def bounded(mechanism: Mechanism, amount: float) -> Accountant:
 
 def first_alone(mechanism: Mechanism) -> Accountant:
     """With a budget that the first member's charges keep to, and no other's."""
-    return bounded(mechanism, 1.5 * float(proposed(mechanism).individual_charges()[0].sum()))
+    return bounded(mechanism, 1.5 * float(individual(proposed(mechanism))[0].sum()))
 
 
 def active(*members: int) -> np.ndarray:
@@ -57,16 +57,15 @@ def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
     """What is drawn, what is scored and what is charged are of the same members."""
     accountant, proposal = first_alone(mechanism), proposed(mechanism)
     accountant.charge(proposal)
-    own = proposal.individual_charges()
+    own = individual(proposal)
     assert (accountant.spent[1:] == 0).all()
     assert accountant.spent[0] == pytest.approx(own[0].sum(), rel=1e-12)
-    (event,) = (one for one in proposal.events(active(0)) if isinstance(one, IndividualCharge))
+    (event,) = (one for one in stated(proposal, active(0)) if isinstance(one, IndividualCharge))
     assert (event.charge == np.where(active(0), own, 0.0)).all()
     private, public = logits()
     alone = torch.stack([private[0], public, public])
     expected = log_probs(mechanism, alone, public)
-    there = mechanism.propose(alone, public, rng=SeededRandom(0))
-    there.settle(None)
+    there = settled(mechanism.propose(alone, public, rng=SeededRandom(0)))
     found = [one.distribution.probabilities() for one in (proposal, there)]
     assert torch.equal(*found)
     assert torch.equal(proposal.release().tokens, there.release().tokens)
@@ -81,7 +80,7 @@ def test_nobody_is_charged_whose_member_answered_the_public_distribution(
     mechanism: Mechanism,
 ) -> None:
     """And everybody may: the answers go on, they cost nothing, and they are q."""
-    accountant = bounded(mechanism, float(proposed(mechanism).individual_charges().min()) / 2)
+    accountant = bounded(mechanism, float(individual(proposed(mechanism)).min()) / 2)
     for _ in range(3):
         proposal = proposed(mechanism)
         accountant.charge(proposal)
@@ -97,7 +96,7 @@ def test_nobody_is_charged_whose_member_answered_the_public_distribution(
 @charged
 def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
     """That all are exhausted depends on private data; that a public rule answered does not."""
-    own = proposed(mechanism).individual_charges()
+    own = individual(proposed(mechanism))
     for amount in (own.min() / 2, 1.5 * own[0].sum(), own.sum()):
         proposal = proposed(mechanism)
         bounded(mechanism, float(amount)).charge(proposal)
@@ -111,7 +110,7 @@ def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
 def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> None:
     """A batch is charged as its positions are, one after the other."""
     positions = 12
-    own = proposed(mechanism, positions).individual_charges()
+    own = individual(proposed(mechanism, positions))
     amount = float(own.sum(1).max()) / 3
     together, one_by_one = bounded(mechanism, amount), bounded(mechanism, amount)
     proposal = proposed(mechanism, positions)
@@ -148,13 +147,13 @@ def test_a_mask_changed_in_place_is_another_one(mechanism: Mechanism) -> None:
     """Whoever holds the array that was charged cannot change who answers."""
 
     accountant, proposal = first_alone(mechanism), proposed(mechanism)
-    held, settle = [], proposal.settle
+    held, settle = [], proposal._charge.settle
 
     def holding(members: np.ndarray) -> None:
         held.append(members)
         settle(members)
 
-    proposal.settle = holding  # type: ignore[method-assign]
+    proposal._charge.settle = holding  # type: ignore[method-assign]
     accountant.charge(proposal)
     before = proposal.distribution.probabilities()
     held[0].fill(True)
@@ -164,7 +163,7 @@ def test_a_mask_changed_in_place_is_another_one(mechanism: Mechanism) -> None:
 def test_threads_share_one_budget() -> None:
     """Whatever the order in which they charge: no shard spends more than it has."""
     mechanism = CHARGED[0]
-    own = proposed(mechanism).individual_charges().sum(1)
+    own = individual(proposed(mechanism)).sum(1)
     for _ in range(20):
         accountant, start = bounded(mechanism, 2.5 * float(own.max())), threading.Barrier(4)
 
@@ -175,7 +174,7 @@ def test_threads_share_one_budget() -> None:
             proposal = proposed(mechanism)
             accountant.charge(proposal)
             assert proposal._active is not None
-            return np.where(proposal._active.numpy(), proposal.individual_charges(), 0.0).sum(1)
+            return np.where(proposal._active.numpy(), individual(proposal), 0.0).sum(1)
 
         with ThreadPoolExecutor(4) as pool:
             paid = sum(pool.map(attempt, range(4)))
@@ -216,7 +215,7 @@ def test_logits_changed_under_a_budget_raise(mechanism: Mechanism) -> None:
     for active in (np.ones((3, 2), bool), contributing):
         private = public.expand(3, 2, 9) + torch.randn(3, 2, 9, generator=generator)
         proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-        proposal.settle(active)
+        settled(proposal, active)
         private.copy_(private.flip(-1))
         with pytest.raises(ValueError, match="must not be changed between propose and release"):
             proposal.release()

@@ -11,7 +11,17 @@ from itertools import islice
 import mpmath
 import pytest
 import torch
-from exact import both_ways, costs, cover, losses, mean, members, mpf, random_ensembles
+from exact import (
+    both_ways,
+    costs,
+    cover,
+    losses,
+    mean,
+    members,
+    mpf,
+    random_ensembles,
+    stated,
+)
 from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED, Proposal
@@ -47,7 +57,7 @@ def test_every_neighbour_costs_at_most_its_charge(adjacency: str) -> None:
         order, beta = ORDERS[turn % 7], LEAKAGES[turn % 6]
         mechanism = AdaPMixED(order, beta, screen=None, adjacency=adjacency)
         proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-        (event,) = [e for e in proposal.events(None) if isinstance(e, LeaveOneOutLoss)]
+        (event,) = [e for e in stated(proposal) if isinstance(e, LeaveOneOutLoss)]
         charges = event.loss[:, 0, 0].tolist()
         assert losses(proposal)[:, 0, 0].tolist() == charges
         here = answer(mechanism, private, public)
@@ -105,7 +115,7 @@ def test_fixed_loss_covers_every_emptied_member(beta: float) -> None:
 
 
 def weights(proposal: Proposal) -> torch.Tensor:
-    return proposal.distribution.projection.weight
+    return proposal._prepared.distribution.projection.weight
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])

@@ -6,18 +6,20 @@ import copy
 import math
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from exact import answered_from_q
+from exact import answered_from_q, settled, stated
 from protocol_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, every, logits, propose, same
 from torch import Tensor
 
-from adapmixed.mechanisms import AdaPMixED, Answer, ClippedLogPool, Proposal, PublicOnly
+from adapmixed.mechanisms import AdaPMixED, Answer, ClippedLogPool, Proposal, PublicOnly, shaped
 from adapmixed.privacy import Accountant, BudgetSpentError, Caveat
 from adapmixed.rng import SecureRandom, SeededRandom
 
@@ -35,8 +37,8 @@ def test_events_are_known_before_the_token_is_drawn(name: str) -> None:
     # Screening noise or a subset for each of the 12 positions, but no token.
     screened = "adapmixed" in name and "no-screen" not in name
     assert draws == (12 if screened or name == "pmixed-published-subsampled" else 0)
-    events = proposal.events(None)
-    assert events and same(events, proposal.events(None))
+    events = stated(proposal)
+    assert events and same(events, stated(proposal))
     accountant = Accountant(1e-5)
     accountant.charge(proposal)
     assert accountant.guarantee().queries == 12
@@ -45,18 +47,20 @@ def test_events_are_known_before_the_token_is_drawn(name: str) -> None:
     assert rng.draws > draws
     assert tokens is not None and tokens.dtype == torch.int64 and tokens.shape == (12,)
     assert bool(((tokens >= 0) & (tokens < VOCAB)).all())
-    assert same(events, proposal.events(None))
+    assert same(events, stated(proposal))
 
 
 @every
 def test_nothing_is_released_before_the_charge(name: str) -> None:
-    """Neither tokens nor log p, nor which queries a screening has stopped."""
+    """Neither tokens nor log p, nor from what, nor which queries a screening has stopped."""
     for targets in (None, torch.zeros(12, dtype=torch.int64)):
         rng = CountingRandom(1)
         proposal = propose(name, rng=rng, targets=targets)
         draws = rng.draws
         with pytest.raises(ValueError, match="must be charged before its release .* is proposed"):
             proposal.release()
+        with pytest.raises(ValueError, match="must be charged before its release .* is proposed"):
+            _ = proposal.distribution
         assert rng.draws == draws
         assert not hasattr(proposal, "public") and not hasattr(proposal, "tokens")
         charged(proposal)
@@ -75,6 +79,29 @@ def test_a_second_charge_raises_and_costs_nothing(name: str) -> None:
     with pytest.raises(ValueError, match="must be charged once"):
         accountant.charge(proposal)
     assert proposal.release().tokens is tokens
+
+
+@every
+def test_a_charge_is_begun_once_and_ends_once(name: str) -> None:
+    """Nobody else reads what an answer costs, or has another one released for the same charge."""
+    for last in ("settled", "failed"):
+        proposal = propose(name)
+        begun = proposal.begin()
+        for attempt in (proposal.begin, lambda one=proposal: Accountant(1e-5).charge(one)):
+            with pytest.raises(ValueError, match="must be charged once, .* is being charged"):
+                attempt()
+        for attempt in (proposal.release, lambda one=proposal: one.distribution):
+            with pytest.raises(ValueError, match="before its release .* it is being charged"):
+                attempt()
+        begun.settle(None) if last == "settled" else begun.fail()
+        for attempt in (lambda one=begun: one.settle(None), begun.fail, proposal.begin):
+            with pytest.raises(ValueError, match="must be charged once, got one that is"):
+                attempt()
+        if last == "settled":
+            assert proposal.release().tokens is not None
+        else:
+            with pytest.raises(ValueError, match="its charge failed"):
+                proposal.release()
 
 
 @every
@@ -118,7 +145,7 @@ def test_a_seeded_source_beside_a_ledger_kills_the_proposal(name: str, tmp_path:
             proposal.release()
         assert accountant.queries == 0
         accountant.charge(secure := propose(name, rng=SecureRandom()))
-        assert Caveat("seeded") not in secure.events(None)
+        assert Caveat("seeded") not in stated(secure)
         assert secure.release().tokens is not None
 
 
@@ -127,7 +154,7 @@ def test_seeded_answers_repeat(name: str) -> None:
     runs = []
     for seed in (5, 5, 6):
         proposal = propose(name, positions=40, seed=seed)
-        runs.append((proposal.events(None), charged(proposal)))
+        runs.append((stated(proposal), charged(proposal)))
     assert same(runs[0][0], runs[1][0])
     assert torch.equal(runs[0][1].tokens, runs[1][1].tokens)
     assert torch.equal(runs[0][1].public, runs[1][1].public)
@@ -161,7 +188,7 @@ def test_targets_change_neither_events_nor_the_randomness_of_the_proposal(name: 
     targets = torch.arange(12) % VOCAB
     rng = CountingRandom(5)
     scored, plain = propose(name, rng=rng, targets=targets), propose(name)
-    assert same(scored.events(None), plain.events(None))
+    assert same(stated(scored), stated(plain))
     assert torch.equal(answered_from_q(scored), answered_from_q(plain))
     draws = rng.draws
     answer = charged(scored)
@@ -243,11 +270,19 @@ def test_unprotected_has_no_guarantee() -> None:
 @every
 @pytest.mark.parametrize("when", ["before the charge", "after it"])
 @pytest.mark.parametrize("targets", [None, torch.zeros(3, dtype=torch.int64)], ids=["", "targets"])
-def test_logits_changed_after_proposing_raise(name: str, when: str, targets: Tensor | None) -> None:
+@pytest.mark.parametrize("given", ["logits", "shaped logits", "rows"])
+def test_logits_changed_after_proposing_raise(
+    name: str, when: str, targets: Tensor | None, given: str
+) -> None:
     """The charged distribution is that of the proposed values."""
-    for index in range(1 if name == "public" else 2):
+    mechanism, settings = MECHANISMS[name], {"rng": SeededRandom(0), "targets": targets}
+    for index in range(2):
         rows = logits(3)
-        proposal = MECHANISMS[name].propose(*rows, rng=SeededRandom(0), targets=targets)
+        if given == "rows":
+            proposal = mechanism.propose_rows(shaped(*rows), **settings)
+        else:
+            shape = {"temperature": 0.5, "top_k": 4} if given == "shaped logits" else {}
+            proposal = mechanism.propose(*rows, **settings, **shape)
         accountant = Accountant(1e-5)
         if when == "after it":
             accountant.charge(proposal)
@@ -258,27 +293,94 @@ def test_logits_changed_after_proposing_raise(name: str, when: str, targets: Ten
             proposal.release()
 
 
+ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "numpy": lambda one: torch.from_numpy(one.numpy()),
+    "data": lambda one: one.data,
+    "dlpack": lambda one: torch.from_dlpack(one),
+}
+
+
 @every
-def test_logits_of_inference_mode_are_kept_as_they_were_proposed(name: str) -> None:
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("when", ["before the charge", "after it"])
+@pytest.mark.parametrize("shape", [{}, {"top_k": 5}, {"temperature": 0.5}], ids=str)
+def test_changes_that_torch_does_not_count_have_no_effect(
+    name: str, alias: str, when: str, shape: dict[str, Any]
+) -> None:
+    """The proposal's rows are its own."""
+    mechanism, targets = MECHANISMS[name], torch.arange(3)
+    expected = charged(
+        mechanism.propose(*logits(3), rng=SeededRandom(0), targets=targets, **shape)
+    ).log_prob
+    private, public = logits(3)
+    together = torch.stack([*private, public])  # in one memory
+    for rows in ((private, public), (together[:-1], together[-1])):
+        versions = [one._version for one in rows]
+        proposal = mechanism.propose(*rows, rng=SeededRandom(0), targets=targets, **shape)
+        if when == "after it":
+            Accountant(1e-5).charge(proposal)
+        for one in rows:
+            before = one.clone()
+            ALIASES[alias](one).mul_(-3.0)
+            assert not torch.equal(one, before)
+        assert [one._version for one in rows] == versions
+        if when != "after it":
+            Accountant(1e-5).charge(proposal)
+        assert torch.equal(proposal.release().log_prob, expected)
+
+
+@every
+def test_the_rows_of_a_charged_proposal_must_not_be_changed_either(name: str) -> None:
+    proposal = settled(propose(name))
+    proposal.distribution.rows.public.neg_()
+    with pytest.raises(ValueError, match="must not be changed between propose and release"):
+        proposal.release()
+
+
+def test_rows_are_copied_once_and_only_if_the_caller_has_them() -> None:
+    private, public = logits(3)
+    spread = torch.stack([private, private], -1)[..., 0], torch.stack([public, public], -1)[..., 0]
+    for given, shape, copied in (
+        ((private, public), {}, True),
+        (spread, {}, False),
+        ((private, public), {"top_k": 3}, False),
+        ((private, public), {"temperature": 0.5}, False),
+    ):
+        rows = shaped(*given, **shape)
+        own = rows.apart_from(*given)
+        assert (own.private is rows.private, own.public is rows.public) == (not copied, not copied)
+        assert torch.equal(own.private, rows.private) and torch.equal(own.public, rows.public)
+    rows = shaped(private, public)
+    proposal = settled(MECHANISMS["unprotected"].propose_rows(rows, rng=SeededRandom(0)))
+    assert proposal.distribution.rows.private is private
+
+
+@every
+@pytest.mark.parametrize("shared", [False, True])
+def test_logits_of_inference_mode_are_kept_as_they_were_proposed(name: str, shared: bool) -> None:
     """They carry no counter of changes, so that a change could not be noticed."""
     with torch.inference_mode():
         rows = [2 * one for one in logits(3)]
-    expected = charged(MECHANISMS[name].propose(*rows, rng=SeededRandom(0))).tokens
-    proposal = MECHANISMS[name].propose(*rows, rng=SeededRandom(0))
-    before = proposal.distribution.probabilities()
+    mechanism = MECHANISMS[name]
+    expected = charged(mechanism.propose(*rows, rng=SeededRandom(0))).tokens
+    if shared:
+        proposal = mechanism.propose_rows(shaped(*rows), rng=SeededRandom(0))
+    else:
+        proposal = mechanism.propose(*rows, rng=SeededRandom(0))
+    before = settled(proposal).distribution.probabilities()
     with torch.inference_mode():
         for one in rows:
             one.neg_()
     assert torch.equal(proposal.distribution.probabilities(), before)
-    assert torch.equal(charged(proposal).tokens, expected)
+    assert torch.equal(proposal.release().tokens, expected)
 
 
 @every
 def test_a_source_that_does_not_say_counts_as_seeded(name: str) -> None:
     source = SeededRandom(5)
     silent = SimpleNamespace(reserve=source.reserve)
-    assert Caveat("seeded") in propose(name, rng=silent).events(None)
-    assert Caveat("seeded") not in propose(name, rng=SecureRandom()).events(None)
+    assert Caveat("seeded") in stated(propose(name, rng=silent))
+    assert Caveat("seeded") not in stated(propose(name, rng=SecureRandom()))
 
 
 def test_threads_cannot_charge_one_answer_twice() -> None:

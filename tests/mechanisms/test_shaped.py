@@ -130,6 +130,83 @@ def test_a_member_that_is_public_stays_public() -> None:
     assert shaped(private, public).public.dtype == torch.bfloat16
 
 
+LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"temperature": 1e-3},
+        {"temperature": 1e-6, "top_k": 5},
+        {"temperature": LEAST},
+        {"temperature": MOST},
+        {"temperature": 1e5, "top_k": 5},
+        {"top_k": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inner", INNER, ids=lambda m: m.name)
+def test_no_finite_row_raises_once_rows_are_shaped(
+    inner: Mechanism, dtype: torch.dtype, shape: dict[str, Any]
+) -> None:
+    """An error would tell how large a private logit is."""
+    private, public = rows(dtype)
+    largest = torch.finfo(dtype).max
+    best = public.topk(5, dim=-1).indices
+    far = private.repeat(2, 1, 1)
+    far[0] *= 1000.0
+    far[1] -= largest / 2
+    far[2].scatter_(-1, best, -largest)  # a top-k keeps only what is far below
+    far[3, :, 4] = largest
+    far[4] = far[4].masked_fill(far[4] < far[4].amax(-1, keepdim=True), -math.inf)
+    for members, base in ((far, public), (private, 1000.0 * public)):
+        for targets in (None, base.argmax(-1)):
+            proposal = inner.propose(members, base, rng=SeededRandom(0), targets=targets, **shape)
+            stated(proposal)
+            answer = proposal.release()
+            assert answer.log_prob is None or not bool(answer.log_prob.isnan().any())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("shape", [{"temperature": 1e-6}, {"top_k": 5}], ids=str)
+def test_rows_that_are_no_logits_raise_shaped_or_not(bad: float, shape: dict[str, Any]) -> None:
+    for member in (None, 1):
+        private, public = rows()
+        (public if member is None else private[member])[0, public[0].argmax()] = bad
+        for given in ({}, shape):
+            with pytest.raises(
+                ValueError, match=r"contains (NaN|\+inf); logits must be finite or -inf"
+            ):
+                Unprotected().propose(private, public, rng=SeededRandom(0), **given)
+    nothing = torch.full_like(rows()[1], -math.inf)
+    with pytest.raises(ValueError, match="no finite"):
+        PublicOnly().propose(rows()[0], nothing, rng=SeededRandom(0), **shape)
+
+
+@pytest.mark.parametrize("temperature", [LEAST, 1e-30, 1e-3, 0.3, 1.0, 7.0, 1e5, 1e20])
+def test_far_rows_keep_their_differences_and_other_rows_their_bits(temperature: float) -> None:
+    private, public = rows()
+    top_k = 6 if temperature == 1.0 else None
+    kept = torch.arange(11).expand(4, 11) if top_k is None else public.topk(top_k).indices
+    for scale, offset in ((1.0, 0.0), (1.0, 2e5), (1.0, -2e6), (1.0, 2e6), (1e6, 1e12)):
+        given = temperature * private.double()
+        given[1] = temperature * (scale * private[1].double() + offset)
+        found = shaped(
+            given.float(), temperature * public, temperature=temperature, top_k=top_k
+        ).private
+        exact = given.float().gather(-1, kept.expand(3, *kept.shape))
+        assert torch.equal(found[0], exact[0] / temperature)
+        assert torch.equal(found[2], exact[2] / temperature)
+        if abs(offset) < 2**18:
+            assert torch.equal(found[1], exact[1] / temperature)
+            continue
+        differences = exact[1].double() - exact[1].double().amax(-1, keepdim=True)
+        torch.testing.assert_close(
+            found[1].double(), differences / temperature, rtol=1e-6, atol=0.0
+        )
+
+
 def test_every_call_has_a_shape_of_its_own() -> None:
     """One accountant, bound to one mechanism: what holds for every query holds for shaped rows."""
     mechanism, accountant = ClippedLogPool(-0.5, 0.5, queries=100), Accountant(1e-5)
@@ -145,10 +222,12 @@ def test_every_call_has_a_shape_of_its_own() -> None:
 @pytest.mark.parametrize(
     "shape,message",
     [
-        ({"temperature": 0.0}, "temperature must be >= 0.001"),
-        ({"temperature": -1.0}, "temperature must be >= 0.001"),
-        ({"temperature": math.nan}, "temperature must be >= 0.001"),
-        ({"temperature": math.inf}, "temperature must be finite"),
+        ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
+        ({"temperature": -1.0}, "temperature must be > 0"),
+        ({"temperature": math.nan}, "temperature must be > 0"),
+        ({"temperature": 1e-39}, "temperature must be >= 1.17549e-38, got 1e-39"),
+        ({"temperature": 1e39}, r"temperature must be <= 3.40282e\+38, got 1e\+39"),
+        ({"temperature": math.inf}, "temperature must be <= "),
         ({"top_k": 0}, "top_k must be an integer >= 1"),
         ({"top_k": 2.0}, "top_k must be an integer"),
     ],

@@ -56,7 +56,7 @@ POOLED, BOXED = Kind(measure=("zcdp", None)), Kind(measure=("renyi", 4.0))
 
 
 class Offer:
-    """A proposal, as an accountant sees it, which keeps what became of it."""
+    """A proposal and its charge, as an accountant sees them, which keeps what became of it."""
 
     def __init__(self, events=(), charges=None, *, mechanism=None, ensemble=None, models=5):
         default = Kind() if charges is None else POOLED
@@ -71,6 +71,7 @@ class Offer:
         if self.states:
             raise ValueError("proposal must be charged once")
         self.states.append("begun")
+        return self
 
     def individual_charges(self):
         return self.charges

@@ -76,7 +76,7 @@ def test_an_exhausted_member_answers_as_a_missing_one(
     missing = private.clone()
     missing[members] = public
     here, there = (mechanism.propose(one, public, rng=SecureRandom()) for one in (private, missing))
-    charges, (measure, order) = here.individual_charges(), mechanism.measure or ("", None)
+    charges, (measure, order) = here._charge.individual_charges(), mechanism.measure or ("", None)
     afforded = ShardBudget(measure, float(charges[members].min()) / 2, order)
     accountant = Accountant(DELTA, epsilon=afforded.epsilon(DELTA))
     accountant.charge(here)

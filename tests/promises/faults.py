@@ -259,7 +259,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/generation/loop.py",
         "            self.accountant.charge(proposal)\n"
         "            tokens = proposal.release().tokens\n",
-        "            proposal.settle(None)\n"
+        "            proposal.begin().settle(None)\n"
         "            tokens = proposal.release().tokens\n"
         "            late = self.mechanism.propose_rows(\n"
         "                replace(rows, private=private),\n"
@@ -310,9 +310,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "charge before draw",
         "a proposal is released without a charge",
-        "python/adapmixed/mechanisms/proposal.py",
-        '            if self._state != "charged":\n',
-        '            if self._state == "not charged":\n',
+        "python/adapmixed/mechanisms/charge.py",
+        "        if self._state != _SETTLED:\n",
+        "        if self._state == _FAILED:\n",
         (_MECHANISMS + "test_protocol.py::test_nothing_is_released_before_the_charge",),
     ),
     Fault(
@@ -323,7 +323,7 @@ FAULTS: tuple[Fault, ...] = (
         "            asked = shaped(*decoder.logits, **shape)\n"
         "            origin = Origin.of(self.ensemble)\n"
         "            proposal = self.mechanism.propose_rows(asked, rng=self.rng, origin=origin)\n"
-        "            proposal.settle(None)\n"
+        "            proposal.begin().settle(None)\n"
         "            tokens[going] = proposal.release().tokens\n"
         "            told = torch.cat([released, tokens[:, None]], dim=1)\n"
         "            if not any(not bool((going & ~stop(told)).any()) for stop in stops):\n"
@@ -341,6 +341,22 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "one draw for one charge",
+        "one proposal is charged twice",
+        "python/adapmixed/mechanisms/charge.py",
+        "        self._advance(_PROPOSED, _BEGUN)\n",
+        "        self._advance(self._state, _BEGUN)\n",
+        (_MECHANISMS + "test_protocol.py::test_a_second_charge_raises_and_costs_nothing",),
+    ),
+    Fault(
+        "one draw for one charge",
+        "a charge that is settled is settled again for other members",
+        "python/adapmixed/mechanisms/charge.py",
+        "self._advance(_BEGUN, _SETTLED,",
+        "self._advance(self._state, _SETTLED,",
+        (_MECHANISMS + "test_protocol.py::test_a_charge_is_begun_once_and_ends_once",),
+    ),
+    Fault(
+        "one draw for one charge",
         "a copy of a proposal has an answer of its own",
         "python/adapmixed/mechanisms/proposal.py",
         "    def __reduce__(self) -> NoReturn:\n",
@@ -350,9 +366,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "one draw for one charge",
         "a mask that the caller changes later is the charged one",
-        "python/adapmixed/mechanisms/proposal.py",
-        "torch.tensor(active, device=device)",
-        "torch.as_tensor(active, device=device)",
+        "python/adapmixed/mechanisms/charge.py",
+        "np.array(active)",
+        "np.asarray(active)",
         (_MECHANISMS + "test_members.py::test_a_mask_changed_in_place_is_another_one",),
     ),
     Fault(
@@ -620,17 +636,25 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "changed logits raise",
         "logits that were changed after they were proposed are drawn from",
-        "python/adapmixed/mechanisms/distribution.py",
-        '        """Draw one token per position, (B,) int64."""\n        self.check_unchanged()\n',
-        '        """Draw one token per position, (B,) int64."""\n',
+        "python/adapmixed/mechanisms/proposal.py",
+        "        self._versions.check()\n",
+        "",
         (_MECHANISMS + "test_protocol.py::test_logits_changed_after_proposing_raise",),
     ),
     Fault(
         "changed logits raise",
+        "a proposal answers from memory that the caller can change unnoticed",
+        "python/adapmixed/mechanisms/proposal.py",
+        "self._proposal(rows.apart_from(*given), given,",
+        "self._proposal(rows, given,",
+        (_MECHANISMS + "test_protocol.py::test_changes_that_torch_does_not_count_have_no_effect",),
+    ),
+    Fault(
+        "changed logits raise",
         "logits made in inference mode are not kept",
-        "python/adapmixed/mechanisms/distribution.py",
-        "**{name: getattr(rows, name).clone()}",
-        "**{name: getattr(rows, name).detach()}",
+        "python/adapmixed/mechanisms/proposal.py",
+        "rows.apart_from(*(one for one in given if one.is_inference()))",
+        "rows",
         (
             _MECHANISMS + "test_protocol.py::"
             "test_logits_of_inference_mode_are_kept_as_they_were_proposed",
@@ -671,6 +695,14 @@ FAULTS: tuple[Fault, ...] = (
         "                    int((released >= 0).sum()),\n"
         "                    self.accountant.state(),\n                )",
         ("tests/commands/test_logging.py::test_private_values_are_in_no_message",),
+    ),
+    Fault(
+        "nothing private in the open",
+        "an error tells that a shaped private row is beyond the operators' limit",
+        "python/adapmixed/mechanisms/rows.py",
+        "logits.sub_(torch.where(far, largest, 0.0)).div_(temperature)",
+        "logits.div_(temperature)",
+        (_MECHANISMS + "test_shaped.py::test_no_finite_row_raises_once_rows_are_shaped",),
     ),
     Fault(
         "nothing private in the open",
@@ -856,8 +888,8 @@ FAULTS: tuple[Fault, ...] = (
         "shards are disjoint",
         "what was not verified is not charged with the answers",
         "python/adapmixed/mechanisms/proposal.py",
-        "caveats = [Caveat(name) for name in self._caveats]",
-        'caveats = [Caveat(name) for name in self._caveats if name == "seeded"]',
+        "caveats = [Caveat(name) for name in origin.caveats]",
+        "caveats = [Caveat(name) for name in origin.caveats[:0]]",
         ("tests/misuse/test_misuse_shards.py::test_a_ledger_remembers_what_was_not_verified",),
     ),
     Fault(
@@ -964,12 +996,13 @@ FAULTS: tuple[Fault, ...] = (
         "            assert tokens is not None  # no targets were given\n"
         "            return tokens\n\n        public = rows.public\n"
         "        return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()\n",
-        "            proposal.settle(None)\n            tokens = proposal.release().tokens\n"
+        "            proposal.begin().settle(None)\n"
+        "            tokens = proposal.release().tokens\n"
         "            assert tokens is not None  # no targets were given\n"
         "            drafts.append(proposal)\n            return tokens\n\n"
         "        public, drafts = rows.public, []\n"
         "        told = ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()\n"
-        '        for proposal in drafts:\n            proposal._state = "proposed"\n'
+        '        for proposal in drafts:\n            proposal._charge._state = "proposed"\n'
         "            self.accountant.charge(proposal)\n        return told\n",
         ("tests/ranks/test_ranks_failures.py::test_no_rank_knows_a_token_before_it_is_charged",),
     ),

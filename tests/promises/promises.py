@@ -26,7 +26,7 @@ PROMISES: dict[str, str] = {
     "emptied is missing": "An emptied member, a missing one and an exhausted one answer alike.",
     "whole statements": "Every epsilon comes with kind, unit, neighbours and caveats.",
     "voiding raises": "What would void a guarantee raises an error before anything is released.",
-    "changed logits raise": "Logits changed between propose and release raise an error.",
+    "changed logits raise": "Logits changed between propose and release raise, or change nothing.",
     "budgets are not copied": "Forks, copies and pickles of what holds a budget raise an error.",
     "nothing private in the open": "No message, log or public result holds a private number.",
     "vocabulary mask": "Ids that stand for no token are never released.",

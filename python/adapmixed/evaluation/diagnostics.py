@@ -198,7 +198,7 @@ def _is_mixture(found: Distribution) -> bool:
 
 
 def _charges(proposal: Proposal) -> NDArray[np.float64] | None:
-    """Return (N, B), what single models are charged, at the first order; None if they are not."""
+    """Return (N, B), what single models were charged, at the first order; None if they were not."""
     prepared, active = proposal._prepared, proposal._active
     if prepared.losses is not None:
         realised: NDArray[np.float64] = _array(prepared.losses[..., 0])

@@ -129,7 +129,7 @@ class PrivateGenerator:
         Args:
             prompts: each is a query at every step until it ends.
             max_new_tokens: ≥ 1, of each prompt.
-            temperature: ≥ 0.001, of all rows before they are projected.
+            temperature: > 0, of all rows before they are projected.
             top_k: keeps the likeliest tokens of the public model before rows are projected.
             stop_strings: end a continuation once they are in it; they are released, and charged.
             refused: options of other libraries that would void the guarantee raise.

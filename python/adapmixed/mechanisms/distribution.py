@@ -35,7 +35,6 @@ class Distribution:
         public_support: False if tokens that q lacks may be drawn, too.
         public_below: tokens with a lower log q are answered from q.
         takes_part: (N, B) bool, the rows that are not q whatever is decided; None: all.
-        versions: torch's counters of changes of the rows as proposed; None: as they are now.
     """
 
     rows: Rows
@@ -43,31 +42,10 @@ class Distribution:
     public_support: bool = True
     public_below: float = -torch.inf
     takes_part: Tensor | None = None
-    versions: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         # Operators that only queue work have not said yet that a row was bad.
         self.projection.check()
-        # The charge is for these values: a later change in place would be another distribution.
-        rows = self.rows
-        for name in ("private", "public"):
-            if getattr(rows, name).is_inference():  # carries no counter of changes: keep a copy
-                rows = replace(rows, **{name: getattr(rows, name).clone()})
-        object.__setattr__(self, "rows", rows)
-        if self.versions is None:
-            object.__setattr__(self, "versions", self._current_versions())
-
-    def _current_versions(self) -> tuple[int, ...]:
-        logits = (self.rows.private, self.rows.public)
-        return tuple(0 if t.is_inference() else t._version for t in logits)
-
-    def check_unchanged(self) -> None:
-        """Raise if logits were changed in place since the distribution was made."""
-        if self._current_versions() != self.versions:
-            raise ValueError(
-                "private_logits and public_logits must not be changed between propose and release: "
-                "the charged distribution is that of the proposed values"
-            )
 
     def of_members(self, active: Tensor) -> Distribution:
         """Return the distribution in which only these members contribute; the others answer q.
@@ -75,7 +53,6 @@ class Distribution:
         Args:
             active: (N, B) bool.
         """
-        self.check_unchanged()
         chosen = active if self.takes_part is None else active & self.takes_part
         if isinstance(self.projection, ops.Clipping):
             return replace(self, projection=replace(self.projection, active=chosen))
@@ -92,7 +69,6 @@ class Distribution:
 
     def sample(self, rng: RandomSource) -> Tensor:
         """Draw one token per position, (B,) int64."""
-        self.check_unchanged()
         probabilities = self.probabilities()
         support = self.rows.public
         if not self.public_support:
@@ -116,12 +92,10 @@ class Distribution:
 
     def likeliest(self) -> Tensor:
         """Return the token of largest probability, (B,) int64: for evaluation alone."""
-        self.check_unchanged()
         return self.rows.released(self.probabilities().argmax(-1))
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return (B,) float64, −inf for a target that is not kept, without forming (B, k)."""
-        self.check_unchanged()
         rows = self.rows
         places, found = rows.places(targets)
         values = ops.log_prob(rows.private, rows.public, self.projection, places)

@@ -12,18 +12,16 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from adapmixed.mechanisms.charge import Charge
 from adapmixed.mechanisms.distribution import Distribution
-from adapmixed.mechanisms.rows import Rows, shaped
-from adapmixed.privacy import Caveat, Event, IndividualCharge
+from adapmixed.mechanisms.rows import Rows, Versions, shaped
+from adapmixed.privacy import Caveat, Event
 from adapmixed_ext import RandomSource
 
 
@@ -87,8 +85,7 @@ class Prepared:
 class Proposal:
     """An answer that waits to be charged; one charge pays for one answer.
 
-    :meth:`release` needs `Accountant.charge` first. The other methods are for the accountant and
-    evaluation: what they return is private, and they do not stop who calls them uncharged.
+    :meth:`release` needs `Accountant.charge` first. :meth:`begin` is for the accountant.
 
     Attributes:
         mechanism: that proposed it.
@@ -104,65 +101,30 @@ class Proposal:
         targets: Tensor | None,
         rng: RandomSource,
         origin: Origin,
+        versions: Versions,
     ) -> None:
         self.mechanism = mechanism
         self.num_models = num_models
         self.ensemble = origin.ensemble
         self._prepared, self._targets, self._rng = prepared, targets, rng
-        self._caveats = origin.caveats
+        self._versions = versions
+        caveats = [Caveat(name) for name in origin.caveats]
         if getattr(rng, "seeded", True):
-            self._caveats = ("seeded", *self._caveats)
-        self._state = "proposed"
-        self._active: Tensor | None = None
+            caveats.insert(0, Caveat("seeded"))
+        charges = None if prepared.charges is None else prepared.charges.cpu().numpy()
+        self._charge = Charge(prepared.events, caveats, charges, mechanism.measure)
         self._answer: Answer | None = None
         self._lock, self._forks = threading.Lock(), _forks
 
-    def begin(self) -> None:
-        """Take the one charge that this proposal can have; the accountant's.
+    def begin(self) -> Charge:
+        """Return the one charge that this proposal can have; the accountant's.
 
         Raises:
             ValueError: it was charged before, its charge failed, or another process made it.
         """
         self._check_process()
-        with self._lock:
-            if self._state != "proposed":
-                raise ValueError(
-                    f"proposal must be charged once, got one that is {self._state}: propose again"
-                )
-            self._state = "being charged"
-
-    def individual_charges(self) -> NDArray[np.float64]:
-        """Return the (N, B) float64 upper bounds that each shard pays if its member contributes."""
-        charges = self._prepared.charges
-        assert charges is not None  # the accountant has checked the mechanism
-        return np.asarray(charges.cpu().numpy(), dtype=np.float64)
-
-    def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]:
-        """Return what the answer costs.
-
-        Args:
-            active: (N, B) bool, members that contribute, each charged on its own; None for the
-                charge of the whole ensemble.
-        """
-        caveats = [Caveat(name) for name in self._caveats]
-        if active is None:
-            return [*self._prepared.events, *caveats]
-        measure = self.mechanism.measure
-        assert measure is not None  # the accountant has checked the mechanism
-        paid = np.where(active, self.individual_charges(), 0.0)
-        return [IndividualCharge(*measure, paid), *caveats]
-
-    def settle(self, active: NDArray[np.bool_] | None) -> None:
-        """Allow the release, of an answer to which these members contribute; the accountant's."""
-        device = self._prepared.public.device
-        with self._lock:
-            self._active = None if active is None else torch.tensor(active, device=device)
-            self._state = "charged"
-
-    def fail(self) -> None:
-        """Forbid the release for ever; the accountant's, if the charge failed."""
-        with self._lock:
-            self._state = "not charged (its charge failed)"
+        self._charge.begin()
+        return self._charge
 
     def release(self) -> Answer:
         """Draw the tokens, or return log p(target) if targets were proposed.
@@ -175,22 +137,29 @@ class Proposal:
         """
         self._check_process()
         with self._lock:
-            if self._state != "charged":
-                raise ValueError(
-                    f"proposal must be charged before its release (Accountant.charge), it is "
-                    f"{self._state}"
-                )
             if self._answer is None:
                 self._answer = self._drawn()
             return self._answer
 
     @property
     def distribution(self) -> Distribution:
-        """What is drawn from, with the members that were charged: private, for evaluation."""
+        """What is drawn from, with the members that were charged: private, for evaluation.
+
+        Raises:
+            ValueError: the proposal was not charged, or logits were changed since it was made.
+        """
+        active = self._active
+        self._versions.check()
         found = self._prepared.distribution
-        if self._active is None or self._prepared.charges is None:
+        if active is None or self._prepared.charges is None:
             return found
-        return found.of_members(self._active)
+        return found.of_members(active)
+
+    @property
+    def _active(self) -> Tensor | None:
+        """(N, B) bool, the members that were charged each on its own."""
+        active = self._charge.settled()
+        return None if active is None else torch.tensor(active, device=self._prepared.public.device)
 
     def _drawn(self) -> Answer:
         distribution, public = self.distribution, self._prepared.public
@@ -273,6 +242,9 @@ class Mechanism(ABC):
     ) -> Proposal:
         """Prepare the answers of B queries without releasing anything.
 
+        The proposal holds rows of its own, (N + 1) B V logits. Until it is dropped it also refers
+        to the given tensors: changes of these that torch counts raise, others have no effect.
+
         Args:
             private_logits: (N, B, V), raw logits.
             public_logits: (B, V).
@@ -284,7 +256,8 @@ class Mechanism(ABC):
             ValueError: as the operators, for bad logits or targets.
         """
         rows = shaped(private_logits, public_logits, temperature=temperature, top_k=top_k)
-        return self.propose_rows(rows, rng=rng, targets=targets)
+        given = private_logits, public_logits
+        return self._proposal(rows.apart_from(*given), given, rng, targets, BY_HAND)
 
     def propose_rows(
         self,
@@ -294,29 +267,30 @@ class Mechanism(ABC):
         targets: Tensor | None = None,
         origin: Origin = BY_HAND,
     ) -> Proposal:
-        """Prepare the answers to rows that were shaped, of an ensemble that may be known."""
+        """Prepare the answers to rows that were shaped, of an ensemble that may be known.
+
+        As :meth:`propose`, but the rows are the proposal's from here on and are not copied. (Those
+        of inference mode are: torch does not count their changes.)
+        """
+        given = rows.private, rows.public
+        own = rows.apart_from(*(one for one in given if one.is_inference()))
+        return self._proposal(own, given, rng, targets, origin)
+
+    def _proposal(
+        self,
+        rows: Rows,
+        given: tuple[Tensor, Tensor],
+        rng: RandomSource,
+        targets: Tensor | None,
+        origin: Origin,
+    ) -> Proposal:
+        """Return the proposal of these rows, which like those given must not change."""
         if targets is not None:
-            _check_targets(targets, len(rows.public), rows.vocab_size)
-        models = len(rows.private)
-        return Proposal(self, models, self._prepare(rows, rng), targets, rng, origin)
+            rows.check_targets(targets)
+        versions = Versions(*given, rows.private, rows.public)
+        prepared = self._prepare(rows, rng)
+        return Proposal(self, len(rows.private), prepared, targets, rng, origin, versions)
 
     @abstractmethod
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         """Return the distribution of the answers and what they cost."""
-
-
-def _check_targets(targets: Tensor, positions: int, vocab_size: int) -> None:
-    """Raise unless these are (B,) int64 tokens, before anything is charged."""
-    if not isinstance(targets, Tensor):
-        raise ValueError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
-    if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
-        raise ValueError(
-            f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "
-            f"{tuple(targets.shape)}"
-        )
-    outside = ((targets < 0) | (targets >= vocab_size)).nonzero()
-    if outside.numel():
-        at = int(outside[0])
-        raise ValueError(
-            f"targets[{at}] must be a token in [0, {vocab_size}), got {int(targets[at])}"
-        )

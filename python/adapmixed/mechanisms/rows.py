@@ -6,7 +6,7 @@ So what holds for every query holds for the shaped rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,32 @@ class Rows:
     tokens: Tensor | None
     vocab_size: int
 
+    def apart_from(self, *logits: Tensor) -> Rows:
+        """Return these rows, each copied if it shares memory with one of these logits."""
+        memory = {one.untyped_storage().data_ptr() for one in logits}
+        private, public = (
+            one.clone() if one.untyped_storage().data_ptr() in memory else one
+            for one in (self.private, self.public)
+        )
+        return replace(self, private=private, public=public)
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
+        positions = len(self.public)
+        if not isinstance(targets, Tensor):
+            raise ValueError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
+        if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
+            raise ValueError(
+                f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "
+                f"{tuple(targets.shape)}"
+            )
+        outside = ((targets < 0) | (targets >= self.vocab_size)).nonzero()
+        if outside.numel():
+            at = int(outside[0])
+            raise ValueError(
+                f"targets[{at}] must be a token in [0, {self.vocab_size}), got {int(targets[at])}"
+            )
+
     def released(self, places: Tensor) -> Tensor:
         """Return the (B,) tokens of the vocabulary at (B,) places among those kept."""
         if self.tokens is None:
@@ -45,14 +71,31 @@ class Rows:
         return found.to(torch.int64).argmax(1), found.any(1)
 
 
-LEAST_TEMPERATURE = 1e-3
-"""Divided by less, logits that models give reach the operators' limit of 1e6, and whether a private
-row does would show."""
+class Versions:
+    """Torch's counters of the changes of tensors, as they are now; none of inference mode."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._found = [(one, one._version) for one in tensors if not one.is_inference()]
+
+    def check(self) -> None:
+        """Raise ValueError if one of the logits has been changed in place."""
+        if any(one._version != version for one, version in self._found):
+            raise ValueError(
+                "private_logits and public_logits must not be changed between propose and release: "
+                "the charged distribution is that of the proposed values"
+            )
+
+
+LARGEST = 2.0**18
+"""Size of a shaped row's largest logit beyond which the row is shifted: the operators raise at 1e6,
+and whether a private row does would show. Every dtype holds it, or nothing beyond it."""
+
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def check_shape(temperature: float, top_k: int | None) -> None:
     """Raise unless rows can be shaped so."""
-    check_number("temperature", temperature, least=LEAST_TEMPERATURE)
+    check_number("temperature", temperature, above=0.0, least=_FLOAT32.tiny, most=_FLOAT32.max)
     check_optional_count("top_k", top_k)
 
 
@@ -65,12 +108,15 @@ def shaped(
 ) -> Rows:
     """Return the rows with this temperature and the `top_k` likeliest tokens of the public model.
 
-    A private row without any of these tokens is the public one. Divided logits are float32.
+    A private row without any of these tokens is the public one. Divided logits are float32. A row
+    whose largest logit would be beyond ±2^18 is shifted by it first, which changes no probability:
+    so no finite logits raise, whatever the private rows are. Nothing is shifted if nothing is
+    shaped.
 
     Args:
         private_logits: (N, B, V).
         public_logits: (B, V).
-        temperature: ≥ 0.001, divides every logit.
+        temperature: > 0 and a normal float32 number, divides every logit.
         top_k: ≥ 1; None keeps all tokens.
 
     Raises:
@@ -87,10 +133,22 @@ def shaped(
         empty = torch.isneginf(private.amax(-1))
         private[empty] = public.expand_as(private)[empty]
     if temperature != 1.0:  # one copy of what an answer's memory consists of: `shaped_bytes`
-        private, public = (
-            one.to(torch.float32, copy=True).div_(temperature) for one in (private, public)
-        )
+        private, public = (one.to(torch.float32, copy=True) for one in (private, public))
+    if tokens is not None or temperature != 1.0:
+        for logits in (private, public):
+            _divide(logits, temperature)
     return Rows(private, public, tokens, vocab_size)
+
+
+def _divide(logits: Tensor, temperature: float) -> None:
+    """Divide in place; from rows that would be beyond ±`LARGEST`, subtract the largest logit first.
+
+    Other rows, and those with NaN, +inf or no finite logit, are only divided, to the same bits.
+    What is too small for the dtype afterwards is -inf: its probability is 0 in any case.
+    """
+    largest = logits.amax(-1, keepdim=True)
+    far = largest.isfinite() & ((largest / temperature).abs() > LARGEST)
+    logits.sub_(torch.where(far, largest, 0.0)).div_(temperature)
 
 
 def shaped_bytes(

@@ -63,7 +63,12 @@ class Proposed(Protocol):
     def num_models(self) -> int: ...
     @property
     def ensemble(self) -> str | None: ...
-    def begin(self) -> None: ...
+    def begin(self) -> Begun: ...
+
+
+class Begun(Protocol):
+    """What the accountant needs of a charge that it has begun; see `mechanisms.charge.Charge`."""
+
     def individual_charges(self) -> NDArray[np.float64]: ...
     def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]: ...
     def settle(self, active: NDArray[np.bool_] | None) -> None: ...
@@ -223,21 +228,21 @@ class Accountant:
                 opened again; this object can charge no more.
         """
         with self._lock:
-            proposal.begin()
+            begun = proposal.begin()
             try:
                 self._check_usable()
                 bound = self._bound(proposal.mechanism, proposal.num_models, proposal.ensemble)
                 active = None
                 if bound.budget is not None:
-                    active = bound.totals.admit(proposal.individual_charges(), bound.budget)
-                events = proposal.events(active)
+                    active = bound.totals.admit(begun.individual_charges(), bound.budget)
+                events = begun.events(active)
                 charged = self._added(bound, events)
                 self._bind(bound)
                 self._commit({"events": events}, charged)
             except BaseException:
-                proposal.fail()
+                begun.fail()
                 raise
-            proposal.settle(active)
+            begun.settle(active)
 
     def add(self, events: Event | Iterable[Event]) -> Accountant:
         """Add one event or several, of answers that this process did not give. Returns self.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.mechanisms import Answer, Mechanism
+from adapmixed.mechanisms import Answer, Mechanism, Proposal
 from adapmixed.privacy import LeaveOneOutLoss
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import RandomSource
@@ -59,9 +59,18 @@ def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) ->
     return changed
 
 
+def uncharged(proposal: Proposal) -> Proposal:
+    """Let a proposal be released though nobody is charged; returns it.
+
+    Attacks ask more often than any plan allows.
+    """
+    proposal.begin().settle(None)
+    return proposal
+
+
 def distribution(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (B, V): the probabilities that a mechanism draws from."""
-    found = mechanism.propose(private, public, rng=SeededRandom(0)).distribution
+    found = uncharged(mechanism.propose(private, public, rng=SeededRandom(0))).distribution
     return np.asarray(found.probabilities().numpy(), dtype=np.float64)
 
 
@@ -73,22 +82,20 @@ def released(
     rng: RandomSource,
     targets: Tensor | None = None,
 ) -> Answer:
-    """Return an answer that nobody is charged for: attacks ask more often than any plan allows."""
-    proposal = mechanism.propose(private, public, rng=rng, targets=targets)
-    proposal.settle(None)
-    return proposal.release()
+    """Return an answer that nobody is charged for."""
+    return uncharged(mechanism.propose(private, public, rng=rng, targets=targets)).release()
 
 
 def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (N, B, K): the losses of AdaPMixED, all of whose queries are answered."""
-    proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    (event,) = (one for one in proposal.events(None) if isinstance(one, LeaveOneOutLoss))
+    events = mechanism.propose(private, public, rng=SeededRandom(0)).begin().events(None)
+    (event,) = (one for one in events if isinstance(one, LeaveOneOutLoss))
     return event.loss
 
 
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (N, B): the individual charges of the members."""
-    return mechanism.propose(private, public, rng=SeededRandom(0)).individual_charges()
+    return mechanism.propose(private, public, rng=SeededRandom(0)).begin().individual_charges()
 
 
 def renyi(p: Array, q: Array, order: float) -> Array:

@@ -73,7 +73,7 @@ def charge_of(
 
 
 class Written:
-    """A proposal whose charges are written out, for `Accountant.charge`.
+    """A proposal, and its one charge, whose costs are written out, for `Accountant.charge`.
 
     Attributes:
         mechanism: of which the charges are.
@@ -86,11 +86,12 @@ class Written:
         self.mechanism, self.num_models, self._charges = mechanism, len(charges), charges[:, None]
         self.active = np.zeros(len(charges), dtype=np.bool_)
 
-    def begin(self) -> None:
-        """As of a `Proposal`."""
+    def begin(self) -> Written:
+        """Return itself."""
+        return self
 
     def fail(self) -> None:
-        """As of a `Proposal`."""
+        """Do nothing: nobody keeps it."""
 
     def individual_charges(self) -> Array:
         """Return them, (N, 1)."""

@@ -135,5 +135,5 @@ def test_the_spent_totals_of_a_leaf_are_those_of_its_charges() -> None:
             temperature=temperature,
             top_k=top_k,  # type: ignore[arg-type]
         )
-        total += proposal.individual_charges()[:, 0]
+        total += proposal.begin().individual_charges()[:, 0]
     assert tree.leaves()[history].spent == pytest.approx(total.tolist(), rel=1e-12)

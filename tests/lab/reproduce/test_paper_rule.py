@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from adapmixed_cases import SEED, SETTINGS, ensemble
-from exact import answered_from_q, losses
+from exact import answered_from_q, losses, stated
 
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant, Guarantee, LeaveOneOutLoss
@@ -44,14 +44,14 @@ def test_the_largest_loss_of_each_query_is_charged_to_all(screen: str | None) ->
     realised = losses(proposal)[..., 0]
     passed = ~answered_from_q(proposal)
     assert bool(passed.all()) == (screen is None)
-    (event,) = (one for one in proposal.events(None) if isinstance(one, LeaveOneOutLoss))
+    (event,) = (one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss))
     largest = realised[:, passed].amax(0)
     assert event.loss[:, :, 0].tolist() == [largest.tolist()] * len(private)
     # The other events, and the realised losses that diagnostics show, are AdaPMixED's own.
     own = inner.propose(private, public, rng=SeededRandom(SEED))
     assert torch.equal(losses(own), losses(proposal))
     others, same = (
-        [one for one in each.events(None) if not isinstance(one, LeaveOneOutLoss)]
+        [one for one in stated(each) if not isinstance(one, LeaveOneOutLoss)]
         for each in (proposal, own)
     )
     assert others == same
