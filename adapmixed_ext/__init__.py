@@ -18,9 +18,8 @@ from .clipping import clip_project
 from .divergence import renyi_divergence
 from .draws import gaussian, sample
 from .ops import leave_one_out, log_prob, loss_error, mixture, project
-from .pooling import log_pool, log_pool_rounding, log_pool_sum
+from .pooling import log_pool
 from .screening import screen
-from .spread import density_ratio_sum
 
 __all__ = [
     "Clipping",
@@ -30,12 +29,9 @@ __all__ = [
     "Screening",
     "build_info",
     "clip_project",
-    "density_ratio_sum",
     "gaussian",
     "leave_one_out",
     "log_pool",
-    "log_pool_rounding",
-    "log_pool_sum",
     "log_prob",
     "loss_error",
     "mixture",

@@ -87,10 +87,9 @@ register(
 
 # leave_one_out: (N, B, K)
 def _leave_one_out(*args: Any) -> Tensor:
-    *inputs, orders, zero_out, num_models, mean_excess = args
+    *inputs, orders, zero_out, num_models = args
     loss = _leave_one_out_fake(*args)
-    mean_pointer = 0 if mean_excess is None else mean_excess.data_ptr()
-    options = list(orders), zero_out, num_models, mean_pointer
+    options = list(orders), zero_out, num_models
     balance = torch.empty_like(inputs[2])
     pointers = loss.data_ptr(), balance.data_ptr()
     on = backend(loss.device)
@@ -103,14 +102,13 @@ def _leave_one_out(*args: Any) -> Tensor:
 
 
 def _leave_one_out_fake(*args: Any) -> Tensor:
-    private_lse, orders = args[2], args[-4]
+    private_lse, orders = args[2], args[-3]
     loss: Tensor = private_lse.new_empty((*private_lse.shape, len(orders)))
     return loss
 
 
 register(
-    f"leave_one_out({WEIGHTED}, float[] orders, bool zero_out, int num_models,"
-    " Tensor? mean_excess) -> Tensor",
+    f"leave_one_out({WEIGHTED}, float[] orders, bool zero_out, int num_models) -> Tensor",
     _leave_one_out,
     _leave_one_out_fake,
 )

@@ -9,56 +9,31 @@ from ._library import refuse_foreign, refuse_targets
 from ._registry import ENSEMBLE, F64, backend, ensemble, register, rows
 from ._types import raise_row_errors
 
-_OPTIONS = (
-    "Tensor? active, Tensor? sum_log_ratio, float lower, float upper, float scale, int num_models"
-)
+_OPTIONS = "Tensor? active, float lower, float upper, float scale, int num_models"
 
 
-def _pointer(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _options(
-    active: Tensor | None, sum_log_ratio: Tensor | None, *numbers: Any
-) -> tuple[float | int, ...]:
-    return (*numbers, _pointer(active), _pointer(sum_log_ratio))
-
-
-def _call(
-    private_logits: Tensor, public_logits: Tensor, options: tuple[Any, ...], *wanted: Tensor | None
-) -> tuple[Tensor, ...]:
-    """Runs log_pool for (log_normaliser, span, sum).
-
-    Gives (private_lse, public_lse, status, public_status).
-    """
-    positions = public_logits.shape[:1]
-    private_lse = private_logits.new_empty(private_logits.shape[:2], dtype=F64)
-    status = torch.empty_like(private_lse, dtype=torch.int32)
-    public_lse = public_logits.new_empty(positions, dtype=F64)
-    public_status = public_logits.new_empty(positions, dtype=torch.int32)
-    on = backend(private_logits.device)
-    shape = tuple(private_logits.shape)
-    found = *wanted, private_lse, status, public_lse, public_status
-    given = wanted[2] is not None or options[-1] != 0  # where sums are kept, or are at hand
-    size = 0 if given else on.workspace("log_pool", shape)
-    on.call(
-        "log_pool", private_logits, shape, rows(private_logits), rows(public_logits), options,
-        *(_pointer(result) for result in found), workspace=size,
-    )  # fmt: skip
-    if on.immediate:
-        raise_row_errors("public_logits", public_status)
-        raise_row_errors("private_logits", status)
-    return private_lse, public_lse, status, public_status
+def _options(active: Tensor | None, *numbers: Any) -> tuple[float | int, ...]:
+    return (*numbers, 0 if active is None else active.data_ptr())
 
 
 # log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status)
 def _log_pool(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits, *options = args
-    log_normaliser, span = _log_pool_fake(*args)[:2]
-    rows_found = _call(
-        private_logits, public_logits, _options(*options), log_normaliser, span, None
+    log_normaliser, span, private_lse, public_lse, status, public_status = results = _log_pool_fake(
+        *args
     )
-    return log_normaliser, span, *rows_found
+    on = backend(private_logits.device)
+    shape = tuple(private_logits.shape)
+    found = log_normaliser, span, private_lse, status, public_lse, public_status
+    on.call(
+        "log_pool", private_logits, shape, rows(private_logits), rows(public_logits),
+        _options(*options), *(result.data_ptr() for result in found),
+        workspace=on.workspace("log_pool", shape),
+    )  # fmt: skip
+    if on.immediate:
+        raise_row_errors("public_logits", public_status)
+        raise_row_errors("private_logits", status)
+    return results
 
 
 def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -75,28 +50,6 @@ register(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _log_pool,
     _log_pool_fake,
-)
-
-
-# log_pool_sum: (B, V)
-def _log_pool_sum(*args: Any) -> Tensor:
-    private_logits, public_logits, active, lower, upper, num_models = args
-    total = _log_pool_sum_fake(*args)
-    options = _options(active, None, lower, upper, 1.0, num_models)
-    _call(private_logits, public_logits, options, None, None, total)
-    return total
-
-
-def _log_pool_sum_fake(*args: Any) -> Tensor:
-    total: Tensor = args[1].new_empty(args[1].shape, dtype=F64)
-    return total
-
-
-register(
-    "log_pool_sum(Tensor private_logits, Tensor public_logits, Tensor? active, float lower,"
-    " float upper, int num_models) -> Tensor",
-    _log_pool_sum,
-    _log_pool_sum_fake,
 )
 
 

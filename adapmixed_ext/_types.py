@@ -143,7 +143,6 @@ class LogPool:
         num_models: the slots that the sum is divided by.
         active: (N, B) bool, slots that take part; None: all.
         status: (N, B) int32, 0 where the row and its public row are good.
-        sum_log_ratio: (B, V) float64, Σ_i u_i over all ranks; None: that of the rows themselves.
         public_status: (B,) int32, 0 where the public row is good; None: not kept.
     """
 
@@ -157,7 +156,6 @@ class LogPool:
     num_models: int
     active: Tensor | None
     status: Tensor
-    sum_log_ratio: Tensor | None = None
     public_status: Tensor | None = None
 
     def check(self) -> "LogPool":

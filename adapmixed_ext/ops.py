@@ -14,7 +14,6 @@ those that share it, as many as fit 64 MiB or one; ``leave_one_out`` at most 64 
 at most 2^26 / (8·N·(2K + 1)) of them, or one; ``step`` the larger of the two.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -126,7 +125,6 @@ def leave_one_out(
     orders: float | Sequence[float],
     adjacency: Adjacency = "add_remove",
     num_models: int | None = None,
-    mean_excess: Tensor | None = None,
 ) -> Tensor:
     """D↔_α(p‖p') of every model, position and order (Algorithm 1, line 17; equation 2).
 
@@ -142,28 +140,19 @@ def leave_one_out(
         orders: one order or up to 32 orders, each > 1.
         adjacency: "add_remove" or "zero_out".
         num_models: public number of slots ≥ N; absent slots answer q.
-        mean_excess: (B, V) float64, Σ_i (p̄_i/q − 1)/num_models over all ranks, for an ensemble that
-            is spread over several (:func:`adapmixed_ext.density_ratio_sum`); then these N rows are
-            this rank's. Exact to the rounding of float64, or losses are not.
 
     Returns:
         (N, B, K) float64, in nats: private, for the operator only. +inf where one of the two
-        mixtures lacks a token of the other; with ``mean_excess`` also where p'/p of a token is
-        below about 1e-8 times the largest order, since the sum over the other models is then lost
-        to the rounding of the whole.
+        mixtures lacks a token of the other.
 
     On CUDA nothing is raised for bad data, here or later: where rows are bad (with a weight tensor,
-    too, which has no ``check()``) or not those of the projection, weights outside [0, 1] or a
-    ``mean_excess`` below −1 or not finite, all losses of the position are +inf.
+    too, which has no ``check()``) or not those of the projection, or weights outside [0, 1], all
+    losses of the position are +inf.
     """
     values, zero_out = _loss_options(orders, adjacency)
     ensemble = _weighted(private_logits, public_logits, projection)
     slots = check.slots(num_models, ensemble[0])
-    if mean_excess is not None:
-        shape = tuple(ensemble[1].shape)
-        mean_excess = check.typed("mean_excess", mean_excess, torch.float64, shape, ensemble[0])
-        mean_excess = _ops.checked(mean_excess, "mean_excess", -1.0, math.inf)
-    loss: Tensor = _ops.leave_one_out(*ensemble, values, zero_out, slots, mean_excess)
+    loss: Tensor = _ops.leave_one_out(*ensemble, values, zero_out, slots)
     return loss
 
 

@@ -5,8 +5,8 @@ q = 0 gives p = 0. N = ``num_models`` counts slots: one that is absent or not ac
 
 Without model i log p changes by (κ/N) u_i and a constant: by a range of at most κ·span_i/N ≤
 κ(b − a)/N. The u_i are multiples of 2^−k in [a, b], k from N, a and b alone, 40 at most, so that
-their sums are exact; what rounding adds to the range is :func:`log_pool_rounding`
-(csrc/core/log_pool.h).
+their sums are exact; over the tokens with p ≥ 2^−1022 rounding adds at most
+2^−49 (1 + κ·max(−a, b) + L) to the range, L the largest −log q among them (csrc/core/log_pool.h).
 """
 
 from typing import NamedTuple
@@ -57,15 +57,6 @@ def _active(active: Tensor | None, private: Tensor, name: str = "active") -> Ten
     return None if active is None else check.typed(name, active, torch.bool, shape, private)
 
 
-def _given_sum(name: str, total: Tensor | None, public: Tensor, bounds: _Bounds) -> Tensor | None:
-    if total is None:
-        return None
-    total = check.typed(name, total, torch.float64, tuple(public.shape), public)
-    least, most = bounds.num_models * bounds.lower, bounds.num_models * bounds.upper
-    checked: Tensor = _ops.checked(total, name, least, most)
-    return checked
-
-
 def log_pool(
     private_logits: Tensor,
     public_logits: Tensor,
@@ -75,7 +66,6 @@ def log_pool(
     scale: float,
     num_models: int | None = None,
     active: Tensor | None = None,
-    sum_log_ratio: Tensor | None = None,
 ) -> LogPool:
     """The pool's log-normaliser, and what each model can change in it.
 
@@ -94,9 +84,6 @@ def log_pool(
         scale: κ ≥ 0; above 1 it sharpens what the models agree on. κ·max(−a, b) ≤ 1e6.
         num_models: public number of slots ≥ N, by which the sum is divided; N·max(−a, b) ≤ 2^31.
         active: (N, B) bool, slots that take part. None: all. Spans are those of all.
-        sum_log_ratio: (B, V) float64, Σ_i u_i over all ranks, for an ensemble that is spread over
-            several: the sum of their :func:`log_pool_sum`. Then these N rows are this rank's, and
-            the results have the bits that they have on one rank.
 
     Raises:
         ValueError: shapes, dtypes, devices, numbers outside their range, N = 0, V = 0, a tensor
@@ -106,53 +93,13 @@ def log_pool(
     bounds = _bounds(lower, upper, num_models, private)
     scale = _scale(scale, bounds)
     active = _active(active, private)
-    total = _given_sum("sum_log_ratio", sum_log_ratio, public, bounds)
     log_normaliser, span, private_lse, public_lse, status, public_status = _ops.log_pool(
-        private, public, active, total, bounds.lower, bounds.upper, scale, bounds.num_models
+        private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models
     )
     return LogPool(
         log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,
-        bounds.num_models, active, status, total, public_status,
+        bounds.num_models, active, status, public_status,
     )  # fmt: skip
-
-
-def log_pool_sum(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    *,
-    lower: float,
-    upper: float,
-    num_models: int,
-    active: Tensor | None = None,
-) -> Tensor:
-    """Σ_i u_i over this rank's models: what ranks add up before :func:`log_pool`.
-
-    Exact sums, so that the order in which ranks are added does not matter. Memory: as there.
-
-    Args:
-        private_logits, public_logits: (N, B, V) of this rank's models, and (B, V).
-        lower, upper, active: as for :func:`log_pool`.
-        num_models: slots of the whole ensemble.
-
-    Returns:
-        (B, V) float64, 0 where q = 0; private.
-    """
-    private, public = check.ensemble_logits(private_logits, public_logits)
-    check.integer("num_models", num_models, private.shape[0])
-    bounds = _bounds(lower, upper, num_models, private)
-    total: Tensor = _ops.log_pool_sum(
-        private, public, _active(active, private), bounds.lower, bounds.upper, bounds.num_models
-    )
-    return total
-
-
-def log_pool_rounding(*, lower: float, upper: float, scale: float, deepest: float) -> float:
-    """What rounding adds, at most, to the range of log p − log p' where one slot is emptied.
-
-    2^−49 (1 + κ·max(−a, b) + L) over the tokens with p ≥ 2^−1022; ``deepest`` is L, the largest
-    −log q among them, a public number. To be charged with κ·span_i/N.
-    """
-    return 2.0**-49 * (1.0 + scale * max(-lower, upper) + deepest)
 
 
 def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tuple[object, ...]:
@@ -170,7 +117,6 @@ def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tup
     return (
         private, public, of_rows, *of_positions,
         _active(pool.active, private, "projection.active"),
-        _given_sum("projection.sum_log_ratio", pool.sum_log_ratio, public, bounds),
         bounds.lower, bounds.upper, _scale(pool.scale, bounds), bounds.num_models,
     )  # fmt: skip
 

@@ -115,20 +115,19 @@ void add_operators(py::module_ m) {
               Place<Backend>::from(place));
         });
 
-  m.def(
-      "leave_one_out", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                          std::uintptr_t private_lse, std::uintptr_t public_lse,
-                          WeightsTuple weights, std::vector<double> orders, bool zero_out,
-                          std::int64_t num_models, std::uintptr_t mean_excess, std::uintptr_t loss,
-                          std::uintptr_t balance, typename Place<Backend>::Given place) {
-        const py::gil_scoped_release nogil;
-        const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
-                                         zero_out, num_models, pointer<const double>(mean_excess)};
-        Backend::leave_one_out(
-            ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
-            weights_of(weights), options, pointer<double>(loss), pointer<double>(balance),
-            Place<Backend>::from(place));
-      });
+  m.def("leave_one_out",
+        [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+           std::uintptr_t private_lse, std::uintptr_t public_lse, WeightsTuple weights,
+           std::vector<double> orders, bool zero_out, std::int64_t num_models, std::uintptr_t loss,
+           std::uintptr_t balance, typename Place<Backend>::Given place) {
+          const py::gil_scoped_release nogil;
+          const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
+                                           zero_out, num_models};
+          Backend::leave_one_out(
+              ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
+              weights_of(weights), options, pointer<double>(loss), pointer<double>(balance),
+              Place<Backend>::from(place));
+        });
 
   m.def("step", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                    double order, double radius, std::vector<double> orders, bool zero_out,
@@ -138,7 +137,7 @@ void add_operators(py::module_ m) {
                    typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
-                                     zero_out, num_models, nullptr};
+                                     zero_out, num_models};
     Backend::step({shape_of(shape), logits_of(private_logits), logits_of(public_logits)}, order,
                   radius, options,
                   {{pointer<double>(weight), pointer<double>(complement),

@@ -5,30 +5,24 @@
 
 namespace adapmixed::bindings {
 
-// (lower, upper, scale, num_models, active, sum_log_ratio)
-using LogPoolTuple =
-    std::tuple<double, double, double, std::int64_t, std::uintptr_t, std::uintptr_t>;
+// (lower, upper, scale, num_models, active)
+using LogPoolTuple = std::tuple<double, double, double, std::int64_t, std::uintptr_t>;
 
 inline LogPoolOptions log_pool_of(const LogPoolTuple& t) {
-  return {std::get<0>(t),
-          std::get<1>(t),
-          std::get<2>(t),
-          std::get<3>(t),
-          pointer<const bool>(std::get<4>(t)),
-          pointer<const double>(std::get<5>(t))};
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t),
+          pointer<const bool>(std::get<4>(t))};
 }
 
 template <class Backend>
 void add_log_pool(py::module_ m) {
   m.def("log_pool", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                        LogPoolTuple options, std::uintptr_t log_normaliser, std::uintptr_t span,
-                       std::uintptr_t sum, std::uintptr_t private_lse, std::uintptr_t status,
-                       std::uintptr_t public_lse, std::uintptr_t public_status,
-                       typename Place<Backend>::Given place) {
+                       std::uintptr_t private_lse, std::uintptr_t status, std::uintptr_t public_lse,
+                       std::uintptr_t public_status, typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     Backend::log_pool({shape_of(shape), logits_of(private_logits), logits_of(public_logits)},
                       log_pool_of(options),
-                      {pointer<double>(log_normaliser), pointer<double>(span), pointer<double>(sum),
+                      {pointer<double>(log_normaliser), pointer<double>(span),
                        pointer<double>(private_lse), pointer<std::int32_t>(status),
                        pointer<double>(public_lse), pointer<std::int32_t>(public_status)},
                       Place<Backend>::from(place));

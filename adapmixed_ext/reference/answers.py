@@ -41,7 +41,6 @@ def log_pool(
     scale: float,
     num_models: int | None = None,
     active: Tensor | None = None,
-    sum_log_ratio: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """p ~ q exp((scale/N) sum_i u_i), u_i = clip(log p_i/q, lower, upper).
 
@@ -52,9 +51,8 @@ def log_pool(
     u = torch.where(absent, 0.0, log_p - log_q).clamp(lower, upper)
     most = torch.where(absent, -math.inf, u).amax(-1)
     span = most - torch.where(absent, math.inf, u).amin(-1)
-    if sum_log_ratio is None:
-        sum_log_ratio = u.sum(0) if active is None else (u * active.unsqueeze(-1)).sum(0)
-    log_weight = log_q + scale / (num_models or private_logits.shape[0]) * sum_log_ratio
+    total = u.sum(0) if active is None else (u * active.unsqueeze(-1)).sum(0)
+    log_weight = log_q + scale / (num_models or private_logits.shape[0]) * total
     log_normaliser = torch.logsumexp(log_weight, -1)
     return log_weight - log_normaliser.unsqueeze(-1), log_normaliser, span
 

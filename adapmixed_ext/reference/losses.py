@@ -21,25 +21,19 @@ def leave_one_out(
     orders: float | Sequence[float],
     adjacency: str = "add_remove",
     num_models: int | None = None,
-    mean_excess: Tensor | None = None,
 ) -> Tensor:
     """D<->_a(p || p') of every model, (N, B, K): p the mixture, p' the one without model i.
 
     ``"add_remove"``: p' is the mean of the others, q if there is none. ``"zero_out"``: slot i
-    answers q. ``num_models`` counts all slots of an ensemble that is spread out, and
-    ``mean_excess`` (B, V) is their sum(p_bar_i/q - 1)/N; without it the slots not given answer q.
+    answers q. ``num_models`` counts all slots; those without a row answer q.
     """
     log_p, log_q = log_softmax(private_logits), log_softmax(public_logits)
     models = num_models or private_logits.shape[0]
     log_bar = log_projected(private_logits, public_logits, projection)
     missing = models - private_logits.shape[0]
     log_missing = log_q + (math.log(missing) if missing else -math.inf)
-    if mean_excess is None:
-        log_sum = torch.logaddexp(torch.logsumexp(log_bar, 0), log_missing)
-        log_rest = torch.logaddexp(_log_sum_of_others(log_bar), log_missing)
-    else:
-        log_sum = log_q + torch.log1p(mean_excess) + math.log(models)
-        log_rest = log_sum + torch.log1p(-torch.exp((log_bar - log_sum).clamp(max=0.0)))
+    log_sum = torch.logaddexp(torch.logsumexp(log_bar, 0), log_missing)
+    log_rest = torch.logaddexp(_log_sum_of_others(log_bar), log_missing)
     log_total = log_sum.expand_as(log_bar) - math.log(models)
     if models == 1:
         log_kept = log_q.expand_as(log_bar)
@@ -58,7 +52,7 @@ def leave_one_out(
     else:
         weight, _ = weights_of(projection)
         excess = weight * torch.expm1(torch.where(near & (weight > 0), log_p - log_q, 0.0))
-    mean = excess.sum(0) / models if mean_excess is None else mean_excess
+    mean = excess.sum(0) / models
     if adjacency == "zero_out" or models == 1:
         x = -excess / (models * (1 + mean))
     else:

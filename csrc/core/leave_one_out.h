@@ -104,14 +104,9 @@ ADAPMIXED_HD RareSums rare_sums(const Ensemble& in, const Weights& weights, std:
     low = std::fmin(low, own);
     agreed = agreed && own == first;
   }
-  if (all.mean_excess != nullptr) {
-    const double mean = 1.0 + all.mean_excess[position * in.shape.vocab + v];
-    sums.log_total = sums.log_q + std::log(mean * all.slots);
-    low = -HUGE_VAL;  // other ranks' models are not seen here
-  }
   sums.log_p = sums.log_total - std::log(all.slots);
   // Sums of logarithms would not give back what all slots have in common.
-  agreed = agreed && all.mean_excess == nullptr && !all.alone;
+  agreed = agreed && !all.alone;
   if (agreed) sums.log_p = first;
   sums.unmoved = agreed && (!all.zero_out || first == sums.log_q);
   // |log p'/p| <= high - low + log N.
@@ -138,12 +133,8 @@ class RareToken {
   ADAPMIXED_HD double log_neighbour(std::int64_t i) const {
     if (all_.alone) return sums_.log_q;
     if (sums_.unmoved) return sums_.log_p;
-    const double other = all_.zero_out ? log_add(log_rest(i), sums_.log_q) - std::log(all_.slots)
-                                       : log_rest(i) - std::log(all_.slots - 1.0);
-    if (all_.mean_excess == nullptr) return other;
-    // Logarithms far from 0 are rounded more.
-    const double least = all_.least_known * (1.0 + 0.1 * std::fabs(sums_.log_p));
-    return other - sums_.log_p < std::log(least) ? -HUGE_VAL : other;
+    return all_.zero_out ? log_add(log_rest(i), sums_.log_q) - std::log(all_.slots)
+                         : log_rest(i) - std::log(all_.slots - 1.0);
   }
 
   ADAPMIXED_HD void add(double log_other, double order, double& forward, double& reverse) const {
@@ -174,10 +165,8 @@ class RareToken {
  private:
   ADAPMIXED_HD double log_rest(std::int64_t i) const {
     const double gap = log_projected(in_, weights_, i, position_, v_) - sums_.log_total;
-    // A quarter of the total or less can be subtracted; else, where possible, the others are added.
-    if (gap < -1.4 || all_.mean_excess != nullptr) {
-      return gap < 0.0 ? sums_.log_total + std::log1p(-std::exp(gap)) : -HUGE_VAL;
-    }
+    // A quarter of the total or less can be subtracted; else the others are added.
+    if (gap < -1.4) return sums_.log_total + std::log1p(-std::exp(gap));
     double rest = sums_.log_absent;
     for (std::int64_t j = 0; j < in_.shape.models; ++j) {
       if (j != i) rest = log_add(rest, log_projected(in_, weights_, j, position_, v_));

@@ -4,7 +4,7 @@
 //
 // Every u_i is rounded to a multiple of 2^-k, k from N, a and b alone, so that sums over N slots
 // stay below 2^51 units. Hence all sums of u_i are exact, as integers and as doubles: the same in
-// any order, for any number of threads and ranks, and the sum of an ensemble whose slot i is empty
+// any order and for any number of threads, and the sum of an ensemble whose slot i is empty
 // is this sum minus u_i, without an error. A float64 sum of unrounded u_i takes as many operations
 // (the addition that rounds a multiple of 2^-k is part of the fused multiply-add that also
 // subtracts the log-sum-exps), and every model's rounding would depend on all others.

@@ -20,16 +20,11 @@ using MaskOf = decltype(std::declval<T>() < std::declval<T>());
 
 // What all tokens of one call share: who the neighbours are.
 struct Neighbours {
-  double slots, absent;       // N, and how many of these answer q
-  bool zero_out;              // else add/remove
-  bool alone;                 // one slot: nothing is left without it
-  bool against_public;        // q answers where the model was, or because none is left
-  const double* mean_excess;  // as in LeaveOneOutOptions
+  double slots, absent;  // N, and how many of these answer q
+  bool zero_out;         // else add/remove
+  bool alone;            // one slot: nothing is left without it
+  bool against_public;   // q answers where the model was, or because none is left
   double largest_order;
-  // With the sum over all ranks given, p'/p of a model that is nearly the whole mixture of a token
-  // is what rounding left of a difference. Below this it is not known within 1e-6 / order, and read
-  // as 0: a loss of +inf.
-  double least_known;
 };
 
 ADAPMIXED_HD Neighbours neighbours_of(const Shape& shape, const LeaveOneOutOptions& options) {
@@ -39,12 +34,10 @@ ADAPMIXED_HD Neighbours neighbours_of(const Shape& shape, const LeaveOneOutOptio
   all.zero_out = options.zero_out;
   all.alone = options.num_models == 1;
   all.against_public = all.zero_out || all.alone;
-  all.mean_excess = options.mean_excess;
   all.largest_order = 1.0;
   for (std::int64_t k = 0; k < options.num_orders; ++k) {
     all.largest_order = std::fmax(all.largest_order, options.orders[k]);
   }
-  all.least_known = std::fmin(1e-8 * all.largest_order, 0.25);
   return all;
 }
 
@@ -122,15 +115,8 @@ ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
                 token.mean.ratio - own.ratio);
   }
   x = x * token.scale;
-  T X = x + T(1.0);
-  const bool others_known = !all.alone && all.mean_excess == nullptr;
-  dominated = own.ratio > (others_known ? T(0.25) * token.total : T(HUGE_VAL));
-  if (all.alone) {
-    X = T(1.0) / token.total;
-  } else if (!others_known) {
-    X = vselect(X < T(all.least_known), T(0.0), X);
-  }
-  return {token.p, x, X};
+  dominated = own.ratio > (all.alone ? T(HUGE_VAL) : T(0.25) * token.total);
+  return {token.p, x, all.alone ? T(1.0) / token.total : x + T(1.0)};
 }
 
 // X from the sum of the other models' p_bar / q, absent slots among them.

@@ -91,9 +91,8 @@ struct ClipResults {
 struct LeaveOneOutOptions {
   const double* orders;  // (K), each > 1, K <= kMaxOrders
   std::int64_t num_orders;
-  bool zero_out;              // else add/remove
-  std::int64_t num_models;    // >= N; slots that are absent answer q
-  const double* mean_excess;  // (B, V) sum_i delta_i / num_models over all ranks, or null
+  bool zero_out;            // else add/remove
+  std::int64_t num_models;  // >= N; slots that are absent answer q
 };
 
 // Both in one call.
@@ -121,17 +120,14 @@ struct ScreenOptions {
 };
 
 struct LogPoolOptions {
-  double lower, upper;          // a <= 0 <= b
-  double scale;                 // kappa
-  std::int64_t num_models;      // >= N; slots that are absent have u_i = 0
-  const bool* active;           // (N, B) or null: of the others u_i = 0
-  const double* sum_log_ratio;  // (B, V) sum_i u_i over all ranks, or null: over the rows given
+  double lower, upper;      // a <= 0 <= b
+  double scale;             // kappa
+  std::int64_t num_models;  // >= N; slots that are absent have u_i = 0
+  const bool* active;       // (N, B) or null: of the others u_i = 0
 };
-// As far as they are wanted: the first two or the sum may be null.
 struct LogPoolResults {
   double* log_normaliser;       // (B) log sum_v q exp((kappa/N) sum_i u_i)
   double* span;                 // (N, B) max_v u_i - min_v u_i, q > 0
-  double* sum;                  // (B, V) sum_i u_i of the rows given, 0 where q = 0
   double* private_lse;          // (N, B)
   std::int32_t* status;         // (N, B)
   double* public_lse;           // (B)

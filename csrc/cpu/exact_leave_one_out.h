@@ -64,11 +64,7 @@ class ExactChunk {
 
   void prepare(std::int64_t v, std::int64_t length) {
     for (std::int64_t lane = 0; lane < length; lane += Vec::kLanes) {
-      Projected<Vec> mean = with_absent(all_, tile_.mean(lane));
-      if (all_.mean_excess != nullptr) {
-        mean.excess = given_excess(v + lane);
-        mean.ratio = Vec(1.0) + mean.excess;
-      }
+      const Projected<Vec> mean = with_absent(all_, tile_.mean(lane));
       Mask rare;
       const MixtureToken<Vec> token = mixture_token(all_, tile_.q(lane), mean, rare);
       for (int l = 0; rare.any() && l < Vec::kLanes; ++l) {
@@ -141,13 +137,6 @@ class ExactChunk {
         token.add(log_other, options_.orders[k], out[0], out[1]);
       }
     }
-  }
-
-  Vec given_excess(std::int64_t v) const {
-    double lanes[Vec::kLanes];
-    const double* row = options_.mean_excess + position_ * in_.shape.vocab;
-    for (int i = 0; i < Vec::kLanes; ++i) lanes[i] = v + i < in_.shape.vocab ? row[v + i] : 0.0;
-    return Vec::load(lanes);
   }
 
   const Ensemble& in_;

@@ -3,7 +3,7 @@
 // Each position is summed in single precision (float_chunk.h) with a bound on what that may have
 // cost (core/loss_bound.h), its deviations in single precision, too, or in double, as a sample
 // suggests. Where the bound does not hold deviations in double are next, and last all in double
-// (exact_leave_one_out.h), as where few models or sums from other ranks ask for it. The vocabulary
+// (exact_leave_one_out.h), as where few models ask for it. The vocabulary
 // is cut into chunks whose sums are added in order: the result does not depend on the number of
 // threads.
 #include <atomic>
@@ -34,8 +34,7 @@ class Call {
     const std::int64_t positions = in_.shape.positions;
     std::vector<std::int64_t> left;
     for (std::int64_t b = 0; b < positions; ++b) left.push_back(b);
-    const bool floats_serve =
-        plan_.slots >= kFewSlots && plan_.options.mean_excess == nullptr && weights_.upper == 0.0;
+    const bool floats_serve = plan_.slots >= kFewSlots && weights_.upper == 0.0;
     if (floats_serve && positions > 0) {
       choose_fits();
       choose_arithmetic();
@@ -220,10 +219,8 @@ class Call {
       }
     });
     const Ensemble one{{models, 1, vocab}, rows, public_row, lse, in_.public_lse + position};
-    LeaveOneOutOptions options = plan_.options;
-    if (options.mean_excess != nullptr) options.mean_excess += position * vocab;
     const Weights own{weight, complement, weights_.lower, weights_.upper, active};
-    exact_leave_one_out(one, own, options, loss, balance, threads_);
+    exact_leave_one_out(one, own, plan_.options, loss, balance, threads_);
     for (std::int64_t i = 0; i < models; ++i) {
       balance_[i * positions + position] = balance[i];
       for (std::int64_t k = 0; k < orders; ++k) {

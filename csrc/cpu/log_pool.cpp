@@ -11,13 +11,6 @@ namespace {
 
 constexpr std::int64_t kTile = 1024;
 
-inline Vec load_doubles(const double* row, std::int64_t v, std::int64_t end) {
-  if (v + Vec::kLanes <= end) return Vec::load(row + v);
-  double lanes[Vec::kLanes];
-  for (int i = 0; i < Vec::kLanes; ++i) lanes[i] = v + i < end ? row[v + i] : 0.0;
-  return Vec::load(lanes);
-}
-
 inline void store_doubles(Vec x, double* row, std::int64_t v, std::int64_t end) {
   if (v + Vec::kLanes <= end) return x.store(row + v);
   double lanes[Vec::kLanes];
@@ -57,13 +50,11 @@ class Position {
         add_part(first, last < models_ ? last : models_, sums + part * padded);
       }
     });
-    if (out_.log_normaliser == nullptr && out_.sum == nullptr) return;
     cpu::parallel_for(tiles, 2, threads, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t k = begin; k < end; ++k) {
         finish_tile(k * kLastTile, sums, parts, padded, largest + k, total + k);
       }
     });
-    if (out_.log_normaliser == nullptr) return;
     double most = -HUGE_VAL, weight = 0.0;
     for (std::int64_t k = 0; k < tiles; ++k) most = vmax(largest[k], most);
     for (std::int64_t k = 0; k < tiles; ++k) {
@@ -81,12 +72,9 @@ class Position {
       const std::int64_t at = i * in_.shape.positions + position_;
       out_.private_lse[at] = NAN;
       out_.status[at] = kRowPublic;
-      if (out_.span != nullptr) out_.span[at] = NAN;
+      out_.span[at] = NAN;
     }
-    if (out_.log_normaliser != nullptr) out_.log_normaliser[position_] = NAN;
-    for (std::int64_t v = 0; out_.sum != nullptr && v < vocab_; ++v) {
-      out_.sum[position_ * vocab_ + v] = NAN;
-    }
+    out_.log_normaliser[position_] = NAN;
   }
 
   // A likely token of the public row: where log-sum-exps start from.
@@ -121,19 +109,18 @@ class Position {
   // The rows [first, last): log-sum-exps, spans and, into `sums`, the positions of those that
   // count.
   void add_part(std::int64_t first, std::int64_t last, double* sums) const {
-    const bool wanted = options_.sum_log_ratio == nullptr;
     std::int64_t held = 0, count = 0, at[kGroup];
     PoolMember members[kGroup];
-    for (std::int64_t v = 0; wanted && v < vocab_; v += Vec::kLanes) Vec(0.0).store(sums + v);
+    for (std::int64_t v = 0; v < vocab_; v += Vec::kLanes) Vec(0.0).store(sums + v);
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t here = i * in_.shape.positions + position_;
       const Row row = row_of(in_.private_logits, i, position_);
       out_.status[here] = sum_private(row, out_.private_lse + here);
-      if (out_.span != nullptr) out_.span[here] = NAN;
+      out_.span[here] = NAN;
       if (out_.status[here] != kRowOk) continue;
       const PoolMember member{row.data,
                               grid_.origin(out_.private_lse[here], out_.public_lse[position_])};
-      if (!wanted || !takes_part(options_, here)) {
+      if (!takes_part(options_, here)) {
         PoolMember apart = member;
         add_all<1, false>(&apart, &here, nullptr);
         continue;
@@ -146,7 +133,7 @@ class Position {
     }
     for (std::int64_t r = 0; r < held; ++r) add_all<1, true>(members + r, at + r, sums);
     const Vec offset = sum_offset(count);
-    for (std::int64_t v = 0; wanted && v < vocab_; v += Vec::kLanes) {
+    for (std::int64_t v = 0; v < vocab_; v += Vec::kLanes) {
       add_bits(Vec::load(sums + v), offset).store(sums + v);
     }
   }
@@ -154,7 +141,7 @@ class Position {
   // Tile by tile over whole rows; the extremes only until they are beyond the clip bounds.
   template <int kRows, bool kAdd>
   void add_all(PoolMember* members, const std::int64_t* at, double* sums) const {
-    bool tracking = out_.span != nullptr;
+    bool tracking = true;
     for (std::int64_t begin = 0; begin < vocab_ && (kAdd || tracking); begin += kTile) {
       const std::int64_t end = begin + kTile < vocab_ ? begin + kTile : vocab_;
       if (!tracking) {
@@ -167,7 +154,7 @@ class Position {
         tracking = tracking || !grid_.clips_both(members[r].low, members[r].high);
       }
     }
-    for (int r = 0; r < kRows && out_.span != nullptr; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       out_.span[at[r]] = grid_.span(members[r].low, members[r].high);
     }
   }
@@ -176,21 +163,15 @@ class Position {
   void finish_tile(std::int64_t begin, double* sums, std::int64_t parts, std::int64_t padded,
                    double* largest, double* total) const {
     const std::int64_t end = begin + kLastTile < vocab_ ? begin + kLastTile : vocab_;
-    const double* given = options_.sum_log_ratio;
     const Vec lse(out_.public_lse[position_]);
     Vec most(-HUGE_VAL), weight(0.0);
     for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
       const Vec log_q = load_logits<D>(public_.data, v, vocab_) - lse;
       Vec sum(0.0);
-      if (given != nullptr) {
-        sum = load_doubles(given + position_ * vocab_, v, vocab_);
-      } else {
-        for (std::int64_t part = 0; part < parts; ++part) {
-          sum = sum + grid_.nats(Vec::load(sums + part * padded + v));
-        }
+      for (std::int64_t part = 0; part < parts; ++part) {
+        sum = sum + grid_.nats(Vec::load(sums + part * padded + v));
       }
       sum = vselect(log_q > Vec(-HUGE_VAL), sum, Vec(0.0));
-      if (out_.sum != nullptr) store_doubles(sum, out_.sum + position_ * vocab_, v, vocab_);
       const Vec e = grid_.log_weight(sum, log_q);
       e.store(sums + v);
       most = vmax(e, most);
@@ -265,7 +246,6 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
                   double* probabilities, int threads) {
   const PoolGrid grid(options);
   const std::int64_t vocab = in.shape.vocab, tiles = (vocab + kTile - 1) / kTile;
-  const double* given = options.sum_log_ratio;
   const auto fill = [&](auto tag, std::int64_t position, std::int64_t begin) {
     constexpr Dtype D = decltype(tag)::value;
     const std::int64_t end = begin + kTile < vocab ? begin + kTile : vocab;
@@ -274,12 +254,9 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
     Vec normaliser(log_normaliser[position]);
     double sums[kTile];
     // Infinite probabilities are noticed in their sum.
-    if (given == nullptr && !add_tile<D>(grid, in, options, position, begin, end, sums)) {
-      normaliser = Vec(-HUGE_VAL);
-    }
+    if (!add_tile<D>(grid, in, options, position, begin, end, sums)) normaliser = Vec(-HUGE_VAL);
     for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
-      const Vec sum = given == nullptr ? grid.nats(Vec::load(sums + v - begin))
-                                       : load_doubles(given + position * vocab, v, vocab);
+      const Vec sum = grid.nats(Vec::load(sums + v - begin));
       const Vec log_q = load_logits<D>(public_row.data, v, vocab) - lse;
       store_doubles(exp_(grid.log_weight(sum, log_q) - normaliser),
                     probabilities + position * vocab, v, vocab);

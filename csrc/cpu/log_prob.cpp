@@ -29,9 +29,7 @@ void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const doub
     for (std::int64_t b = begin; b < end; ++b) {
       const double z0 = core::row_of(in.public_logits, 0, b).at(targets[b]);
       double sum = 0.0;
-      if (options.sum_log_ratio != nullptr) {
-        sum = options.sum_log_ratio[b * in.shape.vocab + targets[b]];
-      } else if (z0 > -HUGE_VAL) {
+      if (z0 > -HUGE_VAL) {
         for (std::int64_t i = 0; i < in.shape.models; ++i) {
           if (!core::takes_part(options, i * in.shape.positions + b)) continue;
           sum += core::pooled_log_ratio(grid, in, i, b, targets[b], z0);

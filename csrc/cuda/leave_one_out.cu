@@ -104,8 +104,7 @@ void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOut
   call.loss = loss;
   call.balance = balance;
   const bool try_floats = workspace.floats.group > 0 && call.all.slots >= device::kFewSlots &&
-                          options.mean_excess == nullptr && weights.upper == 0.0 &&
-                          most_shared_bytes() >= device::kFloatShared;
+                          weights.upper == 0.0 && most_shared_bytes() >= device::kFloatShared;
   call.done = try_floats ? floats.done : nullptr;
   if (try_floats && in.shape.positions > 0) {
     const auto fits = static_cast<unsigned>(device::kDegrees * call.orders.count * 2);

@@ -21,19 +21,6 @@ struct LossTile {
   float z0[kLossTile];
 };
 
-// The mean over all slots at one token; `q` becomes NaN where a mean that was given is impossible,
-// and so does the balance.
-template <Dtype D>
-__device__ Projected<double> slots_mean(const LossCall& call, std::int64_t position, std::int64_t v,
-                                        double z0, double& q) {
-  if (call.all.mean_excess == nullptr) {
-    return with_absent(call.all, mean_projected<D>(call.in, call.weights, position, v, z0));
-  }
-  const double given = call.all.mean_excess[position * call.in.shape.vocab + v];
-  if (!(given >= -1.0 && given < HUGE_VAL)) q = NAN;
-  return {given, 1.0 + given};
-}
-
 // Called by a whole block. A bit of `rare_lanes` for each token that is left to the log domain.
 template <Dtype D>
 __device__ void load_tile(const LossCall& call, std::int64_t position, std::int64_t begin,
@@ -51,8 +38,8 @@ __device__ void load_tile(const LossCall& call, std::int64_t position, std::int6
       rare = true;
     } else {
       q = tame_probability(lq);
-      const Projected<double> mean = slots_mean<D>(call, position, v, z0, q);
-      token = mixture_token(call.all, q, mean, rare);
+      const Projected<double> present = mean_projected<D>(call.in, call.weights, position, v, z0);
+      token = mixture_token(call.all, q, with_absent(call.all, present), rare);
     }
   }
   tile.q[lane] = q;

@@ -33,18 +33,12 @@ void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPool
     constexpr Dtype kDtype = decltype(dtype)::value;
     launch(queue, core::pool_row_kernel<kDtype>, grid_of(shape.models * shape.positions), threads,
            0, in, grid, out);
-    const double* sums = options.sum_log_ratio;
-    if (sums == nullptr) {
-      double* own = out.sum != nullptr ? out.sum : static_cast<double*>(queue.workspace);
-      const std::int64_t blocks = blocks_a_row(shape);
-      launch(queue, core::pool_sum_kernel<kDtype>, grid_of(shape.positions * blocks), threads, 0,
-             ensemble, grid, options, blocks, own);
-      sums = own;
-    }
-    if (out.log_normaliser != nullptr) {
-      launch(queue, core::pool_normaliser_kernel<kDtype>, grid_of(shape.positions), threads, 0,
-             ensemble, grid, sums, out.log_normaliser);
-    }
+    auto* sums = static_cast<double*>(queue.workspace);
+    const std::int64_t blocks = blocks_a_row(shape);
+    launch(queue, core::pool_sum_kernel<kDtype>, grid_of(shape.positions * blocks), threads, 0,
+           ensemble, grid, options, blocks, sums);
+    launch(queue, core::pool_normaliser_kernel<kDtype>, grid_of(shape.positions), threads, 0,
+           ensemble, grid, static_cast<const double*>(sums), out.log_normaliser);
   });
 }
 

@@ -39,12 +39,12 @@ __global__ void pool_row_kernel(const __grid_constant__ StepInputs in, PoolGrid 
   const double public_lse = out.public_lse[position];
   const bool public_ok = std::isfinite(public_lse);
   double span = NAN;
-  if (out.span != nullptr && sum.status == kRowOk && public_ok) {
+  if (sum.status == kRowOk && public_ok) {
     span = row_span<D>(grid, row, row_bits<D>(in.public_logits, 0, position), in.shape.vocab,
                        grid.origin(sum.lse, public_lse));
   }
   if (threadIdx.x != 0) return;
-  if (out.span != nullptr) out.span[at] = span;
+  out.span[at] = span;
   out.private_lse[at] = sum.lse;
   out.status[at] = public_ok ? sum.status : kRowPublic;
 }
@@ -117,9 +117,7 @@ __global__ void pool_mixture_kernel(const __grid_constant__ Ensemble in, PoolGri
   const std::int64_t v = blockIdx.x % blocks_a_row * kPoolThreads + threadIdx.x;
   if (v >= vocab) return;
   const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
-  const double sum = options.sum_log_ratio != nullptr
-                         ? options.sum_log_ratio[position * vocab + v]
-                         : summed_log_ratio<D>(grid, in, options, position, v, z0);
+  const double sum = summed_log_ratio<D>(grid, in, options, position, v, z0);
   const double log_p =
       grid.log_weight(sum, z0 - in.public_lse[position]) - log_normaliser[position];
   probabilities[position * vocab + v] = log_p == log_p ? exp_(log_p) : NAN;

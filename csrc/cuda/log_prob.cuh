@@ -45,9 +45,7 @@ static __global__ void pool_log_prob_kernel(const __grid_constant__ Ensemble in,
   const bool inside = v >= 0 && v < in.shape.vocab;
   const double z0 = inside ? row_of(in.public_logits, 0, b).at(v) : NAN;
   double sum[1] = {0.0};
-  if (options.sum_log_ratio != nullptr) {
-    if (inside && lane_id() == 0) sum[0] = options.sum_log_ratio[b * in.shape.vocab + v];
-  } else if (z0 > -HUGE_VAL) {
+  if (z0 > -HUGE_VAL) {
     for (std::int64_t i = lane_id(); i < in.shape.models; i += kWarp) {
       const std::int64_t at = i * in.shape.positions + b;
       if (!takes_part(options, at)) continue;
