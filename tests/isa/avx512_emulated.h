@@ -15,7 +15,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/config.h"
+#include "common/config.h"
 
 #if defined(__AVX512F__)
 #error "compile with -mavx2 -mfma -mf16c: the instructions that this header stands in for are there"

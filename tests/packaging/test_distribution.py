@@ -164,8 +164,8 @@ def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
-    assert {"CMakeLists.txt", "csrc/core/ops.h", "csrc/cpu/project.cpp", "README.md"} <= names
-    assert {"csrc/cuda/project.cuh", "csrc/cuda/project.cu"} <= names
+    assert {"CMakeLists.txt", "csrc/common/operators.h", "csrc/project/cpu.cpp", "README.md"} <= names
+    assert {"csrc/project/cuda.cu", "csrc/project/cuda_call.cuh"} <= names
     assert {"tests/kernels/test_project.py", "constraints.txt", "LICENSE"} <= names
     assert not any(n.endswith((".so", ".pyc")) for n in names)
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/ops.h"
+#include "common/operators.h"
 
 namespace sanitize {
 

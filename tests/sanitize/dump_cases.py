@@ -176,7 +176,7 @@ def fuzzed() -> list[tuple[Case, float, float]]:
 
 
 def status_of(rows: Tensor) -> Tensor:
-    """RowStatus of core/ops.h."""
+    """RowStatus of common/operators.h."""
     largest = rows.double().amax(-1)
     status = torch.zeros(rows.shape[:-1], dtype=torch.int32)
     status[largest.abs() > 1e6] = 4

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "case.h"
-#include "core/backends.h"
+#include "common/backends.h"
 
 namespace sanitize {
 
@@ -31,8 +31,8 @@ inline bool close(double got, double expected, double relative, double absolute)
   return std::fabs(got - expected) <= relative * std::fabs(expected) + absolute;  // not for NaN
 }
 
-// Backend: as in core/backends.h, with the sizes of its workspaces and `where(bytes)`, what a call
-// with such a workspace is to be given.
+// Backend: as in common/backends.h, with the sizes of its workspaces and `where(bytes)`, what a
+// call with such a workspace is to be given.
 template <class Backend>
 class Run {
  public:
