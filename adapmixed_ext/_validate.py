@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _C
-from ._types import Clipping, Projection
+from .types import Clipping, Projection
 
 _LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

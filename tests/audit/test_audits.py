@@ -26,7 +26,7 @@ from adapmixed.audit.target import Target
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy.conversions import screening_rho
 from adapmixed.rng import SecureRandom, SeededRandom
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 
 @pytest.mark.parametrize("name", AUDITS)

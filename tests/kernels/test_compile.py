@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import adapmixed_ext
+from adapmixed_ext._leave_one_out import step
 
 
 def _inputs() -> dict[str, tuple[object, ...]]:
@@ -117,7 +118,7 @@ def everything(
     clipped = adapmixed_ext.mixture(private, public, clipping)
     clipped_log = adapmixed_ext.log_prob(private, public, clipping, targets)
     clipped_loss = adapmixed_ext.leave_one_out(private, public, clipping, orders=3.0)
-    fused, fused_loss = adapmixed_ext.ops.step(private, public, order=18.0, radius=3.6, orders=2.0)
+    fused, fused_loss = step(private, public, order=18.0, radius=3.6, orders=2.0)
     return (
         projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
         screening.divergence, screening.passed, forward, backward, bare, fused.weight, fused_loss,

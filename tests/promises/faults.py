@@ -228,7 +228,7 @@ FAULTS: tuple[Fault, ...] = (
         "csrc/clip/charge.h",
         "const double excess = share * std::fmax(std::fmax(forward, reverse), 0.0);",
         "const double excess = share * std::fmax(reverse, 0.0);",
-        (_KERNELS + "test_clip_project.py::test_against_the_oracle",),
+        (_KERNELS + "test_clip.py::test_against_the_oracle",),
     ),
     Fault(
         "losses in full",

@@ -247,7 +247,7 @@ class Dump:
         """What the operators answer for these weights; `index` varies the options of the losses."""
         private, public = case.private, case.public
         models = private.shape[0]
-        inputs = adapmixed_ext.ops.prepare(private, public)
+        inputs = adapmixed_ext.inputs.prepare(private, public)
         projection = adapmixed_ext.Projection(weight, complement, *inputs[2:])
         mixture = adapmixed_ext.mixture(private, public, projection)
         self.tensor(weight)

@@ -38,7 +38,7 @@ from adapmixed.audit.search import Array, distribution
 from adapmixed.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
 from adapmixed.audit.tokens import Game, drawn_tokens
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]

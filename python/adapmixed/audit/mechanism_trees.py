@@ -22,7 +22,7 @@ from adapmixed.mechanisms.proposal import Prepared
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 FAR = 30.0
 """A logit beyond every clip: the corners of what a member may do."""

@@ -24,8 +24,8 @@ from adapmixed.audit.statistics import (
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
-from adapmixed_ext import RandomSource
 from adapmixed_ext.reference import sampling_weights
+from adapmixed_ext.types import RandomSource
 
 DRAWS_PER_SECOND = 100_000.0
 CHUNK = 1 << 16

@@ -19,7 +19,7 @@ from adapmixed.audit.search import released
 from adapmixed.audit.statistics import CONFIDENCE, gaussian_epsilon, least_epsilon, least_shift
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy.conversions import screening_rho
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 BITS_PER_SECOND = 600.0  # of each setting, in each world
 CHUNK = 4096

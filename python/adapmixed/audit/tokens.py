@@ -21,7 +21,7 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixE
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 CHUNK = 1 << 14
 PUSH = 60.0  # a logit that leaves nothing to the other token

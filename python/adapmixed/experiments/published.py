@@ -16,7 +16,7 @@ from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Rows
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Prepared
 from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 _warned = False
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.rows import Rows, shaped
 from adapmixed.privacy import Caveat, Event, IndividualCharge
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 
 @dataclass(frozen=True)

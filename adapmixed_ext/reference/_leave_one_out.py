@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .projections import log_projected, weights_of
-from .renyi import both_ways, log_softmax, order_list
+from ._mixture import log_projected
+from ._project import weights_of
+from ._renyi import both_ways, log_softmax, order_list
 
 
 def leave_one_out(

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .renyi import divergence_of_logs, log_softmax
+from ._renyi import divergence_of_logs, log_softmax
 
 
 def screen(

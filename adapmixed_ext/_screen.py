@@ -1,19 +1,47 @@
-"""Noisy screening of an ensemble: validate, document, call, as in ``ops.py``.
+"""screen: the noisy test whether a query is answered by the members at all.
 
 Memory on CUDA, in bytes beyond inputs and results: 16 for each of top_k tokens of a position,
-rounded up to a power of two, where that is above 2048.
+rounded up to a power of two, if that is above 2048.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _validate as check
-from ._types import Screening
-from .ops import Inputs, prepare
+from ._registry import ENSEMBLE, backend, ensemble, register
+from .inputs import Inputs, prepare
+from .types import Screening
 
 _ops = torch.ops.adapmixed
+
+
+# screen: (divergence, passed)
+def _screen(*args: Any) -> tuple[Tensor, Tensor]:
+    *tensors, noise, active, weight, order, threshold, top_k, num_models = args
+    divergence, passed = _screen_fake(*args)
+    inputs = noise.data_ptr(), 0 if active is None else active.data_ptr()
+    options = weight, order, threshold, top_k, num_models
+    pointers = divergence.data_ptr(), passed.data_ptr()
+    on = backend(noise.device)
+    size = on.workspace("screen", tuple(tensors[0].shape), top_k)
+    arguments = *ensemble(*tensors), *inputs, *options, *pointers
+    on.call("screen", tensors[0], *arguments, workspace=size)
+    return divergence, passed
+
+
+def _screen_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(args[3]), torch.empty_like(args[3], dtype=torch.bool)
+
+
+register(
+    f"screen({ENSEMBLE}, Tensor noise, Tensor? active, float weight, float order,"
+    " float threshold, int top_k, int num_models) -> (Tensor, Tensor)",
+    _screen,
+    _screen_fake,
+)
 
 
 def screen(

@@ -1,16 +1,53 @@
-"""The density-ratio box of ClippedMixing: p̄ = clip(s p, c q, C q), its charges for a filter."""
+"""clip_project: members clipped to a density-ratio box, p̄ = clip(s p, c q, C q), and charges."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _clipping_library  # noqa: F401  (registers the operator)
 from . import _validate as check
-from ._types import Clipping
-from .ops import ensemble_logits
+from ._registry import backend, register, rows
+from .inputs import log_sum_exp
+from .types import Clipping, raise_row_errors
 
 _ops = torch.ops.adapmixed
+
+
+# clip_project: (log_scale, residual, charge, private_lse, status); charge is empty without orders.
+def _clip_project(*args: Any) -> tuple[Tensor, ...]:
+    private_logits, public_logits, public_lse, *options = args
+    results = _clip_project_fake(*args)
+    on = backend(private_logits.device)
+    on.call(
+        "clip_project",
+        private_logits,
+        tuple(private_logits.shape),
+        rows(private_logits),
+        rows(public_logits),
+        public_lse.data_ptr(),
+        *options,
+        *(result.data_ptr() for result in results),
+    )
+    if on.immediate:
+        raise_row_errors("private_logits", results[4])
+    return results
+
+
+def _clip_project_fake(*args: Any) -> tuple[Tensor, ...]:
+    private_logits, public_lse, orders = args[0], args[2], args[5]
+    scale = public_lse.new_empty(private_logits.shape[:2])
+    charge = public_lse.new_empty((*scale.shape, len(orders)))
+    status = torch.empty_like(scale, dtype=torch.int32)
+    return scale, torch.empty_like(scale), charge, torch.empty_like(scale), status
+
+
+register(
+    "clip_project(Tensor private_logits, Tensor public_logits, Tensor public_lse, float lower,"
+    " float upper, float[] orders, int num_models) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _clip_project,
+    _clip_project_fake,
+)
 
 
 def clip_project(
@@ -56,11 +93,11 @@ def clip_project(
     """
     c, d = check.box(lower, upper)
     values = [] if orders is None else check.orders(orders, limits=False)
-    private, public = ensemble_logits(private_logits, public_logits)
+    private, public = check.ensemble_logits(private_logits, public_logits)
     slots = check.slots(num_models, private)
     if active is not None:
         active = check.typed("active", active, torch.bool, tuple(private.shape[:2]), private)
-    public_lse, public_status = _ops.log_sum_exp(public, "public_logits")
+    public_lse, public_status = log_sum_exp(public, "public_logits")
     scale, residual, charge, private_lse, status = _ops.clip_project(
         private, public, public_lse, c, d, values, slots
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import adapmixed_ext
 
-# What is stated of one sum in single precision (csrc/log_pool/cpu_float_sum.h), and of one in double.
+# What csrc/log_pool/cpu_float_sum.h states of one sum in single precision; and of one in double.
 FLOAT_SUM = 5.3 * 2.0**-24
 DOUBLE_SUM = 5e-14
 
