@@ -1,4 +1,4 @@
-"""The logarithmic pool of clipped log-ratios: and what is answered from it.
+"""log_pool: the logarithmic pool of clipped log-ratios, and what is answered from it.
 
 u_i(v) = clip(log p_i(v) − log q(v), a, b), a ≤ 0 ≤ b, and p(v) ∝ q(v) exp((κ/N) Σ_i u_i(v)), where
 q = 0 gives p = 0. N = ``num_models`` counts slots: one that is absent or not active has u_i = 0.
