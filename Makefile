@@ -6,10 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-# CUDA kernels are built only where there is a GPU to run them.
-ifndef ADAPMIXED_CUDA
-ADAPMIXED_CUDA := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo AUTO || echo OFF)
-endif
+# CUDA kernels are built only when asked for: ADAPMIXED_CUDA=ON make ...
+ADAPMIXED_CUDA ?= OFF
 export ADAPMIXED_CUDA
 # Processes that run the tests: files are shared out, each one's tests stay together. Threads that
 # wait for work would keep the other process from the cores.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _C
-from ._types import Clipping, Projection
+from .types import Clipping, Projection
 
 _LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -156,7 +156,7 @@ def box(lower: object, upper: object) -> tuple[float, float]:
 
 
 def weights(projection: object, private_logits: Tensor) -> tuple[object, ...]:
-    """(weight, complement, active, lower, upper) of the operators: see csrc/core/ops.h."""
+    """(weight, complement, active, lower, upper) of the operators: see csrc/common/operators.h."""
     if isinstance(projection, Clipping):
         return _box_weights(projection, private_logits)
     return *_ball_weights(projection, private_logits), None, 0.0, 0.0

@@ -7,7 +7,8 @@ from torch import Tensor
 
 import adapmixed_ext
 from adapmixed.rng import SeededRandom
-from adapmixed_ext import Projection, ops
+from adapmixed_ext import Projection
+from adapmixed_ext._leave_one_out import step
 from benchmarks.harness import Call, Query
 
 EIGHT_ORDERS = (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0)
@@ -17,7 +18,6 @@ STEP = "ours: fused step"
 STEP_8 = "ours: fused step, K = 8"
 # What a program meets whose models run in torch: torch's threads still spin when ours start.
 AFTER_TORCH = "ours: the two calls right after torch"
-HAS_STEP = hasattr(ops, "step")
 
 Orders = float | Sequence[float]
 
@@ -31,8 +31,8 @@ def two_calls(
 
 
 def fused(query: Query, order: float, radius: float, orders: Orders) -> tuple[Projection, Tensor]:
-    """The same in one call; only where ``HAS_STEP``."""
-    result: tuple[Projection, Tensor] = ops.step(*query, order=order, radius=radius, orders=orders)
+    """The same in one call."""
+    result: tuple[Projection, Tensor] = step(*query, order=order, radius=radius, orders=orders)
     return result
 
 
@@ -56,15 +56,13 @@ def rotate(queries: Sequence[Query], call: Callable[..., object], *arguments: ob
 
 def our_calls(queries: Sequence[Query], order: float, radius: float) -> dict[str, Call]:
     """The two calls and the fused step, for one order and for eight."""
-    calls = {
+    return {
         OURS: rotate(queries, two_calls, order, radius, order),
         OURS_8: rotate(queries, two_calls, order, radius, EIGHT_ORDERS),
         AFTER_TORCH: rotate(queries, two_calls, order, radius, order),
+        STEP: rotate(queries, fused, order, radius, order),
+        STEP_8: rotate(queries, fused, order, radius, EIGHT_ORDERS),
     }
-    if HAS_STEP:
-        calls[STEP] = rotate(queries, fused, order, radius, order)
-        calls[STEP_8] = rotate(queries, fused, order, radius, EIGHT_ORDERS)
-    return calls
 
 
 def keep_torch_busy() -> None:

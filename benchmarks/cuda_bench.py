@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.calls import EIGHT_ORDERS, HAS_STEP, fused, rotate, two_calls
+from benchmarks.calls import EIGHT_ORDERS, fused, rotate, two_calls
 from benchmarks.cuda_timing import Card, Contestant, interleave
 from benchmarks.harness import Query, Report, Timing
 from benchmarks.inputs import make_queries, make_query
@@ -70,7 +70,7 @@ class Bench:
 def ours(queries: list[Query], order: float, radius: float) -> dict[str, Contestant]:
     """The two calls and the fused step, for one order and eight, replayed and as called."""
     result = {}
-    for name, call in (("two calls", two_calls), ("step", fused))[: 1 + HAS_STEP]:
+    for name, call in (("two calls", two_calls), ("step", fused)):
         for orders in (order, EIGHT_ORDERS):
             label = f"ours: {name}, K = {8 if orders is EIGHT_ORDERS else 1}"
             turn = rotate(queries, call, order, radius, orders)

@@ -13,7 +13,6 @@ from adapmixed_ext import Projection
 from adapmixed_ext import reference as oracle
 from benchmarks.calls import (
     EIGHT_ORDERS,
-    HAS_STEP,
     OURS,
     STEP,
     draw,
@@ -67,7 +66,7 @@ class Sizes(NamedTuple):
 
 def check(query: Query) -> None:
     """The two calls and the fused step on some models against the reference."""
-    for call in (two_calls, fused) if HAS_STEP else (two_calls,):
+    for call in (two_calls, fused):
         check_call(call, query, ORDER, RADIUS, [ORDER])
 
 
@@ -77,7 +76,7 @@ def check_setting(query: Query, order: float, radius: float) -> tuple[Tensor, Te
     truth = true_losses(query, projection, [order])
     check_losses(loss, truth)
     check_weights((few(query[0]), query[1]), few(projection.weight), order, radius)
-    for call in (two_calls, fused) if HAS_STEP else (two_calls,):
+    for call in (two_calls, fused):
         check_call(call, query, order, radius, [order])
         check_call(call, query, order, radius, EIGHT_ORDERS)
     return projection.weight[:, 0].cpu(), truth[:, 0, 0]

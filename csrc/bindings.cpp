@@ -4,9 +4,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/chacha.h"
-#include "core/normal.h"
-#include "log_pool_bindings.h"
+#include "sample/chacha.h"
+#include "sample/normal.h"
 
 #if !defined(ADAPMIXED_CUDA_ARCHITECTURES)
 #define ADAPMIXED_CUDA_ARCHITECTURES ""
@@ -28,12 +27,10 @@ PYBIND11_MODULE(_C, m) {
 
   py::module_ cpu_operators = m.def_submodule("cpu");
   bindings::add_operators<adapmixed::Cpu>(cpu_operators);
-  bindings::add_log_pool<adapmixed::Cpu>(cpu_operators);
 #if defined(ADAPMIXED_WITH_CUDA)
   m.attr("with_cuda") = true;
   py::module_ cuda = m.def_submodule("cuda");
   bindings::add_operators<adapmixed::Cuda>(cuda);
-  bindings::add_log_pool<adapmixed::Cuda>(cuda);
   bindings::add_workspaces(cuda);
 #else
   m.attr("with_cuda") = false;

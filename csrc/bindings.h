@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/backends.h"
+#include "common/backends.h"
 
 namespace adapmixed::bindings {
 
@@ -41,12 +41,20 @@ inline Ensemble ensemble_of(const ShapeTuple& shape, const LogitsTuple& private_
           pointer<const double>(private_lse), pointer<const double>(public_lse)};
 }
 
-// (weight, complement, active or 0, lower, upper), core/ops.h's Weights.
+// (weight, complement, active or 0, lower, upper), common/operators.h's Weights.
 using WeightsTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uintptr_t, double, double>;
 
 inline Weights weights_of(const WeightsTuple& t) {
   return {pointer<const double>(std::get<0>(t)), pointer<const double>(std::get<1>(t)),
           std::get<3>(t), std::get<4>(t), pointer<const bool>(std::get<2>(t))};
+}
+
+// (lower, upper, scale, num_models, active)
+using LogPoolTuple = std::tuple<double, double, double, std::int64_t, std::uintptr_t>;
+
+inline LogPoolOptions log_pool_of(const LogPoolTuple& t) {
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t),
+          pointer<const bool>(std::get<4>(t))};
 }
 
 inline std::array<std::uint8_t, 32> key_of(std::uintptr_t address) {
@@ -115,20 +123,19 @@ void add_operators(py::module_ m) {
               Place<Backend>::from(place));
         });
 
-  m.def(
-      "leave_one_out", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                          std::uintptr_t private_lse, std::uintptr_t public_lse,
-                          WeightsTuple weights, std::vector<double> orders, bool zero_out,
-                          std::int64_t num_models, std::uintptr_t mean_excess, std::uintptr_t loss,
-                          std::uintptr_t balance, typename Place<Backend>::Given place) {
-        const py::gil_scoped_release nogil;
-        const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
-                                         zero_out, num_models, pointer<const double>(mean_excess)};
-        Backend::leave_one_out(
-            ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
-            weights_of(weights), options, pointer<double>(loss), pointer<double>(balance),
-            Place<Backend>::from(place));
-      });
+  m.def("leave_one_out",
+        [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+           std::uintptr_t private_lse, std::uintptr_t public_lse, WeightsTuple weights,
+           std::vector<double> orders, bool zero_out, std::int64_t num_models, std::uintptr_t loss,
+           std::uintptr_t balance, typename Place<Backend>::Given place) {
+          const py::gil_scoped_release nogil;
+          const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
+                                           zero_out, num_models};
+          Backend::leave_one_out(
+              ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
+              weights_of(weights), options, pointer<double>(loss), pointer<double>(balance),
+              Place<Backend>::from(place));
+        });
 
   m.def("step", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                    double order, double radius, std::vector<double> orders, bool zero_out,
@@ -138,7 +145,7 @@ void add_operators(py::module_ m) {
                    typename Place<Backend>::Given place) {
     const py::gil_scoped_release nogil;
     const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
-                                     zero_out, num_models, nullptr};
+                                     zero_out, num_models};
     Backend::step({shape_of(shape), logits_of(private_logits), logits_of(public_logits)}, order,
                   radius, options,
                   {{pointer<double>(weight), pointer<double>(complement),
@@ -167,6 +174,42 @@ void add_operators(py::module_ m) {
     Backend::log_prob(ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
                       weights_of(weights), pointer<const std::int64_t>(targets),
                       pointer<double>(result), Place<Backend>::from(place));
+  });
+
+  m.def("log_pool", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+                       LogPoolTuple options, std::uintptr_t log_normaliser, std::uintptr_t span,
+                       std::uintptr_t private_lse, std::uintptr_t status, std::uintptr_t public_lse,
+                       std::uintptr_t public_status, typename Place<Backend>::Given place) {
+    const py::gil_scoped_release nogil;
+    Backend::log_pool({shape_of(shape), logits_of(private_logits), logits_of(public_logits)},
+                      log_pool_of(options),
+                      {pointer<double>(log_normaliser), pointer<double>(span),
+                       pointer<double>(private_lse), pointer<std::int32_t>(status),
+                       pointer<double>(public_lse), pointer<std::int32_t>(public_status)},
+                      Place<Backend>::from(place));
+  });
+
+  m.def("pool_mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+                           std::uintptr_t private_lse, std::uintptr_t public_lse,
+                           LogPoolTuple options, std::uintptr_t log_normaliser,
+                           std::uintptr_t probabilities, typename Place<Backend>::Given place) {
+    const py::gil_scoped_release nogil;
+    Backend::pool_mixture(
+        ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
+        log_pool_of(options), pointer<const double>(log_normaliser), pointer<double>(probabilities),
+        Place<Backend>::from(place));
+  });
+
+  m.def("pool_log_prob", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
+                            std::uintptr_t private_lse, std::uintptr_t public_lse,
+                            LogPoolTuple options, std::uintptr_t log_normaliser,
+                            std::uintptr_t targets, std::uintptr_t result,
+                            typename Place<Backend>::Given place) {
+    const py::gil_scoped_release nogil;
+    Backend::pool_log_prob(
+        ensemble_of(shape, private_logits, public_logits, private_lse, public_lse),
+        log_pool_of(options), pointer<const double>(log_normaliser),
+        pointer<const std::int64_t>(targets), pointer<double>(result), Place<Backend>::from(place));
   });
 
   m.def("renyi_divergence", [](ShapeTuple shape, LogitsTuple p_logits, LogitsTuple q_logits,

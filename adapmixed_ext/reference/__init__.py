@@ -4,11 +4,14 @@ The functions take the arguments of the public operators and return plain tensor
 state what the kernels must compute; they do not validate their arguments.
 """
 
-from .answers import log_pool, log_prob, mixture, sampling_weights
-from .losses import leave_one_out
-from .projections import clip_charge, clip_project, project
-from .renyi import renyi_divergence
-from .screening import screen
+from ._clip import clip_charge, clip_project
+from ._leave_one_out import leave_one_out
+from ._log_pool import log_pool
+from ._mixture import log_prob, mixture
+from ._project import project
+from ._renyi import renyi_divergence
+from ._sample import sampling_weights
+from ._screen import screen
 
 __all__ = [
     "clip_charge",

@@ -31,16 +31,16 @@ KEY = torch.zeros(32, dtype=torch.uint8)  # read on the CPU, before the runtime 
 SHAPE, LOGITS, NOWHERE = (1, 1, 1), (0, 0, 1, 0), (0, 0, 0)
 ENSEMBLE = (SHAPE, LOGITS, LOGITS, 0, 0)
 WEIGHTS = (0, 0, 0, 0.0, 0.0)
-POOL = (-0.25, 1.0, 2.0, 1, 0, 0)
+POOL = (-0.25, 1.0, 2.0, 1, 0)
 CALLS: dict[str, tuple[object, ...]] = {
     "log_sum_exp": (SHAPE, LOGITS, 0, 0),
     "project": (SHAPE, LOGITS, LOGITS, 0, 18.0, 3.6, 0, 0, 0, 0),
     "clip_project": (SHAPE, LOGITS, LOGITS, 0, 0.5, 2.0, [2.0], 1, 0, 0, 0, 0, 0),
-    "leave_one_out": (*ENSEMBLE, WEIGHTS, [2.0], False, 1, 0, 0, 0),
+    "leave_one_out": (*ENSEMBLE, WEIGHTS, [2.0], False, 1, 0, 0),
     "step": (SHAPE, LOGITS, LOGITS, 18.0, 3.6, [2.0], False, 1, 0, 0, 0, 0, 0, 0, 0, 0),
     "mixture": (*ENSEMBLE, WEIGHTS, 0),
     "log_prob": (*ENSEMBLE, WEIGHTS, 0, 0),
-    "log_pool": (SHAPE, LOGITS, LOGITS, POOL, 0, 0, 0, 0, 0, 0, 0),
+    "log_pool": (SHAPE, LOGITS, LOGITS, POOL, 0, 0, 0, 0, 0, 0),
     "pool_mixture": (*ENSEMBLE, POOL, 0, 0),
     "pool_log_prob": (*ENSEMBLE, POOL, 0, 0, 0),
     "renyi_divergence": (SHAPE, LOGITS, LOGITS, 0, 0, [2.0], 0, 0),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext
-from adapmixed_ext import _C, Projection, ops
+from adapmixed_ext import _C, Projection
+from adapmixed_ext._leave_one_out import step
 
 ORDERS = (2.0, 5.5, 18.0)
 
@@ -67,16 +68,12 @@ def _project(x: Inputs) -> tuple[Tensor, ...]:
 
 def _leave_one_out(x: Inputs) -> tuple[Tensor, ...]:
     projection = project(x)
-    # As if there were others, which answer the public distribution.
-    p, q = adapmixed_ext.mixture(x.private, x.public, projection), x.public.double().softmax(-1)
     slots = len(x.private) + 45
-    mean = len(x.private) / slots * torch.where(q > 0.0, p / q - 1.0, 0.0)
     loss = adapmixed_ext.leave_one_out
     return (
         loss(x.private, x.public, projection, orders=ORDERS),
         loss(x.private, x.public, projection, orders=18, adjacency="zero_out"),
         loss(x.private, x.public, 0.5 * projection.weight, orders=[3.0, 64.0], num_models=slots),
-        loss(x.private, x.public, projection, orders=2.0, num_models=slots, mean_excess=mean),
     )
 
 
@@ -106,12 +103,9 @@ def _log_pool(x: Inputs) -> tuple[Tensor, ...]:
         "lower": -0.25, "upper": 1.0, "num_models": len(x.private) + 2, "active": x.active,
     }  # fmt: skip
     pool = adapmixed_ext.log_pool(x.private, x.public, scale=2.0, **box)
-    sums = adapmixed_ext.log_pool_sum(x.private, x.public, **box)
-    given = adapmixed_ext.log_pool(x.private, x.public, scale=2.0, sum_log_ratio=sums, **box)
     return (
-        pool.log_normaliser, pool.span, pool.private_lse, pool.status, sums, given.log_normaliser,
+        pool.log_normaliser, pool.span, pool.private_lse, pool.status,
         adapmixed_ext.mixture(x.private, x.public, pool),
-        adapmixed_ext.mixture(x.private, x.public, given),
         adapmixed_ext.log_prob(x.private, x.public, pool, x.targets),
     )  # fmt: skip
 
@@ -152,7 +146,7 @@ def _renyi_divergence(x: Inputs) -> tuple[Tensor, ...]:
 
 
 def _step(x: Inputs) -> tuple[Tensor, ...]:
-    projection, loss = ops.step(x.private, x.public, order=18.0, radius=3.6, orders=ORDERS)
+    projection, loss = step(x.private, x.public, order=18.0, radius=3.6, orders=ORDERS)
     return *_parts(projection), loss
 
 

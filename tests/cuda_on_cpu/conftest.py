@@ -7,7 +7,7 @@ the public operators run them:
     with simulated.kernels("reverse"):
         adapmixed_ext.project(private, public, order=18, radius=3.6)
 
-After a change of csrc/cuda the next process that calls simulated.module() builds again.
+After a change of csrc the next process that calls simulated.module() builds again.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        return f"{self.file.name}:{self.line}"
+        return f"{self.file.relative_to('csrc')}:{self.line}"
 
 
 def mutants() -> Iterator[Mutant]:
-    for path in sorted((ROOT / "csrc" / "cuda").glob("*.cuh")):
+    for path in sorted((ROOT / "csrc").glob("*/*.cu*")):
         text = path.read_text()
         for pattern, instead in ((BARRIER, ";"), *ATOMICS, BROADCAST):
             for match in pattern.finditer(text):

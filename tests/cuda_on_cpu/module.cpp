@@ -2,8 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
-#include "cuda/launch.h"
-#include "log_pool_bindings.h"
+#include "common/launch.cuh"
 #include "simt.h"
 
 namespace py = pybind11;
@@ -18,7 +17,6 @@ __global__ void idle_kernel() {}
 
 PYBIND11_MODULE(_cuda_on_cpu, m) {
   adapmixed::bindings::add_operators<adapmixed::Cuda>(m);
-  adapmixed::bindings::add_log_pool<adapmixed::Cuda>(m);
   adapmixed::bindings::add_workspaces(m);
   m.def("set_order", [](const std::string& name, unsigned seed) {
     simt::config.order = name == "forward"   ? simt::Order::forward

@@ -1,5 +1,6 @@
 // The part of CUDA that our kernels use, on a CPU: stands in for the CUDA runtime where
-// ADAPMIXED_SIMT is defined (csrc/cuda/runtime.h), so that g++ compiles the kernels' own source.
+// ADAPMIXED_SIMT is defined (csrc/common/runtime.cuh), so that g++ compiles the kernels' own
+// source.
 //
 // One block runs at a time, each of its threads as a fibre that runs until it meets a barrier or a
 // warp operation. Which thread runs first is a setting: a kernel that lacks a barrier gives other
@@ -84,7 +85,7 @@ enum class Order { forward, reverse, random };
 struct Config {
   Order order = Order::forward;
   unsigned seed = 0;
-  bool sizes_of_a_gpu = false;  // csrc/cuda/runtime.h
+  bool sizes_of_a_gpu = false;  // csrc/common/runtime.cuh
 };
 inline Config config;
 

@@ -1,4 +1,4 @@
-// The AVX-512 intrinsics that csrc/cpu uses, on AVX2: included before everything else (g++
+// The AVX-512 intrinsics that csrc uses, on AVX2: included before everything else (g++
 // -include) it lets the AVX-512 path be compiled with -mavx2 -mfma -mf16c and run where there is no
 // AVX-512.
 //
@@ -15,7 +15,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/config.h"
+#include "common/config.h"
 
 #if defined(__AVX512F__)
 #error "compile with -mavx2 -mfma -mf16c: the instructions that this header stands in for are there"

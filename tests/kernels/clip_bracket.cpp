@@ -1,10 +1,10 @@
-// ClipBracket (csrc/cpu/clip_sums.h) against sums over all tokens: prints what the tests judge.
+// ClipBracket (csrc/clip/cpu_sums.h) against sums over all tokens: prints what the tests judge.
 #include <cstdio>
 #include <random>
 #include <vector>
 
-#include "cpu/clip_public.h"
-#include "cpu/parallel.h"
+#include "clip/cpu_public.h"
+#include "common/parallel.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {

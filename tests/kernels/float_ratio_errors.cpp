@@ -1,12 +1,12 @@
-// The largest errors of core/float_ratio.h, in units (kFloatUnit): of 2^n 2^{f/m} - 1 given f, over
-// every float f in reach and the n where they are largest; and of r - 1 as a whole, over random
-// logits, relative to what is allowed; of q and of a token's two parts, as floats make them.
+// The largest errors of common/float_ratio.h, in units (kFloatUnit): of 2^n 2^{f/m} - 1 given f,
+// over every float f in reach and the n where they are largest; and of r - 1 as a whole, over
+// random logits, relative to what is allowed; of q and of a token's two parts, as floats make them.
 #include <algorithm>
 #include <cstdio>
 #include <random>
 #include <utility>
 
-#include "core/float_ratio.h"
+#include "common/float_ratio.h"
 
 using namespace adapmixed::ADAPMIXED_ISA;
 

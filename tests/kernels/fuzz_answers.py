@@ -23,7 +23,7 @@ INF = math.inf
 PROBABILITY_ERROR = 1e-6
 
 
-def drawn(mixture: Tensor, public: Tensor, source: adapmixed_ext.RandomSource) -> list[int]:
+def drawn(mixture: Tensor, public: Tensor, source: adapmixed_ext.types.RandomSource) -> list[int]:
     """The tokens of the sampler's law, by the stream itself."""
     key, counter = source.reserve()
     return drawn_by_hand(mixture, public, bytes(key.tolist()), counter)

@@ -158,6 +158,4 @@ def _compare(name: str, got: Array, truth: Array, bound: Array, report: Report) 
 
 def rounding(setting: Setting, depth: float) -> float:
     """What rounding adds to the range of log p - log p', -log q up to ``depth``."""
-    return adapmixed_ext.log_pool_rounding(
-        lower=setting.lower, upper=setting.upper, scale=setting.scale, deepest=depth
-    )
+    return 2.0**-49 * (1.0 + setting.scale * setting.reach + depth)

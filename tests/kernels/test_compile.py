@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import adapmixed_ext
+from adapmixed_ext._leave_one_out import step
 
 
 def _inputs() -> dict[str, tuple[object, ...]]:
@@ -30,21 +31,19 @@ def _inputs() -> dict[str, tuple[object, ...]]:
         "log_sum_exp": (private, "private_logits"),
         "project": (private, public, public_lse, 18.0, 3.6),
         "clip_project": (private, public, public_lse, 0.5, 2.0, [2.0, 18.0], 5),
-        "leave_one_out": (*ensemble, weight, 1 - weight, *ball, [2.0, 18.0], False, 5, None),
+        "leave_one_out": (*ensemble, weight, 1 - weight, *ball, [2.0, 18.0], False, 5),
         "step": (private, public, 18.0, 3.6, [2.0, 18.0], False, 5),
         "mixture": (*ensemble, weight, 1 - weight, *ball),
         "log_prob": (*ensemble, weight, 1 - weight, *ball, torch.tensor([3, 16])),
-        "log_pool": (private, public, active, None, *box),
-        "log_pool_sum": (private, public, active, *box[:2], 5),
-        "pool_mixture": (*ensemble, pool.log_normaliser, active, None, *box),
+        "log_pool": (private, public, active, *box),
+        "pool_mixture": (*ensemble, pool.log_normaliser, active, *box),
         "pool_log_prob": (
             *ensemble,
             pool.log_normaliser,
             torch.tensor([3, 16]),
             active,
-            None,
             *box,
-        ),
+        ),  # fmt: skip
         "renyi_divergence": (private[0], public, private_lse[0], public_lse, [1.0, 2.0]),
         "screen": (*ensemble, noise, active, 0.1, 3.0, 1.0, 4, 3),
         "gaussian": (key, 3, [4, 5], 0.5),
@@ -111,21 +110,19 @@ def everything(
     forward, backward = adapmixed_ext.renyi_divergence(private, public, [1.0, 3.0])
     bare = adapmixed_ext.mixture(private, public, 0.5 * projection.weight)
     box = {"lower": -0.25, "upper": 1.0, "num_models": private.shape[0]}
-    sums = adapmixed_ext.log_pool_sum(private, public, **box)
     pool = adapmixed_ext.log_pool(private, public, scale=2.0, **box)
-    given = adapmixed_ext.log_pool(private, public, scale=2.0, sum_log_ratio=sums, **box)
     pooled = adapmixed_ext.mixture(private, public, pool)
-    pooled_log = adapmixed_ext.log_prob(private, public, given, targets)
+    pooled_log = adapmixed_ext.log_prob(private, public, pool, targets)
     clipping = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0, orders=3.0)
     assert clipping.charge is not None
     clipped = adapmixed_ext.mixture(private, public, clipping)
     clipped_log = adapmixed_ext.log_prob(private, public, clipping, targets)
     clipped_loss = adapmixed_ext.leave_one_out(private, public, clipping, orders=3.0)
-    fused, fused_loss = adapmixed_ext.ops.step(private, public, order=18.0, radius=3.6, orders=2.0)
+    fused, fused_loss = step(private, public, order=18.0, radius=3.6, orders=2.0)
     return (
         projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
         screening.divergence, screening.passed, forward, backward, bare, fused.weight, fused_loss,
-        sums, pool.log_normaliser, pool.span, given.log_normaliser, pooled, pooled_log,
+        pool.log_normaliser, pool.span, pooled, pooled_log,
         clipping.log_scale, clipping.residual, clipping.charge, clipped, clipped_log, clipped_loss,
     )  # fmt: skip
 

@@ -69,13 +69,7 @@ def _log_pool(p: Tensor, q: Tensor, **options: Any) -> Any:
     return adapmixed_ext.log_pool(p, q, **{"lower": -0.25, "upper": 1.0, "scale": 2.0} | options)
 
 
-def _log_pool_sum(p: Tensor, q: Tensor, **options: Any) -> Any:
-    defaults = {"lower": -0.25, "upper": 1.0, "num_models": N}
-    return adapmixed_ext.log_pool_sum(p, q, **defaults | options)
-
-
-POOLS: list[Callable[..., Any]] = [_log_pool, _log_pool_sum]
-ENSEMBLE: list[Callable[..., Any]] = [_project, _screen, _loss, _mixture, _log_prob, *POOLS]
+ENSEMBLE: list[Callable[..., Any]] = [_project, _screen, _loss, _mixture, _log_prob, _log_pool]
 WEIGHTED: list[Callable[..., Any]] = [_loss, _mixture, _log_prob]
 
 
@@ -244,23 +238,9 @@ def test_adjacency() -> None:
     refuses(lambda: _loss(private(), public(), adjacency="both"), "adjacency", "both")
 
 
-def test_slots_and_mean_excess() -> None:
+def test_slots() -> None:
     refuses(lambda: _loss(private(), public(), num_models=N - 1), "num_models", N - 1)
     refuses(lambda: _loss(private(), public(), num_models=0), "num_models", 0)
-    for wrong in (torch.zeros(B, V + 1).double(), torch.zeros(B, V)):
-        refuses(lambda w=wrong: _loss(private(), public(), mean_excess=w), "mean_excess")
-
-
-@pytest.mark.parametrize("value", [NAN, -INF, INF, -1.5])
-def test_a_mean_excess_that_no_ensemble_has_is_never_a_small_loss(value: float) -> None:
-    mean = torch.zeros(B, V, dtype=torch.float64)
-    mean[1, 2] = value
-    try:
-        loss = _loss(private(), public(), mean_excess=mean, num_models=7)
-    except ValueError as error:
-        assert "mean_excess" in str(error)
-    else:
-        assert (loss[:, 1] == INF).all()
 
 
 @pytest.mark.parametrize("target", [-1, V, 2**40])

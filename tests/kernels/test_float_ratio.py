@@ -1,4 +1,4 @@
-"""The counted errors of csrc/core/float_ratio.h: on every float, and on random logits."""
+"""The counted errors of csrc/common/float_ratio.h: on every float, and on random logits."""
 
 import os
 import subprocess

@@ -89,18 +89,6 @@ def test_values_of_a_projection_are_checked(field: str, value: float, words: str
         ops.leave_one_out(private, public, bad, orders=18)
 
 
-def test_an_impossible_mean_excess_is_refused() -> None:
-    private, public = _pair()
-    projection = ops.project(private, public, order=18, radius=3.6)
-    for value in (-1.5, math.nan, math.inf):
-        mean = torch.zeros(2, 40, dtype=torch.float64)
-        mean[1, 3] = value
-        with pytest.raises(ValueError, match=r"mean_excess\[1, 3\]"):
-            ops.leave_one_out(
-                private, public, projection, orders=18, num_models=6, mean_excess=mean
-            )
-
-
 class Source:
     """A random source that hands out what it is told to."""
 

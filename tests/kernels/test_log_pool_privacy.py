@@ -124,19 +124,19 @@ def test_the_bound_is_attained() -> None:
     assert abs((moved.max() - moved.min()).item() - 1.25 * 2.0 / 5) < 1e-14
 
 
-def test_what_others_do_leaves_no_trace_in_the_difference(isa: str) -> None:
-    """The sum without slot i is exactly the sum with it minus u_i, whatever the others are."""
+def test_a_span_is_a_multiple_of_the_grid_and_its_row_s_own(isa: str) -> None:
+    """Whatever the other rows are, and whether the slot takes part."""
     private, public = cases.logits(70, 40, 1, 777, 3.0, 1.0)
-    box = {"lower": -0.25, "upper": 1.0, "num_models": 40}
-    own = adapmixed_ext.log_pool_sum(private[3:4], public, **box)
-    active = torch.ones(40, 1, dtype=torch.bool)
-    active[3] = False
-    with_it = adapmixed_ext.log_pool_sum(private, public, **box)
-    without = adapmixed_ext.log_pool_sum(private, public, active=active, **box)
-    assert torch.equal(with_it - without, own)
-    assert own.max().item() <= 1.0 and own.min().item() >= -0.25
-    span = adapmixed_ext.log_pool(private, public, scale=2.0, **box).span[3, 0].item()
-    assert (own.max() - own.min()).item() == span
+    setting = Setting(-0.25, 1.0, 2.0)
+    options = setting.options(40)
+    span = adapmixed_ext.log_pool(private, public, **options).span
+    own = adapmixed_ext.log_pool(private[3:4], public, **options).span
+    assert own.item() == span[3].item()
+    inactive = torch.zeros(40, 1, dtype=torch.bool)
+    assert torch.equal(adapmixed_ext.log_pool(
+        private, public, active=inactive, **options).span, span)  # fmt: skip
+    units = span / setting.unit(40)
+    assert torch.equal(units, units.round()) and (units > 0).all()
 
 
 @pytest.mark.parametrize("bounds", [(-0.1, 0.3), (-1 / 3, 2 / 3), (-1e-13, 1e-13)])
@@ -144,8 +144,9 @@ def test_bounds_that_are_no_multiples_are_kept(bounds: tuple[float, float]) -> N
     """The clip bounds of the grid lie inside those given."""
     public = torch.zeros(1, 3)
     private = torch.tensor([[[9.0, -9.0, 0.0]]])
-    sums = adapmixed_ext.log_pool_sum(
-        private, public, lower=bounds[0], upper=bounds[1], num_models=7
-    )
-    assert bounds[0] <= sums.min().item() <= sums.max().item() <= bounds[1]
-    assert sums.max().item() > bounds[1] - 2.0**-39 and sums.min().item() < bounds[0] + 2.0**-39
+    for lower, upper in ((bounds[0], 0.0), (0.0, bounds[1]), bounds):
+        pool = adapmixed_ext.log_pool(
+            private, public, lower=lower, upper=upper, scale=1.0, num_models=7
+        )
+        width = Fraction(upper) - Fraction(lower)
+        assert width - 2 * Fraction(2) ** -39 < Fraction(pool.span.item()) <= width

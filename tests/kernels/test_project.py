@@ -108,7 +108,7 @@ def test_the_range_in_which_weights_are_near_the_optimum(
 
 def test_single_precision_stays_below_the_optimum_by_what_it_may_cost() -> None:
     """17 units of a float for the weight and 20 for the excess, which grows with its square
-    (csrc/core/float_search.h). Hardly a row needs them, so a lost margin would show nowhere else.
+    (csrc/project/float_search.h). Hardly a row needs them: a lost margin would show nowhere else.
     """
     private, public = cases.logits(5, 7, 1, 17, 1.0, 1.0)
     result = adapmixed_ext.project(private, public, order=2.0, radius=0.03)

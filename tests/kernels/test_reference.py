@@ -90,23 +90,6 @@ def test_leave_one_out_on_tokens_the_public_model_excludes() -> None:
             assert _close(loss[i, 0, 0].item(), truth[i][0], 1e-10, 0.0)
 
 
-def test_leave_one_out_of_a_spread_ensemble() -> None:
-    case = cases.ordinary()[2]
-    weight, complement = reference.project(case.private, case.public, order=3.0, radius=0.5)
-    for adjacency in ("add_remove", "zero_out"):
-        whole = reference.leave_one_out(
-            case.private, case.public, (weight, complement), orders=(3.0,), adjacency=adjacency
-        )
-        p, q = torch.softmax(case.private.double(), -1), torch.softmax(case.public.double(), -1)
-        mean = (weight.unsqueeze(-1) * (p / q - 1)).mean(0)
-        for part in (slice(0, 3), slice(3, 7)):
-            local = reference.leave_one_out(
-                case.private[part], case.public, (weight[part], complement[part]), orders=(3.0,),
-                adjacency=adjacency, num_models=7, mean_excess=mean,
-            )  # fmt: skip
-            torch.testing.assert_close(local, whole[part], rtol=1e-9, atol=1e-14)
-
-
 def test_slots_that_are_absent_answer_the_public_distribution() -> None:
     case = cases.ordinary()[3]
     padded = torch.cat([case.private, case.public.expand(3, *case.public.shape)])

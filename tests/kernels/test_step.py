@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext
-from adapmixed_ext import _C, Projection, ops
+from adapmixed_ext import _C, Projection
+from adapmixed_ext._leave_one_out import step
 
 ISAS = ("scalar", "avx2", "avx512")
 ORDERS = [3.0, 18.0]
@@ -27,7 +28,7 @@ def one_by_one(
 def fused(
     private: Tensor, public: Tensor, order: float, radius: float, **options: object
 ) -> tuple[Projection, Tensor]:
-    return ops.step(private, public, order=order, radius=radius, **options)
+    return step(private, public, order=order, radius=radius, **options)
 
 
 def tensors(result: tuple[Projection, Tensor]) -> list[Tensor]:
@@ -72,7 +73,7 @@ def test_the_step_is_its_parts(dtype: torch.dtype, isa: str) -> None:
 
 
 def test_no_positions() -> None:
-    projection, loss = ops.step(
+    projection, loss = step(
         torch.zeros(3, 0, 5), torch.zeros(0, 5), order=3, radius=1, orders=ORDERS
     )
     assert projection.weight.shape == (3, 0)

@@ -22,6 +22,7 @@ home = pathlib.Path(sys.argv[1]).resolve()
 for module in (adapmixed, adapmixed_ext):
     assert home in pathlib.Path(module.__file__).resolve().parents, module.__file__
 assert demo_base().is_dir()
+assert adapmixed_ext.build_info()["cuda"] is False  # nobody asked for it
 torch.manual_seed(0)
 public = torch.randn(2, 1000)
 private = public + 0.5 * torch.randn(5, 2, 1000)
@@ -56,7 +57,7 @@ def _run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(
         command,
         cwd=cwd,
-        env=clean | {"ADAPMIXED_CUDA": "OFF"} | (env or {}),
+        env=clean | (env or {}),
         capture_output=True,
         text=True,
     )
@@ -164,8 +165,8 @@ def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
-    assert {"CMakeLists.txt", "csrc/core/ops.h", "csrc/cpu/project.cpp", "README.md"} <= names
-    assert {"csrc/cuda/project.cuh", "csrc/cuda/project.cu"} <= names
+    assert {"CMakeLists.txt", "csrc/common/operators.h", "README.md"} <= names
+    assert {f"csrc/project/{name}" for name in ("math.h", "cpu.cpp", "cuda.cu")} <= names
     assert {"tests/kernels/test_project.py", "constraints.txt", "LICENSE"} <= names
     assert not any(n.endswith((".so", ".pyc")) for n in names)
 
@@ -181,8 +182,8 @@ def test_cuda_on_fails_in_words_without_a_compiler(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_unknown_cuda_setting_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="must be AUTO, ON or OFF, got 'MAYBE'"):
+    with pytest.raises(AssertionError, match="must be ON or OFF, got 'AUTO'"):
         _run(
             sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", str(tmp_path), str(ROOT),
-            cwd=tmp_path, env={"ADAPMIXED_CUDA": "MAYBE"},
+            cwd=tmp_path, env={"ADAPMIXED_CUDA": "AUTO"},
         )  # fmt: skip

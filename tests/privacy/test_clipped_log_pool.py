@@ -19,7 +19,7 @@ SETTINGS = list(itertools.product([1e-6, 0.5, 2.0, 300.0], [0.0, 1e-9, 0.25, 40.
 
 @pytest.mark.parametrize(("scale", "lower", "upper"), SETTINGS)
 def test_the_operators_bound_is_held_twice(scale, lower, upper):
-    """2^-49 (1 + κ max(-a, b) + L) with L = 750: csrc/core/log_pool.h."""
+    """2^-49 (1 + κ max(-a, b) + L) with L = 750: csrc/log_pool/math.h."""
     with mpmath.workdps(40):
         bound = mpmath.mpf(2) ** -49 * (1 + mpmath.mpf(scale) * max(lower, upper) + 750)
         assert 2 * bound * (1 - mpmath.mpf(2) ** -50) <= range_rounding(scale, -lower, upper)

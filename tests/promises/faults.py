@@ -39,7 +39,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "exact sampling",
         "a draw that equals a weight takes its token",
-        "csrc/core/sampling.h",
+        "csrc/sample/math.h",
         "if (left < weight) return left >= static_cast<uint128>(v) ? v : -1;",
         "if (left <= weight) return left >= static_cast<uint128>(v) ? v : -1;",
         (_KERNELS + "test_sample.py::test_what_integers_leave_open_is_decided_by_the_fraction",),
@@ -47,7 +47,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "exact sampling",
         "draws between the integer sum and the true sum are thrown away",
-        "csrc/cpu/sample.cpp",
+        "csrc/sample/cpu.cpp",
         "if (*token < 0 && draw < total + static_cast<uint128>(vocab)) {",
         "if (*token < 0 && draw < total) {",
         (_KERNELS + "test_sample.py::test_what_integers_leave_open_is_decided_by_the_fraction",),
@@ -55,7 +55,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "exact sampling",
         "all rows of a batch draw from one stream",
-        "csrc/cpu/sample.cpp",
+        "csrc/sample/cpu.cpp",
         "const Stream stream{key, counter, static_cast<std::uint32_t>(b)};",
         "const Stream stream{key, counter, static_cast<std::uint32_t>(b - b)};",
         (_KERNELS + "test_sample.py::test_sample_draws_exactly_by_the_stream",),
@@ -74,7 +74,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "unpredictable randomness",
         "ChaCha with 18 rounds",
-        "csrc/core/chacha.h",
+        "csrc/sample/chacha.h",
         "for (int round = 0; round < 10; ++round) {",
         "for (int round = 0; round < 9; ++round) {",
         (_KERNELS + "test_chacha.py::test_rfc_8439_blocks",),
@@ -186,7 +186,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "feasible weights",
         "the projection in double precision leaves no margin for rounding",
-        "csrc/core/projection.h",
+        "csrc/project/math.h",
         "t.excess = margin < 1.0 ? excess * (1.0 - margin) : 0.0;",
         "t.excess = excess;",
         (_KERNELS + "test_project.py::test_the_range_in_which_weights_are_near_the_optimum",),
@@ -194,7 +194,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "feasible weights",
         "the excess in single precision leaves no margin for rounding",
-        "csrc/core/float_search.h",
+        "csrc/project/float_search.h",
         "target.excess = excess_ * (1.0 - constant);",
         "target.excess = constant < 1.0 ? excess_ : 0.0;",
         (
@@ -205,7 +205,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "feasible weights",
         "the weight in single precision leaves no margin for rounding",
-        "csrc/core/float_search.h",
+        "csrc/project/float_search.h",
         "const double weight = x.weight * (1.0 + kFloatRelative);",
         "const double weight = x.weight;",
         (
@@ -216,7 +216,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "losses in full",
         "a leave-one-out loss in single precision is that of one direction",
-        "csrc/core/loss_bound.h",
+        "csrc/leave_one_out/bound.h",
         "std::fmax(std::fmax(forward.value, reverse.value), 0.0);",
         "std::fmax(forward.value, 0.0);",
         (_KERNELS + "test_leave_one_out.py::test_every_neighbour_on_tiny_vocabularies",),
@@ -224,15 +224,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "losses in full",
         "a charge of clipped mixing is that of one direction",
-        "csrc/core/clip_charge.h",
+        "csrc/clip/charge.h",
         "const double excess = share * std::fmax(std::fmax(forward, reverse), 0.0);",
         "const double excess = share * std::fmax(reverse, 0.0);",
-        (_KERNELS + "test_clip_project.py::test_against_the_oracle",),
+        (_KERNELS + "test_clip.py::test_against_the_oracle",),
     ),
     Fault(
         "losses in full",
         "the upper bound of a pool's clip is rounded outward",
-        "csrc/core/log_pool.h",
+        "csrc/log_pool/math.h",
         "most_ = kGridZero + std::floor(options.upper * scale_);",
         "most_ = kGridZero + std::ceil(options.upper * scale_);",
         (_KERNELS + "test_log_pool_privacy.py::test_bounds_that_are_no_multiples_are_kept",),
@@ -495,7 +495,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "emptied is missing",
         "an exhausted member of a pool goes on contributing",
-        "csrc/core/log_pool.h",
+        "csrc/log_pool/math.h",
         "return options.active == nullptr || options.active[at];",
         "return options.active == nullptr || at >= 0;",
         (_KERNELS + "test_log_pool.py::test_slots_that_are_inactive_or_absent_have_no_part",),
@@ -503,7 +503,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "emptied is missing",
         "the screened mean forgets the members that are absent",
-        "csrc/core/screening.h",
+        "csrc/screen/math.h",
         "rest_ = ((slots - on) + (1.0 - options.weight) * on) / slots;",
         "rest_ = (1.0 - options.weight) * on / slots;",
         (_KERNELS + "test_screen.py::test_inactive_slots_answer_the_public_distribution",),
@@ -753,7 +753,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "vocabulary mask",
         "probability on masked tokens is drawn",
-        "csrc/core/sampling.h",
+        "csrc/sample/math.h",
         "return supported ? (p > 0.0 ? p : 0x1p-1074) : 0.0;",
         "return p > 0.0 ? p : (supported ? 0x1p-1074 : 0.0);",
         (_KERNELS + "test_sample.py::test_tokens_outside_the_public_support_are_never_drawn",),

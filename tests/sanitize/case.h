@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/ops.h"
+#include "common/operators.h"
 
 namespace sanitize {
 
@@ -88,12 +88,11 @@ struct Loss {
   std::vector<double> orders;
   bool zero_out;
   std::int64_t num_models;
-  std::vector<double> mean_excess, loss;
+  std::vector<double> loss;
 
   explicit Loss(Reader& in) : orders(in.array<double>()) {
     const auto options = in.array<std::int64_t>();
     zero_out = options.at(0) != 0, num_models = options.at(1);
-    mean_excess = in.array<double>();
     loss = in.array<double>();
   }
 };
@@ -117,14 +116,14 @@ struct Pool {
   double lower, upper, scale;
   std::int64_t num_models;
   std::vector<char> active;
-  std::vector<double> log_normaliser, span, sum, mixture, log_prob;
+  std::vector<double> log_normaliser, span, mixture, log_prob;
 
   explicit Pool(Reader& in) {
     const auto numbers = in.array<double>();
     lower = numbers.at(0), upper = numbers.at(1), scale = numbers.at(2);
     num_models = in.integer();
     active = in.array<char>();
-    for (auto* values : {&log_normaliser, &span, &sum, &mixture, &log_prob}) {
+    for (auto* values : {&log_normaliser, &span, &mixture, &log_prob}) {
       *values = in.array<double>();
     }
   }

@@ -176,7 +176,7 @@ def fuzzed() -> list[tuple[Case, float, float]]:
 
 
 def status_of(rows: Tensor) -> Tensor:
-    """RowStatus of core/ops.h."""
+    """RowStatus of common/operators.h."""
     largest = rows.double().amax(-1)
     status = torch.zeros(rows.shape[:-1], dtype=torch.int32)
     status[largest.abs() > 1e6] = 4
@@ -247,30 +247,23 @@ class Dump:
         """What the operators answer for these weights; `index` varies the options of the losses."""
         private, public = case.private, case.public
         models = private.shape[0]
-        inputs = adapmixed_ext.ops.prepare(private, public)
+        inputs = adapmixed_ext.inputs.prepare(private, public)
         projection = adapmixed_ext.Projection(weight, complement, *inputs[2:])
         mixture = adapmixed_ext.mixture(private, public, projection)
         self.tensor(weight)
         self.tensor(complement)
         self.tensor(mixture)
         self.tensor(adapmixed_ext.log_prob(private, public, projection, targets_of(case)))
-        q, p = torch.softmax(public.double(), -1), torch.softmax(private.double(), -1)
-        # Given the mean alone, the rest of a mixture that is nearly all one model's cancels.
-        largest = (weight.unsqueeze(-1) * p + complement.unsqueeze(-1) * q).amax(0)
-        plain = not ((q == 0) | (mixture < 1e-300) | (largest > 0.999 * models * mixture)).any()
         self.ints(2)
         for k in range(2):
             orders = ORDER_LISTS[(2 * index + k) % len(ORDER_LISTS)]
             slots = models + 3 * (index % 2)
-            given = slots == models and plain and index % 4 == 2
-            mean = mixture / q - 1.0 if given else None
             loss = adapmixed_ext.leave_one_out(
-                private, public, projection, orders=orders, num_models=slots, mean_excess=mean,
+                private, public, projection, orders=orders, num_models=slots,
                 adjacency="zero_out" if k else "add_remove",
             )  # fmt: skip
             self.numbers(*orders)
             self.ints(k, slots)
-            self.tensor(torch.zeros(0, dtype=torch.float64) if mean is None else mean)
             self.tensor(loss)
 
     def pools(self, case: Case) -> None:
@@ -293,7 +286,6 @@ class Dump:
             self.tensor(active if some else active.new_empty(0))
             self.tensor(pool.log_normaliser)
             self.tensor(pool.span)
-            self.tensor(adapmixed_ext.log_pool_sum(case.private, case.public, **box))
             self.tensor(adapmixed_ext.mixture(case.private, case.public, pool))
             self.tensor(adapmixed_ext.log_prob(case.private, case.public, pool, targets_of(case)))
 

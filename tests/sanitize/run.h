@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "case.h"
-#include "core/backends.h"
+#include "common/backends.h"
 
 namespace sanitize {
 
@@ -31,8 +31,8 @@ inline bool close(double got, double expected, double relative, double absolute)
   return std::fabs(got - expected) <= relative * std::fabs(expected) + absolute;  // not for NaN
 }
 
-// Backend: as in core/backends.h, with the sizes of its workspaces and `where(bytes)`, what a call
-// with such a workspace is to be given.
+// Backend: as in common/backends.h, with the sizes of its workspaces and `where(bytes)`, what a
+// call with such a workspace is to be given.
 template <class Backend>
 class Run {
  public:
@@ -125,18 +125,17 @@ class Run {
     Backend::mixture(ensemble(), weights, mixed.data(), backend_.where());
     check("clipped mixture", mixed, box.mixture, 1e-9, 1e-300);
     Backend::leave_one_out(ensemble(), weights,
-                           {box.orders.data(), orders, false, in_.shape.models, nullptr},
-                           loss.data(), balance.data(), loss_where(box.orders));
+                           {box.orders.data(), orders, false, in_.shape.models}, loss.data(),
+                           balance.data(), loss_where(box.orders));
     check("clipped loss", loss, box.loss, 1e-5, 1e-12);
   }
 
   void leave_one_out(const Weighted& given, const Loss& expected) const {
     std::vector<double> loss = unknown(expected.loss.size()), balance = unknown(rows());
-    const double* mean = expected.mean_excess.empty() ? nullptr : expected.mean_excess.data();
     Backend::leave_one_out(
         ensemble(), weights(given),
         {expected.orders.data(), static_cast<std::int64_t>(expected.orders.size()),
-         expected.zero_out, expected.num_models, mean},
+         expected.zero_out, expected.num_models},
         loss.data(), balance.data(), loss_where(expected.orders));
     check("loss", loss, expected.loss, 1e-5, 1e-12);
     check("balance", balance, std::vector<double>(rows(), 0.0), 0.0, kBalance);
@@ -151,7 +150,7 @@ class Run {
         Backend::step({in_.shape, in_.private_rows.logits(), in_.public_rows.logits()},
                       expected.ball.at(0), expected.ball.at(1),
                       {options.orders.data(), static_cast<std::int64_t>(options.orders.size()),
-                       options.zero_out, options.num_models, nullptr},
+                       options.zero_out, options.num_models},
                       {{weight.data(), complement.data(), lse.data(), status.data()},
                        public_lse.data(),
                        public_status.data(),
@@ -185,9 +184,8 @@ class Run {
 
   static adapmixed::LogPoolOptions options_of(const Pool& pool) {
     const auto* active = reinterpret_cast<const bool*>(pool.active.data());
-    return {
-        pool.lower, pool.upper, pool.scale, pool.num_models, pool.active.empty() ? nullptr : active,
-        nullptr};
+    return {pool.lower, pool.upper, pool.scale, pool.num_models,
+            pool.active.empty() ? nullptr : active};
   }
 
   adapmixed::StepInputs rows_alone() const {
@@ -198,18 +196,16 @@ class Run {
   // log_pool states of it.
   static constexpr double kPoolSum = 1.4e-6;
 
-  // Whole, then as one of several ranks, for which the sum is found apart and given.
   void log_pool(const Pool& expected) const {
     const std::int64_t bytes = Backend::log_pool_workspace(in_.shape);
     std::vector<double> normaliser = unknown(positions()), span = unknown(rows());
     std::vector<double> lse = unknown(rows()), public_lse = unknown(positions());
-    std::vector<double> sum = unknown(expected.sum.size());
     std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
-    adapmixed::LogPoolOptions options = options_of(expected);
-    adapmixed::LogPoolResults out{normaliser.data(),   span.data(),   nullptr,
-                                  lse.data(),          status.data(), public_lse.data(),
-                                  public_status.data()};
-    Backend::log_pool(rows_alone(), options, out, backend_.where(bytes));
+    const adapmixed::LogPoolOptions options = options_of(expected);
+    Backend::log_pool(rows_alone(), options,
+                      {normaliser.data(), span.data(), lse.data(), status.data(), public_lse.data(),
+                       public_status.data()},
+                      backend_.where(bytes));
     check("pool's log-normaliser", normaliser, expected.log_normaliser, 0.0,
           expected.scale * kPoolSum);
     check("span", span, expected.span, 0.0, kPoolSum);
@@ -217,27 +213,11 @@ class Run {
     check_status("pool's public status", in_.public_rows, public_status);
     const adapmixed::Ensemble of{in_.shape, in_.private_rows.logits(), in_.public_rows.logits(),
                                  lse.data(), public_lse.data()};
-    check_answers(of, options, normaliser.data(), expected);
-    out.log_normaliser = out.span = nullptr;
-    out.sum = sum.data();
-    Backend::log_pool(rows_alone(), options, out, backend_.where());
-    check("sum of log-ratios", sum, expected.sum, 0.0,
-          static_cast<double>(in_.shape.models) * kPoolSum);
-    out.log_normaliser = normaliser.data(), out.span = span.data(), out.sum = nullptr;
-    options.sum_log_ratio = sum.data();
-    const std::vector<double> before = normaliser;
-    Backend::log_pool(rows_alone(), options, out, backend_.where());
-    check("log-normaliser of a given sum", normaliser, before, 0.0, 0.0);
-    check_answers(of, options, normaliser.data(), expected);
-  }
-
-  void check_answers(const adapmixed::Ensemble& of, const adapmixed::LogPoolOptions& options,
-                     const double* normaliser, const Pool& expected) const {
     std::vector<double> probabilities = unknown(expected.mixture.size());
-    Backend::pool_mixture(of, options, normaliser, probabilities.data(), backend_.where());
+    Backend::pool_mixture(of, options, normaliser.data(), probabilities.data(), backend_.where());
     check("pool's mixture", probabilities, expected.mixture, 2 * expected.scale * kPoolSum, 1e-300);
     std::vector<double> result = unknown(positions());
-    Backend::pool_log_prob(of, options, normaliser, in_.targets.data(), result.data(),
+    Backend::pool_log_prob(of, options, normaliser.data(), in_.targets.data(), result.data(),
                            backend_.where());
     check("pool's log_prob", result, expected.log_prob, 1e-8, 2 * expected.scale * kPoolSum);
   }
@@ -337,19 +317,19 @@ class Run {
     }
     for (const bool zero_out : {false, true}) {
       Backend::leave_one_out(rows_of, {half.data(), half.data()},
-                             {orders.data(), 2, zero_out, in_.shape.models, nullptr}, loss.data(),
+                             {orders.data(), 2, zero_out, in_.shape.models}, loss.data(),
                              one.data(), loss_where(orders));
     }
     Backend::mixture(rows_of, {half.data(), half.data()}, probabilities.data(), backend_.where());
     Backend::log_prob(rows_of, {half.data(), half.data()}, in_.targets.data(), one.data(),
                       backend_.where());
-    const adapmixed::LogPoolOptions pool{-0.25, 1.0, 2.0, in_.shape.models, nullptr, nullptr};
+    const adapmixed::LogPoolOptions pool{-0.25, 1.0, 2.0, in_.shape.models, nullptr};
     std::vector<double> normaliser = unknown(positions()), found = unknown(positions());
     std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
     Backend::log_pool(rows_alone(), pool,
-                      {normaliser.data(), one.data(), probabilities.data(), other.data(),
-                       status.data(), found.data(), public_status.data()},
-                      backend_.where());
+                      {normaliser.data(), one.data(), other.data(), status.data(), found.data(),
+                       public_status.data()},
+                      backend_.where(Backend::log_pool_workspace(in_.shape)));
     check_status("refused row's public status", in_.public_rows, public_status);
     Backend::pool_mixture(rows_of, pool, normaliser.data(), probabilities.data(), backend_.where());
     Backend::pool_log_prob(rows_of, pool, normaliser.data(), in_.targets.data(), found.data(),

@@ -19,7 +19,7 @@ import torch
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, check_source
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 try:
     from lm_eval.api.model import TemplateLM

@@ -20,7 +20,7 @@ from adapmixed.generation.text import stop_rule
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble

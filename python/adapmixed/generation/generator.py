@@ -21,7 +21,7 @@ from adapmixed.mechanisms import Mechanism
 from adapmixed.mechanisms.rows import check_shape
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble

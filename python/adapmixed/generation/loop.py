@@ -15,7 +15,7 @@ from adapmixed.generation.refused import refuse
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Decoder, Ensemble

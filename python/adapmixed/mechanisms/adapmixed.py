@@ -21,9 +21,10 @@ from adapmixed.privacy import (
     RenyiBound,
 )
 from adapmixed.privacy.pmixed import sound_bound
-from adapmixed_ext import RandomSource
-from adapmixed_ext.ops import Inputs, project_inputs
-from adapmixed_ext.screening import screen_prepared
+from adapmixed_ext._project import project_inputs
+from adapmixed_ext._screen import screen_prepared
+from adapmixed_ext.inputs import Inputs
+from adapmixed_ext.types import RandomSource
 
 MAX_ORDERS = 32
 Screen = Literal["noisy", "public"]

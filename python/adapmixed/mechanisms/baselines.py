@@ -11,8 +11,9 @@ from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import PublicAnswer, UnprotectedAnswer
-from adapmixed_ext import Projection, RandomSource
-from adapmixed_ext.ops import prepare
+from adapmixed_ext import Projection
+from adapmixed_ext.inputs import prepare
+from adapmixed_ext.types import RandomSource
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.mechanisms.rows import Rows
-from adapmixed_ext import RandomSource
-from adapmixed_ext.ops import prepare
+from adapmixed_ext.inputs import prepare
+from adapmixed_ext.types import RandomSource
 
 # Doubles keep their relative precision down to e^-708.
 _LEAST_LOG_PROBABILITY = -700.0

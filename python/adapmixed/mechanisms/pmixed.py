@@ -15,7 +15,7 @@ from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from adapmixed.mechanisms.charge import Charge
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.rows import Rows, Versions, shaped
 from adapmixed.privacy import Caveat, Event
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 
 @dataclass(frozen=True)

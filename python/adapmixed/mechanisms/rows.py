@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.checks import check_number, check_optional_count
-from adapmixed_ext.ops import ensemble_logits
+from adapmixed_ext.inputs import ensemble_logits
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, Unprotected
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.planted import CUSTOMERS, SECRETS, Planted, planted
 from adapmixed_lab.audit.search import Array, distribution

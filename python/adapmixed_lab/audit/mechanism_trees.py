@@ -21,7 +21,7 @@ from adapmixed.mechanisms.proposal import Prepared
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.rng import SeededRandom
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.trees import DELTA, History, charge_of
 
 FAR = 30.0

@@ -17,8 +17,8 @@ import adapmixed_ext as ops
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
-from adapmixed_ext import RandomSource
 from adapmixed_ext.reference import sampling_weights
+from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.statistics import (
     CONFIDENCE,

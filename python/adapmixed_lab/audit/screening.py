@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy.conversions import screening_rho
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.search import released
 from adapmixed_lab.audit.statistics import CONFIDENCE, gaussian_epsilon, least_epsilon, least_shift

@@ -14,7 +14,7 @@ from torch import Tensor
 from adapmixed.mechanisms import Answer, Mechanism, Proposal
 from adapmixed.privacy import LeaveOneOutLoss
 from adapmixed.rng import SeededRandom
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 Array = NDArray[np.float64]
 LARGEST_LOGIT = 30.0

@@ -8,7 +8,7 @@ from typing import ClassVar
 from adapmixed.checks import check_count
 from adapmixed.mechanisms import Mechanism, Rows
 from adapmixed.mechanisms.proposal import Prepared
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 
 
 @dataclass(frozen=True)

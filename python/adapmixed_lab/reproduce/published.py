@@ -15,7 +15,7 @@ from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Rows
 from adapmixed.mechanisms.distribution import Distribution, public_distribution
 from adapmixed.mechanisms.proposal import Prepared
 from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 from adapmixed_lab.reproduce.published_bound import published_target_leakage
 
 _warned = False

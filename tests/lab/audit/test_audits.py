@@ -11,7 +11,7 @@ import torch
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy.conversions import screening_rho
 from adapmixed.rng import SecureRandom, SeededRandom
-from adapmixed_ext import RandomSource
+from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit import (
     AUDITS,
     Effort,

@@ -1,0 +1,166 @@
+"""leave_one_out: the privacy loss of every member; and step, which finds the weights first."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from . import _validate as check
+from ._project import project_fake
+from ._registry import F64, WEIGHTED, backend, register, rows, weighted
+from .inputs import refuse_foreign, weighted_inputs
+from .types import Clipping, Projection, raise_row_errors
+
+_ops = torch.ops.adapmixed
+
+# Relative error bound of every divergence and loss; below 1e-12 the bound is absolute, 1e-12.
+loss_error: float = 1e-5
+
+Adjacency = Literal["add_remove", "zero_out"]
+
+
+# leave_one_out: (N, B, K)
+def _leave_one_out(*args: Any) -> Tensor:
+    *inputs, orders, zero_out, num_models = args
+    loss = _leave_one_out_fake(*args)
+    options = list(orders), zero_out, num_models
+    balance = torch.empty_like(inputs[2])
+    pointers = loss.data_ptr(), balance.data_ptr()
+    on = backend(loss.device)
+    size = on.workspace("leave_one_out", tuple(inputs[0].shape), len(orders))
+    arguments = *weighted(*inputs), *options, *pointers
+    on.call("leave_one_out", inputs[0], *arguments, workspace=size)
+    if on.immediate:
+        refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
+    return loss
+
+
+def _leave_one_out_fake(*args: Any) -> Tensor:
+    private_lse, orders = args[2], args[-3]
+    loss: Tensor = private_lse.new_empty((*private_lse.shape, len(orders)))
+    return loss
+
+
+register(
+    f"leave_one_out({WEIGHTED}, float[] orders, bool zero_out, int num_models) -> Tensor",
+    _leave_one_out,
+    _leave_one_out_fake,
+)
+
+
+def _loss_options(
+    orders: float | Sequence[float], adjacency: Adjacency
+) -> tuple[list[float], bool]:
+    """Checked orders, and whether the neighbour is zero-out."""
+    values = check.orders(orders, limits=False)
+    if adjacency not in ("add_remove", "zero_out"):
+        raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
+    return values, adjacency == "zero_out"
+
+
+def leave_one_out(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    projection: Projection | Clipping | Tensor,
+    *,
+    orders: float | Sequence[float],
+    adjacency: Adjacency = "add_remove",
+    num_models: int | None = None,
+) -> Tensor:
+    """D↔_α(p‖p') of every model, position and order (Algorithm 1, line 17; equation 2).
+
+    p = mean_i p̄_i; p' = (N p − p̄_i)/(N−1) for add/remove (q if N = 1), p − (p̄_i − q)/N for
+    zero-out. An estimate with relative error at most ``loss_error`` (absolute 1e-12 below that);
+    identical models give exactly 0; a loss that cannot be bounded is +inf, never NaN.
+    Memory: at most 2048·N + 2^19 for each thread, min(B·S, S + 2^25) with S = 1344·N·(K+4) for the
+    sums of the chunks that the vocabulary is cut into, and 64·N·B + 2^16.
+
+    Args:
+        private_logits, public_logits: (N, B, V) and (B, V).
+        projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
+        orders: one order or up to 32 orders, each > 1.
+        adjacency: "add_remove" or "zero_out".
+        num_models: public number of slots ≥ N; absent slots answer q.
+
+    Returns:
+        (N, B, K) float64, in nats: private, for the operator only. +inf where one of the two
+        mixtures lacks a token of the other.
+
+    On CUDA nothing is raised for bad data, here or later: where rows are bad (with a weight tensor,
+    too, which has no ``check()``) or not those of the projection, or weights outside [0, 1], all
+    losses of the position are +inf.
+    """
+    values, zero_out = _loss_options(orders, adjacency)
+    ensemble = weighted_inputs(private_logits, public_logits, projection)
+    slots = check.slots(num_models, ensemble[0])
+    loss: Tensor = _ops.leave_one_out(*ensemble, values, zero_out, slots)
+    return loss
+
+
+# step: project, then leave_one_out of all rows; (weight, complement, private_lse, public_lse,
+# status, public_status, loss)
+def _step(*args: Any) -> tuple[Tensor, ...]:
+    private_logits, public_logits, *options = args
+    *found, public_status, loss = results = _step_fake(*args)
+    balance = torch.empty_like(results[0])
+    on = backend(private_logits.device)
+    shape = tuple(private_logits.shape)
+    on.call(
+        "step",
+        private_logits,
+        shape,
+        rows(private_logits),
+        rows(public_logits),
+        *options,
+        *(result.data_ptr() for result in (*found, loss, public_status, balance)),
+        workspace=on.workspace("step", shape, loss.shape[-1]),
+    )
+    if on.immediate:
+        # In this order: each is defined where those before it found nothing.
+        raise_row_errors("public_logits", public_status)
+        raise_row_errors("private_logits", found[4])
+        refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
+    return results
+
+
+def _step_fake(*args: Any) -> tuple[Tensor, ...]:
+    private_logits, public_logits, orders = args[0], args[1], args[4]
+    public_lse = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
+    *weights, status = project_fake(private_logits, public_logits, public_lse)
+    loss = public_lse.new_empty((*status.shape, len(orders)))
+    return *weights, public_lse, status, torch.empty_like(public_lse, dtype=torch.int32), loss
+
+
+register(
+    "step(Tensor private_logits, Tensor public_logits, float order, float radius, float[] orders,"
+    " bool zero_out, int num_models)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _step,
+    _step_fake,
+)
+
+
+def step(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    *,
+    order: float,
+    radius: float,
+    orders: float | Sequence[float],
+    adjacency: Adjacency = "add_remove",
+    num_models: int | None = None,
+) -> tuple[Projection, Tensor]:
+    """:func:`project`, then :func:`leave_one_out` of all rows, in one call. Internal.
+
+    The same results bit for bit, and the same errors; arguments as there. For callers that charge
+    every row by its projection: nothing may change a weight in between. Memory: at most 96·V +
+    2048·N + 2^19 for each thread, and what :func:`leave_one_out` states besides.
+    """
+    order = check.order("order", order)
+    radius = check.number("radius", radius, least=0.0)
+    values, zero_out = _loss_options(orders, adjacency)
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    slots = check.slots(num_models, private)
+    *found, loss = _ops.step(private, public, order, radius, values, zero_out, slots)
+    return Projection(*found), loss

@@ -1,0 +1,231 @@
+"""log_pool: the logarithmic pool of clipped log-ratios, and what is answered from it.
+
+u_i(v) = clip(log p_i(v) − log q(v), a, b), a ≤ 0 ≤ b, and p(v) ∝ q(v) exp((κ/N) Σ_i u_i(v)), where
+q = 0 gives p = 0. N = ``num_models`` counts slots: one that is absent or not active has u_i = 0.
+
+Without model i log p changes by (κ/N) u_i and a constant: by a range of at most κ·span_i/N ≤
+κ(b − a)/N. The u_i are multiples of 2^−k in [a, b], k from N, a and b alone, 40 at most, so that
+their sums are exact; over the tokens with p ≥ 2^−1022 rounding adds at most
+2^−49 (1 + κ·max(−a, b) + L) to the range, L the largest −log q among them (csrc/log_pool/math.h).
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _validate as check
+from ._registry import ENSEMBLE, F64, backend, ensemble, register, rows
+from .inputs import refuse_foreign, refuse_targets
+from .types import LogPool, raise_row_errors
+
+_ops = torch.ops.adapmixed
+
+_MOST = 1e6  # of a clip bound and of κ times it, as of logits
+_MOST_SUM = 2.0**31  # leaves 20 binary places to each u_i
+_OPTIONS = "Tensor? active, float lower, float upper, float scale, int num_models"
+
+
+def _options(active: Tensor | None, *numbers: Any) -> tuple[float | int, ...]:
+    return (*numbers, 0 if active is None else active.data_ptr())
+
+
+# log_pool: (log_normaliser, span, private_lse, public_lse, status, public_status)
+def _log_pool(*args: Any) -> tuple[Tensor, ...]:
+    private_logits, public_logits, *options = args
+    log_normaliser, span, private_lse, public_lse, status, public_status = results = _log_pool_fake(
+        *args
+    )
+    on = backend(private_logits.device)
+    shape = tuple(private_logits.shape)
+    found = log_normaliser, span, private_lse, status, public_lse, public_status
+    on.call(
+        "log_pool", private_logits, shape, rows(private_logits), rows(public_logits),
+        _options(*options), *(result.data_ptr() for result in found),
+        workspace=on.workspace("log_pool", shape),
+    )  # fmt: skip
+    if on.immediate:
+        raise_row_errors("public_logits", public_status)
+        raise_row_errors("private_logits", status)
+    return results
+
+
+def _log_pool_fake(*args: Any) -> tuple[Tensor, ...]:
+    private_logits, public_logits = args[:2]
+    span = private_logits.new_empty(private_logits.shape[:2], dtype=F64)
+    log_normaliser = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
+    found = log_normaliser, span, torch.empty_like(span), torch.empty_like(log_normaliser)
+    statuses = (torch.empty_like(like, dtype=torch.int32) for like in (span, log_normaliser))
+    return *found, *statuses
+
+
+register(
+    f"log_pool(Tensor private_logits, Tensor public_logits, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _log_pool,
+    _log_pool_fake,
+)
+
+
+class _Bounds(NamedTuple):
+    lower: float
+    upper: float
+    num_models: int
+
+
+def _bounds(lower: object, upper: object, num_models: int | None, private: Tensor) -> _Bounds:
+    low = check.finite("lower", lower, least=-_MOST, most=0.0)
+    high = check.finite("upper", upper, least=0.0, most=_MOST)
+    slots = check.slots(num_models, private)
+    reach = max(-low, high)
+    if slots * reach > _MOST_SUM:
+        raise ValueError(
+            f"num_models * max(-lower, upper) must be <= 2**31, got {slots} * {reach:g}"
+        )
+    return _Bounds(low, high, slots)
+
+
+def _scale(scale: object, bounds: _Bounds) -> float:
+    value = check.finite("scale", scale, least=0.0)
+    reach = max(-bounds.lower, bounds.upper)
+    if value * reach > _MOST:
+        raise ValueError(
+            f"scale * max(-lower, upper) must be <= {_MOST:g}, got {value:g} * {reach:g}"
+        )
+    return value
+
+
+def _active(active: Tensor | None, private: Tensor, name: str = "active") -> Tensor | None:
+    shape = tuple(private.shape[:2])
+    return None if active is None else check.typed(name, active, torch.bool, shape, private)
+
+
+def log_pool(
+    private_logits: Tensor,
+    public_logits: Tensor,
+    *,
+    lower: float,
+    upper: float,
+    scale: float,
+    num_models: int | None = None,
+    active: Tensor | None = None,
+) -> LogPool:
+    """The pool's log-normaliser, and what each model can change in it.
+
+    u_i is within 2^−k + 5e-14 + 5e-16 (|lse_i| + |lse_0| + max(−a, b)) of the clipped z_i − lse_i −
+    log q, lse_i the ``private_lse`` of the result. On the CPU that is within 7e-7 of the row's
+    log-sum-exp, by single precision (on CUDA within 5e-14): one number for a row, which may move
+    its log-ratios inside the clip bounds and never out of them. The span is exactly that of the
+    u_i that enter the pool. p_i = 0 < q clips to a.
+    Memory: at most 16·V + 2^14 for each thread; on CUDA 8·B·V.
+
+    Args:
+        private_logits: (N, B, V).
+        public_logits: (B, V), same dtype and device.
+        lower: a ≤ 0, at least −1e6.
+        upper: b ≥ 0, at most 1e6.
+        scale: κ ≥ 0; above 1 it sharpens what the models agree on. κ·max(−a, b) ≤ 1e6.
+        num_models: public number of slots ≥ N, by which the sum is divided; N·max(−a, b) ≤ 2^31.
+        active: (N, B) bool, slots that take part. None: all. Spans are those of all.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, numbers outside their range, N = 0, V = 0, a tensor
+            that requires grad, a row with NaN, +inf or no finite value.
+    """
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    bounds = _bounds(lower, upper, num_models, private)
+    scale = _scale(scale, bounds)
+    active = _active(active, private)
+    log_normaliser, span, private_lse, public_lse, status, public_status = _ops.log_pool(
+        private, public, active, bounds.lower, bounds.upper, scale, bounds.num_models
+    )
+    return LogPool(
+        log_normaliser, span, private_lse, public_lse, bounds.lower, bounds.upper, scale,
+        bounds.num_models, active, status, public_status,
+    )  # fmt: skip
+
+
+# pool_mixture: (B, V)
+def _pool_mixture(*args: Any) -> Tensor:
+    *tensors, log_normaliser = args[:5]
+    result = _pool_mixture_fake(*args)
+    on = backend(result.device)
+    inputs = *ensemble(*tensors), _options(*args[5:]), log_normaliser.data_ptr()
+    on.call("pool_mixture", result, *inputs, result.data_ptr())
+    if on.immediate:
+        refuse_foreign("position ", ~((result.sum(-1) - 1.0).abs() <= 1e-6))
+    return result
+
+
+def _pool_mixture_fake(*args: Any) -> Tensor:
+    result: Tensor = args[1].new_empty(args[1].shape, dtype=F64)
+    return result
+
+
+register(
+    f"pool_mixture({ENSEMBLE}, Tensor log_normaliser, {_OPTIONS}) -> Tensor",
+    _pool_mixture,
+    _pool_mixture_fake,
+)
+
+
+# pool_log_prob: (B,)
+def _pool_log_prob(*args: Any) -> Tensor:
+    *tensors, log_normaliser, targets = args[:6]
+    vocab = args[1].shape[-1]
+    on = backend(targets.device)
+    if on.immediate:
+        refuse_targets(targets, vocab)
+    result = _pool_log_prob_fake(*args)
+    inputs = *ensemble(*tensors), _options(*args[6:]), log_normaliser.data_ptr()
+    on.call("pool_log_prob", result, *inputs, targets.data_ptr(), result.data_ptr())
+    if on.immediate:
+        refuse_foreign("position ", ~(result <= 1e-6))
+    return result
+
+
+def _pool_log_prob_fake(*args: Any) -> Tensor:
+    return torch.empty_like(args[4])
+
+
+register(
+    f"pool_log_prob({ENSEMBLE}, Tensor log_normaliser, Tensor targets, {_OPTIONS}) -> Tensor",
+    _pool_log_prob,
+    _pool_log_prob_fake,
+)
+
+
+def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tuple[object, ...]:
+    """The ensemble's five tensors, and the options behind them."""
+    private, public = check.ensemble_logits(private_logits, public_logits)
+    models, positions = private.shape[:2]
+    of_rows = check.typed(
+        "projection.private_lse", pool.private_lse, torch.float64, (models, positions), private
+    )
+    of_positions = (
+        check.typed(f"projection.{name}", getattr(pool, name), torch.float64, (positions,), private)
+        for name in ("public_lse", "log_normaliser")
+    )
+    bounds = _bounds(pool.lower, pool.upper, pool.num_models, private)
+    return (
+        private, public, of_rows, *of_positions,
+        _active(pool.active, private, "projection.active"),
+        bounds.lower, bounds.upper, _scale(pool.scale, bounds), bounds.num_models,
+    )  # fmt: skip
+
+
+def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
+    """:func:`adapmixed_ext.mixture` of a LogPool. Internal."""
+    p: Tensor = _ops.pool_mixture(*_pooled(private_logits, public_logits, pool))
+    return p
+
+
+def pool_log_prob(
+    private_logits: Tensor, public_logits: Tensor, pool: LogPool, targets: Tensor
+) -> Tensor:
+    """:func:`adapmixed_ext.log_prob` of a LogPool. Internal."""
+    known = _pooled(private_logits, public_logits, pool)
+    positions = tuple(public_logits.shape[:1])
+    wanted = check.typed("targets", targets, torch.int64, positions, private_logits)
+    result: Tensor = _ops.pool_log_prob(*known[:5], wanted, *known[5:])
+    return result

@@ -1,0 +1,164 @@
+"""Result objects of the operators, and what a random source must offer."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+_ERRORS = {
+    1: "contains NaN",
+    2: "contains +inf",
+    3: "has no finite value (all -inf)",
+    4: "has its largest logit beyond ±1e6: subtract a constant from the row",
+    5: "contains NaN or +inf, has no finite value or one beyond ±1e6",
+}
+_PUBLIC = 5  # the public row is bad, where nothing was raised at once
+
+
+class RandomSource(Protocol):
+    """Hands out (key, counter) pairs of a ChaCha20 stream; no pair is ever handed out twice."""
+
+    def reserve(self) -> tuple[Tensor, int]:
+        """Returns the key, (32,) uint8 on the CPU, and a counter never used with it before."""
+        ...
+
+
+def raise_row_errors(name: str, status: Tensor) -> None:
+    """Raises a ValueError that names the first bad row of ``name``; status: int32, 0 = good."""
+    bad = status.nonzero()
+    if bad.numel():
+        index = bad[0].tolist()
+        where = ", ".join(str(i) for i in index)
+        raise ValueError(
+            f"{name}[{where}] {_ERRORS[int(status[tuple(index)])]}; logits must be finite or -inf, "
+            f"with at least one finite value a row ({bad.shape[0]} of {status.numel()} rows are "
+            f"bad)"
+        )
+
+
+def check_rows(status: Tensor, public_status: Tensor | None) -> None:
+    """Raises what a call on the CPU does, public rows first; one look at the GPU if all is well.
+
+    Without ``public_status`` it is told that a public row is bad, not how.
+    """
+    if not bool(status.any()):
+        return
+    if public_status is None:
+        public_status = (status == _PUBLIC).any(0) * _PUBLIC
+    raise_row_errors("public_logits", public_status)
+    raise_row_errors("private_logits", status)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Weights of the projected distributions p̄_i = weight·p_i + complement·q.
+
+    Attributes:
+        weight: (N, B) float64, λ_i, rounded down.
+        complement: (N, B) float64, 1 − λ_i, kept apart: 1 − 2e-22 is no float64.
+        private_lse: (N, B) float64, log-sum-exp of each private row.
+        public_lse: (B,) float64, log-sum-exp of each public row.
+        status: (N, B) int32, 0 where the row and its public row are good.
+        public_status: (B,) int32, 0 where the public row is good; None: not kept.
+    """
+
+    weight: Tensor
+    complement: Tensor
+    private_lse: Tensor
+    public_lse: Tensor
+    status: Tensor
+    public_status: Tensor | None = None
+
+    def check(self) -> "Projection":
+        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        check_rows(self.status, self.public_status)
+        return self
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Distributions clipped to a box around q: p̄_i = clip(s p_i, lower q, upper q).
+
+    Attributes:
+        log_scale: (N, B) float64, log s; +inf where p̄_i = upper q wherever p_i > 0.
+        residual: (N, B) float64, p̄_i/q of the tokens with p_i = 0 < q (or p_i/q < e^−10⁴).
+        charge: (N, B, K) float64 in nats, or None where no orders were given; private.
+        active: (N, B) bool, the slots that take part; the others answer q. None: all.
+        private_lse: (N, B) float64, log-sum-exp of each private row.
+        public_lse: (B,) float64, log-sum-exp of each public row.
+        status: (N, B) int32, 0 where the row and its public row are good.
+        lower, upper: c and C; both 1 where one of them is, since p̄_i = q then.
+        public_status: (B,) int32, 0 where the public row is good; None: not kept.
+    """
+
+    log_scale: Tensor
+    residual: Tensor
+    charge: Tensor | None
+    active: Tensor | None
+    private_lse: Tensor
+    public_lse: Tensor
+    status: Tensor
+    lower: float
+    upper: float
+    public_status: Tensor | None = None
+
+    def check(self) -> "Clipping":
+        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        check_rows(self.status, self.public_status)
+        return self
+
+
+@dataclass(frozen=True)
+class Screening:
+    """Outcome of the screening test at each position.
+
+    Attributes:
+        divergence: (B,) float64, D_α(s‖q[K]); private, for the operator only.
+        passed: (B,) bool, divergence ≤ threshold.
+        status: (N, B) int32, 0 where the row and its public row are good.
+        public_status: (B,) int32, 0 where the public row is good; None: not kept.
+    """
+
+    divergence: Tensor
+    passed: Tensor
+    status: Tensor
+    public_status: Tensor | None = None
+
+    def check(self) -> "Screening":
+        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        check_rows(self.status, self.public_status)
+        return self
+
+
+@dataclass(frozen=True)
+class LogPool:
+    """p(v) = q(v) exp((scale/num_models) Σ_i u_i(v) − log_normaliser), u_i clipped log-ratios.
+
+    Attributes:
+        log_normaliser: (B,) float64; private, as are the log-sum-exps.
+        span: (N, B) float64, max u_i − min u_i over the tokens with q > 0, of inactive slots, too.
+        private_lse: (N, B) float64, log-sum-exp of each private row; on the CPU within 7e-7.
+        public_lse: (B,) float64, log-sum-exp of each public row.
+        lower, upper, scale: the clip bounds, and what the mean of the u_i is multiplied by.
+        num_models: the slots that the sum is divided by.
+        active: (N, B) bool, slots that take part; None: all.
+        status: (N, B) int32, 0 where the row and its public row are good.
+        public_status: (B,) int32, 0 where the public row is good; None: not kept.
+    """
+
+    log_normaliser: Tensor
+    span: Tensor
+    private_lse: Tensor
+    public_lse: Tensor
+    lower: float
+    upper: float
+    scale: float
+    num_models: int
+    active: Tensor | None
+    status: Tensor
+    public_status: Tensor | None = None
+
+    def check(self) -> "LogPool":
+        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        check_rows(self.status, self.public_status)
+        return self

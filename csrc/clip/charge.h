@@ -1,0 +1,81 @@
+// What one model's clipped distribution charges, whatever the others are.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "clip/math.h"
+#include "leave_one_out/math.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// The charge of the per-model filter: with U = p_bar / q, W = ((N-1) c + 1) / N and y = (U - 1) /
+// (N W), the Renyi divergence of the larger of both directions between ((N-1) c + U) / N and W, all
+// other slots at their lowest: log1p(W max(sum q e_alpha(y), sum q e_{1-alpha}(y))) / (alpha - 1),
+// e_s(y) = (1+y)^s - 1 - s y.
+struct ChargeScale {
+  double others;  // (N-1) c
+  double slots;   // N W
+  double share;   // W
+  double lower, upper;
+
+  ADAPMIXED_HD ChargeScale(double lowest, double highest, std::int64_t num_models)
+      : others(static_cast<double>(num_models - 1) * lowest),
+        slots(others + 1.0),
+        share(slots / static_cast<double>(num_models)),
+        lower(lowest),
+        upper(highest) {}
+
+  // Whether (1+y)^s may leave the range in which q (1+y)^s is negligible where q < e^-680.
+  ADAPMIXED_HD bool far(double largest_order) const {
+    const double most = std::fmax(std::log((upper + others) / slots), -log_least());
+    return lower < 1e-30 || largest_order * most > 190.0;
+  }
+
+  ADAPMIXED_HD double of(double forward, double reverse, double order) const {
+    if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
+    const double excess = share * std::fmax(std::fmax(forward, reverse), 0.0);
+    return std::log1p(excess) / (order - 1.0);
+  }
+
+  // The same from the logarithms of the sums.
+  ADAPMIXED_HD double of_logs(double forward, double reverse, double order) const {
+    if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
+    const double excess = std::log(share) + std::fmax(forward, reverse);
+    return (excess > 0.0 ? excess + std::log1p(std::exp(-excess)) : std::log1p(std::exp(excess))) /
+           (order - 1.0);
+  }
+
+  // Adds one token's terms to the logarithms of the sums, from log q and log U.
+  ADAPMIXED_HD_INLINE void add_log(double log_q, double log_ratio, double order, double& forward,
+                                   double& reverse) const {
+    const double y = std::expm1(log_ratio) / slots, X = (std::exp(log_ratio) + others) / slots;
+    const double log_X = others > 0.0 ? std::log(X) : log_ratio;
+    forward = add(forward, log_q + log_power_excess(y, X, log_X, order));
+    reverse = add(reverse, log_q + log_power_excess(y, X, log_X, 1.0 - order));
+  }
+
+ private:
+  ADAPMIXED_HD double log_least() const { return std::log((lower + others) / slots); }
+
+  ADAPMIXED_HD static double add(double a, double b) {
+    return a == HUGE_VAL || b == HUGE_VAL ? HUGE_VAL : log_add(a, b);
+  }
+
+  // log e_s(y), where X = 1 + y; y <= 1e60, besides which a power above e^300 is all there is.
+  ADAPMIXED_HD static double log_power_excess(double y, double X, double log_X, double s) {
+    const double u = s * log_X;
+    if (u > 300.0) return u;
+    return std::log(std::fabs(y) < 0.25 ? power(y, log_parts(y, X), s).excess
+                                        : std::exp(u) - 1.0 - s * y);
+  }
+};
+
+// log U of one token from t = log p/q.
+ADAPMIXED_HD double log_clipped_ratio(double t, double log_scale, double residual, double lower,
+                                      double upper) {
+  if (t < kClipAbsent) return std::log(residual);
+  return vmin(std::log(upper), vmax(std::log(lower), t + log_scale));
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,246 @@
+// p_bar_i = clip(s p_i, c q, C q) of every row: log s, the ratio to q off the support of p_i, and
+// the charges of the per-model filter.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "clip/charge.h"
+#include "clip/cpu_row.h"
+#include "common/dispatch.h"
+#include "common/parallel.h"
+#include "leave_one_out/fit.h"
+
+ADAPMIXED_CORE_BEGIN
+namespace {
+
+// The charges of one call: by moments of y where every |y| that the box admits is in their reach,
+// by powers elsewhere, and by logarithms where these may leave the range of double.
+class Charges {
+ public:
+  explicit Charges(const ClipOptions& options)
+      : options_(options), scale_(options.lower, options.upper, options.num_models) {
+    double largest = 1.0;
+    for (std::int64_t k = 0; k < options.num_orders; ++k) {
+      largest = std::fmax(largest, options.orders[k]);
+    }
+    in_logarithms_ = scale_.far(largest);
+    if (in_logarithms_) return;
+    const double most = std::fmax(1.0 - options.lower, options.upper - 1.0) / scale_.slots;
+    for (int index = 0; index < kDegrees && degree_ == 0; ++index) {
+      if (moment_reach(largest, degree_at(index)) >= most) degree_ = degree_at(index);
+    }
+    if (degree_ == 0) return;
+    reach_ = moment_reach(largest, degree_);
+    for (std::int64_t k = 0; k < options.num_orders; ++k) {
+      fits_.push_back({fit_excess(options.orders[k], reach_, degree_).excess,
+                       fit_excess(1.0 - options.orders[k], reach_, degree_).excess});
+    }
+  }
+
+  bool in_logarithms() const { return in_logarithms_; }
+
+  // From the logits.
+  void add_up(const ClipPublic& q, const Row& row, double lse, double log_scale, double residual,
+              double* charge) const {
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+      double forward = -HUGE_VAL, reverse = -HUGE_VAL;
+      for (std::int64_t v = 0; v < q.vocab; ++v) {
+        const double z0 = q.row.at(v);
+        if (z0 == -HUGE_VAL) continue;
+        const double t = row.at(v) - z0 - (lse - q.lse);
+        const double log_ratio =
+            log_clipped_ratio(t, log_scale, residual, options_.lower, options_.upper);
+        scale_.add_log(z0 - q.lse, log_ratio, options_.orders[k], forward, reverse);
+      }
+      charge[k] = scale_.of_logs(forward, reverse, options_.orders[k]);
+    }
+  }
+
+  // From p_bar / q of the tokens from v on, `ratios(v)`.
+  template <class Ratios>
+  void add_up(const ClipPublic& q, const Ratios& ratios, double* charge) const {
+    if (degree_ == 0) return by_powers(q, ratios, charge);
+    double moments[kMaxMoments];
+    degree_ == 4    ? sum_moments<4>(q, ratios, moments)
+    : degree_ == 6  ? sum_moments<6>(q, ratios, moments)
+    : degree_ == 10 ? sum_moments<10>(q, ratios, moments)
+                    : sum_moments<kMaxMoments>(q, ratios, moments);
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+      double slope;
+      charge[k] = scale_.of(fits_[k].forward.sum(moments, degree_, slope),
+                            fits_[k].reverse.sum(moments, degree_, slope), options_.orders[k]);
+    }
+  }
+
+ private:
+  struct Fit {
+    SquareTimes forward, reverse;
+  };
+
+  template <int kDegree, class Ratios>
+  void sum_moments(const ClipPublic& q, const Ratios& ratios, double* moments) const {
+    Vec total[kDegree];
+    for (int k = 0; k < kDegree; ++k) total[k] = Vec(0.0);
+    const Vec unit(1.0 / (scale_.slots * reach_));
+    for (std::int64_t v = 0; v < q.padded; v += Vec::kLanes) {
+      const Vec t = (ratios(v) - Vec(1.0)) * unit;
+      Vec term = Vec::load(q.q + v) * t * t;
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < kDegree; ++k) {
+        total[k] = total[k] + term;
+        term = term * t;
+      }
+    }
+    for (int k = 0; k < kDegree; ++k) moments[k] = sum(total[k]);
+  }
+
+  template <class Ratios>
+  void by_powers(const ClipPublic& q, const Ratios& ratios, double* charge) const {
+    const Vec unit(1.0 / scale_.slots), others(scale_.others), one(1.0), zero(0.0);
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) {
+      const double order = options_.orders[k];
+      Vec forward(0.0), reverse(0.0);
+      for (std::int64_t v = 0; v < q.padded; v += Vec::kLanes) {
+        const Vec weight = Vec::load(q.q + v), ratio = ratios(v), y = (ratio - one) * unit;
+        const LogParts<Vec> log = log_parts(y, (ratio + others) * unit);
+        const Vec up = weight * power(y, log, Vec(order)).excess;
+        const Vec down = weight * power(y, log, Vec(1.0 - order)).excess;
+        forward = forward + vselect(weight > zero, up, zero);
+        reverse = reverse + vselect(weight > zero, down, zero);
+      }
+      charge[k] = scale_.of(sum(forward), sum(reverse), order);
+    }
+  }
+
+  const ClipOptions& options_;
+  ChargeScale scale_;
+  bool in_logarithms_ = false;
+  int degree_ = 0;
+  double reach_ = 0.0;
+  std::vector<Fit> fits_;
+};
+
+// The rows of one call, position-major, with this thread's copy of the public row.
+class Rows {
+ public:
+  Rows(const ProjectInputs& in, const ClipOptions& options, const Charges& charges,
+       const ClipResults& out)
+      : in_(in), options_(options), charges_(charges), out_(out), vocab_(in.shape.vocab) {
+    memory_ =
+        cpu::thread_scratch(ClipPublic::scratch_size(vocab_) + ClippedRow::scratch_size(vocab_));
+  }
+
+  void solve(std::int64_t position, std::int64_t model) {
+    const std::int64_t at = model * in_.shape.positions + position;
+    const Row row = row_of(in_.private_logits, model, position);
+    with_dtype(row.dtype, [&](auto tag) { solve_row<decltype(tag)::value>(row, position, at); });
+  }
+
+ private:
+  template <Dtype D>
+  void solve_row(const Row& row, std::int64_t position, std::int64_t at) {
+    out_.log_scale[at] = 0.0;
+    out_.residual[at] = 1.0;
+    out_.status[at] = kRowOk;
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) charge(at)[k] = HUGE_VAL;
+    const double public_lse = in_.public_lse[position];
+    double& lse = out_.private_lse[at];
+    if (!std::isfinite(public_lse)) {
+      log_sum_exp_row<D>(row.data, vocab_, &lse, out_.status + at);
+      return;
+    }
+    if (position_ != position) {
+      public_.load<D>(row_of(in_.public_logits, 0, position), public_lse, vocab_, memory_);
+      position_ = position;
+    }
+    ClippedRow clipped(public_, options_.lower, options_.upper,
+                       memory_ + ClipPublic::scratch_size(vocab_));
+    lse = clipped.load_exponentials<D>(row);
+    const bool ordinary = !std::isnan(lse);
+    if (!ordinary) log_sum_exp_row<D>(row.data, vocab_, &lse, out_.status + at);
+    if (out_.status[at] != kRowOk) return;
+    out_.residual[at] = options_.lower;
+    const bool is_public = std::memcmp(row.data, public_.row.data, vocab_ * kElementSize<D>) == 0;
+    if (is_public || options_.lower == 1.0 || options_.upper == 1.0) {
+      answer_public(at, is_public);
+    } else if (!ordinary || !by_exponentials(clipped, row, at)) {
+      by_logarithms<D>(clipped, row, at);
+    }
+  }
+
+  // p_bar = q: nothing is charged.
+  void answer_public(std::int64_t at, bool is_public) {
+    if (is_public) {
+      out_.private_lse[at] = public_.lse;  // to the last bit: p / q is 1
+    } else {
+      out_.residual[at] = 1.0;
+    }
+    for (std::int64_t k = 0; k < options_.num_orders; ++k) charge(at)[k] = 0.0;
+  }
+
+  bool by_exponentials(ClippedRow& clipped, const Row& row, std::int64_t at) {
+    if (!clipped.solve_exponentials(out_.log_scale + at)) return false;
+    if (charges_.in_logarithms()) {
+      charge_by_logarithms(row, at);
+    } else if (options_.num_orders > 0) {
+      charges_.add_up(public_, clipped.ratios(out_.log_scale[at]), charge(at));
+    }
+    return true;
+  }
+
+  template <Dtype D>
+  void by_logarithms(ClippedRow& clipped, const Row& row, std::int64_t at) {
+    double covered, uncovered;
+    clipped.load_logarithms<D>(row, out_.private_lse[at], covered, uncovered);
+    double& log_s = out_.log_scale[at];
+    double& residual = out_.residual[at];
+    const auto sums = [&](double log_scale) { return clipped.of_logarithms(log_scale); };
+    if (clip_covers_too_little(options_.lower, options_.upper, covered, uncovered)) {
+      log_s = HUGE_VAL;
+      residual = clip_residual(options_.lower, options_.upper, covered, uncovered);
+    } else {
+      log_s = 0.0;
+      solve_clip_scale(sums, options_.lower, HUGE_VAL, &log_s);
+    }
+    if (charges_.in_logarithms()) {
+      charge_by_logarithms(row, at);
+    } else if (options_.num_orders > 0) {
+      charges_.add_up(public_, clipped.ratios_of_logarithms(log_s, residual), charge(at));
+    }
+  }
+
+  void charge_by_logarithms(const Row& row, std::int64_t at) {
+    charges_.add_up(public_, row, out_.private_lse[at], out_.log_scale[at], out_.residual[at],
+                    charge(at));
+  }
+
+  double* charge(std::int64_t at) const { return out_.charge + at * options_.num_orders; }
+
+  const ProjectInputs& in_;
+  const ClipOptions& options_;
+  const Charges& charges_;
+  const ClipResults& out_;
+  std::int64_t vocab_;
+  double* memory_;
+  ClipPublic public_{};
+  std::int64_t position_ = -1;
+};
+
+void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+                  int threads) {
+  const Charges charges(options);
+  const std::int64_t models = in.shape.models;
+  // A range shares the public row's copy, and all its rows take about the same time.
+  const std::int64_t parts = threads < 1 ? 1 : threads;
+  cpu::parallel_for(models * in.shape.positions, (models + parts - 1) / parts, threads,
+                    [&](std::int64_t begin, std::int64_t end) {
+                      Rows rows(in, options, charges, out);
+                      for (std::int64_t k = begin; k < end; ++k) rows.solve(k / models, k % models);
+                    });
+}
+
+}  // namespace
+
+void add_clip_project(cpu::Table& table) { table.clip_project = clip_project; }
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,179 @@
+// p_bar_i = clip(s p_i, c q, C q) of every row, and its charges: one block a row, whose threads
+// search for log s together: each sums its tokens, and all see the same sums.
+#include "clip/charge.h"
+#include "clip/math.h"
+#include "common/block.cuh"
+#include "common/launch.cuh"
+#include "common/log_sum_exp.cuh"
+#include "common/row_pair.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kClipThreads = 256;
+
+// The options by value: the orders of ClipOptions are the host's.
+struct ClipCall {
+  ProjectInputs in;
+  ClipResults out;
+  double lower, upper;
+  std::int64_t num_models;
+  int num_orders;
+  bool far;  // charges by logarithms
+  double orders[kMaxOrders];
+};
+
+// What a row is clipped by.
+struct Clip {
+  double log_scale, residual;  // log s, and the ratio to q where p = 0
+};
+
+// All members are called by a whole block.
+template <Dtype D>
+class BlockClip {
+ public:
+  __device__ BlockClip(const RowPair<D>& pair, const ClipCall& call) : pair_(pair), call_(call) {}
+
+  __device__ Clip solve() {
+    double q_of[2] = {0.0, 0.0};  // where p > 0, and elsewhere
+    pair_.for_each([&](double log_q, double t) {
+      const double q = in_public(log_q) ? exp_(log_q) : 0.0;
+      q_of[0] += t >= kClipAbsent ? q : 0.0;
+      q_of[1] += t >= kClipAbsent ? 0.0 : q;
+    });
+    block_sum(q_of);
+    if (clip_covers_too_little(call_.lower, call_.upper, q_of[0], q_of[1])) {
+      return {HUGE_VAL, clip_residual(call_.lower, call_.upper, q_of[0], q_of[1])};
+    }
+    missing_ = 1.0 - (q_of[0] + q_of[1]);
+    double log_scale = 0.0;
+    solve_clip_scale([&](double at) { return sums(at); }, call_.lower, HUGE_VAL, &log_scale);
+    return {log_scale, call_.lower};
+  }
+
+  __device__ double charge(const Clip& clip, double order) const {
+    const ChargeScale scale(call_.lower, call_.upper, call_.num_models);
+    double both[2];
+    if (call_.far) {
+      both[0] = both[1] = -HUGE_VAL;
+      pair_.for_each([&](double log_q, double t) {
+        if (log_q == -HUGE_VAL) return;
+        const double ratio =
+            log_clipped_ratio(t, clip.log_scale, clip.residual, call_.lower, call_.upper);
+        scale.add_log(log_q, ratio, order, both[0], both[1]);
+      });
+      block_reduce(both, LogAdd{});
+      return scale.of_logs(both[0], both[1], order);
+    }
+    both[0] = both[1] = 0.0;
+    pair_.for_each([&](double log_q, double t) {
+      if (!in_public(log_q)) return;
+      const double q = exp_(log_q);
+      const Projected<double> own =
+          clipped(t, clip.log_scale, clip.residual, call_.lower, call_.upper);
+      const double y = own.excess / scale.slots;
+      const LogParts<double> log = log_parts(y, (own.ratio + scale.others) / scale.slots);
+      both[0] = vfma(q, power(y, log, order).excess, both[0]);
+      both[1] = vfma(q, power(y, log, 1.0 - order).excess, both[1]);
+    });
+    block_sum(both);
+    return scale.of(both[0], both[1], order);
+  }
+
+ private:
+  // Whether q is a double above 0.
+  __device__ static bool in_public(double log_q) { return log_q > -708.0; }
+
+  __device__ ClipSums sums(double log_scale) const {
+    double values[2] = {0.0, 0.0};
+    pair_.for_each([&](double log_q, double t) {
+      if (!in_public(log_q)) return;
+      const double q = exp_(log_q), low = call_.lower * q, high = call_.upper * q;
+      const double x = t >= kClipAbsent ? q * exp_(t + log_scale) : 0.0;
+      values[0] += vmin(high, vmax(low, x));
+      if (x > low && x < high) values[1] += x;
+    });
+    block_sum(values);
+    return {values[0] + missing_, values[1]};
+  }
+
+  const RowPair<D>& pair_;
+  const ClipCall& call_;
+  double missing_ = 0.0;  // 1 - sum q: not an error of s, see clip/cpu_row.h
+};
+
+// Whether the row is the public one. Called by a whole block.
+template <Dtype D>
+__device__ bool same_rows(const RowPair<D>& pair) {
+  double differs = 0.0;
+  for (std::int64_t v = threadIdx.x; v < pair.vocab; v += blockDim.x) {
+    if (pair.private_row[v] != pair.public_row[v]) differs = 1.0;
+  }
+  return block_max(differs) == 0.0;
+}
+
+template <Dtype D>
+__global__ void __launch_bounds__(kClipThreads, 1)
+    clip_project_kernel(const __grid_constant__ ClipCall call) {
+  const std::int64_t at = blockIdx.x, vocab = call.in.shape.vocab;
+  const std::int64_t positions = call.in.shape.positions;
+  const std::int64_t model = at / positions, position = at % positions;
+  const auto* row = row_bits<D>(call.in.private_logits, model, position);
+  RowSum sum = row_sum<D>(row, vocab);
+  const double public_lse = call.in.public_lse[position];
+  const bool public_ok = std::isfinite(public_lse), good = public_ok && sum.status == kRowOk;
+  const RowPair<D> pair{row, row_bits<D>(call.in.public_logits, 0, position), vocab, public_lse,
+                        sum.lse - public_lse};
+  BlockClip<D> block(pair, call);
+  const bool same = good && same_rows(pair);
+  // p_bar = q there: nothing is charged.
+  const bool unmoved = same || call.lower == 1.0 || call.upper == 1.0;
+  Clip clip{0.0, same ? call.lower : 1.0};
+  if (same) sum.lse = public_lse;  // to the last bit: p/q is 1
+  if (good && !unmoved) clip = block.solve();
+  for (int k = 0; k < call.num_orders; ++k) {
+    double charge = good ? 0.0 : HUGE_VAL;
+    if (good && !unmoved) charge = block.charge(clip, call.orders[k]);
+    if (threadIdx.x == 0) call.out.charge[at * call.num_orders + k] = charge;
+  }
+  if (threadIdx.x == 0) {
+    call.out.log_scale[at] = clip.log_scale;
+    call.out.residual[at] = clip.residual;
+    call.out.private_lse[at] = sum.lse;
+    call.out.status[at] = public_ok ? sum.status : kRowPublic;
+  }
+}
+
+ADAPMIXED_CORE_END
+
+namespace adapmixed::cuda {
+
+namespace device = adapmixed::ADAPMIXED_ISA;
+
+void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
+                  const Queue& queue) {
+  const DeviceGuard guard(queue);
+  device::ClipCall call{};
+  call.in = in;
+  call.out = out;
+  call.lower = options.lower;
+  call.upper = options.upper;
+  call.num_models = options.num_models;
+  call.num_orders = static_cast<int>(options.num_orders);
+  double largest = 1.0;
+  for (int k = 0; k < call.num_orders; ++k) {
+    call.orders[k] = options.orders[k];
+    largest = largest < options.orders[k] ? options.orders[k] : largest;
+  }
+  call.far = device::ChargeScale(options.lower, options.upper, options.num_models).far(largest);
+  // Whole warps, and no more of them than there are tokens for.
+  constexpr std::int64_t kWarp = device::kWarp, kMost = device::kClipThreads;
+  const std::int64_t warps = (in.shape.vocab + kWarp - 1) / kWarp;
+  const std::int64_t threads = warps * kWarp < kMost ? warps * kWarp : kMost;
+  const dim3 grid = grid_of(in.shape.models * in.shape.positions);
+  const dim3 block(static_cast<unsigned>(threads));
+  with_dtype(in.private_logits.dtype, [&](auto dtype) {
+    launch(queue, device::clip_project_kernel<decltype(dtype)::value>, grid, block, 0, call);
+  });
+}
+
+}  // namespace adapmixed::cuda

@@ -1,0 +1,90 @@
+// The density-ratio box: p_bar = clip(s p, c q, C q) with the s that makes it sum to 1, the KL
+// projection of p onto the distributions whose ratio to q lies in [c, C].
+//
+// S(s) = sum clip(s p, c q, C q) grows from c to C q(supp p) + c (1 - q(supp p)), piecewise
+// linearly. Where that does not reach 1, p_bar = C q on the support of p and the same multiple of
+// q, at least c, off it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/projected.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// How far S may end up from 1, and less where few tokens move with s: these are then found within
+// 1e-10, or as well as S is known.
+constexpr double kClipError = 2e-13, kClipRounding = 2e-15;
+
+struct ClipSums {
+  double total;   // S, and what the sum of q misses of 1
+  double moving;  // the part of it that grows with s: s p(v) of the tokens inside the box
+};
+
+// Not more than C q where p > 0, with q of those tokens and of the others: then the rest of q is
+// spread over the others as q is. What is missing of 1 in the sum of both is missing in p_bar too.
+ADAPMIXED_HD bool clip_covers_too_little(double lower, double upper, double covered,
+                                         double uncovered) {
+  const double whole = covered + uncovered;
+  return upper * covered + lower * uncovered <= whole * (1.0 + kClipRounding);
+}
+ADAPMIXED_HD double clip_residual(double lower, double upper, double covered, double uncovered) {
+  const double rest = 1.0 - (upper - 1.0) * covered / uncovered;
+  return std::fmin(std::fmax(lower, rest), 1.0);
+}
+
+// log s with S = 1: Newton's steps, exact once no token changes sides, in a bracket. `sums(log s)`.
+// False where no s below e^limit gives 1. *log_scale: where to start, then the result. Also ends
+// where S is within `enough` of 1.
+template <class Sums>
+ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit, double* log_scale,
+                                   double enough = kClipRounding) {
+  double low = std::log1p(-lower) - 1e-9, high = HUGE_VAL;  // S <= c + s
+  double t = *log_scale;
+  for (int k = 0; k < 400; ++k) {
+    const ClipSums at = sums(t);
+    const double gap = 1.0 - at.total;
+    if (std::isnan(gap)) return false;
+    *log_scale = t;
+    const double wanted = std::fmin(kClipError, 1e-10 * at.moving);
+    if (std::fabs(gap) <= std::fmax(wanted, enough)) return true;
+    (gap > 0.0 ? low : high) = t;
+    // Steps that overshoot by turns shrink the bracket slowly: every fourth halves it.
+    double next = k % 4 == 3 && high < HUGE_VAL ? NAN : t + std::log1p(gap / at.moving);
+    if (!(next > low && next < high)) {
+      next = high < HUGE_VAL ? 0.5 * (low + high) : t + std::fabs(t) + 1.0;
+    }
+    if (next == t || next == low || next == high) return true;  // no double is closer
+    if (next > limit) return false;
+    t = next;
+  }
+  return true;
+}
+
+// Under a box p counts as 0 where log p/q is below this: what log s would be there, a double does
+// not resolve (masks are often finite).
+constexpr double kClipAbsent = -1e4;
+
+// p_bar / q of one model, t = log p/q.
+template <class T>
+ADAPMIXED_HD_INLINE Projected<T> clipped(T t, T log_scale, T residual, T lower, T upper) {
+  const Ratio<T> r = ratio(t + log_scale);
+  const T one(1.0);
+  const auto absent = t < T(kClipAbsent);
+  return {vselect(absent, residual - one, vmin(upper - one, vmax(r.d, lower - one))),
+          vselect(absent, residual, vmin(upper, vmax(r.r, lower)))};
+}
+
+// log p_bar of one model at a token.
+ADAPMIXED_HD double log_clipped(const Weights& weights, std::int64_t at, double log_p,
+                                double log_q) {
+  if (weights.active != nullptr && !weights.active[at]) return log_q;
+  if (log_q == -HUGE_VAL) return log_q;
+  if (log_p - log_q < kClipAbsent) return log_q + std::log(weights.complement[at]);
+  const double log_ratio = weights.weight[at] + (log_p - log_q);
+  // What is not a number stays one.
+  return log_q + vmin(std::log(weights.upper), vmax(std::log(weights.lower), log_ratio));
+}
+
+ADAPMIXED_CORE_END

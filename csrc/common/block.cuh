@@ -1,0 +1,129 @@
+// What the threads of one block do together. Every sum is taken in a fixed order, so that results
+// are bitwise the same on every run; every thread of the block must call, and each gets the result.
+#pragma once
+
+#include "common/elementary.h"
+#include "common/runtime.cuh"
+#include "common/view.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kWarp = 32;
+constexpr int kMaxWarps = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
+__device__ inline int warp_count() { return static_cast<int>(blockDim.x) / kWarp; }
+
+struct Add {
+  __device__ double operator()(double a, double b) const { return a + b; }
+};
+struct Max {
+  __device__ double operator()(double a, double b) const { return a > b ? a : b; }
+};
+
+// The dynamic shared memory that the kernel was queued with, 16-byte aligned.
+template <class T>
+__device__ inline T* dynamic_shared() {
+#if defined(ADAPMIXED_SIMT)
+  return static_cast<T*>(simt::dynamic_shared());
+#else
+  extern __shared__ double2 adapmixed_shared[];
+  return reinterpret_cast<T*>(adapmixed_shared);
+#endif
+}
+
+// combine must commute: partners in the butterfly see each other's operands swapped.
+template <int kCount, class Combine>
+__device__ void warp_reduce(double (&values)[kCount], const Combine& combine) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      values[k] = combine(values[k], __shfl_xor_sync(kAllLanes, values[k], step));
+    }
+  }
+}
+
+// The block has whole warps.
+template <int kCount, class Combine>
+__device__ void block_reduce(double (&values)[kCount], const Combine& combine) {
+  __shared__ double partial[kCount * kMaxWarps];
+  warp_reduce(values, combine);
+  if (lane_id() == 0) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) partial[k * kMaxWarps + warp_id()] = values[k];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    double total = partial[k * kMaxWarps];
+    for (int w = 1; w < warp_count(); ++w) total = combine(total, partial[k * kMaxWarps + w]);
+    values[k] = total;
+  }
+  __syncthreads();  // before the next call writes there
+}
+
+template <int kCount>
+__device__ void block_sum(double (&values)[kCount]) {
+  block_reduce(values, Add{});
+}
+__device__ inline double block_sum(double value) {
+  double values[1] = {value};
+  block_reduce(values, Add{});
+  return values[0];
+}
+__device__ inline double block_max(double value) {
+  double values[1] = {value};
+  block_reduce(values, Max{});
+  return values[0];
+}
+
+// A flag that other blocks of the grid may raise meanwhile: read once, the same for every thread.
+__device__ inline bool block_flag(const std::int32_t* flag) {
+  const int raised = threadIdx.x == 0 ? __ldcv(flag) : 0;
+  return __syncthreads_or(raised) != 0;
+}
+
+// The values of the threads before this one, added, and those of the whole block: integers.
+template <class T>
+struct Prefix {
+  T before, total;
+};
+
+__device__ inline int shuffle_up(int value, int by) { return __shfl_up_sync(kAllLanes, value, by); }
+__device__ inline unsigned __int128 shuffle_up(unsigned __int128 value, int by) {
+  const std::uint64_t high = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value >> 64), by);
+  const std::uint64_t low = __shfl_up_sync(kAllLanes, static_cast<std::uint64_t>(value), by);
+  return static_cast<unsigned __int128>(high) << 64 | low;
+}
+
+// With a barrier before the next call, which writes what some threads may still read when this
+// returns.
+template <class T>
+__device__ Prefix<T> block_prefix(T value) {
+  __shared__ T totals[kMaxWarps];
+  T through = value;  // of this lane and those before it
+  for (int step = 1; step < kWarp; step *= 2) {
+    const T below = shuffle_up(through, step);
+    if (lane_id() >= step) through += below;
+  }
+  if (lane_id() == kWarp - 1) totals[warp_id()] = through;
+  __syncthreads();
+  Prefix<T> prefix{through - value, 0};
+  for (int w = 0; w < warp_count(); ++w) {
+    if (w < warp_id()) prefix.before += totals[w];
+    prefix.total += totals[w];
+  }
+  return prefix;
+}
+
+// log(e^a + e^b), where +inf (a token that one of the two mixtures lacks) stays.
+struct LogAdd {
+  __device__ double operator()(double a, double b) const {
+    return a == HUGE_VAL || b == HUGE_VAL ? HUGE_VAL : log_add(a, b);
+  }
+};
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,194 @@
+// exp and log1p in double, accurate relative to their *excess*: what is left after the linear term.
+//
+// Templates over T: double, or a SIMD vector of doubles with the same operations (common/simd.h).
+// Error: about 1 ulp of exp and log; the excess functions keep relative accuracy for |u| -> 0.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "common/config.h"
+#include "common/scalar.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr double kLog2e = 1.4426950408889634074;
+// ln 2 in two parts; the high part has 21 trailing zero bits, so n * kLn2Hi is exact for |n| <
+// 2^20.
+constexpr double kLn2Hi = 6.93147180369123816490e-01;
+constexpr double kLn2Lo = 1.90821492927058770002e-10;
+
+// e^u = scale * (1 + f + tail), u = n ln 2 + f, tail = e^f - 1 - f >= 0 with relative accuracy.
+template <class T>
+struct ExpParts {
+  T n, f, tail;
+};
+
+template <class T>
+ADAPMIXED_HD ExpParts<T> finite_exp_parts(T u) {
+  const T n = vround(u * T(kLog2e));
+  T f = vfma(n, T(-kLn2Hi), u);
+  f = vfma(n, T(-kLn2Lo), f);
+  // (e^f - 1 - f) / f^2 on |f| <= ln(2)/2; the first term left out is f^14/14! < 5e-18 relative.
+  T p = T(1.0 / 6227020800.0);
+  p = vfma(p, f, T(1.0 / 479001600.0));
+  p = vfma(p, f, T(1.0 / 39916800.0));
+  p = vfma(p, f, T(1.0 / 3628800.0));
+  p = vfma(p, f, T(1.0 / 362880.0));
+  p = vfma(p, f, T(1.0 / 40320.0));
+  p = vfma(p, f, T(1.0 / 5040.0));
+  p = vfma(p, f, T(1.0 / 720.0));
+  p = vfma(p, f, T(1.0 / 120.0));
+  p = vfma(p, f, T(1.0 / 24.0));
+  p = vfma(p, f, T(1.0 / 6.0));
+  p = vfma(p, f, T(0.5));
+  return {n, f, p * f * f};
+}
+
+template <class T>
+ADAPMIXED_HD ExpParts<T> exp_parts(T u) {
+  // Past these the result is exactly inf or 0; the clamp keeps n finite for infinite u.
+  return finite_exp_parts(vmax(vmin(u, T(1e4)), T(-1e4)));
+}
+
+template <class T>
+ADAPMIXED_HD T exp_(T u) {
+  const ExpParts<T> e = exp_parts(u);
+  return vldexp(T(1.0) + (e.f + e.tail), e.n);
+}
+
+// e^u - 1, given e^u. For large n the two agree, and the sum of parts could be inf - inf.
+template <class T>
+ADAPMIXED_HD T minus_one(const ExpParts<T>& e, T value) {
+  const T scale = vldexp(T(1.0), e.n);
+  return vselect(e.n > T(60.0), value, vfma(scale, e.f + e.tail, scale - T(1.0)));
+}
+
+// r = e^t and d = r - 1, each with relative accuracy; t = -inf gives (0, -1).
+template <class T>
+struct Ratio {
+  T r, d;
+};
+
+template <class T>
+ADAPMIXED_HD Ratio<T> ratio(T t) {
+  const ExpParts<T> e = exp_parts(t);
+  const T r = vldexp(T(1.0) + (e.f + e.tail), e.n);
+  return {r, minus_one(e, r)};
+}
+
+// Relative error of r = p/q in double, from logits whose log-sum-exps are near 0, and from any.
+constexpr double kDoubleRatioError = 1e-12;
+ADAPMIXED_HD double double_ratio_error(double private_lse, double public_lse) {
+  return kDoubleRatioError + 4.5e-16 * (std::fabs(private_lse) + std::fabs(public_lse));
+}
+
+// d alone, of t from -100 to 100; as there beyond. NaN stays NaN.
+template <class T>
+ADAPMIXED_HD_INLINE T ratio_excess(T t) {
+  const ExpParts<T> e = finite_exp_parts(vmax(T(-100.0), vmin(T(100.0), t)));
+  const T scale = power_of_two(e.n);
+  return vfma(scale, e.f + e.tail, scale - T(1.0));
+}
+
+// log X and, where X is near 1, log1p(x) - x with relative accuracy; x = X - 1 is given apart
+// because the difference loses what matters. X = 0 gives -inf, and so does a denormal X: the safe
+// side, since a small X stands for a mixture that has almost lost a token.
+template <class T>
+struct LogParts {
+  T log, excess;
+};
+
+template <class T>
+ADAPMIXED_HD LogParts<T> log_parts(T x, T X) {
+  T e, m;
+  vsplit(X, e, m);  // X = 2^e m, m in [sqrt(1/2), sqrt(2))
+  const T w = vselect(e == T(0.0), x, m - T(1.0));
+  const T s = w / (T(2.0) + w);
+  const T z = s * s;
+  // 2 atanh(s) = 2 s + s z P(z); |s| <= 0.172, the first term left out is 2 z^11/23 < 2e-18.
+  T p = T(2.0 / 21.0);
+  p = vfma(p, z, T(2.0 / 19.0));
+  p = vfma(p, z, T(2.0 / 17.0));
+  p = vfma(p, z, T(2.0 / 15.0));
+  p = vfma(p, z, T(2.0 / 13.0));
+  p = vfma(p, z, T(2.0 / 11.0));
+  p = vfma(p, z, T(2.0 / 9.0));
+  p = vfma(p, z, T(2.0 / 7.0));
+  p = vfma(p, z, T(2.0 / 5.0));
+  p = vfma(p, z, T(2.0 / 3.0));
+  const T zp = z * p;
+  // 2 s - w = -s w, exactly the cancellation that the excess must not suffer.
+  const T excess = s * (zp - w);
+  const T log = vfma(e, T(kLn2Hi), vfma(s, zp, s + s) + e * T(kLn2Lo));
+  return {vselect(X >= T(std::numeric_limits<double>::min()), log, T(-HUGE_VAL)), excess};
+}
+
+// (1 + x)^s - 1 - s x and (1 + x)^s, from the logarithm of 1 + x. Any real s; the excess is >= 0
+// for s >= 1 and s <= 0 and keeps its relative accuracy as x -> 0.
+template <class T>
+struct Power {
+  T excess, value;
+};
+
+template <class T>
+ADAPMIXED_HD Power<T> power(T x, const LogParts<T>& l, T s) {
+  const T u = s * l.log;
+  const ExpParts<T> e = exp_parts(u);
+  const T value = vldexp(T(1.0) + (e.f + e.tail), e.n);
+  const T direct = minus_one(e, value) - s * x;
+  // e^u - 1 - u + (u - s x): both parts small and accurate when u and x are small.
+  const T small = vfma(s, l.excess, e.tail);
+  const auto near = (vabs(x) < T(0.25)) & (e.n == T(0.0));
+  return {vselect(near, small, direct), value};
+}
+
+// The same for integer powers, by multiplication: c = (1+x)^k - 1 - k x and e = (1+x)^k - 1 obey
+//   c_{2k} = 2 c_k + e_k^2,  c_{k+1} = c_k + e_k x,  e_k = c_k + k x,
+// where every c is >= 0 and no step cancels. k >= 1.
+template <class T>
+struct Chain {
+  T c, e;
+};
+
+template <class T>
+ADAPMIXED_HD Chain<T> chain(T x, int k) {
+  T c = T(0.0), e = x;
+  int done = 1, bit = 1;
+  while (bit <= k / 2) bit *= 2;  // the highest power of two in k
+  for (bit /= 2; bit > 0; bit /= 2) {
+    c = vfma(e, e, c + c);
+    done *= 2;
+    e = vfma(T(static_cast<double>(done)), x, c);
+    if (k & bit) {
+      c = vfma(e, x, c);
+      ++done;
+      e = vfma(T(static_cast<double>(done)), x, c);
+    }
+  }
+  return {c, e};
+}
+
+template <class T>
+ADAPMIXED_HD T integer_power(T x, int k) {
+  T result = T(1.0);
+  for (; k > 0; k >>= 1) {
+    if (k & 1) result = result * x;
+    x = x * x;
+  }
+  return result;
+}
+
+// Orders that the multiplications serve; 0 for any other.
+ADAPMIXED_HD int integer_order(double order) {
+  return order == std::floor(order) && order <= 1024.0 ? static_cast<int>(order) : 0;
+}
+
+// log(e^a + e^b) for a, b in [-inf, inf); NaN if either is.
+ADAPMIXED_HD double log_add(double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return NAN;
+  const double high = std::fmax(a, b);
+  return high == -HUGE_VAL ? high : high + std::log1p(std::exp(std::fmin(a, b) - high));
+}
+
+ADAPMIXED_CORE_END

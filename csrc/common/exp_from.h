@@ -1,0 +1,101 @@
+// e^{z - m} for many z and one m, in double: the bulk of a log-sum-exp.
+#pragma once
+
+#include "common/several.h"
+#include "common/sixteenths.h"
+
+ADAPMIXED_CORE_BEGIN
+
+#if defined(__AVX512F__)
+
+class ExpFrom {
+ public:
+  explicit ExpFrom(double m) : m_(m), scaled_(m * kScale), offset_(scaled_) {
+    const double roots[kRoots] = {1.0,
+                                  1.0442737824274138403,
+                                  1.0905077326652576592,
+                                  1.1387886347566916537,
+                                  1.1892071150027210667,
+                                  1.2418578120734840486,
+                                  1.2968395546510096659,
+                                  1.3542555469368927283,
+                                  1.4142135623730950488,
+                                  1.4768261459394993114,
+                                  1.5422108254079408236,
+                                  1.6104903319492543082,
+                                  1.6817928305074290861,
+                                  1.7562521603732994831,
+                                  1.8340080864093424635,
+                                  1.9152065613971472939};
+    std::uint64_t bits[kRoots];
+    for (int j = 0; j < kRoots; ++j) bits[j] = root_bits(roots[j], j);
+    low_ = _mm512_loadu_si512(bits);
+    high_ = _mm512_loadu_si512(bits + 8);
+  }
+
+  // m, as it is subtracted, and how much m is above that: known better than their difference.
+  double origin() const { return scaled_ / kScale; }
+  double lost() const { return std::fma(m_, kScale, -scaled_) / kScale; }
+
+  // |z - m| <= 600; NaN for NaN.
+  template <int kWays>
+  ADAPMIXED_INLINE Several<Vec, kWays> exp(const Several<Vec, kWays>& z) const {
+    Several<Vec, kWays> f, scale;
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < kWays; ++k) {
+      const Vec t = _mm512_fmsub_pd(z.v[k].v, _mm512_set1_pd(kScale), offset_.v);
+      const Vec shifted = t + Vec(6755399441055744.0);  // 1.5 * 2^52: the integer is in low bits
+      const __m512i n = _mm512_castpd_si512(shifted.v);
+      f.v[k] = _mm512_reduce_pd(t.v, _MM_FROUND_TO_NEAREST_INT);
+      scale.v[k] = _mm512_castsi512_pd(
+          _mm512_add_epi64(_mm512_permutex2var_epi64(low_, n, high_), _mm512_slli_epi64(n, 48)));
+    }
+    return vfma(scale * f, sixteenth_slope(f), scale);
+  }
+
+ private:
+  static constexpr double kScale = kSixteenths;
+  double m_, scaled_;
+  Vec offset_;
+  __m512i low_, high_;
+};
+
+#else
+
+// 2^t = 2^n 2^f, |f| <= 1/2, by a polynomial whose error is 4e-16.
+class ExpFrom {
+ public:
+  explicit ExpFrom(double m) : m_(m), scaled_(m * kLog2e) {}
+
+  // m, as it is subtracted, and how much m is above that: known better than their difference.
+  double origin() const { return scaled_ / kLog2e; }
+  double lost() const { return std::fma(m_, kLog2e, -scaled_) / kLog2e; }
+
+  // |z - m| <= 600; NaN for NaN.
+  template <int kWays>
+  ADAPMIXED_INLINE Several<Vec, kWays> exp(const Several<Vec, kWays>& z) const {
+    using Many = Several<Vec, kWays>;
+    const Many t = vfma(z, Many(kLog2e), Many(-scaled_));
+    const Many shifted = t + Many(kShifter);
+    const Many f = t - (shifted - Many(kShifter));
+    Many p(7.072585949269223e-9);
+    p = vfma(p, f, Many(1.0208690299958306e-7));
+    p = vfma(p, f, Many(1.321544258792169e-6));
+    p = vfma(p, f, Many(1.5252657260200837e-5));
+    p = vfma(p, f, Many(1.540353044173605e-4));
+    p = vfma(p, f, Many(1.3333558230164974e-3));
+    p = vfma(p, f, Many(9.618129107606888e-3));
+    p = vfma(p, f, Many(5.550410866444772e-2));
+    p = vfma(p, f, Many(0.24022650695910097));
+    p = vfma(p, f, Many(0.69314718055995));
+    return add_exponent(vfma(p, f, Many(1.0)), shifted);
+  }
+
+ private:
+  static constexpr double kShifter = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds
+  double m_, scaled_;
+};
+
+#endif
+
+ADAPMIXED_CORE_END

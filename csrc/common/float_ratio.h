@@ -1,0 +1,132 @@
+// r - 1 = p/q - 1 in single precision from the logits themselves, with an error that is in
+// proportion to r - 1 alone, however far r is from 1 and however far the log-sum-exps are apart.
+// Templates over F: float, or a SIMD vector of floats (common/simd_float.h).
+//
+// In octaves of 2^{1/m}, m = kOctave: with L = m log2(e), a = z0 L of the token and c = (lse -
+// lse_0) L of the row, log r = (z L - a - c) / L. Of a and c the parts on a grid are subtracted in
+// one multiply-add with the whole octaves n, whose result is small and rounds once:
+//   f = z L - (a_grid + c_grid + n m) - a_rest,   r - 1 = 2^n (2^{f/m} - 1) + (2^n - 1),
+// and c_rest, the same for a whole row, is a factor of r (FloatShift::residual).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "common/config.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr double kFloatUnit = 0x1p-24;        // half a unit in the last place of 1
+constexpr float kFloatShifter = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+// 119/64 times log2(e) is a float within 0.003 units (kFloatUnit), log2(e) itself is not.
+constexpr float kOctave = 1.859375f;
+constexpr float kOctaveInverse = 0.537815118f;
+constexpr float kOctavesPerNat = 2.6825111f;
+// a_grid, c_grid and n m are multiples of it, and so is their sum, exactly, up to 2^13.
+constexpr double kGrid = 0x1p-11;
+// |z0| and |lse - lse_0| up to which it is.
+constexpr double kFloatLargest = 1300.0, kFloatDifference = 1000.0;
+// Tokens with a smaller q are not for floats: r could reach beyond 2^100, and q r^2 leave the
+// range.
+constexpr double kFloatLogQ = -62.0;
+// Below this, p is read as this: q >= e^-62 where floats serve, and r is e^-23 at most. That is
+// beyond kRatioAbsolute only where q < e^-61, tokens whose mass is nothing.
+constexpr double kFloatLogP = -85.0;
+
+ADAPMIXED_HD float vfma(float a, float b, float c) { return std::fma(a, b, c); }
+ADAPMIXED_HD float vfms(float a, float b, float c) { return std::fma(a, b, -c); }
+ADAPMIXED_HD float vmin(float a, float b) { return a < b ? a : b; }
+ADAPMIXED_HD float vmax(float a, float b) { return a > b ? a : b; }
+// 2^n, n an integer >= -126 and shifted = n + kFloatShifter; 2^100, more than any r where q >=
+// e^-62, for n >= 100.
+constexpr float kMostOctaves = kFloatShifter + 100.0f;
+ADAPMIXED_HD float exp2_integer(float shifted) {
+  shifted = vmin(kMostOctaves, shifted);
+  std::uint32_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << 23) + 0x3f800000u;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// 2^{f/m} - 1 for |f| <= 0.94.
+template <class F>
+ADAPMIXED_HD_INLINE F octave_minus_one(F f) {
+  F p = F(3.7185464e-06f);
+  p = vfma(p, f, F(6.019849e-05f));
+  p = vfma(p, f, F(0.0008046972f));
+  p = vfma(p, f, F(0.008634214f));
+  p = vfma(p, f, F(0.06948434f));
+  p = vfma(p, f, F(0.37278503f));
+  return p * f;
+}
+
+// x on the grid; |x| < 2^40.
+template <class T>
+ADAPMIXED_HD_INLINE T on_grid(T x) {
+  const T shifter(6755399441055744.0 * kGrid);  // 1.5 * 2^52
+  return (x + shifter) - shifter;
+}
+
+// What one row subtracts from its log-ratios, and what it multiplies r with.
+struct FloatShift {
+  float c;          // on the grid
+  float lowest;     // logits below are read as this
+  double residual;  // r = r' (1 + residual)
+};
+
+ADAPMIXED_HD FloatShift make_shift(double private_lse, double public_lse) {
+  const double c = (private_lse - public_lse) * static_cast<double>(kOctavesPerNat);
+  const double grid = on_grid(c);
+  return {static_cast<float>(grid), static_cast<float>(private_lse + kFloatLogP),
+          std::expm1((grid - c) / static_cast<double>(kOctavesPerNat))};
+}
+
+// The error of r - 1 by ratio_excess and a residual, in units (kFloatUnit): kRatioUnits of
+// |r - 1|, 5e-11 of r besides.
+//
+// Given f, the rest is within 2.96 units of r - 1: found by trying every f, at n = 1 (2.26 at n =
+// 0). f is rounded twice, each by a unit of |f| + 2^-12: 2.41 units of r - 1, 2^-12.4 of r. L is
+// off by 0.003 units of log r: 0.2 units of r - 1 at |log r| = 62. A residual of 2^-13.4
+// carries 5.5 of its own units into r.
+constexpr double kRatioUnits = 5.6;
+constexpr double kRatioAbsolute = 5e-11;
+
+// r' - 1 from z and the token's a in its two parts. NaN stays NaN.
+template <class F>
+ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& shift) {
+  z = vmax(F(shift.lowest), z);  // its second operand passes when it is NaN
+  const F a = a_grid + F(shift.c);
+  const F shifted = vfma(vfms(z, F(kOctavesPerNat), a), F(kOctaveInverse), F(kFloatShifter));
+  const F n = shifted - F(kFloatShifter);
+  const F f = vfms(z, F(kOctavesPerNat), vfma(n, F(kOctave), a)) - a_rest;
+  const F scale = exp2_integer(shifted);
+  return vfma(scale, octave_minus_one(f), scale - F(1.0f));
+}
+
+// a of a token in its two parts, as from doubles, for |z0| <= kFloatSplit: the rest is rounded
+// once.
+struct FloatToken {
+  float grid, rest;
+};
+constexpr double kFloatSplit = 750.0;
+ADAPMIXED_HD FloatToken split_token(float z0) {
+  constexpr float kShifter = 0x1.8p12f;  // adding it rounds to the grid
+  const float grid = vfma(z0, kOctavesPerNat, kShifter) - kShifter;
+  return {grid, vfms(z0, kOctavesPerNat, grid)};
+}
+
+// q = e^{z0 - lse} of a token from its row's make_shift(lse, 0), without the residual, within 3
+// units for z0 - lse >= kFloatLogQ: f is rounded once, by half a unit of 1, L is off by 0.003 units
+// of log q, the polynomial by 2.3 of |2^{f/m} - 1| <= 0.42; then one rounding.
+ADAPMIXED_HD float probability(float z0, const FloatShift& shift) {
+  const float shifted = vfma(vfms(z0, kOctavesPerNat, shift.c), kOctaveInverse, kFloatShifter);
+  const float n = shifted - kFloatShifter;
+  const float f = vfms(z0, kOctavesPerNat, vfma(n, kOctave, shift.c));
+  const float scale = exp2_integer(shifted);
+  return vfma(scale, octave_minus_one(f), scale);
+}
+
+ADAPMIXED_CORE_END

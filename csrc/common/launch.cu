@@ -1,0 +1,84 @@
+#include "common/launch.cuh"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace adapmixed::cuda {
+
+void check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // not to be met again by whoever asks next
+  const std::string said = std::string(" (") + cudaGetErrorString(error) + ")";
+  if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice) {
+    throw std::runtime_error(
+        "adapmixed_ext found no GPU, or a driver older than the CUDA version it was built with: "
+        "move the tensors to the CPU, or update the driver" +
+        said);
+  }
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    throw std::runtime_error(
+        "adapmixed_ext was not built for this GPU's architecture: build it with "
+        "ADAPMIXED_CUDA_ARCHITECTURES set to it; build_info() says what was built" +
+        said);
+  }
+  throw std::runtime_error(std::string("adapmixed_ext could not queue a kernel: ") +
+                           cudaGetErrorName(error) + said);
+}
+
+dim3 grid_of(std::int64_t blocks) {
+  constexpr std::int64_t kMost = 2147483647;
+  if (blocks > kMost) {
+    throw std::invalid_argument("a call on CUDA may take " + std::to_string(kMost) +
+                                " blocks of threads, this one would take " +
+                                std::to_string(blocks) + ": call it for fewer positions at a time");
+  }
+  return dim3(static_cast<unsigned>(blocks));
+}
+
+std::int64_t most_shared_bytes() {
+  int device = 0, bytes = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+}
+
+void allow_shared(const void* kernel, std::size_t bytes) {
+  // By device and kernel. Without a limit of its own a kernel may have 48 KiB, static memory
+  // included. It is set once, to all that the device has: a limit for each launch would be taken
+  // back by another thread's before the launch.
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, std::size_t> limits;
+  int device = 0;
+  check(cudaGetDevice(&device));
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto limit = limits.find({device, kernel});
+  if (limit == limits.end()) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel));
+    const std::int64_t most =
+        most_shared_bytes() - static_cast<std::int64_t>(attributes.sharedSizeBytes);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(most)));
+    limit = limits.emplace(std::pair{device, kernel}, static_cast<std::size_t>(most)).first;
+  }
+  if (bytes > limit->second) {
+    throw std::runtime_error("a kernel of adapmixed_ext wants " + std::to_string(bytes) +
+                             " bytes of shared memory, and a block may have " +
+                             std::to_string(limit->second) + " of it on this GPU");
+  }
+}
+
+DeviceGuard::DeviceGuard(const Queue& queue) {
+  int current = 0;
+  check(cudaGetDevice(&current));
+  if (current == queue.device) return;
+  check(cudaSetDevice(queue.device));
+  previous_ = current;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+}  // namespace adapmixed::cuda

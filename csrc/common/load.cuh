@@ -1,0 +1,98 @@
+// Rows of logits as a block reads them: thread t takes the tokens kPack t to kPack t + kPack - 1,
+// then those a block's width on. The order does not depend on how a row is aligned.
+#pragma once
+
+#include "common/runtime.cuh"
+#include "common/view.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kPack = 4;
+
+template <Dtype D>
+struct Bits {
+  using type = std::uint16_t;
+  static constexpr type kMasked = D == Dtype::bf16 ? 0xff80 : 0xfc00;  // -inf
+};
+template <>
+struct Bits<Dtype::f32> {
+  using type = std::uint32_t;
+  static constexpr type kMasked = 0xff800000u;
+};
+
+template <Dtype D>
+__device__ inline float float_of(typename Bits<D>::type bits) {
+  if constexpr (D == Dtype::f32) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+  } else if constexpr (D == Dtype::bf16) {
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float x;
+    std::memcpy(&x, &wide, sizeof x);
+    return x;
+  } else {
+    // 2^112 makes a half's exponent out of a float's; its infinities and NaNs have the largest.
+    const std::uint32_t magnitude = (bits & 0x7fffu) << 13, sign = (bits & 0x8000u) << 16;
+    float x;
+    std::memcpy(&x, &magnitude, sizeof x);
+    x *= 0x1p112f;
+    std::uint32_t wide;
+    std::memcpy(&wide, &x, sizeof wide);
+    wide |= sign | ((bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
+    std::memcpy(&x, &wide, sizeof x);
+    return x;
+  }
+}
+
+template <Dtype D>
+struct alignas(kPack * sizeof(typename Bits<D>::type)) Pack {
+  typename Bits<D>::type bits[kPack];
+};
+
+// The first token of row (model, position); D is the dtype of the logits.
+template <Dtype D>
+__device__ inline const typename Bits<D>::type* row_bits(const Logits& logits, std::int64_t model,
+                                                         std::int64_t position) {
+  return reinterpret_cast<const typename Bits<D>::type*>(row_of(logits, model, position).data);
+}
+
+template <Dtype D>
+__device__ inline float logit(const typename Bits<D>::type* row, std::int64_t v) {
+  return float_of<D>(row[v]);
+}
+
+// Four tokens from v on, those at `end` and beyond it -inf. aligned: as a pack is.
+template <Dtype D>
+__device__ inline Pack<D> load_pack(const typename Bits<D>::type* row, std::int64_t v,
+                                    std::int64_t end, bool aligned) {
+  if (aligned && v + kPack <= end) return *reinterpret_cast<const Pack<D>*>(row + v);
+  Pack<D> pack;
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) pack.bits[k] = v + k < end ? row[v + k] : Bits<D>::kMasked;
+  return pack;
+}
+template <Dtype D>
+__device__ inline bool pack_aligned(const typename Bits<D>::type* row) {
+  return reinterpret_cast<std::uintptr_t>(row) % sizeof(Pack<D>) == 0;
+}
+
+// visit(v, z) for every token of this thread in [begin, end), begin a multiple of kPack.
+template <Dtype D, class Visit>
+__device__ void for_each_token(const typename Bits<D>::type* row, std::int64_t begin,
+                               std::int64_t end, const Visit& visit) {
+  const bool aligned = pack_aligned<D>(row);
+  const std::int64_t stride = static_cast<std::int64_t>(blockDim.x) * kPack;
+  for (std::int64_t v = begin + static_cast<std::int64_t>(threadIdx.x) * kPack; v < end;
+       v += stride) {
+    if (aligned && v + kPack <= end) {
+      const Pack<D> pack = *reinterpret_cast<const Pack<D>*>(row + v);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) visit(v + k, float_of<D>(pack.bits[k]));
+    } else {
+      for (int k = 0; k < kPack && v + k < end; ++k) visit(v + k, logit<D>(row, v + k));
+    }
+  }
+}
+
+ADAPMIXED_CORE_END

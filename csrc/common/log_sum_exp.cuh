@@ -1,0 +1,130 @@
+// lse = log sum_v exp(z_v) of every row, and what is wrong with a row that has none: one block a
+// row, which is read twice, or once where a number near its lse is known.
+#pragma once
+
+#include "common/block.cuh"
+#include "common/load.cuh"
+#include "common/sixteenths.h"
+
+ADAPMIXED_CORE_BEGIN
+
+struct RowSum {
+  double lse;
+  std::int32_t status;
+};
+
+// e^{z - m} for many z and one m (common/sixteenths.h). With m a sixteenth of an octave times an
+// integer, the integer part of 16 z log2(e) - 16 m log2(e) is subtracted in one multiply-add.
+class ExpFrom {
+ public:
+  // Called by a whole block. m will be near this.
+  __device__ explicit ExpFrom(double near)
+      : steps_(vround(near * kSixteenths)), lowest_(static_cast<float>(near - kReach)) {
+    __shared__ std::uint64_t roots[kRoots];  // the same for every row
+    const int j = static_cast<int>(threadIdx.x);
+    if (j < kRoots) {
+      const std::uint64_t bits = root_bits(exp_(j / kSixteenths), j);
+      roots[j] = bits;
+    }
+    __syncthreads();
+    roots_ = roots;
+  }
+
+  // How far from m a logit may be; what is further below is read as being there.
+  static constexpr double kReach = 600.0;
+
+  __device__ double origin() const { return steps_ / kSixteenths; }
+
+  // NaN for NaN; nothing of use for z far above m.
+  __device__ double operator()(float z) const {
+    const double x = z < lowest_ ? lowest_ : z;
+    const double shifter = kShifter - steps_;
+    const double shifted = vfma(x, kSixteenths, shifter);
+    const double f = vfma(x, kSixteenths, shifter - shifted);
+    std::uint64_t n;
+    std::memcpy(&n, &shifted, sizeof n);
+    const std::uint64_t bits = roots_[n % kRoots] + (n << 48);
+    double scale;
+    std::memcpy(&scale, &bits, sizeof scale);
+    return vfma(scale * f, sixteenth_slope(f), scale);
+  }
+
+ private:
+  static constexpr double kShifter = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds
+  double steps_;
+  float lowest_;
+  const std::uint64_t* roots_;
+};
+
+// Called by a whole block.
+template <Dtype D>
+__device__ RowSum row_sum(const typename Bits<D>::type* row, std::int64_t vocab) {
+  double found[2] = {-HUGE_VAL, 0.0};  // the largest logit; 1 where there is a NaN
+  for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) {
+    const double x = z;
+    if (x > found[0]) found[0] = x;
+    if (x != x) found[1] = 1.0;
+  });
+  block_reduce(found, Max{});
+  const double largest = found[0];
+  if (found[1] != 0.0) return {NAN, kRowNan};
+  if (largest == HUGE_VAL) return {NAN, kRowPlusInf};
+  if (largest == -HUGE_VAL) return {NAN, kRowEmpty};
+  if (std::fabs(largest) > kMaxLogit) return {NAN, kRowTooLarge};
+  const ExpFrom exp_from(largest);
+  double total = 0.0;
+  for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) { total += exp_from(z); });
+  return {exp_from.origin() + std::log(block_sum(total)), kRowOk};
+}
+
+// The same in one pass, from a number that the row's lse is not far from; NaN where it is, or the
+// row has a status. vocab: at most 2^30. keep(v, pack): for each pack of tokens, as it is read.
+template <Dtype D, class Keep>
+__device__ double row_sum_near(const typename Bits<D>::type* row, int vocab, double near,
+                               const Keep& keep) {
+  constexpr int kAhead = D == Dtype::f32 ? 2 : 3;  // packs that a thread waits for together
+  constexpr double kFar = 500.0;
+  const ExpFrom exp_from(near);
+  const bool aligned = pack_aligned<D>(row);
+  const int stride = static_cast<int>(blockDim.x) * kPack;
+  double total = 0.0;
+  float largest = -HUGE_VALF;
+  for (int v = static_cast<int>(threadIdx.x) * kPack; v < vocab; v += kAhead * stride) {
+    Pack<D> packs[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      packs[a] = load_pack<D>(row, v + a * stride, vocab, aligned);
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      if (v + a * stride >= vocab) break;
+      keep(v + a * stride, packs[a]);
+      double e[kPack];
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        const float z = float_of<D>(packs[a].bits[k]);
+        largest = std::fmax(largest, z);
+        e[k] = exp_from(z);
+      }
+      total += (e[0] + e[1]) + (e[2] + e[3]);
+    }
+  }
+  const double most = block_max(largest);
+  const double lse = exp_from.origin() + std::log(block_sum(total));
+  const bool near_enough = std::fabs(lse - near) < kFar && most <= near + kFar &&
+                           std::fabs(most) <= kMaxLogit && std::fabs(near) <= 2.0 * kMaxLogit;
+  return near_enough ? lse : NAN;
+}
+
+template <Dtype D>
+__global__ void log_sum_exp_kernel(Logits logits, std::int64_t positions, std::int64_t vocab,
+                                   double* lse, std::int32_t* status) {
+  const std::int64_t k = blockIdx.x;
+  const RowSum sum = row_sum<D>(row_bits<D>(logits, k / positions, k % positions), vocab);
+  if (threadIdx.x == 0) {
+    lse[k] = sum.lse;
+    status[k] = sum.status;
+  }
+}
+
+ADAPMIXED_CORE_END

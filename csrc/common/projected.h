@@ -1,0 +1,32 @@
+// One token of one projected distribution relative to q: what clipping, mixtures and losses share.
+#pragma once
+
+#include <cstdint>
+
+#include "common/elementary.h"
+#include "common/operators.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// p_bar / q - 1 = lambda d and p_bar / q = 1 - lambda + lambda r, or means of these. Both are kept
+// because each is accurate where the other cancels.
+template <class T>
+struct Projected {
+  T excess, ratio;
+};
+
+// t = log p/q.
+template <class T>
+ADAPMIXED_HD_INLINE Projected<T> projected(T t, T weight, T complement) {
+  const Ratio<T> r = ratio(t);
+  return {weight * r.d, vfma(weight, r.r, complement)};
+}
+
+// A mean over the models present, as the first model's value plus the mean difference from it:
+// identical models have exactly their own value as mean.
+template <class T>
+ADAPMIXED_HD_INLINE T mean_from(T first, T sum_of_differences, std::int64_t models) {
+  return vfma(sum_of_differences, T(1.0 / static_cast<double>(models)), first);
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,96 @@
+// lse = log sum_v exp(z_v) of one row, in double.
+#pragma once
+
+#include <cmath>
+
+#include "common/elementary.h"
+#include "common/exp_from.h"
+#include "common/rows.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// Sums are widened by this many tokens at a time: one chain of additions over a long row would be
+// off by more the longer it is.
+constexpr std::int64_t kSumBlock = 2048;
+inline std::int64_t block_end(std::int64_t v, std::int64_t end) {
+  return v + kSumBlock < end ? v + kSumBlock : end;
+}
+
+// Takes the terms e^{z - m} of a row's tokens from v on, two vectors at a time: nothing is kept.
+struct Forget {
+  void operator()(std::int64_t, Vec, Vec) const {}
+};
+
+// log sum of e^z over a row, by e^{z - m}: within 2e-14 besides the rounding of m itself. Terms
+// with |z - m| > 600 are cut off there; NaN where there is a NaN.
+template <Dtype D, class Keep = Forget>
+double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& keep = {}) {
+  const Flt lowest(static_cast<float>(m - 600.0)), highest(static_cast<float>(m + 600.0));
+  const ExpFrom from(m);
+  constexpr std::int64_t kGroup = 4 * Flt::kLanes;
+  Vec total(0.0), low(0.0), high(0.0);
+  const auto add = [&](std::int64_t v, auto... z) ADAPMIXED_INLINE {
+    Several<Vec, 2 * sizeof...(z)> e;
+    int at = 0;  // NaN, the second operand of both, passes
+    ((z = vmin(highest, vmax(lowest, z)), e.v[at++] = low_half(z), e.v[at++] = high_half(z)), ...);
+    e = from.exp(e);
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < at; k += 2) {
+      keep(v + k / 2 * Flt::kLanes, e.v[k], e.v[k + 1]);
+      low = low + e.v[k];
+      high = high + e.v[k + 1];
+    }
+  };
+  std::int64_t v = 0;
+  for (; v + kGroup <= vocab; v += kGroup) {
+    if (v % kSumBlock == 0) {
+      total = total + (low + high);
+      low = high = Vec(0.0);
+    }
+    for (std::int64_t line = 0; line < kGroup * kElementSize<D>; line += 64) {
+      __builtin_prefetch(data + (v + 32 * kGroup) * kElementSize<D> + line);
+    }
+    add(v, load_whole<D>(data, v), load_whole<D>(data, v + Flt::kLanes));
+    add(v + 2 * Flt::kLanes, load_whole<D>(data, v + 2 * Flt::kLanes),
+        load_whole<D>(data, v + 3 * Flt::kLanes));
+  }
+  for (; v < vocab; v += Flt::kLanes) add(v, load_floats<D>(data, v, vocab));
+  return from.origin() + std::log(sum(total + (low + high)));
+}
+
+template <Dtype D>
+void log_sum_exp_row(const char* data, std::int64_t vocab, double* lse, std::int32_t* status) {
+  Vec largest(-HUGE_VAL);
+  Mask nan = Vec(0.0).is_nan();
+  for (std::int64_t v = 0; v < vocab; v += Vec::kLanes) {
+    const Vec z = load_logits<D>(data, v, vocab);
+    nan = nan | z.is_nan();
+    largest = vmax(z, largest);
+  }
+  const double m = maximum(largest);
+  *lse = std::nan("");
+  if (nan.any()) {
+    *status = kRowNan;
+  } else if (m == HUGE_VAL) {
+    *status = kRowPlusInf;
+  } else if (m == -HUGE_VAL) {
+    *status = kRowEmpty;
+  } else if (std::fabs(m) > kMaxLogit) {
+    *status = kRowTooLarge;
+  } else {
+    *lse = log_sum_from<D>(data, vocab, m);
+    *status = kRowOk;
+  }
+}
+
+// The same in one pass, from a logit of this row that is likely to be among the large ones; NaN
+// where it was not, or the row has a status.
+template <Dtype D, class Keep = Forget>
+double log_sum_exp_near(const char* data, std::int64_t vocab, double reference,
+                        const Keep& keep = {}) {
+  if (!(std::fabs(reference) < 1e4)) return std::nan("");
+  const double lse = log_sum_from<D>(data, vocab, reference, keep);
+  return lse - reference < 500.0 ? lse : std::nan("");  // also where it is NaN
+}
+
+ADAPMIXED_CORE_END

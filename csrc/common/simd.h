@@ -1,0 +1,253 @@
+// A vector of doubles in the registers of the instruction set this file is compiled for, with the
+// operations that common/elementary.h asks of its element type. Internal to the per-ISA builds.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/config.h"
+#include "common/scalar.h"
+#include "common/view.h"
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+ADAPMIXED_CORE_BEGIN
+
+#if defined(__AVX512F__)
+
+struct Mask {
+  __mmask8 m;
+  Mask operator&(Mask o) const { return {static_cast<__mmask8>(m & o.m)}; }
+  Mask operator|(Mask o) const { return {static_cast<__mmask8>(m | o.m)}; }
+  Mask operator^(Mask o) const { return {static_cast<__mmask8>(m ^ o.m)}; }
+  bool any() const { return m != 0; }
+  unsigned bits() const { return m; }
+};
+
+struct Vec {
+  using Scalar = double;
+  static constexpr int kLanes = 8;
+  __m512d v;
+  Vec() = default;
+  Vec(__m512d x) : v(x) {}
+  explicit Vec(double x) : v(_mm512_set1_pd(x)) {}
+  static Vec load(const double* p) { return _mm512_loadu_pd(p); }
+  void store(double* p) const { _mm512_storeu_pd(p, v); }
+  Vec operator+(Vec o) const { return _mm512_add_pd(v, o.v); }
+  Vec operator-(Vec o) const { return _mm512_sub_pd(v, o.v); }
+  Vec operator*(Vec o) const { return _mm512_mul_pd(v, o.v); }
+  Vec operator/(Vec o) const { return _mm512_div_pd(v, o.v); }
+  Mask operator<(Vec o) const { return {_mm512_cmp_pd_mask(v, o.v, _CMP_LT_OQ)}; }
+  Mask operator>(Vec o) const { return {_mm512_cmp_pd_mask(v, o.v, _CMP_GT_OQ)}; }
+  Mask operator>=(Vec o) const { return {_mm512_cmp_pd_mask(v, o.v, _CMP_GE_OQ)}; }
+  Mask operator==(Vec o) const { return {_mm512_cmp_pd_mask(v, o.v, _CMP_EQ_OQ)}; }
+  Mask is_nan() const { return {_mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q)}; }
+};
+
+inline Vec vfma(Vec a, Vec b, Vec c) { return _mm512_fmadd_pd(a.v, b.v, c.v); }
+inline Vec vmin(Vec a, Vec b) { return _mm512_min_pd(a.v, b.v); }
+inline Vec vmax(Vec a, Vec b) { return _mm512_max_pd(a.v, b.v); }
+inline Vec vabs(Vec a) { return _mm512_abs_pd(a.v); }
+inline Vec vsqrt(Vec a) { return _mm512_sqrt_pd(a.v); }
+// Towards zero, for |a| < 2^63.
+inline Vec vtrunc(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_ZERO); }
+inline Vec vround(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT); }
+inline Vec vselect(Mask m, Vec a, Vec b) { return _mm512_mask_blend_pd(m.m, b.v, a.v); }
+inline Vec vldexp(Vec a, Vec n) { return _mm512_scalef_pd(a.v, n.v); }
+inline Vec power_of_two(Vec n) { return _mm512_scalef_pd(_mm512_set1_pd(1.0), n.v); }
+inline void vsplit(Vec a, Vec& e, Vec& m) {
+  const __m512i bits = _mm512_castpd_si512(a.v);
+  const __m512i k =
+      _mm512_srai_epi64(_mm512_sub_epi64(bits, _mm512_set1_epi64(0x3fe6a09e667f3bcd)), 52);
+  e = _mm512_cvtepi64_pd(k);
+  m = _mm512_castsi512_pd(_mm512_sub_epi64(bits, _mm512_slli_epi64(k, 52)));
+}
+// The sums of the bit patterns as integers.
+inline Vec add_bits(Vec a, Vec b) {
+  return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a.v), _mm512_castpd_si512(b.v)));
+}
+inline Vec load_u32(const std::uint32_t* p) {
+  return _mm512_cvtepu32_pd(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Vec load_f32(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+inline Vec load_bf16(const std::uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+}
+inline Vec load_f16(const std::uint16_t* p) {
+  return _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+#elif defined(__AVX2__)
+
+struct Mask {
+  __m256d m;
+  Mask operator&(Mask o) const { return {_mm256_and_pd(m, o.m)}; }
+  Mask operator|(Mask o) const { return {_mm256_or_pd(m, o.m)}; }
+  Mask operator^(Mask o) const { return {_mm256_xor_pd(m, o.m)}; }
+  bool any() const { return _mm256_movemask_pd(m) != 0; }
+  unsigned bits() const { return static_cast<unsigned>(_mm256_movemask_pd(m)); }
+};
+
+struct Vec {
+  using Scalar = double;
+  static constexpr int kLanes = 4;
+  __m256d v;
+  Vec() = default;
+  Vec(__m256d x) : v(x) {}
+  explicit Vec(double x) : v(_mm256_set1_pd(x)) {}
+  static Vec load(const double* p) { return _mm256_loadu_pd(p); }
+  void store(double* p) const { _mm256_storeu_pd(p, v); }
+  Vec operator+(Vec o) const { return _mm256_add_pd(v, o.v); }
+  Vec operator-(Vec o) const { return _mm256_sub_pd(v, o.v); }
+  Vec operator*(Vec o) const { return _mm256_mul_pd(v, o.v); }
+  Vec operator/(Vec o) const { return _mm256_div_pd(v, o.v); }
+  Mask operator<(Vec o) const { return {_mm256_cmp_pd(v, o.v, _CMP_LT_OQ)}; }
+  Mask operator>(Vec o) const { return {_mm256_cmp_pd(v, o.v, _CMP_GT_OQ)}; }
+  Mask operator>=(Vec o) const { return {_mm256_cmp_pd(v, o.v, _CMP_GE_OQ)}; }
+  Mask operator==(Vec o) const { return {_mm256_cmp_pd(v, o.v, _CMP_EQ_OQ)}; }
+  Mask is_nan() const { return {_mm256_cmp_pd(v, v, _CMP_UNORD_Q)}; }
+};
+
+inline Vec vfma(Vec a, Vec b, Vec c) { return _mm256_fmadd_pd(a.v, b.v, c.v); }
+inline Vec vmin(Vec a, Vec b) { return _mm256_min_pd(a.v, b.v); }
+inline Vec vmax(Vec a, Vec b) { return _mm256_max_pd(a.v, b.v); }
+inline Vec vabs(Vec a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a.v); }
+inline Vec vsqrt(Vec a) { return _mm256_sqrt_pd(a.v); }
+inline Vec vtrunc(Vec a) { return _mm256_round_pd(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC); }
+inline Vec vround(Vec a) {
+  return _mm256_round_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vec vselect(Mask m, Vec a, Vec b) { return _mm256_blendv_pd(b.v, a.v, m.m); }
+inline Vec power_of_two(Vec n) {
+  // 1.5 * 2^52 puts the integer n into the low mantissa bits.
+  const __m256i k = _mm256_castpd_si256(_mm256_add_pd(n.v, _mm256_set1_pd(6755399441055744.0)));
+  return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_add_epi64(k, _mm256_set1_epi64x(1023)), 52));
+}
+// a 2^n, a and the result normal, shifted = n + 1.5 * 2^52.
+inline Vec add_exponent(Vec a, Vec shifted) {
+  const __m256i n = _mm256_slli_epi64(_mm256_castpd_si256(shifted.v), 52);
+  return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a.v), n));
+}
+inline Vec vldexp(Vec a, Vec n) {
+  // Three factors reach every result from denormal to overflow; clamped beyond, where it is 0 or
+  // inf.
+  n = vmax(vmin(n, Vec(2100.0)), Vec(-2200.0));
+  const Vec third = vround(n * Vec(1.0 / 3.0));
+  const Vec s = power_of_two(third);
+  return ((a * s) * s) * power_of_two(n - third - third);
+}
+inline Vec add_bits(Vec a, Vec b) {
+  return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a.v), _mm256_castpd_si256(b.v)));
+}
+inline void vsplit(Vec a, Vec& e, Vec& m) {
+  const __m256i bits = _mm256_castpd_si256(a.v);
+  // A bias keeps the shifted value positive: AVX2 has no arithmetic 64-bit shift.
+  const __m256i biased =
+      _mm256_add_epi64(_mm256_sub_epi64(bits, _mm256_set1_epi64x(0x3fe6a09e667f3bcd)),
+                       _mm256_set1_epi64x(0x4000000000000000));
+  const __m256i k = _mm256_srli_epi64(biased, 52);  // exponent + 1024
+  const __m256i magic = _mm256_set1_epi64x(0x4330000000000000);
+  e = _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(k, magic)),
+                    _mm256_set1_pd(4503599627370496.0 + 1024.0));
+  const __m256i exponent = _mm256_sub_epi64(k, _mm256_set1_epi64x(1024));
+  m = _mm256_castsi256_pd(_mm256_sub_epi64(bits, _mm256_slli_epi64(exponent, 52)));
+}
+inline Vec load_u32(const std::uint32_t* p) {
+  // AVX2 converts signed integers only: shifted by 2^31 there and back, exactly.
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256d shifted = _mm256_cvtepi32_pd(_mm_xor_si128(x, _mm_set1_epi32(INT32_MIN)));
+  return _mm256_add_pd(shifted, _mm256_set1_pd(2147483648.0));
+}
+inline Vec load_f32(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+inline Vec load_bf16(const std::uint16_t* p) {
+  const __m128i wide = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(wide, 16)));
+}
+inline Vec load_f16(const std::uint16_t* p) {
+  return _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+#else
+
+struct Mask {
+  bool m;
+  Mask operator&(Mask o) const { return {m && o.m}; }
+  Mask operator|(Mask o) const { return {m || o.m}; }
+  Mask operator^(Mask o) const { return {m != o.m}; }
+  bool any() const { return m; }
+  unsigned bits() const { return m ? 1u : 0u; }
+};
+
+struct Vec {
+  using Scalar = double;
+  static constexpr int kLanes = 1;
+  double v;
+  Vec() = default;
+  explicit Vec(double x) : v(x) {}
+  static Vec load(const double* p) { return Vec(*p); }
+  void store(double* p) const { *p = v; }
+  Vec operator+(Vec o) const { return Vec(v + o.v); }
+  Vec operator-(Vec o) const { return Vec(v - o.v); }
+  Vec operator*(Vec o) const { return Vec(v * o.v); }
+  Vec operator/(Vec o) const { return Vec(v / o.v); }
+  Mask operator<(Vec o) const { return {v < o.v}; }
+  Mask operator>(Vec o) const { return {v > o.v}; }
+  Mask operator>=(Vec o) const { return {v >= o.v}; }
+  Mask operator==(Vec o) const { return {v == o.v}; }
+  Mask is_nan() const { return {v != v}; }
+};
+
+inline Vec vfma(Vec a, Vec b, Vec c) { return Vec(vfma(a.v, b.v, c.v)); }
+inline Vec vmin(Vec a, Vec b) { return Vec(vmin(a.v, b.v)); }
+inline Vec vmax(Vec a, Vec b) { return Vec(vmax(a.v, b.v)); }
+inline Vec vabs(Vec a) { return Vec(vabs(a.v)); }
+inline Vec vsqrt(Vec a) { return Vec(vsqrt(a.v)); }
+inline Vec vtrunc(Vec a) { return Vec(static_cast<double>(static_cast<std::int64_t>(a.v))); }
+inline Vec vround(Vec a) { return Vec(vround(a.v)); }
+inline Vec vselect(Mask m, Vec a, Vec b) { return m.m ? a : b; }
+inline Vec vldexp(Vec a, Vec n) { return Vec(vldexp(a.v, n.v)); }
+inline Vec power_of_two(Vec n) { return Vec(power_of_two(n.v)); }
+inline Vec add_exponent(Vec a, Vec shifted) {
+  std::uint64_t bits, n;
+  std::memcpy(&bits, &a.v, sizeof bits);
+  std::memcpy(&n, &shifted.v, sizeof n);
+  bits += n << 52;
+  std::memcpy(&a.v, &bits, sizeof bits);
+  return a;
+}
+inline Vec add_bits(Vec a, Vec b) {
+  std::uint64_t x, y;
+  std::memcpy(&x, &a.v, sizeof x);
+  std::memcpy(&y, &b.v, sizeof y);
+  x += y;
+  std::memcpy(&a.v, &x, sizeof x);
+  return a;
+}
+inline void vsplit(Vec a, Vec& e, Vec& m) { vsplit(a.v, e.v, m.v); }
+inline Vec load_u32(const std::uint32_t* p) { return Vec(static_cast<double>(*p)); }
+inline Vec load_f32(const float* p) { return Vec(*p); }
+inline Vec load_bf16(const std::uint16_t* p) { return Vec(bf16_to_double(*p)); }
+inline Vec load_f16(const std::uint16_t* p) { return Vec(f16_to_double(*p)); }
+
+#endif
+
+// Lanes are added in index order: the result does not depend on anything but the inputs.
+inline double sum(Vec a) {
+  double x[Vec::kLanes];
+  a.store(x);
+  double s = x[0];
+  for (int i = 1; i < Vec::kLanes; ++i) s += x[i];
+  return s;
+}
+inline double maximum(Vec a) {
+  double x[Vec::kLanes];
+  a.store(x);
+  double s = x[0];
+  for (int i = 1; i < Vec::kLanes; ++i) s = vmax(s, x[i]);
+  return s;
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,209 @@
+// A vector of floats, twice as many lanes as common/simd.h's Vec of doubles. Internal to the
+// per-ISA builds. The float kernels decide with it what is common; what is rare or delicate goes to
+// Vec.
+#pragma once
+
+#include <cstdint>
+
+#include "common/float_ratio.h"
+#include "common/simd.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+// Loops over independent vectors, whose latencies overlap only side by side.
+#if defined(__clang__)
+#define ADAPMIXED_UNROLL _Pragma("unroll")
+#else
+#define ADAPMIXED_UNROLL _Pragma("GCC unroll 32")
+#endif
+// A lambda that is a loop's body, in more than one place: as a call its vectors would go through
+// memory.
+#define ADAPMIXED_INLINE __attribute__((always_inline))
+
+ADAPMIXED_CORE_BEGIN
+
+#if defined(__AVX512F__)
+
+struct FltMask {
+  __mmask16 m;
+  unsigned bits() const { return m; }
+  FltMask operator|(FltMask o) const { return {static_cast<__mmask16>(m | o.m)}; }
+};
+
+struct Flt {
+  using Scalar = float;
+  static constexpr int kLanes = 16;
+  __m512 v;
+  Flt() = default;
+  Flt(__m512 x) : v(x) {}
+  explicit Flt(float x) : v(_mm512_set1_ps(x)) {}
+  static Flt load(const float* p) { return _mm512_loadu_ps(p); }
+  void store(float* p) const { _mm512_storeu_ps(p, v); }
+  Flt operator+(Flt o) const { return _mm512_add_ps(v, o.v); }
+  Flt operator-(Flt o) const { return _mm512_sub_ps(v, o.v); }
+  Flt operator*(Flt o) const { return _mm512_mul_ps(v, o.v); }
+  Flt operator/(Flt o) const { return _mm512_div_ps(v, o.v); }
+  FltMask operator>(Flt o) const { return {_mm512_cmp_ps_mask(v, o.v, _CMP_GT_OQ)}; }
+};
+
+inline Flt vfma(Flt a, Flt b, Flt c) { return _mm512_fmadd_ps(a.v, b.v, c.v); }
+inline Flt vfms(Flt a, Flt b, Flt c) { return _mm512_fmsub_ps(a.v, b.v, c.v); }
+inline Flt vmin(Flt a, Flt b) { return _mm512_min_ps(a.v, b.v); }
+inline Flt vmax(Flt a, Flt b) { return _mm512_max_ps(a.v, b.v); }
+inline Flt vabs(Flt a) { return _mm512_abs_ps(a.v); }
+inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm512_mask_blend_ps(m.m, b.v, a.v); }
+// common/float_ratio.h. Integer operations: vscalefps occupies the adders for several cycles.
+inline Flt exp2_integer(Flt shifted) {
+  shifted = vmin(Flt(kMostOctaves), shifted);
+  const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f800000)));
+}
+// 1 / a within 2 units, a normal.
+inline Flt reciprocal(Flt a) {
+  const __m512 r = _mm512_rcp14_ps(a.v);
+  return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a.v, r, _mm512_set1_ps(1.0f)), r);
+}
+// The two halves, as doubles.
+inline Vec low_half(Flt a) { return _mm512_cvtps_pd(_mm512_castps512_ps256(a.v)); }
+inline Vec high_half(Flt a) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1)); }
+inline Flt narrow(Vec low, Vec high) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low.v)), _mm512_cvtpd_ps(high.v),
+                            1);
+}
+inline Flt load_float_f32(const float* p) { return _mm512_loadu_ps(p); }
+inline Flt load_float_bf16(const std::uint16_t* p) {
+  const __m512i wide =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline Flt load_float_f16(const std::uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+#elif defined(__AVX2__)
+
+struct FltMask {
+  __m256 m;
+  unsigned bits() const { return static_cast<unsigned>(_mm256_movemask_ps(m)); }
+  FltMask operator|(FltMask o) const { return {_mm256_or_ps(m, o.m)}; }
+};
+
+struct Flt {
+  using Scalar = float;
+  static constexpr int kLanes = 8;
+  __m256 v;
+  Flt() = default;
+  Flt(__m256 x) : v(x) {}
+  explicit Flt(float x) : v(_mm256_set1_ps(x)) {}
+  static Flt load(const float* p) { return _mm256_loadu_ps(p); }
+  void store(float* p) const { _mm256_storeu_ps(p, v); }
+  Flt operator+(Flt o) const { return _mm256_add_ps(v, o.v); }
+  Flt operator-(Flt o) const { return _mm256_sub_ps(v, o.v); }
+  Flt operator*(Flt o) const { return _mm256_mul_ps(v, o.v); }
+  Flt operator/(Flt o) const { return _mm256_div_ps(v, o.v); }
+  FltMask operator>(Flt o) const { return {_mm256_cmp_ps(v, o.v, _CMP_GT_OQ)}; }
+};
+
+inline Flt vfma(Flt a, Flt b, Flt c) { return _mm256_fmadd_ps(a.v, b.v, c.v); }
+inline Flt vfms(Flt a, Flt b, Flt c) { return _mm256_fmsub_ps(a.v, b.v, c.v); }
+inline Flt vmin(Flt a, Flt b) { return _mm256_min_ps(a.v, b.v); }
+inline Flt vmax(Flt a, Flt b) { return _mm256_max_ps(a.v, b.v); }
+inline Flt vabs(Flt a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v); }
+inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm256_blendv_ps(b.v, a.v, m.m); }
+inline Flt exp2_integer(Flt shifted) {
+  shifted = vmin(Flt(kMostOctaves), shifted);
+  const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(n, _mm256_set1_epi32(0x3f800000)));
+}
+inline Flt reciprocal(Flt a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a.v); }
+inline Vec low_half(Flt a) { return _mm256_cvtps_pd(_mm256_castps256_ps128(a.v)); }
+inline Vec high_half(Flt a) { return _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1)); }
+inline Flt narrow(Vec low, Vec high) {
+  return _mm256_set_m128(_mm256_cvtpd_ps(high.v), _mm256_cvtpd_ps(low.v));
+}
+inline Flt load_float_f32(const float* p) { return _mm256_loadu_ps(p); }
+inline Flt load_float_bf16(const std::uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline Flt load_float_f16(const std::uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+#else
+
+struct FltMask {
+  unsigned m;
+  unsigned bits() const { return m; }
+  FltMask operator|(FltMask o) const { return {m | o.m}; }
+};
+
+// Two lanes, so that its halves are a Vec each, as on the other instruction sets.
+struct Flt {
+  using Scalar = float;
+  static constexpr int kLanes = 2;
+  float a, b;
+  Flt() = default;
+  Flt(float x, float y) : a(x), b(y) {}
+  explicit Flt(float x) : a(x), b(x) {}
+  static Flt load(const float* p) { return {p[0], p[1]}; }
+  void store(float* p) const { p[0] = a, p[1] = b; }
+  Flt operator+(Flt o) const { return {a + o.a, b + o.b}; }
+  Flt operator-(Flt o) const { return {a - o.a, b - o.b}; }
+  Flt operator*(Flt o) const { return {a * o.a, b * o.b}; }
+  Flt operator/(Flt o) const { return {a / o.a, b / o.b}; }
+  FltMask operator>(Flt o) const { return {(a > o.a ? 1u : 0u) | (b > o.b ? 2u : 0u)}; }
+};
+
+inline Flt vfma(Flt a, Flt b, Flt c) { return {std::fma(a.a, b.a, c.a), std::fma(a.b, b.b, c.b)}; }
+inline Flt vfms(Flt a, Flt b, Flt c) {
+  return {std::fma(a.a, b.a, -c.a), std::fma(a.b, b.b, -c.b)};
+}
+inline Flt vmin(Flt a, Flt b) { return {a.a < b.a ? a.a : b.a, a.b < b.b ? a.b : b.b}; }
+inline Flt vmax(Flt a, Flt b) { return {a.a > b.a ? a.a : b.a, a.b > b.b ? a.b : b.b}; }
+inline Flt vabs(Flt a) { return {std::fabs(a.a), std::fabs(a.b)}; }
+inline Flt vselect(FltMask m, Flt a, Flt b) { return {m.m & 1u ? a.a : b.a, m.m & 2u ? a.b : b.b}; }
+inline Flt exp2_integer(Flt shifted) { return {exp2_integer(shifted.a), exp2_integer(shifted.b)}; }
+inline Flt reciprocal(Flt a) { return {1.0f / a.a, 1.0f / a.b}; }
+inline Vec low_half(Flt a) { return Vec(static_cast<double>(a.a)); }
+inline Vec high_half(Flt a) { return Vec(static_cast<double>(a.b)); }
+inline Flt narrow(Vec low, Vec high) {
+  return {static_cast<float>(low.v), static_cast<float>(high.v)};
+}
+inline Flt load_float_f32(const float* p) { return Flt::load(p); }
+inline Flt load_float_bf16(const std::uint16_t* p) {
+  return {static_cast<float>(bf16_to_double(p[0])), static_cast<float>(bf16_to_double(p[1]))};
+}
+inline Flt load_float_f16(const std::uint16_t* p) {
+  return {static_cast<float>(f16_to_double(p[0])), static_cast<float>(f16_to_double(p[1]))};
+}
+
+#endif
+
+// While it lives, results below the normal range are 0 on this thread: for sums where they cannot
+// matter, since arithmetic with them is many times slower.
+class FlushDenormals {
+ public:
+#if defined(__SSE2__)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+// The lanes added in double.
+inline Vec widened(Flt a) { return low_half(a) + high_half(a); }
+inline double sum(Flt a) { return sum(widened(a)); }
+inline float maximum(Flt a) {
+  float x[Flt::kLanes];
+  a.store(x);
+  float s = x[0];
+  for (int i = 1; i < Flt::kLanes; ++i) s = x[i] > s ? x[i] : s;
+  return s;
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,59 @@
+// Rows of logits as doubles: exact for every accepted dtype.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "common/config.h"
+#include "common/operators.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// Below e^-680 q r^alpha may leave the range of double although it matters: such tokens are "wild",
+// read as absent by the sums over q (q = 0, log q = -inf) and handled one by one in the log domain.
+// Elsewhere r = p/q <= 1/q stays finite.
+constexpr double kWildLogQ = -680.0;
+
+ADAPMIXED_HD double bf16_to_double(std::uint16_t bits) {
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, sizeof x);
+  return x;
+}
+
+ADAPMIXED_HD double f16_to_double(std::uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const int mantissa = bits & 1023;
+  double x;
+  if (exponent == 31) {
+    x = mantissa ? NAN : HUGE_VAL;
+  } else if (exponent == 0) {
+    x = std::ldexp(static_cast<double>(mantissa), -24);
+  } else {
+    x = std::ldexp(static_cast<double>(mantissa + 1024), exponent - 25);
+  }
+  return (bits >> 15) ? -x : x;
+}
+
+ADAPMIXED_HD std::int64_t element_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
+// Row (model, position) of a tensor of logits.
+struct Row {
+  const char* data;
+  Dtype dtype;
+
+  ADAPMIXED_HD double at(std::int64_t v) const {
+    if (dtype == Dtype::f32) return reinterpret_cast<const float*>(data)[v];
+    const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(data)[v];
+    return dtype == Dtype::bf16 ? bf16_to_double(bits) : f16_to_double(bits);
+  }
+};
+
+ADAPMIXED_HD Row row_of(const Logits& logits, std::int64_t model, std::int64_t position) {
+  const std::int64_t offset = model * logits.stride_model + position * logits.stride_position;
+  return {static_cast<const char*>(logits.data) + offset * element_size(logits.dtype),
+          logits.dtype};
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,143 @@
+// What single precision cost a leave-one-out loss, by the sums themselves.
+//
+// Notation: e_i = delta_i - base as a float, mu the mean of delta over the slots, F = 1 / (divisor
+// (1 + mu)), x_i = (mu - delta_i) F; norms are sqrt(sum p y^2). Errors are in units (kFloatUnit).
+//
+// x_i. A float delta_i is off by 7.6 units of itself (kRatioUnits, the weight, a multiply-add) and
+// by kRatioAbsolute (|delta_i| + weight_i); from mu it differs by x_i / F. Their mean, of which 3
+// additions are in floats, is off by 10.6 units of the mean |delta_j|. In double e_i is off by its
+// own rounding, and it differs from middle = mu - base by x_i / F; against the public distribution
+// middle is 0. Last, middle, the difference, F and the product are rounded. So x_i is off by
+//   own: 10.6 or 4 units of x_i;
+//   shared, as a norm: 8.6 (or 2) units of middle F and 10.6 (or 0) of the mean |delta_j| F, which
+//   is at most the mean of the norms of x_j and that of mu F; besides the absolute errors;
+//   growth, through the error eta of 1 + mu in F and p: 10.6 units of the mean |delta_j| / (1 +
+//   mu), for which (mu + 2 mean weight) / (1 + mu) stands.
+// The excess sum p c(x) moves by at most own sum p x c'(x), plus the norm of c'(x) times shared,
+// plus eta sum p (x c'(x) - c(x)), and in second order by half the largest c'' within reach times
+// the square of the norm of x's error: that alone is left where the computed x are 0.
+//
+// Listed tokens. Their own delta is in double. By a float mu x is off by eta (|x| + 1 / divisor)
+// and p by eta, here with the mean |delta_j| itself; an excess is at most x times its derivative. p
+// is off by 4 units besides.
+//
+// Moments. p is off by 4 units besides eta; a term p t^{2+k} by 2 + k more, and 16 terms are added
+// in floats.
+#pragma once
+
+#include <cmath>
+
+#include "common/float_ratio.h"
+#include "leave_one_out/fit.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// Relative error of a loss that the float sums may have; python adds loss_error, which is larger.
+constexpr double kLossError = 9.8e-6;
+
+// Below this many slots most x are large: double from the start.
+constexpr double kFewSlots = 4.0;
+
+// Deviations are computed in double where the mean of delta, as a norm over so many tokens, is more
+// than so many times the models' distance from it.
+constexpr int kSampledTokens = 64;
+constexpr double kMostCommon = 0.8;
+
+// Mixtures below these times q are left to themselves: where deviations are floats, and double.
+ADAPMIXED_HD double least_ratio(bool in_double) { return in_double ? 1e-3 : 0.25; }
+
+// Sums over all tokens of a position. Norms are squared.
+struct TokenSums {
+  double balance = 0.0;  // sum q mu
+  double common = 0.0;   // norm of mu F
+  double middle = 0.0;   // norm of (mu - base) F
+  double growth = 0.0;   // the largest (mu + 2 mean weight) / (1 + mu)
+  double rough = 0.0;    // the largest mean |delta_j| / (1 + mu) where x is listed by a float mu
+
+  ADAPMIXED_HD void add(const TokenSums& other) {
+    balance += other.balance;
+    common += other.common;
+    middle += other.middle;
+    growth = std::fmax(growth, other.growth);
+    rough = std::fmax(rough, other.rough);
+  }
+};
+
+// What deviations of one position are, besides its sums: how they were computed, the largest
+// weight, and the error of p/q in double.
+struct LossPrecision {
+  bool in_double;
+  double largest_weight, ratio_error;
+};
+
+class LossBound {
+ public:
+  // mean_norm: the mean over the models of the norm of x.
+  ADAPMIXED_HD LossBound(const Neighbours& all, double reach, int degree, const TokenSums& sums,
+                         const LossPrecision& precision, double mean_norm)
+      : reach_(reach), degree_(degree) {
+    const double u = kFloatUnit;
+    const double one = precision.in_double ? u : (kRatioUnits + 2.0) * u;           // of a delta
+    const double mean = precision.in_double ? 0.0 : (kRatioUnits + 2.0 + 3.0) * u;  // of mu
+    const double absolute = precision.ratio_error + (precision.in_double ? 0.0 : kRatioAbsolute);
+    const double divisor = all.against_public ? all.slots : all.slots - 1.0;
+    const double common = std::sqrt(sums.common);
+    own_ = one + 3.0 * u;
+    shared_ = (one + u) * std::sqrt(sums.middle) +
+              (all.against_public ? 0.0 : mean * (mean_norm + common)) +
+              absolute * (2.0 * common + mean_norm +
+                          2.0 * precision.largest_weight /
+                              (divisor * std::sqrt(least_ratio(precision.in_double))));
+    size_absolute_ = absolute;
+    growth_ = (mean + 2.0 * absolute) * sums.growth;
+    rough_ = (mean + 2.0 * absolute) * sums.rough * (2.0 + 1.0 / (divisor * reach));
+    listed_ = precision.ratio_error * (2.0 + 16.0 * (1.0 + sums.growth) / (divisor * reach));
+  }
+
+  // Whether the loss at order k is within kLossError (or 1e-12 nats) of the truth; sets it.
+  ADAPMIXED_HD bool loss(const ModelSums& m, std::int64_t k, const ExcessFit& forward_fit,
+                         const ExcessFit& reverse_fit, double order, double& result) const {
+    const ListedSums& listed = m.listed(k);
+    const double size = std::sqrt(m.second(reach_));
+    // |c''| = order (order - 1) (1 + x)^s, s = order - 2 or -order - 1.
+    const double moved = own_ * size + shared_ + size_absolute_ * size;
+    const double curvature = order * (order - 1.0) * std::exp(-(order + 1.0) * std::log1p(-reach_));
+    const double second_order = 0.5 * curvature * moved * moved;
+    const Sum forward = direction(forward_fit, m, size, listed.forward, listed);
+    const Sum reverse = direction(reverse_fit, m, size, listed.reverse, listed);
+    const double excess = std::fmax(std::fmax(forward.value, reverse.value), 0.0);
+    result = std::log1p(excess) / (order - 1.0);
+    if (!std::isfinite(forward.value) || !std::isfinite(reverse.value)) return false;
+    const double allowed =
+        std::fmax(kLossError * (1.0 + excess) * std::log1p(excess), 1e-12 * (order - 1.0));
+    return forward.error + second_order <= allowed && reverse.error + second_order <= allowed;
+  }
+
+ private:
+  struct Sum {
+    double value, error;
+  };
+
+  ADAPMIXED_HD Sum direction(const ExcessFit& fit, const ModelSums& m, double size,
+                             double own_listed, const ListedSums& listed) const {
+    const double u = kFloatUnit;
+    const double* moments = m.moments();
+    double slope, unused;
+    const double bulk = fit.excess.sum(moments, degree_, slope);
+    const double squared_slope =
+        fit.squared_slope.sum(moments, degree_, unused) + fit.squared_slope.error * moments[0];
+    const double error =
+        own_ * std::fabs(slope) +
+        (shared_ + size_absolute_ * size) * std::sqrt(std::fmax(squared_slope, 0.0)) +
+        growth_ * std::fabs(slope - bulk) + fit.excess.rounding(moments, degree_, 22.0 * u, u) +
+        fit.excess.error * moments[0] + 4.0 * u * std::fabs(own_listed) +
+        rough_ * listed.rough_slope + listed_ * (listed.slope + listed.rough_slope);
+    return {bulk + own_listed, error};
+  }
+
+  double reach_;
+  int degree_;
+  double own_, shared_, size_absolute_, growth_, rough_, listed_;
+};
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,106 @@
+// What the kernels of one leave-one-out call are told, and how they cut up the work.
+//
+// The vocabulary is cut into chunks, each a whole number of tiles and the work of one block, which
+// leaves its sums in the workspace; they are added in order. How many chunks there are depends on
+// V, N and K alone: results are the same on every device and in every batch. Positions are queued
+// in groups that share the workspace.
+#pragma once
+
+#include "common/runtime.cuh"
+#include "leave_one_out/math.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kLossThreads = 128;
+constexpr int kLossTile = kLossThreads;  // tokens: one a thread where the models share work
+constexpr int kTileWords = kLossTile / 32;
+constexpr std::int64_t kMostLossChunks = 512;
+constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
+
+struct LossLayout {
+  std::int64_t per_chunk;  // doubles: (N, K, 2) sums, then (N) balances
+  std::int64_t chunk_length, chunks;
+  std::int64_t words;  // a bit for each token of the chunks
+  std::int64_t group;  // positions that fit the workspace
+
+  LossLayout() = default;
+  LossLayout(const Shape& shape, std::int64_t orders) {
+    per_chunk = shape.models * (2 * orders + 1);
+    const std::int64_t fit = kLossMemory / per_chunk;
+    const std::int64_t allowed = simulated_or(kMostLossChunks, 2);
+    const std::int64_t most = fit < 1 ? 1 : fit < allowed ? fit : allowed;
+    const std::int64_t tiles = (shape.vocab + kLossTile - 1) / kLossTile;
+    const std::int64_t tiles_a_chunk = (tiles + most - 1) / most;
+    chunk_length = tiles_a_chunk * kLossTile;
+    chunks = (tiles + tiles_a_chunk - 1) / tiles_a_chunk;
+    words = chunks * tiles_a_chunk * kTileWords;
+    const std::int64_t rows = kLossMemory / (chunks * per_chunk);
+    group = rows < 1 ? 1 : rows < shape.positions ? rows : shape.positions;
+  }
+
+  // At most 64 MiB, or the sums of one chunk where that is more; a bit for each token and two
+  // flags.
+  std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
+  std::int64_t other_bytes() const { return group * (words + 2) * 4; }
+};
+
+struct LossOrders {
+  double value[kMaxOrders];
+  int integer[kMaxOrders];  // 0 where it is none
+  int count;
+  bool all_integer;
+};
+
+struct LossCall {
+  Ensemble in;
+  Weights weights;
+  Neighbours all;
+  LossOrders orders;
+  LossLayout layout;
+  std::int64_t first;         // position of this group
+  double* sums;               // (group, chunks, per_chunk)
+  std::uint32_t* rare_lanes;  // (group, words): tokens that need the log domain
+  // (group): the rows are not those of the projection, or no rows; some sum overflowed.
+  std::int32_t *foreign, *overflowed;
+  double *loss, *balance;
+  const std::int32_t* done;  // (group), or null: losses are there already, from floats
+
+  __device__ bool finished(std::int64_t member) const { return done != nullptr && done[member]; }
+  // The sums of (model, order) in one chunk's, and the balance.
+  ADAPMIXED_HD std::int64_t sums_at(std::int64_t model, std::int64_t order) const {
+    return 2 * (model * orders.count + order);
+  }
+  ADAPMIXED_HD std::int64_t balance_at(std::int64_t model) const {
+    return 2 * in.shape.models * orders.count + model;
+  }
+  ADAPMIXED_HD double* loss_of(std::int64_t model, std::int64_t position) const {
+    return loss + (model * in.shape.positions + position) * orders.count;
+  }
+};
+
+// The chunk that a block works on.
+struct LossChunk {
+  std::int64_t member;  // of the group
+  std::int64_t position, begin, end;
+  double* sums;
+  std::uint32_t* row_lanes;  // of the position
+
+  // The words of the tile at `tile_begin`.
+  __device__ std::uint32_t* rare_lanes(std::int64_t tile_begin) const {
+    return row_lanes + tile_begin / 32;
+  }
+};
+
+__device__ inline LossChunk loss_chunk(const LossCall& call) {
+  const std::int64_t member = blockIdx.x / call.layout.chunks;
+  const std::int64_t begin = blockIdx.x % call.layout.chunks * call.layout.chunk_length;
+  const std::int64_t end = begin + call.layout.chunk_length;
+  return {member,
+          call.first + member,
+          begin,
+          end < call.in.shape.vocab ? end : call.in.shape.vocab,
+          call.sums + blockIdx.x * call.layout.per_chunk,
+          call.rare_lanes + member * call.layout.words};
+}
+
+ADAPMIXED_CORE_END

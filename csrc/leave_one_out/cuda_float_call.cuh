@@ -1,0 +1,119 @@
+// What the single-precision kernels of one leave-one-out call are told: the first attempt at every
+// position, whose bound (leave_one_out/bound.h) says whether the sums in double are needed after
+// it.
+//
+// A block takes a chunk of the vocabulary tile by tile, with all models' deviations at a tile in
+// its shared memory, and leaves the models' sums in the workspace, which the double kernels write
+// over where they must. A chunk is one tile, but for rows whose tiles' sums do not fit the
+// workspace.
+#pragma once
+
+#include "leave_one_out/bound.h"
+#include "leave_one_out/cuda_call.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kFloatThreads = 256;
+constexpr int kMostTile = 256;
+// Two such blocks fit a multiprocessor of sm_90 and later, one of sm_80. Smaller architectures use
+// the double kernels alone.
+constexpr std::int64_t kFloatShared = 112 * 1024;
+
+constexpr int kTokenSums = 4;  // TokenSums without `rough`: all listed tokens are exact
+
+// What one model's rows are read with (common/float_ratio.h).
+struct alignas(16) FloatModel {
+  float c, lowest, slope, offset;  // delta = slope (r' - 1) + offset
+};
+
+// What the first kernel finds for one position.
+struct FloatPosition {
+  int degree;      // degree_at of it; -1: floats do not serve
+  int base_model;  // of deviations in double; -1: none, base 0
+  double mean_weight;
+  LossPrecision precision;
+};
+
+// What a token that is left to double is for all models.
+struct ExactToken {
+  int lane;      // in the tile
+  bool for_all;  // else for those models alone whose |t| > 1
+  double z0, balance;
+  MixtureToken<double> mixture;
+};
+
+// What all threads read of a token.
+struct TileToken {
+  float middle, factor, p;
+};
+
+struct FloatLayout {
+  std::int64_t tile;
+  std::int64_t chunk_length, chunks;  // of whole tiles; they depend on V, N and K alone
+  std::int64_t per_model;             // doubles
+  std::int64_t per_chunk;             // doubles: the models' sums and TokenSums
+  std::int64_t group;                 // positions that fit the workspace; 0: floats do not serve
+
+  FloatLayout() = default;
+  FloatLayout(const Shape& shape, std::int64_t orders) {
+    per_model = ModelSums::size(kMaxMoments, orders);
+    per_chunk = shape.models * per_model + kTokenSums;
+    const std::int64_t room = kFloatShared - kStaticShared - list_bytes();
+    const std::int64_t most = simulated_or(kMostTile, 64);
+    tile = room / (4 * shape.models + static_cast<std::int64_t>(sizeof(TileToken))) - 1;
+    tile = tile < most ? tile / 32 * 32 : most;
+    if (tile <= 0) {
+      tile = chunk_length = chunks = group = 0;
+      return;
+    }
+    const std::int64_t fit = simulated_or(kLossMemory / per_chunk, 3);
+    const std::int64_t tiles = (shape.vocab + tile - 1) / tile;
+    const std::int64_t tiles_a_chunk = (tiles + fit - 1) / fit;
+    chunk_length = tiles_a_chunk * tile;
+    chunks = (tiles + tiles_a_chunk - 1) / tiles_a_chunk;
+    const std::int64_t rows = kLossMemory / (chunks * per_chunk);
+    group = rows < shape.positions ? rows : shape.positions;
+  }
+
+  // Deviations of a model lie a bank apart from the next one's.
+  ADAPMIXED_HD std::int64_t pitch() const { return tile + 1; }
+  std::int64_t shared_bytes(std::int64_t models) const {
+    return list_bytes() + tile * static_cast<std::int64_t>(sizeof(TileToken)) +
+           4 * models * pitch();
+  }
+  // Besides what the double kernels have, whose sums share their memory with these.
+  std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
+  std::int64_t other_bytes(std::int64_t models, std::int64_t orders) const {
+    return kDegrees * orders * 2 * static_cast<std::int64_t>(sizeof(ExcessFit)) +
+           group * (models * static_cast<std::int64_t>(sizeof(FloatModel)) +
+                    static_cast<std::int64_t>(sizeof(FloatPosition)) + 8);
+  }
+
+ private:
+  static constexpr std::int64_t kStaticShared = 2048;  // more than the kernel's
+  static std::int64_t list_bytes() {
+    return kMostTile * static_cast<std::int64_t>(sizeof(ExactToken));
+  }
+};
+
+// After the double kernels' call, whose workspace the sums share.
+struct FloatCall {
+  FloatLayout layout;
+  ExcessFit* fits;           // (kDegrees, K, 2): forward, reverse
+  FloatModel* models;        // (group, N)
+  FloatPosition* positions;  // (group)
+  std::int32_t* failed;      // (group)
+  std::int32_t* done;        // (group): the losses are there
+};
+
+// Sums of the chunk's models, and of its tokens, in the workspace.
+__device__ inline double* float_sums(const LossCall& call, const FloatCall& floats,
+                                     std::int64_t member, std::int64_t chunk) {
+  return call.sums + (member * floats.layout.chunks + chunk) * floats.layout.per_chunk;
+}
+__device__ inline const ExcessFit& fit_of(const FloatCall& floats, int degree, int orders, int k,
+                                          bool reverse) {
+  return floats.fits[(degree * orders + k) * 2 + (reverse ? 1 : 0)];
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,125 @@
+// The tokens of a tile that single precision leaves out, in double: one warp a token finds what all
+// models share there, then one thread a model adds its terms.
+#pragma once
+
+#include "leave_one_out/cuda_float_call.cuh"
+#include "leave_one_out/cuda_sums.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+// The tokens whose bits are set, in order; their number. Called by a whole block.
+__device__ inline int list_exact(const std::uint32_t* exact, const std::uint32_t* for_all,
+                                 ExactToken* list) {
+  int count = 0;
+  for (int w = 0; w < kMostTile / 32; ++w) {
+    const std::uint32_t bits = exact[w] | for_all[w];
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < 32 && (bits >> thread & 1u) != 0) {
+      std::uint32_t before = bits & ((1u << thread) - 1);
+      int at = count;
+      for (; before != 0; before &= before - 1) ++at;
+      list[at].lane = 32 * w + thread;
+      list[at].for_all = (for_all[w] >> thread & 1u) != 0;
+    }
+    for (std::uint32_t left = bits; left != 0; left &= left - 1) ++count;
+  }
+  return count;
+}
+
+// What all models share at a token. rare: it needs the log domain. Called by a whole warp.
+template <Dtype D>
+__device__ MixtureToken<double> exact_mixture(const LossCall& call, std::int64_t position,
+                                              std::int64_t v, double z0, double& q, bool& rare) {
+  double total[2] = {0.0, 0.0};
+  for (std::int64_t i = lane_id(); i < call.in.shape.models; i += kWarp) {
+    const Projected<double> own =
+        projected_at(model_row<D>(call.in, call.weights, i, position), v, z0);
+    total[0] += own.excess;
+    total[1] += own.ratio;
+  }
+  warp_reduce(total, Add{});
+  q = exp_(z0 - call.in.public_lse[position]);
+  const Projected<double> mean{total[0] / call.all.slots,
+                               (total[1] + call.all.absent) / call.all.slots};
+  return mixture_token(call.all, q, mean, rare);
+}
+
+template <Dtype D>
+__device__ void add_exact_token(const LossCall& call, std::int64_t position, std::int64_t model,
+                                std::int64_t v, const ExactToken& token, const ModelSums& to) {
+  const ModelRow<D> row = model_row<D>(call.in, call.weights, model, position);
+  const Projected<double> own = projected_at(row, v, token.z0);
+  bool dominated = false;
+  NeighbourToken<double> neighbour = neighbour_token(call.all, token.mixture, own, dominated);
+  if (dominated) {
+    const double rest = rest_of_slots<D>(call, position, static_cast<int>(model), v, token.z0);
+    neighbour.X = ratio_from_rest(call.all, rest, token.mixture.total);
+  }
+  const ExcessToken<double> x = excess_token(neighbour);
+  to.first() += x.p * x.x;
+  to.listed_second() += x.p * x.x * x.x;
+  const LogParts<double> log = log_parts(x.x, x.X);
+  for (int k = 0; k < call.orders.count; ++k) {
+    const double order = call.orders.value[k];
+    double forward = 0.0, reverse = 0.0;
+    if (call.orders.integer[k] != 0) {
+      add_excess(x, call.orders.integer[k], forward, reverse);
+    } else {
+      add_excess(x, log, order, forward, reverse);
+    }
+    ListedSums& sums = to.listed(k);
+    sums.forward += forward;
+    sums.reverse += reverse;
+    // x times the derivative of (1+x)^s - 1 - s x is at most this for s = order and 1 - order; 2
+    // instead of an order near 1, as next to x = 0.
+    sums.slope += std::fmax(order, 2.0) * (forward + reverse) * std::fmax(1.0, 1.0 / x.X);
+  }
+}
+
+// Adds them to the models' sums, which this block has written; returns what they have for the
+// balance. served: false where one is too rare. Called by a whole block.
+template <Dtype D>
+__device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats,
+                                   std::int64_t member, std::int64_t begin,
+                                   const std::uint32_t* exact, const std::uint32_t* for_all,
+                                   ExactToken* list, const TileToken* tokens,
+                                   const float* deviations, double* sums, bool& served) {
+  const std::int64_t position = call.first + member;
+  const int count = list_exact(exact, for_all, list);
+  if (count == 0 || !served) return 0.0;  // for every thread of the block
+  __syncthreads();
+  const auto* public_row = row_bits<D>(call.in.public_logits, 0, position);
+  double rare_tokens = 0.0;
+  for (int j = warp_id(); j < count; j += warp_count()) {
+    const std::int64_t v = begin + list[j].lane;
+    const double z0 = logit<D>(public_row, v);
+    double q = 0.0;
+    bool rare = false;
+    const MixtureToken<double> mixture = exact_mixture<D>(call, position, v, z0, q, rare);
+    if (rare) rare_tokens = 1.0;
+    if (lane_id() == 0) {
+      list[j].z0 = z0;
+      list[j].balance = list[j].for_all ? q * mixture.mean.excess : 0.0;
+      list[j].mixture = mixture;
+    }
+  }
+  served = block_max(rare_tokens) == 0.0;  // and the list is there
+  if (!served) return 0.0;
+  const int degree = degree_at(floats.positions[member].degree);
+  for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
+    const ModelSums to{sums + i * floats.layout.per_model, degree};
+    const float* own = deviations + i * floats.layout.pitch();
+    for (int j = 0; j < count; ++j) {
+      const ExactToken& token = list[j];
+      const TileToken& floats_at = tokens[token.lane];
+      const float t = (floats_at.middle - own[token.lane]) * floats_at.factor;
+      if (!token.for_all && !(t * t > 1.0f)) continue;
+      add_exact_token<D>(call, position, i, begin + token.lane, token, to);
+    }
+  }
+  double balance = 0.0;
+  for (int j = 0; j < count; ++j) balance += list[j].balance;
+  return balance;
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,153 @@
+// One token of the leave-one-out sums, relative to the public distribution, for every back end.
+//
+// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and p' = p (1 +
+// x_i),
+//   add/remove: 1 + x_i = (S - Y_i) N / (S (N - 1)),   zero-out: 1 + x_i = (S - Y_i + 1) / S.
+// Both directions sum the excess p((1+x)^s - 1 - s x), s = alpha and 1 - alpha, whose linear part
+// vanishes. Templates over T as in common/elementary.h.
+#pragma once
+
+#include <cmath>
+#include <utility>
+
+#include "common/projected.h"
+
+ADAPMIXED_CORE_BEGIN
+
+template <class T>
+using MaskOf = decltype(std::declval<T>() < std::declval<T>());
+
+// What all tokens of one call share: who the neighbours are.
+struct Neighbours {
+  double slots, absent;  // N, and how many of these answer q
+  bool zero_out;         // else add/remove
+  bool alone;            // one slot: nothing is left without it
+  bool against_public;   // q answers where the model was, or because none is left
+  double largest_order;
+};
+
+ADAPMIXED_HD Neighbours neighbours_of(const Shape& shape, const LeaveOneOutOptions& options) {
+  Neighbours all{};
+  all.slots = static_cast<double>(options.num_models);
+  all.absent = all.slots - static_cast<double>(shape.models);
+  all.zero_out = options.zero_out;
+  all.alone = options.num_models == 1;
+  all.against_public = all.zero_out || all.alone;
+  all.largest_order = 1.0;
+  for (std::int64_t k = 0; k < options.num_orders; ++k) {
+    all.largest_order = std::fmax(all.largest_order, options.orders[k]);
+  }
+  return all;
+}
+
+// The mean over all slots from that over the models present.
+template <class T>
+ADAPMIXED_HD_INLINE Projected<T> with_absent(const Neighbours& all, const Projected<T>& present) {
+  if (!(all.absent > 0.0)) return present;
+  const T share(1.0 - all.absent / all.slots);
+  return {present.excess * share, vfma(present.ratio, share, T(all.absent / all.slots))};
+}
+
+// What all models share at one token.
+template <class T>
+struct MixtureToken {
+  T p;                // the mixture
+  T total;            // N p / q
+  Projected<T> mean;  // p / q - 1 and p / q
+  T scale;            // x per unit of difference
+};
+
+template <class T>
+ADAPMIXED_HD_INLINE T slots_total(const Neighbours& all, T mean_ratio) {
+  return mean_ratio * T(all.slots);
+}
+
+// `rare`: a mixture below the range of double, which still counts if the neighbour is not: p = 0
+// here, to be summed in the log domain.
+template <class T>
+ADAPMIXED_HD_INLINE MixtureToken<T> mixture_token(const Neighbours& all, T q,
+                                                  const Projected<T>& mean, MaskOf<T>& rare) {
+  const T total = slots_total(all, mean.ratio);
+  rare = (q > T(0.0)) & ((mean.ratio < T(1e-280)) | (q * mean.ratio < T(1e-290)));
+  return {vselect(rare, T(0.0), q * mean.ratio), total, mean,
+          all.against_public ? T(-1.0) / total : T(1.0 / (all.slots - 1.0)) / mean.ratio};
+}
+
+// p' of one model at one token: x = p'/p - 1 and X = 1 + x.
+template <class T>
+struct NeighbourToken {
+  T p, x, X;
+};
+
+// `dominated`: one model makes up most of the mixture and S - Y_i cancels, so X is to be taken from
+// the others' sum, by ratio_from_rest.
+template <class T>
+ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
+                                                      const MixtureToken<T>& token,
+                                                      const Projected<T>& own,
+                                                      MaskOf<T>& dominated) {
+  T x = own.excess;
+  if (!all.against_public) {
+    // Differences of p_bar / q - 1 are exact where p is near q, of p_bar / q where p << q.
+    x = vselect(token.mean.ratio >= T(0.5), token.mean.excess - own.excess,
+                token.mean.ratio - own.ratio);
+  }
+  x = x * token.scale;
+  dominated = own.ratio > (all.alone ? T(HUGE_VAL) : T(0.25) * token.total);
+  return {token.p, x, all.alone ? T(1.0) / token.total : x + T(1.0)};
+}
+
+// X from the sum of the other models' p_bar / q, absent slots among them.
+template <class T>
+ADAPMIXED_HD_INLINE T ratio_from_rest(const Neighbours& all, T rest, T total) {
+  return all.against_public ? (rest + T(1.0)) / total
+                            : rest * T(all.slots / (all.slots - 1.0)) / total;
+}
+
+// What the excesses of all orders start from; tokens with p = 0 add nothing to them.
+template <class T>
+struct ExcessToken {
+  T p, x, X, y;  // y = -x / X = 1 / X - 1
+};
+
+template <class T>
+ADAPMIXED_HD_INLINE ExcessToken<T> excess_token(const NeighbourToken<T>& token) {
+  const auto counted = token.p > T(0.0);
+  const T x = vselect(counted, token.x, T(0.0));
+  const T X = vselect(counted, vmax(token.X, T(0.0)), T(1.0));
+  return {token.p, x, X, T(0.0) - x / X};
+}
+
+// Adds both directions' excesses: for an integer order n,
+//   (1+x)^{1-n} - 1 - (1-n) x = (1+x) c_n(y);
+// for any other with `log` of X.
+template <class T>
+ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, int order, T& forward,
+                                    T& reverse) {
+  forward = vfma(token.p, chain(token.x, order).c, forward);
+  reverse = vfma(token.p * token.X, chain(token.y, order).c, reverse);
+}
+template <class T>
+ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, const LogParts<T>& log,
+                                    double order, T& forward, T& reverse) {
+  forward = vfma(token.p, power(token.x, log, T(order)).excess, forward);
+  reverse = vfma(token.p, power(token.x, log, T(1.0) - T(order)).excess, reverse);
+}
+
+// A projection of other rows shows as a sum of p_bar_i - q that is further from 0.
+constexpr double kMostBalance = 1e-5;
+
+// D<->_alpha = log1p(max(A, B)) / (alpha - 1). What is not a number is not known to be small: +inf.
+ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, double order) {
+  if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
+  const double excess = std::fmax(std::fmax(forward, reverse), 0.0);
+  return std::log1p(excess) / (order - 1.0);
+}
+
+// The same from the logarithms of sums of p (p'/p)^s, taken where the sums of excesses overflowed.
+ADAPMIXED_HD double divergence_from_logs(double forward, double reverse, double order) {
+  if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
+  return std::fmax(std::fmax(forward, reverse), 0.0) / (order - 1.0);
+}
+
+ADAPMIXED_CORE_END

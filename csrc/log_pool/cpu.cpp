@@ -1,0 +1,300 @@
+// The logarithmic pool (log_pool/math.h): a position's rows in groups, each row passed over for its
+// log-sum-exp and then, from the cache, its clipped log-ratios added to the position's sums.
+#include "common/dispatch.h"
+#include "common/parallel.h"
+#include "common/row_sums.h"
+#include "log_pool/cpu_float_sum.h"
+#include "log_pool/cpu_rows.h"
+
+ADAPMIXED_CORE_BEGIN
+namespace {
+
+constexpr std::int64_t kTile = 1024;
+
+inline void store_doubles(Vec x, double* row, std::int64_t v, std::int64_t end) {
+  if (v + Vec::kLanes <= end) return x.store(row + v);
+  double lanes[Vec::kLanes];
+  x.store(lanes);
+  for (int i = 0; v + i < end; ++i) row[v + i] = lanes[i];
+}
+
+// One position: the public row, then the private rows in parts that threads share, then the sums.
+template <Dtype D>
+class Position {
+ public:
+  Position(const PoolGrid& grid, const StepInputs& in, const LogPoolOptions& options,
+           const LogPoolResults& out, std::int64_t position)
+      : grid_(grid),
+        in_(in),
+        options_(options),
+        out_(out),
+        position_(position),
+        models_(in.shape.models),
+        vocab_(in.shape.vocab),
+        public_(row_of(in.public_logits, 0, position)) {}
+
+  void run(int threads) {
+    top_ = top_token();
+    out_.public_status[position_] = sum_row(public_, out_.public_lse + position_);
+    if (out_.public_status[position_] != kRowOk) return give_up();
+    public_float_sum_ = float_sum(public_);
+    const std::int64_t padded = round_up(vocab_, 8), groups = (models_ + kGroup - 1) / kGroup;
+    const std::int64_t parts = threads < 1 ? 1 : threads < groups ? threads : groups;
+    const std::int64_t each = (groups + parts - 1) / parts * kGroup;
+    const std::int64_t tiles = (vocab_ + kLastTile - 1) / kLastTile;
+    double* sums = cpu::thread_scratch(parts * padded + 2 * tiles);
+    double *largest = sums + parts * padded, *total = largest + tiles;
+    cpu::parallel_for(parts, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t part = begin; part < end; ++part) {
+        const std::int64_t first = part * each, last = first + each;
+        add_part(first, last < models_ ? last : models_, sums + part * padded);
+      }
+    });
+    cpu::parallel_for(tiles, 2, threads, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t k = begin; k < end; ++k) {
+        finish_tile(k * kLastTile, sums, parts, padded, largest + k, total + k);
+      }
+    });
+    double most = -HUGE_VAL, weight = 0.0;
+    for (std::int64_t k = 0; k < tiles; ++k) most = vmax(largest[k], most);
+    for (std::int64_t k = 0; k < tiles; ++k) {
+      if (largest[k] > -HUGE_VAL) weight += total[k] * std::exp(largest[k] - most);
+    }
+    out_.log_normaliser[position_] = most + std::log(weight);
+  }
+
+ private:
+  static constexpr std::int64_t kLastTile = 4096;
+
+  // Without a public row nothing has a value.
+  void give_up() const {
+    for (std::int64_t i = 0; i < models_; ++i) {
+      const std::int64_t at = i * in_.shape.positions + position_;
+      out_.private_lse[at] = NAN;
+      out_.status[at] = kRowPublic;
+      out_.span[at] = NAN;
+    }
+    out_.log_normaliser[position_] = NAN;
+  }
+
+  // A likely token of the public row: where log-sum-exps start from.
+  std::int64_t top_token() const {
+    Flt largest(-HUGE_VALF);
+    for (std::int64_t v = 0; v < vocab_; v += Flt::kLanes) {
+      largest = vmax(load_floats<D>(public_.data, v, vocab_), largest);
+    }
+    const double most = maximum(largest);
+    std::int64_t v = 0;
+    while (public_.at(v) < most) ++v;
+    return v;
+  }
+
+  std::int32_t sum_row(const Row& row, double* lse) const {
+    std::int32_t status = kRowOk;
+    *lse = log_sum_exp_near<D>(row.data, vocab_, row.at(top_));
+    if (std::isnan(*lse)) log_sum_exp_row<D>(row.data, vocab_, lse, &status);
+    return status;
+  }
+
+  double float_sum(const Row& row) const {
+    return float_log_sum_exp<D>(row.data, vocab_, row.at(top_));
+  }
+
+  // From single precision's difference: a row that is the public one has its log-sum-exp.
+  std::int32_t sum_private(const Row& row, double* lse) const {
+    *lse = out_.public_lse[position_] + (float_sum(row) - public_float_sum_);
+    return std::isnan(*lse) ? sum_row(row, lse) : kRowOk;
+  }
+
+  // The rows [first, last): log-sum-exps, spans and, into `sums`, the positions of those that
+  // count.
+  void add_part(std::int64_t first, std::int64_t last, double* sums) const {
+    std::int64_t held = 0, count = 0, at[kGroup];
+    PoolMember members[kGroup];
+    for (std::int64_t v = 0; v < vocab_; v += Vec::kLanes) Vec(0.0).store(sums + v);
+    for (std::int64_t i = first; i < last; ++i) {
+      const std::int64_t here = i * in_.shape.positions + position_;
+      const Row row = row_of(in_.private_logits, i, position_);
+      out_.status[here] = sum_private(row, out_.private_lse + here);
+      out_.span[here] = NAN;
+      if (out_.status[here] != kRowOk) continue;
+      const PoolMember member{row.data,
+                              grid_.origin(out_.private_lse[here], out_.public_lse[position_])};
+      if (!takes_part(options_, here)) {
+        PoolMember apart = member;
+        add_all<1, false>(&apart, &here, nullptr);
+        continue;
+      }
+      ++count;
+      members[held] = member, at[held] = here;
+      if (++held < kGroup) continue;
+      add_all<kGroup, true>(members, at, sums);
+      held = 0;
+    }
+    for (std::int64_t r = 0; r < held; ++r) add_all<1, true>(members + r, at + r, sums);
+    const Vec offset = sum_offset(count);
+    for (std::int64_t v = 0; v < vocab_; v += Vec::kLanes) {
+      add_bits(Vec::load(sums + v), offset).store(sums + v);
+    }
+  }
+
+  // Tile by tile over whole rows; the extremes only until they are beyond the clip bounds.
+  template <int kRows, bool kAdd>
+  void add_all(PoolMember* members, const std::int64_t* at, double* sums) const {
+    bool tracking = true;
+    for (std::int64_t begin = 0; begin < vocab_ && (kAdd || tracking); begin += kTile) {
+      const std::int64_t end = begin + kTile < vocab_ ? begin + kTile : vocab_;
+      if (!tracking) {
+        add_rows<D, kRows, kAdd, Look::none>(grid_, public_.data, members, begin, end, sums);
+        continue;
+      }
+      add_rows<D, kRows, kAdd, Look::extremes>(grid_, public_.data, members, begin, end, sums);
+      tracking = false;
+      for (int r = 0; r < kRows; ++r) {
+        tracking = tracking || !grid_.clips_both(members[r].low, members[r].high);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      out_.span[at[r]] = grid_.span(members[r].low, members[r].high);
+    }
+  }
+
+  // From the parts' sums at some tokens: their sum, and that of the weights by its largest term.
+  void finish_tile(std::int64_t begin, double* sums, std::int64_t parts, std::int64_t padded,
+                   double* largest, double* total) const {
+    const std::int64_t end = begin + kLastTile < vocab_ ? begin + kLastTile : vocab_;
+    const Vec lse(out_.public_lse[position_]);
+    Vec most(-HUGE_VAL), weight(0.0);
+    for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
+      const Vec log_q = load_logits<D>(public_.data, v, vocab_) - lse;
+      Vec sum(0.0);
+      for (std::int64_t part = 0; part < parts; ++part) {
+        sum = sum + grid_.nats(Vec::load(sums + part * padded + v));
+      }
+      sum = vselect(log_q > Vec(-HUGE_VAL), sum, Vec(0.0));
+      const Vec e = grid_.log_weight(sum, log_q);
+      e.store(sums + v);
+      most = vmax(e, most);
+    }
+    *largest = maximum(most);
+    for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
+      weight = weight + exp_(Vec::load(sums + v) - Vec(*largest));
+    }
+    *total = sum(weight);
+  }
+
+  const PoolGrid& grid_;
+  const StepInputs& in_;
+  const LogPoolOptions& options_;
+  const LogPoolResults& out_;
+  std::int64_t position_, models_, vocab_;
+  Row public_;
+  std::int64_t top_ = 0;
+  double public_float_sum_ = 0.0;  // NaN where floats do not serve the row
+};
+
+void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+              int threads) {
+  const PoolGrid grid(options);
+  const auto run = [&](std::int64_t position, int shared_by) {
+    with_dtype(in.public_logits.dtype, [&](auto tag) {
+      Position<decltype(tag)::value>(grid, in, options, out, position).run(shared_by);
+    });
+  };
+  // As many positions as all threads can take alike; the threads share each of the rest.
+  const std::int64_t whole =
+      threads < 1 ? in.shape.positions : in.shape.positions / threads * threads;
+  cpu::parallel_for(whole, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) run(b, 1);
+  });
+  for (std::int64_t b = whole; b < in.shape.positions; ++b) run(b, threads);
+}
+
+// The sums of u_i at [begin, end) of one position, kGridZero added, into sums[0...]; false where a
+// row has what is no logit.
+template <Dtype D>
+bool add_tile(const PoolGrid& grid, const Ensemble& in, const LogPoolOptions& options,
+              std::int64_t position, std::int64_t begin, std::int64_t end, double* sums) {
+  const char* public_row = row_of(in.public_logits, 0, position).data;
+  std::int64_t held = 0, count = 0;
+  bool good = true;
+  PoolMember members[kGroup];
+  for (std::int64_t v = 0; v < kTile; v += Vec::kLanes) Vec(0.0).store(sums + v);
+  for (std::int64_t i = 0; i < in.shape.models; ++i) {
+    const std::int64_t at = i * in.shape.positions + position;
+    if (!takes_part(options, at)) continue;
+    ++count;
+    members[held++] = {row_of(in.private_logits, i, position).data,
+                       grid.origin(in.private_lse[at], in.public_lse[position])};
+    if (held < kGroup) continue;
+    add_rows<D, kGroup, true, Look::faults>(grid, public_row, members, begin, end, sums - begin);
+    good = good && !members[0].bad;
+    held = 0;
+  }
+  for (std::int64_t r = 0; r < held; ++r) {
+    add_rows<D, 1, true, Look::faults>(grid, public_row, members + r, begin, end, sums - begin);
+    good = good && !members[r].bad;
+  }
+  const Vec offset = sum_offset(count);
+  for (std::int64_t v = 0; v < kTile; v += Vec::kLanes) {
+    add_bits(Vec::load(sums + v), offset).store(sums + v);
+  }
+  return good;
+}
+
+void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
+                  double* probabilities, int threads) {
+  const PoolGrid grid(options);
+  const std::int64_t vocab = in.shape.vocab, tiles = (vocab + kTile - 1) / kTile;
+  const auto fill = [&](auto tag, std::int64_t position, std::int64_t begin) {
+    constexpr Dtype D = decltype(tag)::value;
+    const std::int64_t end = begin + kTile < vocab ? begin + kTile : vocab;
+    const Row public_row = row_of(in.public_logits, 0, position);
+    const Vec lse(in.public_lse[position]);
+    Vec normaliser(log_normaliser[position]);
+    double sums[kTile];
+    // Infinite probabilities are noticed in their sum.
+    if (!add_tile<D>(grid, in, options, position, begin, end, sums)) normaliser = Vec(-HUGE_VAL);
+    for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
+      const Vec sum = grid.nats(Vec::load(sums + v - begin));
+      const Vec log_q = load_logits<D>(public_row.data, v, vocab) - lse;
+      store_doubles(exp_(grid.log_weight(sum, log_q) - normaliser),
+                    probabilities + position * vocab, v, vocab);
+    }
+  };
+  cpu::parallel_for(
+      in.shape.positions * tiles, 4, threads, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t task = first; task < last; ++task) {
+          with_dtype(in.public_logits.dtype,
+                     [&](auto tag) { fill(tag, task / tiles, task % tiles * kTile); });
+        }
+      });
+}
+
+void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
+                   const std::int64_t* targets, double* result, int threads) {
+  const PoolGrid grid(options);
+  cpu::parallel_for(in.shape.positions, 16, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const double z0 = row_of(in.public_logits, 0, b).at(targets[b]);
+      double sum = 0.0;
+      if (z0 > -HUGE_VAL) {
+        for (std::int64_t i = 0; i < in.shape.models; ++i) {
+          if (!takes_part(options, i * in.shape.positions + b)) continue;
+          sum += pooled_log_ratio(grid, in, i, b, targets[b], z0);
+        }
+      }
+      result[b] = grid.log_weight(sum, z0 - in.public_lse[b]) - log_normaliser[b];
+    }
+  });
+}
+
+}  // namespace
+
+void add_log_pool(cpu::Table& table) {
+  table.log_pool = log_pool;
+  table.pool_mixture = pool_mixture;
+  table.pool_log_prob = pool_log_prob;
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,84 @@
+// log sum_v e^{z_v} of one row in single precision, for what need not know it better: the pool's
+// log-ratios, which are clipped and rounded whatever it is (log_pool/math.h).
+#pragma once
+
+#include <cmath>
+
+#include "common/float_ratio.h"
+#include "common/rows.h"
+#include "common/several.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// e^{z - m} of many z, m on the grid of common/float_ratio.h, within 3 units (kFloatUnit) as
+// `probability` there; z is cut off at m - 80 and m + 60. NaN for NaN.
+class FloatExpFrom {
+ public:
+  explicit FloatExpFrom(double m)
+      : m_(static_cast<float>(on_grid(m * kOctavesPerNat))),
+        lowest_(static_cast<float>(m - 80.0)),
+        highest_(static_cast<float>(m + 60.0)) {}
+
+  double origin() const { return m_ / static_cast<double>(kOctavesPerNat); }
+
+  ADAPMIXED_INLINE Quad exp(Quad z) const {
+    Quad octaves, shifted;
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < Quad::kSize; ++k) {
+      // NaN, the second operand of both, passes.
+      z.v[k] = vmin(Flt(highest_), vmax(Flt(lowest_), z.v[k]));
+      octaves.v[k] = vfms(z.v[k], Flt(kOctavesPerNat), Flt(m_));
+      shifted.v[k] = vfma(octaves.v[k], Flt(kOctaveInverse), Flt(kFloatShifter));
+      const Flt n = shifted.v[k] - Flt(kFloatShifter);
+      octaves.v[k] = vfms(z.v[k], Flt(kOctavesPerNat), vfma(n, Flt(kOctave), Flt(m_)));
+    }
+    Quad e;
+    const Quad p = octave_minus_one(octaves);
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < Quad::kSize; ++k) {
+      const Flt scale = exp2_integer(shifted.v[k]);
+      e.v[k] = vfma(scale, p.v[k], scale);
+    }
+    return e;
+  }
+
+ private:
+  float m_, lowest_, highest_;
+};
+
+// From a logit of this row, within 5.3 units, two of them of adding up: 3.2e-7. NaN where the logit
+// is not finite or too large for floats, or another is a NaN or far above it.
+template <Dtype D>
+double float_log_sum_exp(const char* data, std::int64_t vocab, double reference) {
+  if (!(std::fabs(reference) < kFloatLargest)) return NAN;
+  const FloatExpFrom from(reference);
+  Vec low(0.0), high(0.0);
+  const auto add = [&](const Quad& z) ADAPMIXED_INLINE {
+    const Quad e = from.exp(z);
+    const Flt four = (e.v[0] + e.v[1]) + (e.v[2] + e.v[3]);
+    low = low + low_half(four);
+    high = high + high_half(four);
+  };
+  std::int64_t v = 0;
+  for (; v + Quad::kLanes <= vocab; v += Quad::kLanes) {
+    for (std::int64_t line = 0; line < Quad::kLanes * kElementSize<D>; line += 64) {
+      __builtin_prefetch(data + (v + 32 * Quad::kLanes) * kElementSize<D> + line);
+    }
+    Quad z;
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < Quad::kSize; ++k) z.v[k] = load_whole<D>(data, v + k * Flt::kLanes);
+    add(z);
+  }
+  if (v < vocab) {
+    Quad z;
+    for (int k = 0; k < Quad::kSize; ++k) {
+      const std::int64_t at = v + k * Flt::kLanes;
+      z.v[k] = at < vocab ? load_floats<D>(data, at, vocab) : Flt(-HUGE_VALF);
+    }
+    add(z);
+  }
+  const double lse = from.origin() + std::log(sum(low + high));
+  return lse - reference < 50.0 ? lse : NAN;
+}
+
+ADAPMIXED_CORE_END

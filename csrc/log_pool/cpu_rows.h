@@ -1,0 +1,76 @@
+// Clipped log-ratios of some rows of logits, added up on the grid of log_pool/math.h.
+#pragma once
+
+#include "common/rows.h"
+#include "log_pool/math.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// Rows that are added together: a token's sum is loaded and stored once for all of them.
+constexpr int kGroup = 4;
+// A row of logits as the sums take it, and the extremes of its positions on the grid.
+struct PoolMember {
+  const char* data;
+  double origin;
+  double low = HUGE_VAL, high = -HUGE_VAL;
+  bool bad = false;  // a NaN or +inf was met
+};
+
+// A sum in progress is that of the bits of clipped positions, 0.0 before the first. This turns the
+// sum of `count` of them into kGridZero plus the sum of their units.
+inline Vec sum_offset(std::int64_t count) {
+  std::uint64_t zero;
+  const double grid_zero = kGridZero;
+  std::memcpy(&zero, &grid_zero, sizeof zero);
+  zero *= static_cast<std::uint64_t>(1 - count);
+  double bits;
+  std::memcpy(&bits, &zero, sizeof bits);
+  return Vec(bits);
+}
+
+// What to do with the rows' positions besides adding them up.
+enum class Look {
+  none,
+  extremes,  // over the tokens that the public row has
+  faults,    // rows that may have changed since their log-sum-exps were taken
+};
+
+// Adds the rows' clipped positions at [begin, end) to sums[begin...].
+template <Dtype D, int kRows, bool kAdd, Look kLook>
+void add_rows(const PoolGrid& grid, const char* public_row, PoolMember* members, std::int64_t begin,
+              std::int64_t end, double* sums) {
+  constexpr bool kTrack = kLook == Look::extremes;
+  const char* data[kRows];
+  Vec origin[kRows], low[kRows], high[kRows];
+  Mask bad = Vec(0.0).is_nan();
+  for (int r = 0; r < kRows; ++r) {
+    data[r] = members[r].data;
+    origin[r] = Vec(members[r].origin);
+    if (kTrack) low[r] = Vec(members[r].low), high[r] = Vec(members[r].high);
+  }
+  const auto add = [&](std::int64_t v, std::int64_t stop) ADAPMIXED_INLINE {
+    Vec z0 = load_logits<D>(public_row, v, stop);
+    // A NaN is passed over by the extremes.
+    if (kTrack) z0 = vselect(z0 > Vec(-HUGE_VAL), z0, Vec(NAN));
+    Vec sum = kAdd ? Vec::load(sums + v) : Vec(0.0);
+    ADAPMIXED_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const Vec z = load_logits<D>(data[r], v, stop);
+      const Vec x = grid.position(z - z0, origin[r]);
+      if (kLook == Look::faults) bad = bad | z.is_nan() | (z == Vec(HUGE_VAL));
+      if (kTrack) low[r] = vmin(x, low[r]), high[r] = vmax(x, high[r]);
+      if (kAdd) sum = add_bits(sum, grid.clipped(x));
+    }
+    if (kAdd) sum.store(sums + v);
+  };
+  std::int64_t v = begin;
+  for (; v + Vec::kLanes <= end; v += Vec::kLanes) add(v, v + Vec::kLanes);
+  if (v < end) add(v, end);
+  if (kLook == Look::faults) members[0].bad = bad.any();
+  for (int r = 0; kTrack && r < kRows; ++r) {
+    members[r].low = -maximum(Vec(0.0) - low[r]);
+    members[r].high = maximum(high[r]);
+  }
+}
+
+ADAPMIXED_CORE_END

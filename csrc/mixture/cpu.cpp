@@ -1,0 +1,173 @@
+// p = mean_i p_bar_i, the distribution the token is drawn from: terms s_i p_i, which are
+// exponentials of a logit each, clipped where there is a box, and what the slots share of q.
+#include "common/dispatch.h"
+#include "common/exp_from.h"
+#include "common/parallel.h"
+#include "common/rows.h"
+#include "mixture/math.h"
+
+ADAPMIXED_CORE_BEGIN
+namespace {
+
+// Tokens in a tile: what is kept of them stays in the first-level cache.
+constexpr std::int64_t kTile = 1024;
+
+// Below it s p is nothing where p counts as 0.
+constexpr double kFarScale = 1000.0;
+
+// A stretch of one position's vocabulary: all models, one after another.
+class Tile {
+ public:
+  static constexpr std::int64_t kScratch = 2 * kTile;
+
+  Tile(const Ensemble& in, const Weights& weights, std::int64_t position, double* memory)
+      : in_(in), weights_(weights), position_(position), q_(memory), sum_(memory + kTile) {}
+
+  // The mixture at the tokens from begin to end.
+  void mix(std::int64_t begin, std::int64_t end, double* out) {
+    begin_ = begin, end_ = end;
+    const Row row = row_of(in_.public_logits, 0, position_);
+    with_dtype(row.dtype, [&](auto tag) { load_public<decltype(tag)::value>(row); });
+    double shared = 0.0;
+    for (std::int64_t i = 0; i < in_.shape.models; ++i) {
+      const Row own = row_of(in_.private_logits, i, position_);
+      with_dtype(own.dtype, [&](auto tag) { shared += add<decltype(tag)::value>(own, i); });
+    }
+    const double models = static_cast<double>(in_.shape.models);
+    for (std::int64_t v = 0; v < end - begin; ++v) {
+      out[v] = q_[v] < 0.0 ? rare_mean(in_, weights_, position_, begin + v)
+                           : (sum_[v] + shared * q_[v]) / models;
+    }
+  }
+
+ private:
+  // q, or -1 where it is masked or too rare; a NaN stays, so that what belongs to no distribution
+  // is noticed.
+  template <Dtype D>
+  void load_public(const Row& row) {
+    const Vec lse(in_.public_lse[position_]);
+    for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
+      const Vec lq = load_logits<D>(row.data, v, end_) - lse;
+      vselect(lq < Vec(kWildLogQ), Vec(-1.0), exp_(lq)).store(q_ + v - begin_);
+      Vec(0.0).store(sum_ + v - begin_);
+    }
+  }
+
+  // Adds one model's terms; returns its share of q.
+  template <Dtype D>
+  double add(const Row& row, std::int64_t model) {
+    const std::int64_t at = model * in_.shape.positions + position_;
+    const bool box = weights_.upper > 0.0;
+    if (box && weights_.active != nullptr && !weights_.active[at]) return 1.0;
+    if (!box && weights_.weight[at] == 0.0) return weights_.complement[at];
+    if (box && weights_.weight[at] > kFarScale) {
+      add_far<D>(row, at);
+      return 0.0;
+    }
+    // s p = e^{z - lse + log s}.
+    const double lse = in_.private_lse[at];
+    const double log_scale = box ? weights_.weight[at] : std::log(weights_.weight[at]);
+    if (box) {
+      const Vec lower(weights_.lower), upper(weights_.upper), residual(weights_.complement[at]);
+      add_terms<D>(row, lse, log_scale, [&](Vec term, Vec z, Vec q) ADAPMIXED_INLINE {
+        const Vec inside = vmin(upper * q, vmax(lower * q, term));
+        return vselect(z == Vec(-HUGE_VAL), residual * q, inside);
+      });
+      return 0.0;
+    }
+    add_terms<D>(row, lse, log_scale, [](Vec term, Vec, Vec) ADAPMIXED_INLINE { return term; });
+    return weights_.complement[at];
+  }
+
+  // A box's where log s is large or infinite, from log p/q.
+  template <Dtype D>
+  void add_far(const Row& row, std::int64_t at) {
+    const Row public_row = row_of(in_.public_logits, 0, position_);
+    const Vec p_lse(in_.private_lse[at]), q_lse(in_.public_lse[position_]);
+    const Member<Vec> member(weights_, at);
+    for (std::int64_t v = begin_; v < end_; v += Vec::kLanes) {
+      const Vec log_q = load_logits<D>(public_row.data, v, end_) - q_lse;
+      const Vec t = (load_logits<D>(row.data, v, end_) - p_lse) - log_q;
+      double* sum = sum_ + v - begin_;
+      const Vec q = Vec::load(q_ + v - begin_);
+      (Vec::load(sum) + q * member(t).ratio).store(sum);
+    }
+  }
+
+  // By e^{z - m}; what m loses of its two parts is a factor, or sums under a box would be off by as
+  // much as the row's log-sum-exp is large.
+  template <Dtype D, class Clip>
+  void add_terms(const Row& row, double lse, double log_scale, const Clip& clip) {
+    const double m = lse - log_scale, lost = (lse - m) - log_scale;
+    const ExpFrom from(m);
+    const Vec origin(m), reach(600.0);
+    const Vec far_unit(std::exp(-lost)), unit(std::exp(-lost - from.lost()));
+    const auto step = [&](std::int64_t v, auto z) ADAPMIXED_INLINE {
+      constexpr int kWays = decltype(z)::kSize;
+      bool far = false;
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < kWays; ++k) {
+        z.v[k] = load_logits<D>(row.data, v + k * Vec::kLanes, end_);
+        far = far || (vabs(z.v[k] - origin) > reach).any();
+      }
+      const auto near = from.exp(z);
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < kWays; ++k) {
+        double* sum = sum_ + v + k * Vec::kLanes - begin_;
+        // Far terms and masked ones take the longer way.
+        const Vec term = far && (vabs(z.v[k] - origin) > reach).any()
+                             ? far_unit * exp_(z.v[k] - origin)
+                             : unit * near.v[k];
+        const Vec q = Vec::load(q_ + v + k * Vec::kLanes - begin_);
+        (Vec::load(sum) + clip(term, z.v[k], q)).store(sum);
+      }
+    };
+    using Many = Several<Vec, 4>;
+    std::int64_t v = begin_;
+    for (; v + Many::kLanes <= end_; v += Many::kLanes) step(v, Many());
+    for (; v < end_; v += Vec::kLanes) step(v, Several<Vec, 1>());
+  }
+
+  const Ensemble& in_;
+  const Weights& weights_;
+  std::int64_t position_, begin_ = 0, end_ = 0;
+  double *q_, *sum_;
+};
+
+void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads) {
+  const std::int64_t vocab = in.shape.vocab, tiles = (vocab + kTile - 1) / kTile;
+  cpu::parallel_for(in.shape.positions * tiles, 4, threads,
+                    [&](std::int64_t first, std::int64_t last) {
+                      double* memory = cpu::thread_scratch(Tile::kScratch);
+                      for (std::int64_t task = first; task < last; ++task) {
+                        const std::int64_t position = task / tiles, begin = task % tiles * kTile;
+                        const std::int64_t end = begin + kTile < vocab ? begin + kTile : vocab;
+                        Tile(in, weights, position, memory)
+                            .mix(begin, end, probabilities + position * vocab + begin);
+                      }
+                    });
+}
+
+void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
+              double* result, int threads) {
+  cpu::parallel_for(in.shape.positions, 16, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      // Not needed where every weight is 1, but a public row without it would be no distribution.
+      const double z = row_of(in.public_logits, 0, b).at(targets[b]);
+      double total = z < HUGE_VAL ? -HUGE_VAL : NAN;
+      for (std::int64_t i = 0; i < in.shape.models; ++i) {
+        total = log_add(total, log_projected(in, weights, i, b, targets[b]));
+      }
+      result[b] = total - std::log(static_cast<double>(in.shape.models));
+    }
+  });
+}
+
+}  // namespace
+
+void add_mixture(cpu::Table& table) {
+  table.mixture = mixture;
+  table.log_prob = log_prob;
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,84 @@
+// p = mean_i p_bar_i: a thread per token; then a block per position looks at the sum, since rows
+// that do not belong to the projection cannot be refused here. Single log-probabilities of it: one
+// warp a position, whose lanes share the models.
+#include "common/block.cuh"
+#include "common/launch.cuh"
+#include "mixture/cuda_check.cuh"
+#include "mixture/cuda_projected.cuh"
+#include "mixture/math.h"
+
+ADAPMIXED_CORE_BEGIN
+
+constexpr int kMixtureThreads = 256;
+
+template <Dtype D>
+__global__ void mixture_kernel(const __grid_constant__ Ensemble in,
+                               const __grid_constant__ Weights weights, std::int64_t blocks_a_row,
+                               double* probabilities) {
+  const std::int64_t position = blockIdx.x / blocks_a_row;
+  const std::int64_t v = blockIdx.x % blocks_a_row * kMixtureThreads + threadIdx.x;
+  if (v >= in.shape.vocab) return;
+  const double z0 = logit<D>(row_bits<D>(in.public_logits, 0, position), v);
+  const double lq = z0 - in.public_lse[position];
+  double p = 0.0;
+  if (lq < kWildLogQ) {
+    p = rare_mean(in, weights, position, v);
+  } else {
+    p = tame_probability(lq) * mean_projected<D>(in, weights, position, v, z0).ratio;
+  }
+  probabilities[position * in.shape.vocab + v] = p;
+}
+
+// One warp a position, whose lanes share the models.
+static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::int64_t* targets,
+                                       double* result) {
+  const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
+  if (b >= in.shape.positions) return;  // the whole warp
+  const std::int64_t v = targets[b];
+  const bool inside = v >= 0 && v < in.shape.vocab;
+  // What is not a number may have no part in the sum, but makes it NaN all the same.
+  bool good =
+      inside && std::isfinite(in.public_lse[b]) && row_of(in.public_logits, 0, b).at(v) < HUGE_VAL;
+  double total[1] = {-HUGE_VAL};
+  for (std::int64_t i = lane_id(); good && i < in.shape.models; i += kWarp) {
+    good = admissible(in, weights, i * in.shape.positions + b);
+    total[0] = LogAdd{}(total[0], log_projected(in, weights, i, b, v));
+  }
+  if (!good) total[0] = NAN;  // and so becomes every sum with it
+  warp_reduce(total, LogAdd{});
+  if (lane_id() != 0) return;
+  const double found = total[0] - std::log(static_cast<double>(in.shape.models));
+  result[b] = found <= kMostLogProb ? found : NAN;
+}
+
+ADAPMIXED_CORE_END
+
+namespace adapmixed::cuda {
+
+namespace device = adapmixed::ADAPMIXED_ISA;
+
+void mixture(const Ensemble& in, const Weights& weights, double* probabilities,
+             const Queue& queue) {
+  const DeviceGuard guard(queue);
+  const dim3 threads(device::kMixtureThreads);
+  const std::int64_t blocks_a_row =
+      (in.shape.vocab + device::kMixtureThreads - 1) / device::kMixtureThreads;
+  with_dtype(in.private_logits.dtype, [&](auto dtype) {
+    launch(queue, device::mixture_kernel<decltype(dtype)::value>,
+           grid_of(in.shape.positions * blocks_a_row), threads, 0, in, weights, blocks_a_row,
+           probabilities);
+  });
+  launch(queue, device::check_mixture_kernel, grid_of(in.shape.positions), threads, 0,
+         in.shape.vocab, probabilities);
+}
+
+void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
+              double* result, const Queue& queue) {
+  const DeviceGuard guard(queue);
+  const std::int64_t blocks =
+      (in.shape.positions + device::kLogProbWarps - 1) / device::kLogProbWarps;
+  launch(queue, device::log_prob_kernel, grid_of(blocks),
+         dim3(device::kLogProbWarps * device::kWarp), 0, in, weights, targets, result);
+}
+
+}  // namespace adapmixed::cuda

@@ -1,0 +1,60 @@
+// One token of the mixture p = mean_i p_bar_i, each p_bar_i from its Renyi ball or its box.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "clip/math.h"
+#include "common/view.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// p_bar / q of one model from t, whichever way it is projected.
+template <class T>
+class Member {
+ public:
+  ADAPMIXED_HD Member(const Weights& weights, std::int64_t at)
+      : first_(weights.weight[at]),
+        second_(weights.complement[at]),
+        lower_(weights.lower),
+        upper_(weights.upper),
+        box_(weights.upper > 0.0),
+        answers_public_(box_ && weights.active != nullptr && !weights.active[at]) {}
+
+  ADAPMIXED_HD_INLINE Projected<T> operator()(T t) const {
+    if (!box_) return projected(t, first_, second_);
+    if (answers_public_) return {T(0.0), T(1.0)};
+    return clipped(t, first_, second_, lower_, upper_);
+  }
+
+ private:
+  T first_, second_, lower_, upper_;
+  bool box_, answers_public_;
+};
+
+// log p_bar_i(v) from the logits, for tokens whose q is masked or below the range of q * ratio.
+ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, std::int64_t model,
+                                  std::int64_t position, std::int64_t v) {
+  const std::int64_t at = model * in.shape.positions + position;
+  const double log_q = row_of(in.public_logits, 0, position).at(v) - in.public_lse[position];
+  const double log_p = row_of(in.private_logits, model, position).at(v) - in.private_lse[at];
+  if (weights.upper > 0.0) return log_clipped(weights, at, log_p, log_q);
+  if (log_p == log_q) return log_q;  // exactly, whatever the weight
+  // 0 * anything is 0 here, also where the logit is -inf.
+  const double from_p = weights.weight[at] > 0.0 ? std::log(weights.weight[at]) + log_p : -HUGE_VAL;
+  const double from_q =
+      weights.complement[at] > 0.0 ? std::log(weights.complement[at]) + log_q : -HUGE_VAL;
+  return log_add(from_p, from_q);
+}
+
+// p_bar_i summed and divided by N, for a token that is masked or very rare in the public row.
+ADAPMIXED_HD double rare_mean(const Ensemble& in, const Weights& weights, std::int64_t position,
+                              std::int64_t v) {
+  double total = 0.0;
+  for (std::int64_t i = 0; i < in.shape.models; ++i) {
+    total += std::exp(log_projected(in, weights, i, position, v));
+  }
+  return total / static_cast<double>(in.shape.models);
+}
+
+ADAPMIXED_CORE_END

@@ -1,0 +1,106 @@
+// Large targets T = e^{(alpha-1) R}: only tokens with q r^alpha near T or above can decide, and
+// they are few. One pass over the logits finds them without an exponential; they are solved in
+// double.
+#pragma once
+
+#include "common/float_public.h"
+#include "project/cpu_exact_row.h"
+#include "project/row_search.h"
+
+ADAPMIXED_CORE_BEGIN
+
+class ListedRow {
+ public:
+  static std::int64_t capacity(std::int64_t vocab) { return vocab / 16 + 64; }
+  static std::int64_t scratch_size(std::int64_t vocab) {  // doubles
+    return 2 * (5 * (capacity(vocab) + 16)) + capacity(vocab) / 2 + 16;
+  }
+  // Whether float scores decide within half a nat which tokens matter.
+  static bool serves(const FloatPublic& q, double order) {
+    return order * (q.largest + std::fabs(q.lse)) < 2e5 && q.least_log_q > kWildLogQ;
+  }
+
+  ListedRow(const FloatPublic& q, const Row& row, double lse, double order, double log_target,
+            double* scratch)
+      : q_(q),
+        row_(row),
+        lse_(lse),
+        order_(order),
+        log_target_(log_target),
+        memory_(scratch),
+        indices_(reinterpret_cast<std::int32_t*>(scratch + 2 * half())),
+        forward_(order),
+        reverse_(order) {}
+
+  // Forgets the lists there are.
+  void set_unlisted(double unlisted) { unlisted_ = unlisted; }
+
+  // False: too many tokens matter.
+  bool list_forward() { return list(order_, forward_, memory_); }
+  bool list_reverse() { return list(1.0 - order_, reverse_, memory_ + half()); }
+
+  const ExactRow& forward() const { return forward_; }
+  const ExactRow& reverse() const { return reverse_; }
+
+ private:
+  std::int64_t half() const { return 5 * (capacity(q_.vocab) + 16); }
+
+  bool list(double s, ExactRow& out, double* memory) {
+    bool fits = false;
+    with_dtype(row_.dtype, [&](auto tag) { fits = list<decltype(tag)::value>(s, out, memory); });
+    return fits;
+  }
+
+  template <Dtype D>
+  bool list(double s, ExactRow& out, double* memory) {
+    const double shift = lse_ - q_.lse;
+    // s z + (1 - s) z_0 in floats; half a nat is left for their rounding.
+    const double threshold =
+        list_threshold(log_target_, unlisted_, q_.vocab) + q_.lse + s * shift - 0.5;
+    const Flt by_private(static_cast<float>(s)), by_public(static_cast<float>(1.0 - s));
+    const Flt least(static_cast<float>(threshold));
+    std::int64_t count = 0;
+    const std::int64_t most = capacity(q_.vocab);
+    const auto take = [&](std::int64_t v, unsigned bits) {
+      for (; bits != 0; bits &= bits - 1) {
+        const std::int64_t token = v + __builtin_ctz(bits);
+        if (count < most) indices_[count] = static_cast<std::int32_t>(token);
+        ++count;
+      }
+    };
+    const auto score = [&](std::int64_t v) {
+      const Flt z = load_floats<D>(row_.data, v, q_.vocab);
+      return vfma(z, by_private, Flt::load(q_.logits + v) * by_public) > least;
+    };
+    std::int64_t v = 0;
+    constexpr std::int64_t kGroup = 4 * Flt::kLanes;
+    for (; v + kGroup <= q_.vocab; v += kGroup) {
+      FltMask hit[4];
+      for (int k = 0; k < 4; ++k) hit[k] = score(v + k * Flt::kLanes);
+      if (((hit[0] | hit[1]) | (hit[2] | hit[3])).bits() == 0) continue;
+      for (int k = 0; k < 4; ++k) take(v + k * Flt::kLanes, hit[k].bits());
+    }
+    for (; v < q_.vocab; v += Flt::kLanes) take(v, score(v).bits());
+    if (count > most) return false;
+    double* log_q = memory;
+    double* t = log_q + round_up(count, 8);
+    const Row public_row{q_.data, D};
+    for (std::int64_t k = 0; k < count; ++k) {
+      const double z0 = public_row.at(indices_[k]);
+      log_q[k] = z0 - q_.lse;
+      t[k] = row_.at(indices_[k]) - z0 - shift;
+    }
+    for (std::int64_t k = count; k < round_up(count, 8); ++k) log_q[k] = -HUGE_VAL, t[k] = 0.0;
+    out.list(log_q, t, count, log_target_, t + round_up(count, 8));
+    return true;
+  }
+
+  const FloatPublic& q_;
+  const Row row_;
+  double lse_, order_, log_target_, unlisted_ = 0.0;
+  double* memory_;
+  std::int32_t* indices_;
+  ExactRow forward_, reverse_;
+};
+
+ADAPMIXED_CORE_END

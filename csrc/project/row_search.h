@@ -1,0 +1,123 @@
+// How the largest weight of one row is found from its sums (project/row_terms.h), whichever way
+// they are made.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "project/math.h"
+#include "project/row_terms.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// log(F / T) or log(G / T), margin included: <= 0 exactly when feasible. inf - inf reads as
+// infeasible.
+ADAPMIXED_HD double log_gap(double value, const Target& target) {
+  if (!std::isfinite(value)) return HUGE_VAL;
+  if (target.scaled) return std::log(value) + target.log_margin;
+  const double gap = std::log1p(value) - std::log1p(target.excess);
+  return value <= target.excess ? std::fmin(gap, 0.0)
+                                : std::fmax(gap, std::numeric_limits<double>::min());
+}
+
+// Above 1/2 it is 1 - lambda that is to be exact: too much for sums that leave something out.
+ADAPMIXED_HD bool delicate(const Point& x) { return x.weight > 0.5 && x.complement > 0.0; }
+
+// sums_at(x, forward, reverse): the Sums at x, those that are wanted.
+ADAPMIXED_HD_CALLBACK
+template <class SumsAt>
+ADAPMIXED_HD Point search(const SumsAt& sums_at, const Target& target, double order, double radius,
+                          Point start, Point upper, const Precision& precision) {
+  const double base = target.scaled ? 0.0 : 1.0;
+  const auto evaluate = [&](const Point& x, bool want_forward, bool want_reverse, Bound& forward,
+                            Bound& reverse) {
+    if (!want_forward && !want_reverse) return;
+    const Sums s = sums_at(x, want_forward, want_reverse);
+    if (want_forward) {
+      forward = forward_bound(log_gap(s.forward, target), base + s.forward, s.forward_slope, order);
+    }
+    if (want_reverse) {
+      const double gap = log_gap(s.reverse, target);
+      const double log_ratio = target.scaled ? gap : std::log(s.reverse / target.excess);
+      reverse = reverse_bound(gap, base + s.reverse, s.reverse, log_ratio, s.reverse_slope, order,
+                              x.complement);
+    }
+  };
+  return largest_weight(evaluate, radius, start, upper, precision);
+}
+
+// The solution from sums over all tokens. row: upper(log_target), second_moment() and
+// sums(x, forward, reverse, target).
+ADAPMIXED_HD_CALLBACK
+template <class RowSums>
+ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius,
+                               double ratio_error) {
+  const Target target = make_target(order, radius, ratio_error);
+  const auto sums = [&](const Point& x, bool forward, bool reverse) {
+    return row.sums(x, forward, reverse, target);
+  };
+  const Point upper = row.upper(target.log_target);
+  Point start = upper;
+  if (!target.scaled) {
+    if (target.excess <= 0.0) {
+      // Only an exact copy of q is inside a ball of radius 0.
+      const Sums s = sums({1.0, 0.0}, true, true);
+      const bool inside = log_gap(s.forward, target) <= 0.0 && log_gap(s.reverse, target) <= 0.0;
+      return inside ? Point{1.0, 0.0} : Point{0.0, 1.0};
+    }
+    // A ~ alpha (alpha-1)/2 lambda^2 sum q d^2 for small lambda d.
+    const double guess =
+        std::sqrt(2.0 * target.excess / (order * (order - 1.0) * row.second_moment()));
+    if (guess < 0.7 && guess < upper.weight) start = shifted({0.0, 1.0}, guess);
+  }
+  return search(sums, target, order, radius, start, upper, Precision{});
+}
+
+// Large targets T = e^{(alpha-1) R}: the tokens off a list may together add this much to F / T or
+// G / T; the second where the first leaves a complement too vague.
+constexpr double kUnlisted = 1e-6;
+constexpr double kUnlistedDelicate = 1e-11;
+
+// A token with log q + s log r above it, s = alpha or 1 - alpha, must be on the list: an upper
+// bound on its share of the sum, whatever lambda.
+ADAPMIXED_HD double list_threshold(double log_target, double unlisted, std::int64_t vocab) {
+  return log_target + std::log(unlisted / static_cast<double>(vocab));
+}
+
+// The solution from lists of tokens; false where there are too many of them. lists:
+// set_unlisted(share), list_forward() and list_reverse(), false where that is so, and the rows
+// forward() and reverse() that they make.
+ADAPMIXED_HD_CALLBACK
+template <class Lists>
+ADAPMIXED_HD bool solve_lists(Lists& lists, double order, double radius, double ratio_error,
+                              Point& found) {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const double unlisted = attempt == 0 ? kUnlisted : kUnlistedDelicate;
+    lists.set_unlisted(unlisted);
+    if (!lists.list_forward()) return false;
+    Target target = make_target(order, radius, ratio_error);
+    target.log_margin += 2.0 * unlisted;
+    bool have_reverse = false, too_many = false;
+    const auto sums = [&](const Point& x, bool forward, bool reverse) {
+      Sums s;
+      if (forward) s = lists.forward().sums(x, true, false, target);
+      if (reverse && !have_reverse) {
+        too_many = too_many || !lists.list_reverse();
+        have_reverse = true;
+      }
+      if (reverse && !too_many) {
+        const Sums back = lists.reverse().sums(x, false, true, target);
+        s.reverse = back.reverse;
+        s.reverse_slope = back.reverse_slope;
+      }
+      return s;
+    };
+    const Point upper = lists.forward().upper(target.log_target);
+    found = search(sums, target, order, radius, upper, upper, Precision{});
+    if (too_many) return false;
+    if (!delicate(found)) break;
+  }
+  return true;
+}
+
+ADAPMIXED_CORE_END

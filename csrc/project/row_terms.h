@@ -1,0 +1,185 @@
+// One token's part in the two constraints of a row (project/math.h) and in their derivatives by
+// lambda: q X^alpha and q X^{1-alpha} with X = 1 + lambda d = lambda r + (1 - lambda), r = p/q,
+// d = r - 1.
+//
+// Excess form: what is left of q X^s after q (1 + s lambda d), which all tokens' q and d cancel.
+// Scaled form, for targets T too large for it: q X^s / T.
+//
+// Templates over T: double, or a SIMD vector of doubles. Which sums are wanted, and in which form,
+// are constants of a vector loop.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "common/elementary.h"
+#include "common/view.h"
+#include "project/math.h"
+
+ADAPMIXED_CORE_BEGIN
+
+// 1 / ((T/q)^{1/alpha} - 1): q (1 + lambda d)^alpha <= T where lambda d times this is at most 1.
+template <class T>
+ADAPMIXED_HD T inverse_reach(T log_q, double order, double log_target) {
+  const T u = (T(log_target) - log_q) * T(1.0 / order);
+  return T(1.0) / vmax(ratio(u).d, T(1e-300));
+}
+
+struct Sums {
+  double forward = 0.0, forward_slope = 0.0;  // A or F/T, and its derivative by lambda
+  double reverse = 0.0, reverse_slope = 0.0;
+};
+
+// The same while they are added up: the slopes still lack alpha and 1 - alpha.
+template <class T>
+struct TermSums {
+  T forward{0.0}, forward_slope{0.0};
+  T reverse{0.0}, reverse_slope{0.0};
+};
+
+// Any order.
+template <class T>
+class LogarithmTerms {
+ public:
+  ADAPMIXED_HD_INLINE LogarithmTerms(const Point& x, double order, double log_target)
+      : weight_(x.weight),
+        complement_(x.complement),
+        forward_power_(order),
+        reverse_power_(1.0 - order),
+        offset_(log_target) {}
+
+  ADAPMIXED_HD_INLINE void add(bool forward, bool reverse, bool scaled, T q, T log_q, T d, T r,
+                               TermSums<T>& s) const {
+    const T X = vfma(weight_, r, complement_);
+    const T excess_x = weight_ * d;
+    const LogParts<T> l = log_parts(excess_x, X);
+    const T d_over_X = d / vmax(X, T(std::numeric_limits<double>::min()));
+    if (scaled) {
+      const T lq = log_q - offset_;
+      if (forward) {
+        const T term = exp_(vfma(forward_power_, l.log, lq));
+        s.forward = s.forward + term;
+        s.forward_slope = vfma(term, d_over_X, s.forward_slope);
+      }
+      if (reverse) {
+        const T term = exp_(vfma(reverse_power_, l.log, lq));
+        s.reverse = s.reverse + term;
+        s.reverse_slope = vfma(term, d_over_X, s.reverse_slope);
+      }
+      return;
+    }
+    if (forward) {
+      const Power<T> w = power(excess_x, l, forward_power_);
+      s.forward = vfma(q, w.excess, s.forward);
+      s.forward_slope = vfma(q, vfma(w.value, d_over_X, T(0.0) - d), s.forward_slope);
+    }
+    if (reverse) {
+      const Power<T> w = power(excess_x, l, reverse_power_);
+      s.reverse = vfma(q, w.excess, s.reverse);
+      // q first: d / X is large.
+      s.reverse_slope = s.reverse_slope + vfma(q * w.value, d_over_X, T(0.0) - q * d);
+    }
+  }
+
+ private:
+  T weight_, complement_, forward_power_, reverse_power_, offset_;
+};
+
+// Integer orders. The reverse side is (1+x) c_alpha(y), y = -x/(1+x). Scaled sums spread T over
+// the factors: a product above the range of double stands for an infeasible point.
+template <class T>
+class MultiplicationTerms {
+ public:
+  ADAPMIXED_HD_INLINE MultiplicationTerms(const Point& x, double order, int integer,
+                                          double log_target)
+      : weight_(x.weight),
+        complement_(x.complement),
+        order_(order),
+        forward_scale_(std::exp(-log_target / order)),
+        reverse_scale_(std::exp(-log_target / (order - 1.0))),
+        k_(integer - 1) {}
+
+  ADAPMIXED_HD_INLINE void add(bool forward, bool reverse, bool scaled, T q, T d, T r,
+                               TermSums<T>& s) const {
+    const T X = vfma(weight_, r, complement_);
+    if (scaled) {
+      if (forward) {
+        const T factor = X * forward_scale_;
+        const T part = q * integer_power(factor, k_);
+        s.forward = vfma(part, factor, s.forward);
+        s.forward_slope = vfma(part, forward_scale_ * d, s.forward_slope);
+      }
+      if (reverse) {
+        const T inverse = T(1.0) / X;
+        const T term = q * integer_power(inverse * reverse_scale_, k_);
+        s.reverse = s.reverse + term;
+        s.reverse_slope = vfma(term, inverse * d, s.reverse_slope);
+      }
+      return;
+    }
+    const T excess_x = weight_ * d;
+    if (forward) {
+      const Chain<T> w = chain(excess_x, k_);
+      s.forward = vfma(q, vfma(w.e, excess_x, w.c), s.forward);
+      s.forward_slope = vfma(q * d, w.e, s.forward_slope);
+    }
+    if (reverse) {
+      const T y = T(0.0) - excess_x / X;
+      const Chain<T> w = chain(y, k_);
+      const T c = vfma(w.e, y, w.c);
+      s.reverse = vfma(q * X, c, s.reverse);
+      s.reverse_slope = vfma(q * d, vfma(order_, y, c), s.reverse_slope);
+    }
+  }
+
+ private:
+  T weight_, complement_, order_, forward_scale_, reverse_scale_;
+  int k_;
+};
+
+// X c_alpha(y) may overflow in c_alpha where X^{1-alpha} does not: only for such an X. The sums of
+// LogarithmTerms serve there.
+ADAPMIXED_HD bool overflowed(const Point& x, const Sums& s) {
+  return x.complement > 0.0 && x.complement < 1e-30 && !std::isfinite(s.reverse + s.reverse_slope);
+}
+
+// Of a wild token: by log q and t = log r.
+
+// Without it, q < e^-680 stands before a bounded excess: nothing.
+ADAPMIXED_HD bool wild_counts(double t) { return std::fabs(t) > 1.0; }
+
+// log of a bound on lambda, as q (lambda r)^alpha <= T; for t > 1, where 1 - lambda does not count.
+ADAPMIXED_HD double wild_log_reach(double log_q, double t, double order, double log_target) {
+  return (log_target - log_q) / order - t + 1.0;
+}
+
+// F >= q_v (1 + lambda d_v)^alpha for each v alone: every token gives an upper bound on lambda.
+// steepest: the largest d times inverse_reach; wild_log_reach: the least one, +inf without any.
+ADAPMIXED_HD Point upper_bound(double steepest, double wild_log_reach) {
+  const double weight =
+      std::fmin(steepest > 1.0 ? 1.0 / steepest : 1.0, std::exp(std::fmin(0.0, wild_log_reach)));
+  return weight < 1.0 ? shifted({0.0, 1.0}, weight) : Point{1.0, 0.0};
+}
+
+// The slopes with their factors.
+ADAPMIXED_HD void add_wild(const Point& x, double order, bool scaled, double log_target,
+                           double log_q, double t, Sums& s) {
+  const double offset = scaled ? log_target : 0.0;
+  const double log_r = std::log(x.weight) + t, log_c = std::log(x.complement);
+  const double high = vmax(log_r, log_c);
+  const double log_X = high == -HUGE_VAL
+                           ? -HUGE_VAL
+                           : high + std::log(std::exp(log_r - high) + std::exp(log_c - high));
+  const double log_d = t > 0.0 ? t : 0.0;  // |d| <= max(r, 1), to far below any rounding
+  const double sign = t > 0.0 ? 1.0 : -1.0;
+  const double forward = log_q + order * log_X - offset;
+  const double reverse = log_q + (1.0 - order) * log_X - offset;
+  // In excess form the linear term of the token goes too; its q itself is below all rounding.
+  const double p = scaled ? 0.0 : std::exp(log_q + t);
+  s.forward += std::exp(forward) - order * x.weight * p;
+  s.forward_slope += order * (sign * std::exp(forward + log_d - log_X) - p);
+  s.reverse += std::exp(reverse) + (order - 1.0) * x.weight * p;
+  s.reverse_slope -= (order - 1.0) * (sign * std::exp(reverse + log_d - log_X) - p);
+}
+
+ADAPMIXED_CORE_END

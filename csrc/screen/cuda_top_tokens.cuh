@@ -1,0 +1,136 @@
+// The likeliest tokens of a row, best first, ties by lower index, masked ones left out: exact, by
+// unique keys. What follows is called by a whole block.
+#pragma once
+
+#include "common/block.cuh"
+#include "common/load.cuh"
+
+ADAPMIXED_CORE_BEGIN
+
+// The better token has the smaller key: the logit's bits, so changed that they order as the logits
+// do, above the index. V < 2^32.
+constexpr std::uint64_t kNoKey = ~std::uint64_t{0};  // a masked token's; larger than any other
+
+__device__ inline std::uint64_t token_key(float z, std::int64_t v) {
+  if (!(z > -HUGE_VALF)) return kNoKey;
+  std::uint32_t bits;
+  std::memcpy(&bits, &z, sizeof bits);
+  if (z == 0.0f) bits = 0;  // -0 is no worse than 0
+  const std::uint32_t descending = bits >> 31 != 0 ? bits : bits ^ 0x7fffffffu;
+  return static_cast<std::uint64_t>(descending) << 32 | static_cast<std::uint32_t>(v);
+}
+__device__ inline float logit_of_key(std::uint64_t key) {
+  const auto descending = static_cast<std::uint32_t>(key >> 32);
+  const std::uint32_t bits = descending >> 31 != 0 ? descending : descending ^ 0x7fffffffu;
+  float z;
+  std::memcpy(&z, &bits, sizeof z);
+  return z;
+}
+__device__ inline std::int64_t token_of_key(std::uint64_t key) {
+  return static_cast<std::uint32_t>(key);
+}
+
+constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
+
+// The digit of the key that `left` of the counted ones come up to.
+struct Digit {
+  unsigned value;
+  unsigned before;  // keys with smaller digits
+  unsigned same;    // keys with this one
+};
+
+// By the first warp, which shares the digits evenly; written by one of its lanes.
+__device__ inline void find_digit(const unsigned* histogram, unsigned left, Digit* found) {
+  constexpr int kShare = kDigits / kWarp;
+  const unsigned* own = histogram + kShare * lane_id();
+  unsigned count = 0;
+  for (int i = 0; i < kShare; ++i) count += own[i];
+  unsigned upto = count;
+  for (int step = 1; step < kWarp; step *= 2) {
+    const unsigned other = __shfl_up_sync(kAllLanes, upto, step);
+    if (lane_id() >= step) upto += other;
+  }
+  unsigned before = upto - count;
+  if (before >= left || upto < left) return;
+  int i = 0;
+  while (before + own[i] < left) before += own[i++];
+  *found = {static_cast<unsigned>(kShare * lane_id() + i), before, own[i]};
+}
+
+// A bound that exactly the `count` best tokens' keys are not above; there are more than these, and
+// count > 0. Digit by digit from the highest, until a digit has no more keys than are wanted.
+template <Dtype D>
+__device__ std::uint64_t last_key(const typename Bits<D>::type* row, std::int64_t vocab,
+                                  std::int64_t count) {
+  __shared__ unsigned histogram[kDigits];
+  __shared__ Digit found;
+  auto left = static_cast<unsigned>(count);
+  std::uint64_t prefix = 0;
+  for (int shift = 64 - kDigitBits; shift >= 0; shift -= kDigitBits) {
+    if (shift < 32 && (vocab - 1) >> shift == 0) continue;  // 0 in every index
+    for (int i = static_cast<int>(threadIdx.x); i < kDigits; i += static_cast<int>(blockDim.x)) {
+      histogram[i] = 0;
+    }
+    __syncthreads();
+    const std::uint64_t above = ~std::uint64_t{0} << shift << (kDigitBits - 1) << 1;
+    for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
+      const std::uint64_t key = token_key(z, v);
+      if (key != kNoKey && (key & above) == prefix) {
+        atomicAdd(&histogram[key >> shift & (kDigits - 1)], 1u);
+      }
+    });
+    __syncthreads();
+    if (warp_id() == 0) find_digit(histogram, left, &found);
+    __syncthreads();
+    const Digit digit = found;
+    prefix |= static_cast<std::uint64_t>(digit.value) << shift;
+    left -= digit.before;
+    if (digit.same == left) return prefix | ((std::uint64_t{1} << shift) - 1);
+  }
+  return prefix;
+}
+
+// Ascending; size is a power of two. Every pair is compared by one thread.
+__device__ inline void block_sort(std::uint64_t* keys, std::int64_t size) {
+  for (std::int64_t run = 2; run <= size; run *= 2) {
+    for (std::int64_t step = run / 2; step > 0; step /= 2) {
+      __syncthreads();
+      for (std::int64_t k = threadIdx.x; k < size / 2; k += blockDim.x) {
+        const std::int64_t low = 2 * k - (k & (step - 1)), high = low + step;
+        const std::uint64_t a = keys[low], b = keys[high];
+        if ((a > b) == ((low & run) == 0)) {
+          keys[low] = b;
+          keys[high] = a;
+        }
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// The least power of two that is at least n.
+__host__ __device__ inline std::int64_t sort_size(std::int64_t n) {
+  std::int64_t size = 1;
+  while (size < n) size *= 2;
+  return size;
+}
+
+// The keys of the `count` best tokens in order; `present` tokens are not masked, keys has room for
+// sort_size(count).
+template <Dtype D>
+__device__ void top_keys(const typename Bits<D>::type* row, std::int64_t vocab,
+                         std::int64_t present, std::int64_t count, std::uint64_t* keys) {
+  __shared__ unsigned filled;
+  const std::uint64_t last = count < present ? last_key<D>(row, vocab, count) : kNoKey - 1;
+  if (threadIdx.x == 0) filled = 0;
+  const std::int64_t size = sort_size(count);
+  for (std::int64_t j = count + threadIdx.x; j < size; j += blockDim.x) keys[j] = kNoKey;
+  __syncthreads();
+  for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
+    const std::uint64_t key = token_key(z, v);
+    if (key <= last) keys[atomicAdd(&filled, 1u)] = key;  // in any order
+  });
+  block_sort(keys, size);
+}
+
+ADAPMIXED_CORE_END

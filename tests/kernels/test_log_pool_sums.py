@@ -1,0 +1,79 @@
+"""The log-sum-exps that the pool takes: in single precision, within what is stated of the exact
+ones, on rows that lead every term's error to the same side and beyond where floats serve."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from extended import array, log_sum_exp
+from torch import Tensor
+
+import adapmixed_ext
+
+# What csrc/log_pool/cpu_float_sum.h states of one sum in single precision; and of one in double.
+FLOAT_SUM = 5.3 * 2.0**-24
+DOUBLE_SUM = 5e-14
+
+
+def errors(private: Tensor, public: Tensor) -> Tensor:
+    """|lse - exact|, (N, B)."""
+    pool = adapmixed_ext.log_pool(private, public, lower=-1.0, upper=1.0, scale=1.0)
+    return torch.from_numpy(
+        abs(array(pool.private_lse) - log_sum_exp(array(private))).astype(float)
+    )
+
+
+def test_terms_that_are_all_off_to_one_side(isa: str) -> None:
+    """Equal logits are one term: every place between two octaves, on both sides of the public."""
+    steps = torch.linspace(-3.0, 3.0, 1501).unsqueeze(-1)
+    heights = torch.cat([steps - 20, steps, steps + 17.3, steps + 333])
+    public = torch.zeros(1, 64)
+    public[0, 0] = 0.5
+    private = heights.expand(-1, 64).unsqueeze(1).contiguous()
+    found = errors(private, public)
+    assert found.max().item() <= 2 * FLOAT_SUM
+    assert found.max().item() > 0.1 * FLOAT_SUM  # it is single precision
+    # Of the reference's own height: e^0 and e^t alone.
+    private[..., 0] = heights + 40.0
+    assert errors(private, public).max().item() <= 2 * FLOAT_SUM
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab", [1, 2, 31, 32, 33, 100, 4097])
+def test_every_length_and_dtype(vocab: int, dtype: torch.dtype, isa: str) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    for spread in (0.01, 3.0, 30.0):
+        public = spread * torch.randn(3, vocab, generator=generator)
+        private = public + torch.randn(9, 3, vocab, generator=generator)
+        private[4, :, 1:] = -math.inf
+        found = errors(private.to(dtype), public.to(dtype))
+        assert found.max().item() <= 2 * FLOAT_SUM
+
+
+def test_double_where_floats_do_not_serve(isa: str) -> None:
+    generator = torch.Generator().manual_seed(9)
+    public = 2 * torch.randn(1, 500, generator=generator)
+    top = int(public.argmax())
+    private = public + torch.randn(4, 1, 500, generator=generator)
+    masked, above = private.clone(), private.clone()
+    masked[..., top] = -math.inf  # the logit that the sum would start from
+    above[..., (top + 1) % 500] += 70.0  # e^70 next to it
+    for row in (masked, above, private + 1500.0, private - 1500.0):
+        sizes = 5e-16 * log_sum_exp(array(row)).max().astype(float)
+        assert errors(row, public).max().item() <= DOUBLE_SUM + abs(sizes)
+    # Public rows too large for floats: all are in double.
+    assert errors(private + 2e3, public + 2e3).max().item() <= DOUBLE_SUM + 1e-12
+
+
+def test_a_row_that_is_the_public_one_has_its_sum(isa: str) -> None:
+    generator = torch.Generator().manual_seed(10)
+    public = 4 * torch.randn(5, 777, generator=generator)
+    public[1] += 1e4
+    public[2, ::2] = -math.inf
+    pool = adapmixed_ext.log_pool(
+        public.expand(3, 5, 777), public, lower=-1.0, upper=0.0, scale=1.0
+    )
+    assert torch.equal(pool.private_lse, pool.public_lse.expand(3, 5))
+    assert (pool.span == 0).all()
