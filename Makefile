@@ -103,7 +103,7 @@ define sanitized
 	$(call require,$(HAS_CMAKE),$(NO_CMAKE))
 	@mkdir -p $(1)
 	@echo "building $(1)"
-	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(1) $(2) && \
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; { cmake -S . -B $(1) -DADAPMIXED_CUDA=OFF $(2) && \
 	  cmake --build $(1) --parallel 2; } >$(1).log 2>&1 || { cat $(1).log; exit 1; }
 endef
 

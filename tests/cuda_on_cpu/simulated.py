@@ -49,6 +49,7 @@ def _build() -> None:
     pybind11 = _run(sys.executable, "-m", "pybind11", "--cmakedir")
     _run(
         _command("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DADAPMIXED_SIMT=ON",
+        "-DADAPMIXED_CUDA=OFF",
         "-DADAPMIXED_WERROR=ON", "-DCMAKE_BUILD_TYPE=Release", f"-Dpybind11_DIR={pybind11}",
         f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={_command('ninja')}",
     )  # fmt: skip
