@@ -13,6 +13,7 @@ from ensemble_cases import Make
 from tiny_models import ADAPTED, adapted_layers, write_adapter
 
 from adapmixed.ensemble import Ensemble, Manifest, read_manifest, write_manifest
+from adapmixed.ensemble.provenance import fingerprint
 
 
 def save_ensemble(folder: Path, adapters: list[Path], **settings: Any) -> Path:
@@ -127,3 +128,16 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
         read_manifest(tmp_path)
     with pytest.raises(ValueError, match="must hold ensemble.json"):
         read_manifest(tmp_path / "elsewhere")
+
+
+def test_a_fingerprint_is_of_the_members_in_their_order(
+    make_adapters: Make,
+) -> None:
+    """Charges are those of members: in another order one shard would pay for another."""
+    one, two = make_adapters(2)
+    found = {
+        fingerprint("base", members, None)
+        for members in ([one, two], [two, one], [one, None], [None, one], [one, one])
+    }
+    assert len(found) == 5
+    assert fingerprint("base", [one, two], None) == fingerprint("base", [one, two], None)

@@ -88,6 +88,22 @@ def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
     assert number > 5 * saves
 
 
+def test_goes_on_with_new_noise(tmp_path: Path) -> None:
+    """No noise is drawn twice: one interruption under the screening's seeded noise."""
+    only = dict(mechanisms={"noisy": MECHANISMS["noisy"]}, epsilon=None, runs=1)
+
+    def stop(done: int, of: int) -> None:
+        if done > BLOCK:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer(tmp_path / "result.json", progress=stop, **only)
+    (stored,) = read_result(tmp_path / "result.json").runs
+    assert 0 < stored.queries < QUERIES
+    again = answer(tmp_path / "result.json", resume=True, **only)
+    assert numbers(again) == numbers(answer(**only))
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_again_and_again(tmp_path: Path, reference: list[Any]) -> None:
     generator, kills, going_on, start = random.Random(7), 0, 0, time.monotonic()

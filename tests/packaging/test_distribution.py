@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"adapmixed_ext": ROOT / "adapmixed_ext", "adapmixed": ROOT / "python" / "adapmixed"}
+PACKAGES = {
+    "adapmixed_ext": ROOT / "adapmixed_ext",
+    "adapmixed": ROOT / "python" / "adapmixed",
+    "adapmixed_lab": ROOT / "python" / "adapmixed_lab",
+}
 
 SMOKE = """
 import pathlib, sys, torch
@@ -43,7 +47,7 @@ def test_every_module_comes_from_the_wheel():
     import adapmixed, adapmixed_ext, adapmixed_ext._C
     home = pathlib.Path({target!r}).resolve()
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in ("adapmixed", "adapmixed_ext"):
+        if name.partition(".")[0] not in ("adapmixed", "adapmixed_ext", "adapmixed_lab"):
             continue
         # What a compiled module has made within itself has no spec.
         origin = module.__spec__ and module.__spec__.origin

@@ -764,7 +764,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/evaluation/methods.py",
         "            self.rng.skip_to(counter)\n",
         "            self.rng.skip_to(0)\n",
-        ("tests/evaluation/test_result_file.py::test_killed_before_every_change_of_the_disk",),
+        ("tests/evaluation/test_result_file.py::test_goes_on_with_new_noise",),
     ),
     Fault(
         "resumable",
@@ -772,7 +772,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/training/member.py",
         "        temporary = temporary_folder(folder)\n",
         "        folder.mkdir()\n        temporary = folder\n",
-        ("tests/training/test_train_kill.py::test_killed_before_every_change_of_the_disk",),
+        ("tests/training/test_train.py::test_a_member_appears_whole",),
     ),
     Fault(
         "resumable",
@@ -898,7 +898,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/training/run.py",
         'document_names="positions" if run.corpus.positional else "stable",',
         'document_names="stable",',
-        ("tests/data/test_document_names.py::test_training_says_and_records_positions",),
+        ("tests/training/test_train.py::test_the_manifest_says_what_names_documents",),
     ),
     Fault(
         "shards are disjoint",
@@ -906,7 +906,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/training/shards.py",
         "(shard,) = assign_shards([document.identifier], num_shards, key=key)",
         "(shard,) = assign_shards([str(count)], num_shards, key=key)",
-        ("tests/training/test_train.py::test_a_member_depends_on_its_shard_alone",),
+        ("tests/training/test_train.py::test_a_document_is_in_the_shard_of_its_name",),
     ),
     Fault(
         "provenance is checked",
@@ -940,7 +940,9 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/ensemble/provenance.py",
         "    for path in members:\n        if path is None:\n",
         "    for path in sorted(members, key=str):\n        if path is None:\n",
-        ("tests/generation/test_charging.py::test_a_ledger_belongs_to_the_members_in_their_order",),
+        (
+            "tests/ensemble/test_ensemble_folder.py::test_a_fingerprint_is_of_the_members_in_their_order",
+        ),
     ),
     Fault(
         "provenance is checked",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -38,3 +39,18 @@ def test_the_tests_of_a_fault_exist(fault: Fault) -> None:
         text = (ROOT / file).read_text(encoding="utf-8")
         assert re.fullmatch(r"test_\w+\.py", Path(file).name)
         assert not name or re.search(rf"^def {re.escape(name)}\(", text, re.MULTILINE)
+
+
+@faults
+def test_a_fault_is_caught_without_the_slow_tests(fault: Fault) -> None:
+    def marks(test: ast.FunctionDef) -> str:
+        return " ".join(ast.unparse(one) for one in test.decorator_list)
+
+    fast = []
+    for test in fault.tests:
+        file, _, name = test.partition("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        found = [one for one in tree.body if isinstance(one, ast.FunctionDef)]
+        named = [one for one in found if one.name == name or not name and one.name[:5] == "test_"]
+        fast += [one for one in named if "mark.slow" not in marks(one)]
+    assert fast

@@ -26,9 +26,11 @@ from training_cases import (
     write_corpus,
 )
 
+from adapmixed.data import Document
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.training import TrainingRun, assign_shards, head, ranks, train_ensemble
 from adapmixed.training.ranks import Place
+from adapmixed.training.shards import spool
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
 
@@ -353,3 +355,43 @@ def test_bfloat16_base(base: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, base, dtype="bfloat16")
     quietly(run)
     assert Ensemble.from_pretrained(base, run.output).num_models == NUM_MODELS
+
+
+def test_a_document_is_in_the_shard_of_its_name(tmp_path: Path) -> None:
+    """Wherever it stands in the corpus: every other one removed, or all in another order."""
+    documents = [Document(f"name-{number}", f"text {number}") for number in range(40)]
+
+    def shards(name: str, found: list[Document]) -> list[set[str]]:
+        (tmp_path / name).mkdir()
+        spooled = spool(found, 4, key=b"k" * 32, wanted=range(4), folder=tmp_path / name)
+        return [{one.identifier for one in spooled.read(shard)} for shard in range(4)]
+
+    whole = shards("whole", documents)
+    assert sum(map(len, whole)) == 40 and all(whole)
+    assert shards("reversed", documents[::-1]) == whole
+    kept = {one.identifier for one in documents[::2]}
+    assert shards("half", documents[::2]) == [shard & kept for shard in whole]
+
+
+def test_a_member_appears_whole(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder has its name only when everything in it is written."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adapmixed.training.member.publish_folder", interrupted)
+    run = a_run(tmp_path, base, num_models=1, config=replace(CONFIG, epochs=1))
+    with pytest.raises(KeyboardInterrupt):
+        quietly(run)
+    assert not list(run.output.glob("member-*"))
+
+
+@pytest.mark.parametrize(("column", "recorded"), [("user", "stable"), (None, "positions")])
+def test_the_manifest_says_what_names_documents(
+    base: Path, tmp_path: Path, column: str | None, recorded: str
+) -> None:
+    run = a_run(tmp_path, base, num_models=2, config=replace(CONFIG, epochs=1))
+    quietly(replace(run, corpus=replace(run.corpus, id_column=column)))
+    assert read_manifest(run.output).document_names == recorded
