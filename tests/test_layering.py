@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from adapmixed_lab.cli import PACKAGES as PACKAGES_OF_THE_LAB
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
     "adapmixed_ext": ROOT / "adapmixed_ext",
@@ -196,6 +198,13 @@ def test_foreign_imports(module: str) -> None:
         top = used.target.split(".")[0]
         if not ours(used.target) and top not in sys.stdlib_module_names:
             assert top in allowed, f"{modules()[module]}:{used.line} imports {used.target}"
+
+
+def test_the_library_needs_no_package_of_the_laboratory() -> None:
+    for module in (m for m in modules() if room(m) != "lab"):
+        for used in imports(module):
+            where = f"{modules()[module]}:{used.line} imports {used.target}"
+            assert used.target.split(".")[0] not in PACKAGES_OF_THE_LAB, where
 
 
 def test_order_inside_the_operators() -> None:

@@ -39,7 +39,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
     assert printed.count("a budget of every shard") == 4  # of each run, and the ledger's
     manifest = json.loads((tmp_path / "my-ensemble" / "ensemble.json").read_text(encoding="utf-8"))
     assert manifest["num_models"] == 4 and len(manifest["shards"]) == 4
-    assert (tmp_path / "report" / "report.html").is_file()
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["methods"]
     charges = read_ledger(tmp_path / "ledger.db").charges
     exported = (tmp_path / "charges.jsonl").read_text(encoding="utf-8").splitlines()
     # The binding, then one record a step: at most 4 of the first answer, 3 of the two others

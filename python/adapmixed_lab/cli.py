@@ -32,4 +32,4 @@ def _run(parsed: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name not in PACKAGES:
             raise
-        raise missing_extra(f"adapmixed-lab {parsed.command}", error.name, "lab", error) from error
+        raise missing_extra("this command", error.name, "lab", error) from error

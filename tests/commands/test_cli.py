@@ -88,8 +88,6 @@ def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {"format_version", "environment", "config"} <= set(report)
     # The sample is drawn from the system's randomness: it may be over with its first token.
     assert isinstance(report["sample"]["text"], str)
-    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
-    assert "<svg" in page and "<script" not in page
 
 
 @pytest.mark.slow

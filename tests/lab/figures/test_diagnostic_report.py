@@ -348,7 +348,7 @@ def test_a_result_file_is_the_whole_report(
     assert library([*command, "--result", str(result), "--json", str(run), *options]) == 0
     first = capsys.readouterr().out
     shutil.rmtree(ensemble)
-    assert redrawn(result, capsys, again).split("\nwrote")[0] == first.split("\nwrote")[0]
+    assert redrawn(result, capsys, again).split("\nwrote")[0] == first.strip()
     assert (again / "report.json").read_bytes() == run.read_bytes()
     report = json.loads((again / "report.json").read_text(encoding="utf-8"))
     assert [one["losses"] for one in report["training"]] == [[5.0, 4.5], [5.0, 3.5]]
