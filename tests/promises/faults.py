@@ -483,6 +483,27 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
+        "a missing member goes with its rows",
+        "python/adapmixed/ensemble/ensemble.py",
+        "adapters = [MISSING if path is None else read[path] for path in mine]",
+        "adapters = [read[path] for path in mine if path is not None]",
+        (
+            "tests/ensemble/test_removed_member.py::test_a_removed_member_moves_no_bit_of_the_others",
+        ),
+    ),
+    Fault(
+        "emptied is missing",
+        "memory is counted for the members that are there",
+        "python/adapmixed/ensemble/forward.py",
+        "return (self.ranks.held(self.num_models)[0] + 1) * batch",
+        "return (self.ranks.held(self.num_models)[0] + 1 - len(self.zero_members)) * batch",
+        (
+            "tests/ensemble/test_removed_member.py::"
+            "test_shapes_batches_and_errors_do_not_tell_who_is_missing",
+        ),
+    ),
+    Fault(
+        "emptied is missing",
         "an emptied shard is projected where an exhausted one answers the public row",
         "python/adapmixed/mechanisms/clipped_mixing.py",
         "takes_part = asked & (charge > 0)",
