@@ -9,10 +9,11 @@ from typing import Any
 from adapmixed.checks import check_delta, check_epsilon, check_question
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import check_keys, read_fields, write_fields
+from adapmixed.privacy.epsilon import Parts, guarantee_of, parts_of
 from adapmixed.privacy.events import Event, IndividualCharge
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.state import read_totals, write_totals
-from adapmixed.privacy.totals import Parts, Totals
+from adapmixed.privacy.totals import Totals
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,13 @@ class Account:
         return ShardBudget.for_epsilon(epsilon, delta, order, self.settings.adjacency)
 
     def guarantee(self, delta: float, adjacency: str) -> Guarantee:
-        """Return the guarantee of all charges; see `Totals.guarantee`."""
-        return self.totals.guarantee(delta, adjacency, self.budget)
+        """Return the guarantee of all charges; see `guarantee_of`."""
+        return guarantee_of(self.totals, delta, adjacency, self.budget)
 
     def parts(self) -> Parts:
-        """Return the parts of ε; see `Totals.parts`."""
-        return self.totals.parts(self.settings.delta, self.settings.adjacency, self.budget)
+        """Return the parts of ε; see `parts_of`."""
+        settings = self.settings
+        return parts_of(self.totals, settings.delta, settings.adjacency, self.budget)
 
     def written(self) -> dict[str, Any]:
         """Write everything but the settings as JSON values: private."""

@@ -42,7 +42,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "costs are the theorems'",
         "every order has the whole delta",
-        "python/adapmixed/privacy/totals.py",
+        "python/adapmixed/privacy/epsilon.py",
         "share = delta if len(orders) == 1 else math.nextafter(delta / len(orders), 0.0)",
         "share = delta",
         (_PRIVACY + "test_several_orders.py::test_several_orders_split_delta",),
@@ -114,9 +114,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "budgets hold",
         "a plan of T queries costs what was answered so far",
-        "python/adapmixed/privacy/totals.py",
-        "return self.counts[event] if budget is None else budget",
-        "return self.counts[event]",
+        "python/adapmixed/privacy/epsilon.py",
+        "return totals.counts[event] if budget is None else budget",
+        "return totals.counts[event]",
         (_PRIVACY + "test_accountant.py::test_a_budget_is_charged_at_once_and_not_exceeded",),
     ),
     Fault(
@@ -143,7 +143,7 @@ FAULTS: tuple[Fault, ...] = (
         "realised losses beside fixed bounds are called fixed",
         "python/adapmixed/privacy/totals.py",
         '        if self.losses is not None:\n            return "data-dependent, ex-post"\n',
-        "        if self.losses is not None and not self._of(RenyiBound):\n"
+        "        if self.losses is not None and not self.of(RenyiBound):\n"
         '            return "data-dependent, ex-post"\n',
         (
             _PRIVACY + "test_accountant.py::"
@@ -154,8 +154,8 @@ FAULTS: tuple[Fault, ...] = (
         "whole statements",
         "numbers of the published bound are called a guarantee",
         "python/adapmixed/privacy/totals.py",
-        "if any(bound.published for bound in self._of(RenyiBound)):",
-        "if self.losses is not None and any(one.published for one in self._of(RenyiBound)):",
+        "if any(bound.published for bound in self.of(RenyiBound)):",
+        "if self.losses is not None and any(one.published for one in self.of(RenyiBound)):",
         (
             "tests/lab/reproduce/test_pmixed_published.py::"
             "test_guarantee_of_the_published_analysis_promises_nothing",
@@ -180,7 +180,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "whole statements",
         "losses for one kind of neighbours are stated for another",
-        "python/adapmixed/privacy/totals.py",
+        "python/adapmixed/privacy/epsilon.py",
         'adjacency=neighbours if neighbours == "add_remove" else adjacency,',
         "adjacency=adjacency,",
         (_PRIVACY + "test_accountant.py::test_a_guarantee_of_the_papers_leave_one_out_says_so",),
@@ -188,9 +188,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "whole statements",
         "realised losses are stated for replaced records",
-        "python/adapmixed/privacy/totals.py",
-        '        if self.kind != "fixed":\n',
-        '        if self.kind == "public":\n',
+        "python/adapmixed/privacy/epsilon.py",
+        '        if totals.kind != "fixed":\n',
+        '        if totals.kind == "public":\n',
         (
             _PRIVACY + "test_accountant.py::"
             "test_what_is_not_fixed_has_no_statement_for_a_replaced_shard",
