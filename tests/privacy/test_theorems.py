@@ -19,8 +19,9 @@ BOOKKEEPING = {
 """Modules that state no ε and no cost; nor does the package `ledger`, which keeps both."""
 
 ACCESSORS = {
-    "Account.added", "Account.bound", "Account.guarantee", "Account.parts", "Account.read",
-    "Account.written",
+    "Account.added", "Account.bound", "Account.fixed_epsilon", "Account.from_state",
+    "Account.guarantee", "Account.limit", "Account.parts", "Account.read", "Account.spent",
+    "Account.state", "Account.written",
     "Accountant.add", "Accountant.adjacency", "Accountant.bind", "Accountant.charge",
     "Accountant.charges", "Accountant.check_left", "Accountant.close", "Accountant.delta",
     "Accountant.durable", "Accountant.epsilon", "Accountant.from_state",
@@ -32,7 +33,7 @@ ACCESSORS = {
     "Losses.add",
     "Totals.add", "Totals.kind", "Totals.num_models", "Totals.of", "Totals.planned",
     "Totals.public_queries", "Totals.queries", "Totals.renyi",
-    "checked_array", "format_epsilon",
+    "bound_to", "check_left", "checked_array", "format_epsilon",
 }  # fmt: skip
 """What was handed in, in another form: added up, counted, written down, checked."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from adapmixed.checks import check_delta, check_epsilon, check_question
 from adapmixed.privacy.budget import ShardBudget
@@ -126,6 +129,31 @@ class Account:
         settings = self.settings
         return parts_of(self.totals, settings.delta, settings.adjacency, self.budget)
 
+    def fixed_epsilon(self, delta: float) -> float:
+        """Return ε at this δ; raise ValueError if the total is not fixed."""
+        found = self.guarantee(delta, self.settings.adjacency)
+        if found.kind not in ("fixed", "public") or found.epsilon is None:
+            raise ValueError(
+                f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
+                "guarantee() says what can be stated"
+            )
+        return found.epsilon
+
+    def spent(self) -> NDArray[np.float64]:
+        """Return (N,) what each shard has spent: private. Raise ValueError if none has a budget."""
+        models = self.totals.num_models
+        if models is None and self.binding is not None:
+            models = self.binding.num_models
+        if self.settings.epsilon is None or models is None:
+            raise ValueError("spent needs epsilon and a first charge: no shard has a budget")
+        return np.zeros(models) if self.totals.spent is None else self.totals.spent.copy()
+
+    def limit(self) -> float:
+        """Return what each shard may spend. Raise ValueError if none has a budget."""
+        if self.budget is None:
+            raise ValueError("limit needs epsilon and a first charge: no shard has a budget")
+        return self.budget.amount
+
     def written(self) -> dict[str, Any]:
         """Write everything but the settings as JSON values: private."""
         binding, budget = self.binding, self.budget
@@ -134,6 +162,20 @@ class Account:
             "budget": None if budget is None else write_fields(budget),
             "totals": write_totals(self.totals),
         }
+
+    def state(self) -> dict[str, Any]:
+        """Write everything as JSON values: private."""
+        return {"settings": write_fields(self.settings), "account": self.written()}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Account:
+        """Read what `state` gave.
+
+        Raises:
+            ValueError: it is no such state.
+        """
+        values = check_keys("state", dict(state), {"settings", "account"})
+        return Account.read(read_fields(Settings, values["settings"]), values["account"])
 
     @staticmethod
     def read(settings: Settings, written: Any) -> Account:

@@ -1,4 +1,14 @@
-"""The ε that follows from the totals of all charges, computed when it is asked for."""
+"""The ε that follows from the totals of all charges, computed when it is asked for.
+
+What is stated (proofs in docs/privacy.md), with E_i the total of shard i's realised losses and of
+the costs fixed beforehand, P and Q the distributions of the transcript with and without shard i:
+
+- fixed costs only: (ε, δ)-DP.
+- realised losses: P(S) <= ∫_S e^{E_i + c_α(δ)} dQ + δ and the same with P and Q exchanged, an
+  ex-post statement about the removal of shard i whose exponent depends on the transcript.
+
+Totals are upper bounds: losses are inflated by their error bound, sums are rounded up.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "budgets hold",
         "a generation does not see what earlier ones have spent of a plan",
-        "python/adapmixed/privacy/accountant.py",
+        "python/adapmixed/privacy/charged.py",
         "if planned is not None and answered + queries > planned:",
         "if planned is not None and queries > planned:",
         (
@@ -56,7 +56,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "voiding raises",
         "a budget of every shard is accepted for losses that depend on the other members",
-        "python/adapmixed/privacy/accountant.py",
+        "python/adapmixed/privacy/charged.py",
         "    if mechanism.no_budget:\n",
         "    if mechanism.no_budget and mechanism.measure is not None:\n",
         ("tests/misuse/test_misuse.py::test_no_filter_runs_on_adapmixed",),
