@@ -50,10 +50,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "costs are the theorems'",
         "a mean over a subset is amplified at the sampling rate",
-        "python/adapmixed/privacy/pmixed.py",
-        "return min(1.0, up(-math.expm1(up_magnitude(num_models * math.log1p(-rate)))))",
+        "python/adapmixed_lab/audit/subsets.py",
+        "return min(1.0, up(-math.expm1(_up_magnitude(num_models * math.log1p(-rate)))))",
         "return rate",
-        (_PRIVACY + "test_pmixed_bound.py::test_amplification_rate",),
+        ("tests/lab/audit/test_subsets.py::test_amplification_rate",),
     ),
     Fault(
         "costs are the theorems'",
