@@ -208,10 +208,10 @@ def test_opening_reads_two_records_however_many_there_are(
 
     make(path, 50).close()
     asked: list[str] = []
-    connect, read = store._connect, []
+    connect, read = store.connect, []
     record = store._record
     with monkeypatch.context() as patched:
-        patched.setattr(store, "_connect", lambda *a: Statements(connect(*a), asked))
+        patched.setattr(store, "connect", lambda *a: Statements(connect(*a), asked))
         patched.setattr(store, "_record", lambda row: read.append(row) or record(row))
         with Accountant(DELTA, path=path) as ledger:
             assert len(read) == 2 and state(ledger) == state(plain(50))

@@ -148,7 +148,7 @@ def test_the_head_never_says_more_than_is_on_the_device(
 def test_a_record_that_cannot_be_made_durable_leaves_the_head(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adapmixed.privacy.ledger.store.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("adapmixed.privacy.ledger.database.BUSY_SECONDS", 0.1)
     ledger = make(path, 2)
     reader = Store(str(path), read_only=True)  # of this moment: the log is needed to its end
     with monkeypatch.context() as patched:

@@ -171,7 +171,7 @@ def test_files_that_are_read_only_are_refused(closed: str) -> None:
 
 
 def test_another_program_that_writes_is_refused(path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("adapmixed.privacy.ledger.store.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("adapmixed.privacy.ledger.database.BUSY_SECONDS", 0.1)
     ledger = make(path, 1)
     other = sqlite3.connect(path, isolation_level=None)
     with pytest.raises(sqlite3.DatabaseError, match="only ever added to"):

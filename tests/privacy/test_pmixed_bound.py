@@ -7,7 +7,7 @@ import mpmath
 import pytest
 from just_above import assert_just_above, exactly
 
-from adapmixed.privacy.pmixed import amplification_rate, radius_for_epsilon, sound_bound
+from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
 
 
 def exact_sound_bound(order, radius, num_models, rate):
@@ -56,16 +56,6 @@ def test_radius_at_the_ends():
     assert math.isfinite(radius_for_epsilon(18, 1e307, 80))
 
 
-def test_amplification_rate():
-    assert amplification_rate(0.03, 100, "slots") == 0.03
-    exact = exactly(lambda: 1 - (1 - mpmath.mpf(0.03)) ** 100)
-    assert_just_above(amplification_rate(0.03, 100, "subset"), exact)
-    assert amplification_rate(0.03, 1, "subset") == pytest.approx(0.03, rel=1e-14)
-    assert amplification_rate(0.0, 9, "subset") == 0.0
-    assert amplification_rate(1.0, 9, "subset") == 1.0
-    assert amplification_rate(1 - 1e-12, 9, "subset") <= 1.0
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -73,7 +63,6 @@ def test_amplification_rate():
         (lambda: sound_bound(3, math.nan, 80), "radius must be >= 0, got nan"),
         (lambda: sound_bound(3, 1.0, 0), "num_models must be an integer >= 1"),
         (lambda: radius_for_epsilon(3, math.nan, 80), "epsilon must be >= 0"),
-        (lambda: amplification_rate(0.1, 8, "both"), "divide_by must be 'slots' or 'subset'"),
     ],
 )
 def test_errors_in_words(call, message):

@@ -19,8 +19,9 @@ BOOKKEEPING = {
 """Modules that state no ε and no cost; nor does the package `ledger`, which keeps both."""
 
 ACCESSORS = {
-    "Account.added", "Account.bound", "Account.guarantee", "Account.parts", "Account.read",
-    "Account.written",
+    "Account.added", "Account.bound", "Account.fixed_epsilon", "Account.from_state",
+    "Account.guarantee", "Account.limit", "Account.parts", "Account.read", "Account.spent",
+    "Account.state", "Account.written",
     "Accountant.add", "Accountant.adjacency", "Accountant.bind", "Accountant.charge",
     "Accountant.charges", "Accountant.check_left", "Accountant.close", "Accountant.delta",
     "Accountant.durable", "Accountant.epsilon", "Accountant.from_state",
@@ -30,9 +31,9 @@ ACCESSORS = {
     "IndividualCharge.num_models", "IndividualCharge.queries",
     "LeaveOneOutLoss.num_models", "LeaveOneOutLoss.queries",
     "Losses.add",
-    "Totals.add", "Totals.kind", "Totals.num_models", "Totals.planned", "Totals.public_queries",
-    "Totals.queries",
-    "checked_array", "format_epsilon",
+    "Totals.add", "Totals.kind", "Totals.num_models", "Totals.of", "Totals.planned",
+    "Totals.public_queries", "Totals.queries", "Totals.renyi",
+    "bound_to", "check_left", "checked_array", "format_epsilon",
 }  # fmt: skip
 """What was handed in, in another form: added up, counted, written down, checked."""
 
@@ -72,7 +73,7 @@ def test_all_of_them_were_asked() -> None:
     assert {"c_alpha", "zcdp_to_dp", "clipped_mixing_epsilon", "plan", "sound_bound"} <= asked
     assert {"replace_one_epsilon", "emptied_share", "smallest_epsilon", "law_error"} <= asked
     assert {"Accountant.guarantee", "Accountant.get_epsilon", "Accountant.breakdown"} <= asked
-    assert {"Totals.guarantee", "Totals.parts", "Totals.admit"} <= asked
+    assert {"guarantee_of", "parts_of", "Totals.admit"} <= asked
     assert {"ShardBudget.epsilon", "ShardBudget.for_epsilon", "DominatingPair.renyi"} <= asked
     assert COMPUTED.keys() >= ACCESSORS, ACCESSORS - COMPUTED.keys()
     exported = {name: inspect.unwrap(getattr(privacy, name)) for name in privacy.__all__}

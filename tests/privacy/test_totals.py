@@ -14,7 +14,6 @@ from adapmixed.privacy import (
     IndividualCharge,
     PublicAnswer,
     UnprotectedAnswer,
-    totals,
 )
 from adapmixed.privacy.clipped_log_pool import RANGE_ERROR, bounded_range_rho
 from adapmixed.privacy.composition import clipped_mixing_epsilon
@@ -30,7 +29,7 @@ def coarse(monkeypatch):
     def quick(*arguments, **options):
         return clipped_mixing_epsilon(*arguments, **options, points=2**13)
 
-    monkeypatch.setattr(totals, "clipped_mixing_epsilon", quick)
+    monkeypatch.setattr("adapmixed.privacy.epsilon.clipped_mixing_epsilon", quick)
 
 
 def test_the_whole_budget_is_charged_with_the_first_answer():

@@ -1,4 +1,4 @@
-"""Plant every fault of `faults.py` in a copy of the sources; one of its tests must fail.
+"""Plant every fault of `faults` in a copy of the sources; one of its tests must fail.
 
     python -m tests.promises.plant [--only WORD] [--python-only] [--keep-going]
 

@@ -6,31 +6,23 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.adapted import checked_layers, ensemble_layers, merged_layers
-from adapmixed.ensemble.adapters import MISSING, Adapter, read_adapter
+from adapmixed.ensemble.adapted import merged_layers
+from adapmixed.ensemble.adapters import Adapter
 from adapmixed.ensemble.batched_lora import stack_adapters
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.ensemble.layers import head_name
-from adapmixed.ensemble.loading import load_base
-from adapmixed.ensemble.manifest import read_manifest
-from adapmixed.ensemble.provenance import (
-    check_files,
-    check_names,
-    check_one_base,
-    fingerprint,
-    source_of,
-)
+from adapmixed.ensemble.members import read_members
+from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
 from adapmixed.ensemble.trunk import find_trunk, repeat_at
-from adapmixed.ensemble.vocabulary import check_tokenizers, unnamed_ids
+from adapmixed.ensemble.vocabulary import unnamed_ids
 from adapmixed.ranks import ALONE, Ranks
 
 _LOG = logging.getLogger(__name__)
@@ -160,89 +152,28 @@ class Ensemble:
                 `adapter_config.json`; or if the base is of a kind that is refused (docs/models.md);
                 if there are more ranks than members, or ranks that have read something else.
         """
-        manifest, root, revision = None, Path(), None
-        if isinstance(folder, str | os.PathLike):
-            root = Path(folder)
-            manifest = read_manifest(root)
-            revision = manifest.revision
-            if adapted is not None:
-                raise ValueError(f"adapted must be None for {root}: its ensemble.json names layers")
-            adapted = manifest.adapted
-            paths = [None if name is None else root / name for name in manifest.members]
-        else:
-            adapted = None if adapted is None else checked_layers(adapted)
-            paths = [None if path is None else Path(path) for path in folder]
-        if not paths:
-            raise ValueError("an ensemble must have at least one private model, got 0")
-        resolved = [path.resolve() for path in paths if path is not None]
-        if len(set(resolved)) != len(resolved):
-            raise ValueError("members must be distinct: one listed twice counts its shard twice")
-        source = source_of(base)
-        compared = check_files(source, root, manifest)
-        model, tokenizer = load_base(base, dtype, revision=revision)
-        if not all(compared):  # the files of a hub name are there once it is loaded
-            compared = check_files(source, root, manifest)
-        same_base, same_tokenizer = compared
-        if device is not None:
-            model = model.to(device)
-        name = source or type(base).__name__
-        adapted = ensemble_layers(paths, adapted)
-        ranks = ranks.over(len(paths), repeated=set(adapted) == {head_name(model)})
-        mine = paths[ranks.own(len(paths))]
-        present = [path for path in mine if path is not None]
-        check_tokenizers(present, tokenizer, name, int(model.config.get_text_config().vocab_size))
-        _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
-        read = {path: read_adapter(model, path) for path in present}
-        adapters = [MISSING if path is None else read[path] for path in mine]
-        names = {str(path): one.base_name for path, one in read.items()}
-        if same_base:
-            check_one_base(names)
-        else:
-            # Of a hub name in full, the tokenizer goes with the weights.
-            same_base = same_tokenizer = check_names(source, names)
-        if not ranks.alone:
-            facts = {
-                "the ensemble": manifest or [path and path.name for path in paths],
-                "the adapted layers": adapted,
-                "the base": source if manifest is None else None,
-                "whether the base was verified": (same_base, same_tokenizer),
-                "the dtype": model.dtype,
-                "the vocabulary": model.config.get_text_config().vocab_size,
-                "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
-            }
-            ranks.agree(facts)
-        disjoint = len(paths) == 1 if manifest is None else manifest.disjoint
-        assigned_by = None if manifest is None else manifest.document_names
-        # A model object may have been changed since it was read from the files it names.
-        same_base = same_base and isinstance(base, str | os.PathLike)
-        checked = {
-            "shards": disjoint,
-            "positions": len(paths) == 1 or assigned_by != "positions",
-            "names": len(paths) == 1 or assigned_by is not None or not disjoint,
-            "base": same_base,
-            "tokenizer": same_tokenizer or not same_base or tokenizer is None,
-        }
-        unverified = tuple(name for name, done in checked.items() if not done)
-        ensemble = cls(
-            model,
-            adapters,
-            adapted=adapted,
-            tokenizer=tokenizer,
-            unverified=unverified,
-            ranks=ranks,
-            num_models=len(paths),
+        members = read_members(
+            base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks
         )
-        if not ranks.alone:  # each has tried its own device: caches must have the same rows
-            ranks.agree({"what members share": ensemble.trunk})
-        recorded = None if manifest is None else manifest.base_sha256
-        ensemble.fingerprint = fingerprint(base, paths, recorded)
+        ensemble = cls(
+            members.model,
+            members.adapters,
+            adapted=members.adapted,
+            tokenizer=members.tokenizer,
+            unverified=members.unverified,
+            ranks=members.ranks,
+            num_models=len(members.paths),
+        )
+        if not members.ranks.alone:  # each has tried its own device: caches must have the same rows
+            members.ranks.agree({"what members share": ensemble.trunk})
+        ensemble.fingerprint = fingerprint(base, members.paths, members.base_sha256)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,
             ensemble.vocab_size,
             ensemble.max_positions or "unlimited",
             ensemble.trunk,
-            ", ".join(unverified) or "nothing",
+            ", ".join(ensemble.unverified) or "nothing",
         )
         return ensemble
 
@@ -311,7 +242,7 @@ class Ensemble:
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
         batch, length = ids.shape
         chunk = self._forward.chunk_size(batch, length, memory_bytes, last_only=False)
-        return self._chunks(ids, mask, chunk, room or LogitsRoom())
+        return self._forward.chunks(ids, mask, chunk, room or LogitsRoom())
 
     def decoder(
         self,
@@ -361,16 +292,3 @@ class Ensemble:
         if overflow == "slide" and self.max_positions is not None:
             window = min(window, self.max_positions)
         return self._forward.sequence_bytes(window, beside)
-
-    def _chunks(
-        self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        batch, length = ids.shape
-        room.release(chunk * self._forward.logits_size(batch))  # not beside what this input needs
-        cache = self._forward.new_cache(length) if chunk < length else None
-        for start in range(0, length, chunk):
-            stop = min(start + chunk, length)
-            part = None if mask is None else mask[:, :stop]
-            result = self._forward(ids[:, start:stop], part, cache, room=room)
-            yield slice(start, stop), result[1:], result[0]
-            del result  # gone, if the reader's are, before the next one is computed

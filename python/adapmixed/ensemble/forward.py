@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -158,6 +158,20 @@ class BatchedForward:
         if self.masked_ids is not None:
             logits.index_fill_(-1, self.masked_ids, float("-inf"))
         return logits
+
+    def chunks(
+        self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield the logits of `chunk` positions at a time: (slice, private, public)."""
+        batch, length = ids.shape
+        room.release(chunk * self.logits_size(batch))  # not beside what this input needs
+        cache = self.new_cache(length) if chunk < length else None
+        for start in range(0, length, chunk):
+            stop = min(start + chunk, length)
+            part = None if mask is None else mask[:, :stop]
+            result = self(ids[:, start:stop], part, cache, room=room)
+            yield slice(start, stop), result[1:], result[0]
+            del result  # gone, if the reader's are, before the next one is computed
 
     @cached_property
     @torch.no_grad()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from adapmixed.checks import check_delta, check_epsilon, check_question
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import check_keys, read_fields, write_fields
+from adapmixed.privacy.epsilon import Parts, guarantee_of, parts_of
 from adapmixed.privacy.events import Event, IndividualCharge
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.state import read_totals, write_totals
-from adapmixed.privacy.totals import Parts, Totals
+from adapmixed.privacy.totals import Totals
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,38 @@ class Account:
         return ShardBudget.for_epsilon(epsilon, delta, order, self.settings.adjacency)
 
     def guarantee(self, delta: float, adjacency: str) -> Guarantee:
-        """Return the guarantee of all charges; see `Totals.guarantee`."""
-        return self.totals.guarantee(delta, adjacency, self.budget)
+        """Return the guarantee of all charges; see `guarantee_of`."""
+        return guarantee_of(self.totals, delta, adjacency, self.budget)
 
     def parts(self) -> Parts:
-        """Return the parts of ε; see `Totals.parts`."""
-        return self.totals.parts(self.settings.delta, self.settings.adjacency, self.budget)
+        """Return the parts of ε; see `parts_of`."""
+        settings = self.settings
+        return parts_of(self.totals, settings.delta, settings.adjacency, self.budget)
+
+    def fixed_epsilon(self, delta: float) -> float:
+        """Return ε at this δ; raise ValueError if the total is not fixed."""
+        found = self.guarantee(delta, self.settings.adjacency)
+        if found.kind not in ("fixed", "public") or found.epsilon is None:
+            raise ValueError(
+                f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
+                "guarantee() says what can be stated"
+            )
+        return found.epsilon
+
+    def spent(self) -> NDArray[np.float64]:
+        """Return (N,) what each shard has spent: private. Raise ValueError if none has a budget."""
+        models = self.totals.num_models
+        if models is None and self.binding is not None:
+            models = self.binding.num_models
+        if self.settings.epsilon is None or models is None:
+            raise ValueError("spent needs epsilon and a first charge: no shard has a budget")
+        return np.zeros(models) if self.totals.spent is None else self.totals.spent.copy()
+
+    def limit(self) -> float:
+        """Return what each shard may spend. Raise ValueError if none has a budget."""
+        if self.budget is None:
+            raise ValueError("limit needs epsilon and a first charge: no shard has a budget")
+        return self.budget.amount
 
     def written(self) -> dict[str, Any]:
         """Write everything but the settings as JSON values: private."""
@@ -132,6 +162,20 @@ class Account:
             "budget": None if budget is None else write_fields(budget),
             "totals": write_totals(self.totals),
         }
+
+    def state(self) -> dict[str, Any]:
+        """Write everything as JSON values: private."""
+        return {"settings": write_fields(self.settings), "account": self.written()}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Account:
+        """Read what `state` gave.
+
+        Raises:
+            ValueError: it is no such state.
+        """
+        values = check_keys("state", dict(state), {"settings", "account"})
+        return Account.read(read_fields(Settings, values["settings"]), values["account"])
 
     @staticmethod
     def read(settings: Settings, written: Any) -> Account:

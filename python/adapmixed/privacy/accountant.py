@@ -1,14 +1,4 @@
-"""The accountant: every charge of an ensemble in, a guarantee out.
-
-What is stated (proofs in docs/privacy.md), with E_i the total of shard i's realised losses and of
-the costs fixed beforehand, P and Q the distributions of the transcript with and without shard i:
-
-- fixed costs only: (ε, δ)-DP.
-- realised losses: P(S) <= ∫_S e^{E_i + c_α(δ)} dQ + δ and the same with P and Q exchanged, an
-  ex-post statement about the removal of shard i whose exponent depends on the transcript.
-
-Totals are upper bounds: losses are inflated by their error bound, sums are rounded up.
-"""
+"""The accountant: every charge of an ensemble in, a guarantee out."""
 
 from __future__ import annotations
 
@@ -16,63 +6,17 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.errors import BudgetSpentError
-from adapmixed.privacy.account import Account, Binding, Settings
-from adapmixed.privacy.encoding import check_keys, read_fields, write_fields
+from adapmixed.privacy.account import Account, Settings
+from adapmixed.privacy.charged import Charged, Proposed, bound_to, check_left
+from adapmixed.privacy.encoding import write_fields
 from adapmixed.privacy.events import Caveat, Event
 from adapmixed.privacy.guarantee import Guarantee
 from adapmixed.privacy.ledger.file import LedgerFile
-
-
-class Charged(Protocol):
-    """What the accountant needs of a mechanism."""
-
-    @property
-    def measure(self) -> tuple[str, float | None] | None:
-        """Of its individual charges, ("zcdp", None) or ("renyi", order); None if it has none."""
-
-    @property
-    def no_budget(self) -> str:
-        """Why no budget of every shard can be kept; "" if one can."""
-
-    @property
-    def no_total(self) -> str:
-        """Why there is no guarantee without such a budget; "" if there is one."""
-
-    @property
-    def no_replacement(self) -> str:
-        """Why there is no guarantee for replaced records (replace-one); "" if there is one."""
-
-    @property
-    def planned_queries(self) -> int | None:
-        """How many queries its guarantee is planned for; None: any number."""
-
-
-class Proposed(Protocol):
-    """What the accountant needs of a proposal; see `mechanisms.Proposal`."""
-
-    @property
-    def mechanism(self) -> Charged: ...
-    @property
-    def num_models(self) -> int: ...
-    @property
-    def ensemble(self) -> str | None: ...
-    def begin(self) -> Begun: ...
-
-
-class Begun(Protocol):
-    """What the accountant needs of a charge that it has begun; see `mechanisms.charge.Charge`."""
-
-    def individual_charges(self) -> NDArray[np.float64]: ...
-    def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]: ...
-    def settle(self, active: NDArray[np.bool_] | None) -> None: ...
-    def fail(self) -> None: ...
 
 
 class Accountant:
@@ -151,14 +95,7 @@ class Accountant:
         Raises:
             ValueError: without `epsilon`, or before N is known.
         """
-        account = self._account
-        models = account.totals.num_models
-        if models is None and account.binding is not None:
-            models = account.binding.num_models
-        if account.settings.epsilon is None or models is None:
-            raise ValueError("spent needs epsilon and a first charge: no shard has a budget")
-        spent = account.totals.spent
-        return np.zeros(models) if spent is None else spent.copy()
+        return self._account.spent()
 
     @property
     def limit(self) -> float:
@@ -167,9 +104,7 @@ class Accountant:
         Raises:
             ValueError: without `epsilon`, or before a mechanism is known.
         """
-        if self._account.budget is None:
-            raise ValueError("limit needs epsilon and a first charge: no shard has a budget")
-        return self._account.budget.amount
+        return self._account.limit()
 
     def bind(self, mechanism: Charged, num_models: int, ensemble: str | None = None) -> None:
         """Bind the accountant to a mechanism and an ensemble; it can be charged for no others.
@@ -188,17 +123,11 @@ class Accountant:
         """
         with self._lock:
             self._check_usable()
-            self._bind(self._bound(mechanism, num_models, ensemble))
+            self._bind(bound_to(self._account, mechanism, num_models, ensemble))
 
     def _bind(self, account: Account) -> None:
         if account is not self._account and account.binding is not None:
             self._commit({"binding": write_fields(account.binding)}, account)
-
-    def _bound(self, mechanism: Charged, num_models: int, ensemble: str | None) -> Account:
-        """Return the account bound to these; itself if it is."""
-        _check_fits(mechanism, self._account.settings)
-        measure, order = mechanism.measure or (None, None)
-        return self._account.bound(Binding(repr(mechanism), num_models, measure, order, ensemble))
 
     def check_left(self, mechanism: Charged, queries: int) -> None:
         """Raise BudgetSpentError if fewer queries are left of the mechanism's plan.
@@ -206,13 +135,7 @@ class Accountant:
         Args:
             queries: the most that may be answered: an answer that ends early takes fewer.
         """
-        planned, answered = mechanism.planned_queries, self._account.totals.planned
-        if planned is not None and answered + queries > planned:
-            raise BudgetSpentError(
-                f"queries must stay within the {planned} that the mechanism was planned for, "
-                f"{answered} of which are spent, got up to {queries} more (an answer that ends "
-                "early takes fewer, but that is not known beforehand)"
-            )
+        check_left(mechanism, self._account.totals.planned, queries)
 
     def charge(self, proposal: Proposed) -> None:
         """Charge a proposal, which can then be released. With a path, durable when this returns.
@@ -231,7 +154,8 @@ class Accountant:
             begun = proposal.begin()
             try:
                 self._check_usable()
-                bound = self._bound(proposal.mechanism, proposal.num_models, proposal.ensemble)
+                of = (proposal.mechanism, proposal.num_models, proposal.ensemble)
+                bound = bound_to(self._account, *of)
                 active = None
                 if bound.budget is not None:
                     active = bound.totals.admit(begun.individual_charges(), bound.budget)
@@ -290,8 +214,7 @@ class Accountant:
         Raises:
             ValueError: "replace_one" of realised losses, which have no such statement.
         """
-        account = self._account
-        return account.guarantee(self.delta, adjacency or self.adjacency)
+        return self._account.guarantee(self.delta, adjacency or self.adjacency)
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε at this δ of everything charged so far, rounded up: docs/privacy.md, section 1.
@@ -300,13 +223,7 @@ class Accountant:
             ValueError: the total is not fixed: it depends on private data, rests on the published
                 bound, or there is no guarantee. `guarantee()` says which.
         """
-        found = self._account.guarantee(delta, self.adjacency)
-        if found.kind not in ("fixed", "public") or found.epsilon is None:
-            raise ValueError(
-                f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
-                "guarantee() says what can be stated"
-            )
-        return found.epsilon
+        return self._account.fixed_epsilon(delta)
 
     def breakdown(self) -> dict[str, float]:
         """Return the "mixing", "screening", "conversion" and "total" of ε (Table 2b).
@@ -315,17 +232,12 @@ class Accountant:
 
         "total" equals `guarantee().epsilon`; with unprotected answers "mixing" and "total" are inf.
         """
-        parts = self._account.parts()
-        return {
-            name: getattr(parts, name) for name in ("mixing", "screening", "conversion", "total")
-        }
+        parts = vars(self._account.parts())
+        return {name: parts[name] for name in ("mixing", "screening", "conversion", "total")}
 
     def state(self) -> dict[str, Any]:
         """Return settings and totals as JSON values, exact to the bit: private."""
-        return {
-            "settings": write_fields(self._account.settings),
-            "account": self._account.written(),
-        }
+        return self._account.state()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Accountant:
@@ -337,10 +249,9 @@ class Accountant:
         Raises:
             ValueError: it is no such state.
         """
-        values = check_keys("state", dict(state), {"settings", "account"})
-        settings = read_fields(Settings, values["settings"])
-        accountant = cls(settings.delta, epsilon=settings.epsilon, adjacency=settings.adjacency)
-        accountant._account = Account.read(settings, values["account"])
+        account = Account.from_state(state)
+        accountant = cls(**vars(account.settings))
+        accountant._account = account
         return accountant
 
     def goes_on_from(self, other: Accountant) -> bool:
@@ -357,12 +268,7 @@ class Accountant:
     def __enter__(self) -> Accountant:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -390,31 +296,3 @@ def _leave_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_in_child)
-
-
-def _check_fits(mechanism: Charged, settings: Settings) -> None:
-    """Raise unless the mechanism's charges give a guarantee under these settings."""
-    delta = getattr(mechanism, "delta", settings.delta)
-    if delta != settings.delta:
-        raise ValueError(
-            f"delta must be the mechanism's own, {delta!r}, got an accountant of {settings.delta!r}"
-        )
-    if settings.adjacency == "replace_one" and mechanism.no_replacement:
-        raise ValueError(
-            f"adjacency must be 'zero_out' for {type(mechanism).__name__}, got 'replace_one': "
-            f"{mechanism.no_replacement}"
-        )
-    if settings.epsilon is None:
-        if mechanism.no_total:
-            raise ValueError(mechanism.no_total)
-        return
-    if mechanism.no_budget:
-        raise ValueError(
-            f"epsilon must be None for {type(mechanism).__name__}, got {settings.epsilon!r}: "
-            f"{mechanism.no_budget}"
-        )
-    if mechanism.planned_queries is not None:
-        raise ValueError(
-            f"queries must be None if every shard has a budget, got {mechanism.planned_queries}: "
-            "any number of queries keeps it"
-        )

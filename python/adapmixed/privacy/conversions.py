@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 from adapmixed.checks import check_count, check_delta, check_order, check_real
 from adapmixed.privacy.rounding import sum_up, up
@@ -71,32 +70,16 @@ def _best_order(rho: float, delta: float) -> tuple[float, float]:
     return cost(middle), 1 + math.exp(middle)
 
 
-def gaussian_rdp(order: float, sensitivity: float, sigma: float) -> float:
-    """α Δ² / (2 σ²), rounded up: the Rényi cost of the Gaussian mechanism of L2 sensitivity Δ.
-
-    Mironov 2017, Corollary 3; docs/privacy.md, section 7.
-    """
-    order, rho = check_order(order), gaussian_rho(sensitivity, sigma)
-    return 0.0 if rho == 0 else up(order * rho)
-
-
-def gaussian_rho(sensitivity: float, sigma: float) -> float:
-    """Δ² / (2 σ²), rounded up: the zCDP cost of the Gaussian mechanism of L2 sensitivity Δ.
-
-    Bun and Steinke 2016, Proposition 1.6; docs/privacy.md, section 7.
-    """
-    ratio = _ratio("sensitivity", sensitivity, sigma)
-    return 0.0 if sensitivity == 0 else up(up(ratio * ratio) / 2)
-
-
 def screening_rho(weight: float, sigma: float, num_models: int) -> float:
     """(weight / (N σ))², rounded up: one screening costs order times this at every order.
 
     The L2 sensitivity is √2 weight / N (noise before re-scaling), so α Δ²/(2σ²) = α (weight/(Nσ))².
     Proof: docs/privacy.md, section 7.
     """
-    ratio = _ratio("weight", weight, sigma)
-    share = up(ratio / check_count("num_models", num_models, 1))
+    weight, sigma = check_real("weight", weight), check_real("sigma", sigma)
+    if sigma == 0:
+        raise ValueError("sigma must be > 0, got 0.0")
+    share = up(up(weight / sigma) / check_count("num_models", num_models, 1))
     return 0.0 if weight == 0 else up(share * share)
 
 
@@ -107,13 +90,6 @@ def screening_rdp(order: float, weight: float, sigma: float, num_models: int) ->
     """
     order, rho = check_order(order), screening_rho(weight, sigma, num_models)
     return 0.0 if rho == 0 else up(order * rho)
-
-
-def _ratio(name: str, value: Any, sigma: Any) -> float:
-    value, sigma = check_real(name, value), check_real("sigma", sigma)
-    if sigma == 0:
-        raise ValueError("sigma must be > 0, got 0.0")
-    return float(up(value / sigma))
 
 
 def emptied_share(epsilon: float, delta: float) -> float:

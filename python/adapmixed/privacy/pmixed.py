@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from adapmixed.checks import check_count, check_order, check_rate, check_real
-from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up, up_magnitude
+from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
 
 _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this
 
@@ -24,7 +24,7 @@ def sound_bound(order: float, radius: float, num_models: int, rate: float = 1.0)
 
     Args:
         order: α > 1.  radius: R >= 0, +inf allowed.  num_models: N >= 1.
-        rate: g, from `amplification_rate`; 1 without subsampling.
+        rate: g, if a hidden random subset weighs each member by g/N; 1 without subsampling.
     """
     order, radius = check_order(order), check_real("radius", radius, infinite=True)
     num_models, rate = check_count("num_models", num_models), check_rate("rate", rate)
@@ -59,21 +59,3 @@ def radius_for_epsilon(order: float, epsilon: float, num_models: int, rate: floa
     if math.isinf(guess):
         return epsilon  # representable and safe: the bound never exceeds the radius
     return lowered(guess, epsilon, lambda r: sound_bound(order, r, num_models, rate) <= epsilon)
-
-
-def amplification_rate(sample_rate: float, num_models: int, divide_by: str) -> float:
-    """g in [0, 1] such that a hidden Poisson subset at `sample_rate` weighs each member by g/N.
-
-    "slots": the answer is (1/N)[Σ_{i∈S} p̄_i + (N-|S|) q], so g = s. "subset": Σ_{i∈S} p̄_i / |S|
-    (q when S is empty), so g = 1 - (1-s)^N, rounded up: dividing by |S| undoes the subsampling.
-    Proof: docs/privacy.md, section 2.
-    """
-    rate = check_rate("sample_rate", sample_rate)
-    num_models = check_count("num_models", num_models)
-    if divide_by == "slots":
-        return rate
-    if divide_by != "subset":
-        raise ValueError(f"divide_by must be 'slots' or 'subset', got {divide_by!r}")
-    if rate in (0.0, 1.0):
-        return rate
-    return min(1.0, up(-math.expm1(up_magnitude(num_models * math.log1p(-rate)))))

@@ -23,11 +23,6 @@ def up(value: float) -> float:
     return value + 4 * math.ulp(value)
 
 
-def up_magnitude(value: float) -> float:
-    """`value` moved away from 0 by 4 ulp."""
-    return value - 4 * math.ulp(value) if value < 0 else up(value)
-
-
 def sum_up(*terms: float) -> float:
     """The sum of terms, each with an error of a few ulp, moved up by 2^-50 of their magnitudes."""
     return math.fsum(terms) + _SUM_SLACK * math.fsum(map(abs, terms))

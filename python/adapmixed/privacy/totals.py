@@ -1,13 +1,12 @@
-"""Everything that was charged so far, and the ε that follows.
+"""Everything that was charged so far.
 
 Events of a fixed cost are counted. Realised losses and individual charges enter arrays, rounded up
-at each addition, so that the same events give the same bits on every machine. An ε is computed when
-it is asked for.
+at each addition, so that the same events give the same bits on every machine. The ε that follows is
+computed by `epsilon`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -15,20 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.checks import check_question
 from adapmixed.errors import BudgetSpentError
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.composition import clipped_mixing_epsilon
-from adapmixed.privacy.conversions import (
-    c_alpha,
-    rdp_to_dp,
-    replace_one_epsilon,
-    screening_rho,
-    zcdp_to_dp,
-)
 from adapmixed.privacy.events import (
-    CAVEATS,
     LOSS_ABSOLUTE_ERROR,
     BoundedRangeAnswer,
     Caveat,
@@ -41,8 +29,7 @@ from adapmixed.privacy.events import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.rounding import add_up, array_add_up, times_up
+from adapmixed.privacy.rounding import array_add_up
 
 Counted = (
     GaussianScreening
@@ -54,7 +41,7 @@ Counted = (
 )
 """Events of a cost that does not depend on private data."""
 
-_FAMILIES = {
+FAMILIES = {
     LeaveOneOutLoss: "realised losses or Rényi bounds",
     RenyiBound: "realised losses or Rényi bounds",
     GaussianScreening: "realised losses or Rényi bounds",
@@ -90,20 +77,6 @@ class Losses:
         for position in range(event.queries):
             total = array_add_up(total, loss[:, position])
         return replace(self, total=total, queries=self.queries + event.queries)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of an ε; mixing + screening + conversion <= total (rounded up, >= 0).
-
-    `order` is the Rényi order that gives it, None without one.
-    """
-
-    mixing: float
-    screening: float
-    conversion: float
-    total: float
-    order: float | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +176,7 @@ class Totals:
         return active
 
     def _check_family(self, event: object) -> None:
-        family, known = _FAMILIES.get(type(event)), self._family
+        family, known = FAMILIES.get(type(event)), self._family
         if None not in (family, known) and family != known:
             raise ValueError(
                 f"events must come from one mechanism, got {family} after {known}: no joint total "
@@ -218,10 +191,10 @@ class Totals:
     @property
     def _family(self) -> str | None:
         if self.spent is not None:
-            return _FAMILIES[IndividualCharge]
+            return FAMILIES[IndividualCharge]
         if self.losses is not None:
-            return _FAMILIES[LeaveOneOutLoss]
-        return next((_FAMILIES[type(e)] for e in self.counts if type(e) in _FAMILIES), None)
+            return FAMILIES[LeaveOneOutLoss]
+        return next((FAMILIES[type(e)] for e in self.counts if type(e) in FAMILIES), None)
 
     @property
     def num_models(self) -> int | None:
@@ -233,17 +206,19 @@ class Totals:
         return next((int(e.num_models) for e in self.counts if hasattr(e, "num_models")), None)
 
     def _check_orders(self, orders: tuple[float, ...], adjacency: str) -> None:
-        known = self._orders()
+        known = self.renyi
         if known is not None and known != (orders, adjacency):
             raise ValueError(
                 "orders and adjacency must be the same in every event, got "
                 f"{(orders, adjacency)!r} after {known!r}"
             )
 
-    def _orders(self) -> tuple[tuple[float, ...], str] | None:
+    @property
+    def renyi(self) -> tuple[tuple[float, ...], str] | None:
+        """Rényi orders and the neighbours that they are about, None without Rényi costs."""
         if self.losses is not None:
             return self.losses.orders, self.losses.adjacency
-        for bound in self._of(RenyiBound):
+        for bound in self.of(RenyiBound):
             return (bound.order,), "add_remove" if bound.published else "zero_out"
         return None
 
@@ -251,7 +226,7 @@ class Totals:
         budget = getattr(event, "budget", None)
         if budget is None:
             return
-        for known in self._of(type(event)):
+        for known in self.of(type(event)):
             if known.budget is not None and known != setting:
                 names = [
                     one.name
@@ -271,7 +246,8 @@ class Totals:
                 f"{answered}"
             )
 
-    def _of(self, kind: type) -> list[Any]:
+    def of(self, kind: type) -> list[Any]:
+        """Return the counted events of one kind."""
         return [event for event in self.counts if isinstance(event, kind)]
 
     @property
@@ -295,156 +271,10 @@ class Totals:
         """What everything so far can be promised as: one of `guarantee.KINDS`."""
         if self.counts.get(UnprotectedAnswer(0), 0):
             return "none"
-        if any(bound.published for bound in self._of(RenyiBound)):
+        if any(bound.published for bound in self.of(RenyiBound)):
             return "published"
         if self.losses is not None:
             return "data-dependent, ex-post"
         planned = any(getattr(event, "budget", None) is not None for event in self.counts)
-        counted = any(n and type(event) in _FAMILIES for event, n in self.counts.items())
+        counted = any(n and type(event) in FAMILIES for event, n in self.counts.items())
         return "fixed" if self.spent is not None or planned or counted else "public"
-
-    def guarantee(self, delta: float, adjacency: str, budget: ShardBudget | None) -> Guarantee:
-        """Return the guarantee of all charges: docs/privacy.md, section 1, and `parts`.
-
-        Args:
-            delta: δ.
-            adjacency: "zero_out" or "replace_one".
-            budget: of every shard, None without one.
-
-        Raises:
-            ValueError: "replace_one" of a total that has no such statement.
-        """
-        check_question(adjacency)
-        kind, queries, public = self.kind, self.queries, self.public_queries
-        if kind == "none":
-            return Guarantee(None, 1.0, kind, queries=queries, public_queries=public)
-        if kind == "public":
-            return Guarantee(0.0, 0.0, kind, queries=queries, public_queries=public)
-        parts = self.parts(delta, adjacency, budget)
-        orders, neighbours = self._orders() or ((), "zero_out")
-        return Guarantee(
-            parts.total,
-            delta,
-            kind,
-            adjacency=neighbours if neighbours == "add_remove" else adjacency,
-            method=self._method(),
-            order=parts.order,
-            orders=orders,
-            queries=queries,
-            public_queries=public,
-            budget=self._covered(),
-            caveats=tuple(name for name in CAVEATS if name in self.caveats),
-        )
-
-    def parts(self, delta: float, adjacency: str, budget: ShardBudget | None) -> Parts:
-        """Return the parts of ε: docs/privacy.md, section 4 for realised losses at one order,
-        5 for several, 2 for PMixED, 11 for ClippedMixing, 12 for ClippedLogPool, 13 for budgets.
-
-        Arguments and errors as :meth:`guarantee`.
-        """
-        if self.kind in ("none", "public"):
-            cost = math.inf if self.kind == "none" else 0.0
-            return Parts(cost, 0.0, 0.0, cost)
-        if self.spent is not None and budget is not None:
-            total = budget.epsilon(delta, adjacency)
-            return Parts(total, 0.0, 0.0, total, budget.order)
-        boxes = self._of(ClippedAnswer)
-        if boxes:
-            box = boxes[0]
-            total = clipped_mixing_epsilon(
-                box.lower, box.upper, box.num_models, box.budget, delta, adjacency
-            )
-            return Parts(total, 0.0, 0.0, total)
-        pools = self._of(BoundedRangeAnswer)
-        if pools:
-            rho = 0.0
-            for pool in pools:
-                setting = (pool.scale, pool.lower, pool.upper, pool.num_models, adjacency)
-                rho = add_up(
-                    rho, times_up(self._charged_queries(pool), bounded_range_rho(*setting))
-                )
-            return _zcdp(rho, 0.0, delta)
-        return self._renyi(delta, adjacency)
-
-    def _charged_queries(self, event: Counted) -> int:
-        """How many queries are charged: all of a plan with its first."""
-        budget: int | None = getattr(event, "budget", None)
-        return self.counts[event] if budget is None else budget
-
-    def _renyi(self, delta: float, adjacency: str) -> Parts:
-        rho = 0.0
-        for event, count in self.counts.items():
-            if isinstance(event, GaussianScreening):
-                cost = screening_rho(event.weight, event.sigma, event.num_models)
-                rho = add_up(rho, times_up(count, cost))
-        found = self._orders()
-        if found is None:  # screenings alone
-            return _zcdp(0.0, rho, delta)
-        orders, _ = found
-        mixing = np.zeros((1, len(orders))) if self.losses is None else self.losses.total
-        for bound in self._of(RenyiBound):
-            mixing = array_add_up(
-                mixing, np.full((1, 1), times_up(self._charged_queries(bound), bound.epsilon))
-            )
-        screening = np.array([times_up(order, rho) for order in orders])
-        spent = array_add_up(mixing, screening)
-        if adjacency == "replace_one":
-            return self._replaced(orders, float(mixing.max()), float(spent.max()), delta)
-        conversion = _conversions(orders, delta)
-        totals = array_add_up(spent, conversion)
-        model = int(totals.min(axis=1).argmax())
-        column = int(totals[model].argmin())
-        return Parts(
-            mixing=float(mixing[model, column]),
-            screening=float(screening[column]),
-            conversion=float(conversion[column]),
-            total=max(0.0, float(totals[model, column])),
-            order=orders[column],
-        )
-
-    def _replaced(
-        self, orders: tuple[float, ...], mixing: float, spent: float, delta: float
-    ) -> Parts:
-        if self.kind != "fixed":
-            raise ValueError(
-                "adjacency must be 'zero_out' for a total that is not fixed, got 'replace_one': a "
-                "realised loss is about the removal of a member"
-            )
-        (order,) = orders
-        total = replace_one_epsilon(order, spent, delta)
-        once = max(0.0, rdp_to_dp(order, spent, delta) - spent)
-        return Parts(mixing, spent - mixing, min(once, max(0.0, total - spent)), total, order)
-
-    def _method(self) -> str:
-        if self.spent is not None:
-            return "per-shard budget"
-        if self._of(ClippedAnswer):
-            return "pld"
-        return "zcdp" if self._of(BoundedRangeAnswer) or self._orders() is None else "renyi"
-
-    def _covered(self) -> int | None:
-        """The number of a plan, None beside costs that are not planned."""
-        priced = [event for event in self.counts if type(event) in _FAMILIES]
-        plans = {getattr(event, "budget", None) for event in priced}
-        return plans.pop() if len(plans) == 1 and self.losses is None else None
-
-
-def _zcdp(mixing: float, screening: float, delta: float) -> Parts:
-    """Return ε of two zCDP costs at the best order, which is public since they are.
-
-    docs/privacy.md, section 5, last paragraph, and section 7.
-    """
-    total, order = zcdp_to_dp(add_up(mixing, screening), delta)
-    if math.isinf(order):
-        return Parts(0.0, 0.0, 0.0, total)
-    parts = times_up(order, mixing), times_up(order, screening), c_alpha(order, delta)
-    return Parts(*parts, max(total, math.fsum(parts)), order)
-
-
-def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:
-    """Return (K,) c_α(δ/K); shares of δ are rounded down, so that they sum to at most δ.
-
-    docs/privacy.md, section 5.
-    """
-    share = delta if len(orders) == 1 else math.nextafter(delta / len(orders), 0.0)
-    return np.array([c_alpha(order, share) for order in orders])

@@ -29,10 +29,11 @@ from adapmixed.errors import (
     LedgerWriteError,
 )
 from adapmixed.privacy.account import Account
+from adapmixed.privacy.ledger.database import create_database
 from adapmixed.privacy.ledger.head import Head, HeadFile, flush_folder, head_path
 from adapmixed.privacy.ledger.reading import check_head, old_head, torn_words
 from adapmixed.privacy.ledger.records import Chain, Checkpoint, Description, Record
-from adapmixed.privacy.ledger.store import Store, create_database
+from adapmixed.privacy.ledger.store import Store
 
 _LOG = logging.getLogger(__name__)
 _FORKED = "it belongs to the process that was forked"

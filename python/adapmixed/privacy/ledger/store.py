@@ -1,24 +1,17 @@
-"""The database of a ledger: SQLite in WAL mode, one transaction per charge."""
+"""An open ledger database: SQLite in WAL mode, one transaction per charge."""
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
 
-from adapmixed.errors import (
-    LedgerBusyError,
-    LedgerClosedError,
-    LedgerCorruptError,
-    LedgerError,
-    LedgerWriteError,
-)
-from adapmixed.privacy.ledger.head import check_same, flush_folder
+from adapmixed.errors import LedgerClosedError, LedgerCorruptError, LedgerWriteError
+from adapmixed.privacy.ledger.database import APPLICATION_ID, SCHEMA, connect, translated
+from adapmixed.privacy.ledger.head import check_same
 from adapmixed.privacy.ledger.records import (
     FORMAT_VERSION,
     Chain,
@@ -27,129 +20,7 @@ from adapmixed.privacy.ledger.records import (
     Record,
 )
 
-APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
-BUSY_SECONDS = 5.0
-
-_SCHEMA = {
-    "description": "CREATE TABLE description (\n"
-    "  one INTEGER PRIMARY KEY CHECK (one = 1),\n"
-    "  text TEXT NOT NULL\n"
-    ")",
-    "record": "CREATE TABLE record (\n"
-    "  sequence INTEGER PRIMARY KEY,\n"
-    "  text TEXT NOT NULL,\n"
-    "  hash BLOB NOT NULL\n"
-    ")",
-    "checkpoint": "CREATE TABLE checkpoint (\n"
-    "  one INTEGER PRIMARY KEY CHECK (one = 1),\n"
-    "  sequence INTEGER NOT NULL,\n"
-    "  text TEXT NOT NULL,\n"
-    "  digest BLOB NOT NULL\n"
-    ")",
-}
-for _table, _act in (
-    ("description", "UPDATE"),
-    ("description", "DELETE"),
-    ("record", "UPDATE"),
-    ("record", "DELETE"),
-    ("checkpoint", "DELETE"),
-):
-    _SCHEMA[f"no_{_act.lower()}_of_{_table}"] = (
-        f"CREATE TRIGGER no_{_act.lower()}_of_{_table} BEFORE {_act} ON {_table} "
-        "BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"
-    )
-
-
-_DEVICE = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PERM,
-}
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-
 _COLUMNS = "sequence, text, hash"
-
-
-@contextmanager
-def _translated(path: str) -> Iterator[None]:
-    """Raise LedgerErrors in place of SQLite's."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _from_sqlite(path, error) from error
-    except UnicodeDecodeError as error:
-        raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
-
-
-def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
-    """Return the error for one of SQLite's; what is not the device's is corruption."""
-    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if primary in _BUSY:
-        return LedgerBusyError(f"{path} is locked by another program: {error}")
-    if primary in _DEVICE:
-        return LedgerWriteError(f"{path} could not be read or written: {error}")
-    return LedgerCorruptError(f"{path} is not an intact ledger: {error}")
-
-
-def _connect(path: str, mode: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"file:{quote(path)}?mode={mode}",
-        uri=True,
-        timeout=BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    return connection
-
-
-def create_database(path: str, description: Description, checkpoint: Checkpoint) -> None:
-    """Make an empty database, whole and durable before it has its name.
-
-    Raises:
-        LedgerCorruptError: the write-ahead log of a database that is gone lies there.
-        LedgerWriteError: it cannot be written.
-    """
-    if os.path.lexists(f"{path}-wal"):
-        raise LedgerCorruptError(f"{path} must lie beside its {path}-wal, there is none")
-    fresh = f"{path}-new"
-    try:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                os.unlink(fresh + suffix)
-        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        with _translated(path):
-            connection = _connect(fresh, "rw")
-            try:
-                # In this mode from the start: to change it later is a step that can be cut short.
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
-                connection.execute("PRAGMA fullfsync = ON")
-                connection.execute("PRAGMA checkpoint_fullfsync = ON")
-                connection.execute("BEGIN IMMEDIATE")
-                for statement in _SCHEMA.values():
-                    connection.execute(statement)
-                connection.execute("INSERT INTO description VALUES (1, ?)", (description.text,))
-                connection.execute(
-                    "INSERT INTO checkpoint VALUES (1, ?, ?, ?)", tuple(vars(checkpoint).values())
-                )
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-                connection.execute("COMMIT")
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            finally:
-                connection.close()
-        if os.path.lexists(f"{fresh}-wal"):
-            raise OSError(errno.EIO, "the new database could not be completed")
-        os.rename(fresh, path)
-        flush_folder(path)
-    except OSError as error:
-        if isinstance(error, LedgerWriteError):
-            raise
-        raise LedgerWriteError(f"{path} could not be created: {error}") from error
 
 
 class Store:
@@ -171,8 +42,8 @@ class Store:
             raise LedgerClosedError(
                 f"{path} was open when this process was forked: start a new process to open it"
             )
-        with _translated(path):
-            self._connection = _connect(path, "ro" if read_only else "rw")
+        with translated(path):
+            self._connection = connect(path, "ro" if read_only else "rw")
             try:
                 if read_only:
                     self._connection.execute("BEGIN")
@@ -182,7 +53,7 @@ class Store:
                 elif (found := self._value("PRAGMA quick_check(1)")) != "ok":
                     raise LedgerCorruptError(f"{path} is damaged: {found}")
                 schema = dict(self._connection.execute("SELECT name, sql FROM sqlite_master"))
-                if schema != _SCHEMA:
+                if schema != SCHEMA:
                     raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
                 self._opened = os.stat(path)
             except BaseException as error:
@@ -234,7 +105,7 @@ class Store:
             LedgerCorruptError: they do not fit each other.
         """
         checkpoint, description = self.checkpoint(), self.description()
-        with _translated(self.path):
+        with translated(self.path):
             query = f"SELECT {_COLUMNS} FROM record ORDER BY sequence DESC LIMIT 2"
             last = [_record(row) for row in self._connection.execute(query)]
         count = last[0].sequence if last else 0
@@ -257,7 +128,7 @@ class Store:
         return Checkpoint(*self._row(query, (int, str, bytes)))
 
     def _row(self, query: str, kinds: tuple[type, ...]) -> Any:
-        with _translated(self.path):
+        with translated(self.path):
             rows = self._connection.execute(query).fetchall()
         if len(rows) != 1 or tuple(map(type, rows[0])) != kinds:
             raise LedgerCorruptError(f"{self.path} must have one row for: {query}")
@@ -265,10 +136,10 @@ class Store:
 
     def records(self) -> Iterator[Record]:
         """Yield the records by sequence, unchecked."""
-        with _translated(self.path):
+        with translated(self.path):
             found = self._connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY sequence")
         while True:
-            with _translated(self.path):
+            with translated(self.path):
                 row = found.fetchone()
             if row is None:
                 return
@@ -280,7 +151,7 @@ class Store:
         Raises:
             LedgerClosedError: the stored checkpoint is not `before`: another writer charged.
         """
-        with _translated(self.path):
+        with translated(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 if self.checkpoint() != before:
@@ -302,7 +173,7 @@ class Store:
         Before the head names it: a power failure between the two would leave a head that says more
         than the database, which raises.
         """
-        with _translated(self.path):
+        with translated(self.path):
             busy = self._value("PRAGMA wal_checkpoint(FULL)")
         if busy:
             raise LedgerWriteError(f"{self.path} could not be made durable: it is being read")

@@ -1,0 +1,147 @@
+"""The members of an ensemble and their public model, read from disk and checked against it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapmixed.ensemble.adapted import checked_layers, ensemble_layers
+from adapmixed.ensemble.adapters import MISSING, Adapter, read_adapter
+from adapmixed.ensemble.layers import head_name
+from adapmixed.ensemble.loading import load_base
+from adapmixed.ensemble.manifest import Manifest, read_manifest
+from adapmixed.ensemble.provenance import check_files, check_names, check_one_base, source_of
+from adapmixed.ensemble.vocabulary import check_tokenizers
+from adapmixed.ranks import Ranks
+
+_LOG = logging.getLogger(__name__)
+Folder = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Members:
+    """What an ensemble is built of.
+
+    Attributes:
+        model, tokenizer: the public model, to be changed, and its tokenizer or None.
+        paths: the folders of all members, None for a missing one.
+        adapters: of this rank's members.
+        adapted: the layers that members may adapt, each with its ranks.
+        ranks: among which the members are spread.
+        unverified: what could not be checked; see `Ensemble`.
+        base_sha256: what `ensemble.json` recorded of the base, None if nothing.
+    """
+
+    model: Any
+    tokenizer: Any
+    paths: Sequence[Path | None]
+    adapters: Sequence[Adapter]
+    adapted: Mapping[str, Sequence[int]]
+    ranks: Ranks
+    unverified: tuple[str, ...]
+    base_sha256: str | None
+
+
+def read_members(
+    base: Any,
+    folder: Folder | Sequence[Folder | None],
+    *,
+    adapted: Mapping[str, Sequence[int]] | None,
+    dtype: torch.dtype | None,
+    device: str | torch.device | None,
+    ranks: Ranks,
+) -> Members:
+    """Read the public model and this rank's adapters; see `Ensemble.from_pretrained`."""
+    manifest, root, paths, adapted = _listed(folder, adapted)
+    source = source_of(base)
+    compared = check_files(source, root, manifest)
+    revision = None if manifest is None else manifest.revision
+    model, tokenizer = load_base(base, dtype, revision=revision)
+    if not all(compared):  # the files of a hub name are there once it is loaded
+        compared = check_files(source, root, manifest)
+    same_base, same_tokenizer = compared
+    if device is not None:
+        model = model.to(device)
+    name = source or type(base).__name__
+    adapted = ensemble_layers(paths, adapted)
+    ranks = ranks.over(len(paths), repeated=set(adapted) == {head_name(model)})
+    mine = paths[ranks.own(len(paths))]
+    present = [path for path in mine if path is not None]
+    vocab_size = model.config.get_text_config().vocab_size
+    check_tokenizers(present, tokenizer, name, int(vocab_size))
+    _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
+    read = {path: read_adapter(model, path) for path in present}
+    names = {str(path): one.base_name for path, one in read.items()}
+    if same_base:
+        check_one_base(names)
+    else:
+        # Of a hub name in full, the tokenizer goes with the weights.
+        same_base = same_tokenizer = check_names(source, names)
+    if not ranks.alone:
+        facts = {
+            "the ensemble": manifest or [path and path.name for path in paths],
+            "the adapted layers": adapted,
+            "the base": source if manifest is None else None,
+            "whether the base was verified": (same_base, same_tokenizer),
+            "the dtype": model.dtype,
+            "the vocabulary": vocab_size,
+            "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
+        }
+        ranks.agree(facts)
+    # A model object may have been changed since it was read from the files it names.
+    same_base = same_base and isinstance(base, str | os.PathLike)
+    return Members(
+        model=model,
+        tokenizer=tokenizer,
+        paths=paths,
+        adapters=[MISSING if path is None else read[path] for path in mine],
+        adapted=adapted,
+        ranks=ranks,
+        unverified=(
+            *_unverified_shards(manifest, len(paths)),
+            *(() if same_base else ("base",)),
+            *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
+        ),
+        base_sha256=None if manifest is None else manifest.base_sha256,
+    )
+
+
+def _listed(
+    folder: Folder | Sequence[Folder | None], adapted: Mapping[str, Sequence[int]] | None
+) -> tuple[Manifest | None, Path, list[Path | None], Mapping[str, Sequence[int]] | None]:
+    """Return `ensemble.json` or None, its folder, the members' folders, the layers they adapt."""
+    manifest, root = None, Path()
+    if isinstance(folder, str | os.PathLike):
+        root = Path(folder)
+        manifest = read_manifest(root)
+        if adapted is not None:
+            raise ValueError(f"adapted must be None for {root}: its ensemble.json names layers")
+        adapted = manifest.adapted
+        paths = [None if name is None else root / name for name in manifest.members]
+    else:
+        adapted = None if adapted is None else checked_layers(adapted)
+        paths = [None if path is None else Path(path) for path in folder]
+    if not paths:
+        raise ValueError("an ensemble must have at least one private model, got 0")
+    resolved = [path.resolve() for path in paths if path is not None]
+    if len(set(resolved)) != len(resolved):
+        raise ValueError("members must be distinct: one listed twice counts its shard twice")
+    return manifest, root, paths, adapted
+
+
+def _unverified_shards(manifest: Manifest | None, num_models: int) -> tuple[str, ...]:
+    """Return what is not known of how documents were assigned to shards."""
+    disjoint = num_models == 1 if manifest is None else manifest.disjoint
+    assigned_by = None if manifest is None else manifest.document_names
+    checked = {
+        "shards": disjoint,
+        "positions": num_models == 1 or assigned_by != "positions",
+        "names": num_models == 1 or assigned_by is not None or not disjoint,
+    }
+    return tuple(name for name, done in checked.items() if not done)

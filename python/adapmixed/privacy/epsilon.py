@@ -1,0 +1,204 @@
+"""The ε that follows from the totals of all charges, computed when it is asked for.
+
+What is stated (proofs in docs/privacy.md), with E_i the total of shard i's realised losses and of
+the costs fixed beforehand, P and Q the distributions of the transcript with and without shard i:
+
+- fixed costs only: (ε, δ)-DP.
+- realised losses: P(S) <= ∫_S e^{E_i + c_α(δ)} dQ + δ and the same with P and Q exchanged, an
+  ex-post statement about the removal of shard i whose exponent depends on the transcript.
+
+Totals are upper bounds: losses are inflated by their error bound, sums are rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapmixed.checks import check_question
+from adapmixed.privacy.budget import ShardBudget
+from adapmixed.privacy.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.composition import clipped_mixing_epsilon
+from adapmixed.privacy.conversions import (
+    c_alpha,
+    rdp_to_dp,
+    replace_one_epsilon,
+    screening_rho,
+    zcdp_to_dp,
+)
+from adapmixed.privacy.events import (
+    CAVEATS,
+    BoundedRangeAnswer,
+    ClippedAnswer,
+    GaussianScreening,
+    RenyiBound,
+)
+from adapmixed.privacy.guarantee import Guarantee
+from adapmixed.privacy.rounding import add_up, array_add_up, times_up
+from adapmixed.privacy.totals import FAMILIES, Counted, Totals
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of an ε; mixing + screening + conversion <= total (rounded up, >= 0).
+
+    `order` is the Rényi order that gives it, None without one.
+    """
+
+    mixing: float
+    screening: float
+    conversion: float
+    total: float
+    order: float | None = None
+
+
+def guarantee_of(
+    totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None
+) -> Guarantee:
+    """Return the guarantee of all charges: docs/privacy.md, section 1, and `parts_of`.
+
+    Args:
+        totals: of all charges.
+        delta: δ.
+        adjacency: "zero_out" or "replace_one".
+        budget: of every shard, None without one.
+
+    Raises:
+        ValueError: "replace_one" of a total that has no such statement.
+    """
+    check_question(adjacency)
+    kind, queries, public = totals.kind, totals.queries, totals.public_queries
+    if kind == "none":
+        return Guarantee(None, 1.0, kind, queries=queries, public_queries=public)
+    if kind == "public":
+        return Guarantee(0.0, 0.0, kind, queries=queries, public_queries=public)
+    parts = parts_of(totals, delta, adjacency, budget)
+    orders, neighbours = totals.renyi or ((), "zero_out")
+    return Guarantee(
+        parts.total,
+        delta,
+        kind,
+        adjacency=neighbours if neighbours == "add_remove" else adjacency,
+        method=_method(totals),
+        order=parts.order,
+        orders=orders,
+        queries=queries,
+        public_queries=public,
+        budget=_covered(totals),
+        caveats=tuple(name for name in CAVEATS if name in totals.caveats),
+    )
+
+
+def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None) -> Parts:
+    """Return the parts of ε: docs/privacy.md, section 4 for realised losses at one order,
+    5 for several, 2 for PMixED, 11 for ClippedMixing, 12 for ClippedLogPool, 13 for budgets.
+
+    Arguments and errors as :func:`guarantee_of`.
+    """
+    if totals.kind in ("none", "public"):
+        cost = math.inf if totals.kind == "none" else 0.0
+        return Parts(cost, 0.0, 0.0, cost)
+    if totals.spent is not None and budget is not None:
+        total = budget.epsilon(delta, adjacency)
+        return Parts(total, 0.0, 0.0, total, budget.order)
+    boxes = totals.of(ClippedAnswer)
+    if boxes:
+        box = boxes[0]
+        total = clipped_mixing_epsilon(
+            box.lower, box.upper, box.num_models, box.budget, delta, adjacency
+        )
+        return Parts(total, 0.0, 0.0, total)
+    pools = totals.of(BoundedRangeAnswer)
+    if pools:
+        rho = 0.0
+        for pool in pools:
+            cost = bounded_range_rho(pool.scale, pool.lower, pool.upper, pool.num_models, adjacency)
+            rho = add_up(rho, times_up(_charged_queries(totals, pool), cost))
+        return _zcdp(rho, 0.0, delta)
+    return _renyi(totals, delta, adjacency)
+
+
+def _charged_queries(totals: Totals, event: Counted) -> int:
+    """Return how many queries are charged: all of a plan with its first."""
+    budget: int | None = getattr(event, "budget", None)
+    return totals.counts[event] if budget is None else budget
+
+
+def _renyi(totals: Totals, delta: float, adjacency: str) -> Parts:
+    rho = 0.0
+    for event in totals.of(GaussianScreening):
+        cost = screening_rho(event.weight, event.sigma, event.num_models)
+        rho = add_up(rho, times_up(totals.counts[event], cost))
+    if totals.renyi is None:  # screenings alone
+        return _zcdp(0.0, rho, delta)
+    orders, _ = totals.renyi
+    mixing = np.zeros((1, len(orders))) if totals.losses is None else totals.losses.total
+    for bound in totals.of(RenyiBound):
+        cost = times_up(_charged_queries(totals, bound), bound.epsilon)
+        mixing = array_add_up(mixing, np.full((1, 1), cost))
+    screening = np.array([times_up(order, rho) for order in orders])
+    spent = array_add_up(mixing, screening)
+    if adjacency == "replace_one":
+        if totals.kind != "fixed":
+            raise ValueError(
+                "adjacency must be 'zero_out' for a total that is not fixed, got 'replace_one': a "
+                "realised loss is about the removal of a member"
+            )
+        (order,) = orders
+        return _replaced(order, float(mixing.max()), float(spent.max()), delta)
+    conversion = _conversions(orders, delta)
+    sums = array_add_up(spent, conversion)
+    model = int(sums.min(axis=1).argmax())
+    column = int(sums[model].argmin())
+    return Parts(
+        mixing=float(mixing[model, column]),
+        screening=float(screening[column]),
+        conversion=float(conversion[column]),
+        total=max(0.0, float(sums[model, column])),
+        order=orders[column],
+    )
+
+
+def _replaced(order: float, mixing: float, spent: float, delta: float) -> Parts:
+    total = replace_one_epsilon(order, spent, delta)
+    once = max(0.0, rdp_to_dp(order, spent, delta) - spent)
+    return Parts(mixing, spent - mixing, min(once, max(0.0, total - spent)), total, order)
+
+
+def _zcdp(mixing: float, screening: float, delta: float) -> Parts:
+    """Return ε of two zCDP costs at the best order, which is public since they are.
+
+    docs/privacy.md, section 5, last paragraph, and section 7.
+    """
+    total, order = zcdp_to_dp(add_up(mixing, screening), delta)
+    if math.isinf(order):
+        return Parts(0.0, 0.0, 0.0, total)
+    parts = times_up(order, mixing), times_up(order, screening), c_alpha(order, delta)
+    return Parts(*parts, max(total, math.fsum(parts)), order)
+
+
+def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:
+    """Return (K,) c_α(δ/K); shares of δ are rounded down, so that they sum to at most δ.
+
+    docs/privacy.md, section 5.
+    """
+    share = delta if len(orders) == 1 else math.nextafter(delta / len(orders), 0.0)
+    return np.array([c_alpha(order, share) for order in orders])
+
+
+def _method(totals: Totals) -> str:
+    if totals.spent is not None:
+        return "per-shard budget"
+    if totals.of(ClippedAnswer):
+        return "pld"
+    return "zcdp" if totals.of(BoundedRangeAnswer) or totals.renyi is None else "renyi"
+
+
+def _covered(totals: Totals) -> int | None:
+    """Return the number of a plan, None if some costs are not planned."""
+    priced = [event for event in totals.counts if type(event) in FAMILIES]
+    plans = {getattr(event, "budget", None) for event in priced}
+    return plans.pop() if len(plans) == 1 and totals.losses is None else None

@@ -1,0 +1,137 @@
+"""The database of a ledger: its tables, how it is opened, created, and what its errors become."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import quote
+
+from adapmixed.errors import LedgerBusyError, LedgerCorruptError, LedgerError, LedgerWriteError
+from adapmixed.privacy.ledger.head import flush_folder
+from adapmixed.privacy.ledger.records import FORMAT_VERSION, Checkpoint, Description
+
+APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
+BUSY_SECONDS = 5.0
+
+SCHEMA = {
+    "description": "CREATE TABLE description (\n"
+    "  one INTEGER PRIMARY KEY CHECK (one = 1),\n"
+    "  text TEXT NOT NULL\n"
+    ")",
+    "record": "CREATE TABLE record (\n"
+    "  sequence INTEGER PRIMARY KEY,\n"
+    "  text TEXT NOT NULL,\n"
+    "  hash BLOB NOT NULL\n"
+    ")",
+    "checkpoint": "CREATE TABLE checkpoint (\n"
+    "  one INTEGER PRIMARY KEY CHECK (one = 1),\n"
+    "  sequence INTEGER NOT NULL,\n"
+    "  text TEXT NOT NULL,\n"
+    "  digest BLOB NOT NULL\n"
+    ")",
+}
+for _table, _act in (
+    ("description", "UPDATE"),
+    ("description", "DELETE"),
+    ("record", "UPDATE"),
+    ("record", "DELETE"),
+    ("checkpoint", "DELETE"),
+):
+    SCHEMA[f"no_{_act.lower()}_of_{_table}"] = (
+        f"CREATE TRIGGER no_{_act.lower()}_of_{_table} BEFORE {_act} ON {_table} "
+        "BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"
+    )
+
+
+_DEVICE = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+}
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Raise LedgerErrors in place of SQLite's."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _from_sqlite(path, error) from error
+    except UnicodeDecodeError as error:
+        raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
+
+
+def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
+    """Return the error for one of SQLite's; what is not the device's is corruption."""
+    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if primary in _BUSY:
+        return LedgerBusyError(f"{path} is locked by another program: {error}")
+    if primary in _DEVICE:
+        return LedgerWriteError(f"{path} could not be read or written: {error}")
+    return LedgerCorruptError(f"{path} is not an intact ledger: {error}")
+
+
+def connect(path: str, mode: str) -> sqlite3.Connection:
+    """Open a database that exists; mode "ro" or "rw"."""
+    connection = sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    return connection
+
+
+def create_database(path: str, description: Description, checkpoint: Checkpoint) -> None:
+    """Make an empty database, whole and durable before it has its name.
+
+    Raises:
+        LedgerCorruptError: the write-ahead log of a database that is gone lies there.
+        LedgerWriteError: it cannot be written.
+    """
+    if os.path.lexists(f"{path}-wal"):
+        raise LedgerCorruptError(f"{path} must lie beside its {path}-wal, there is none")
+    fresh = f"{path}-new"
+    try:
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(fresh + suffix)
+        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        with translated(path):
+            connection = connect(fresh, "rw")
+            try:
+                # In this mode from the start: to change it later is a step that can be cut short.
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA fullfsync = ON")
+                connection.execute("PRAGMA checkpoint_fullfsync = ON")
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in SCHEMA.values():
+                    connection.execute(statement)
+                connection.execute("INSERT INTO description VALUES (1, ?)", (description.text,))
+                connection.execute(
+                    "INSERT INTO checkpoint VALUES (1, ?, ?, ?)", tuple(vars(checkpoint).values())
+                )
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+                connection.execute("COMMIT")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                connection.close()
+        if os.path.lexists(f"{fresh}-wal"):
+            raise OSError(errno.EIO, "the new database could not be completed")
+        os.rename(fresh, path)
+        flush_folder(path)
+    except OSError as error:
+        if isinstance(error, LedgerWriteError):
+            raise
+        raise LedgerWriteError(f"{path} could not be created: {error}") from error

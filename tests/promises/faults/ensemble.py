@@ -1,0 +1,153 @@
+"""Faults of the ensemble: rows, vocabulary, memory, shards and provenance."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "row independence",
+        "members of another rank are added zeros",
+        "python/adapmixed/ensemble/batched_lora.py",
+        "kept = outputs.index_select(0, self.others) if len(self.others) else None",
+        "kept = None",
+        ("tests/ensemble/test_batched_lora.py::test_rows_of_other_ranks_are_not_even_added_zero",),
+    ),
+    Fault(
+        "row independence",
+        "what members share follows from the members that are there",
+        "python/adapmixed/ensemble/ensemble.py",
+        "self.trunk = find_trunk(model, adapted)",
+        "self.trunk = find_trunk(model, merged_layers([one.layers for one in adapters]))",
+        (
+            "tests/ensemble/test_trunk.py::test_members_that_differ_cannot_be_missing_without_a_constant",
+        ),
+    ),
+    Fault(
+        "emptied is missing",
+        "a missing member goes with its rows",
+        "python/adapmixed/ensemble/members.py",
+        "adapters=[MISSING if path is None else read[path] for path in mine],",
+        "adapters=[read[path] for path in mine if path is not None],",
+        (
+            "tests/ensemble/test_removed_member.py::test_a_removed_member_moves_no_bit_of_the_others",
+        ),
+    ),
+    Fault(
+        "emptied is missing",
+        "memory is counted for the members that are there",
+        "python/adapmixed/ensemble/forward.py",
+        "return (self.ranks.held(self.num_models)[0] + 1) * batch",
+        "return (self.ranks.held(self.num_models)[0] + 1 - len(self.zero_members)) * batch",
+        (
+            "tests/ensemble/test_removed_member.py::"
+            "test_shapes_batches_and_errors_do_not_tell_who_is_missing",
+        ),
+    ),
+    Fault(
+        "emptied is missing",
+        "an emptied member is computed in its own row",
+        "python/adapmixed/ensemble/forward.py",
+        "            logits[member + 1].copy_(logits[0])\n",
+        "            assert logits[member + 1].shape == logits[0].shape\n",
+        (
+            "tests/ensemble/test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",
+        ),
+    ),
+    Fault(
+        "emptied is missing",
+        "a missing member is computed in its own row",
+        "python/adapmixed/ensemble/ensemble.py",
+        "enumerate(adapters) if adapter.is_zero),",
+        "enumerate(adapters) if adapter.updates and adapter.is_zero),",
+        (
+            "tests/ensemble/test_separation.py::test_zero_adapter_is_exact_where_rows_round_differently",
+        ),
+    ),
+    Fault(
+        "vocabulary mask",
+        "the public row is not masked",
+        "python/adapmixed/ensemble/forward.py",
+        'logits.index_fill_(-1, self.masked_ids, float("-inf"))',
+        'logits[1:].index_fill_(-1, self.masked_ids, float("-inf"))',
+        ("tests/ensemble/test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",),
+    ),
+    Fault(
+        "vocabulary mask",
+        "ids are taken to have no holes",
+        "python/adapmixed/ensemble/vocabulary.py",
+        "    unnamed[named] = False\n",
+        "    unnamed[: len(named)] = False\n",
+        ("tests/ensemble/test_vocabulary.py::test_ids_without_a_token_are_masked_in_every_row",),
+    ),
+    Fault(
+        "bounded memory",
+        "a chunk takes the place of the cache, too",
+        "python/adapmixed/ensemble/forward.py",
+        "return min(length, (memory_bytes - cache - fixed) // per_position)",
+        "return min(length, (memory_bytes - fixed) // per_position)",
+        ("tests/ensemble/test_ensemble.py::test_chunks_equal_the_whole",),
+    ),
+    Fault(
+        "bounded memory",
+        "the copy that an ended sequence leaves is not counted",
+        "python/adapmixed/ensemble/forward.py",
+        "        return sum(layers) + max(layers)\n",
+        "        return sum(layers)\n",
+        (
+            "tests/ensemble/test_cache.py::test_a_decoder_has_room_for_all_that_was_counted_and_no_more",
+        ),
+    ),
+    Fault(
+        "shards are disjoint",
+        "a person in two shards is not seen",
+        "python/adapmixed/ensemble/shards.py",
+        "            other = owner.setdefault(identifier, member)\n",
+        '            other = owner.setdefault(f"{member} {identifier}", member)\n',
+        ("tests/misuse/test_misuse_shards.py::test_overlapping_shards_are_refused",),
+    ),
+    Fault(
+        "shards are disjoint",
+        "identifiers under different keys are compared",
+        "python/adapmixed/ensemble/shards.py",
+        "        elif key != first_key[0]:\n",
+        "        elif key is None:\n",
+        ("tests/misuse/test_misuse_shards.py::test_overlapping_shards_are_refused",),
+    ),
+    Fault(
+        "provenance is checked",
+        "of weights in parts the first is compared",
+        "python/adapmixed/ensemble/provenance.py",
+        'names = sorted(set(content["weight_map"].values()))',
+        'names = sorted(set(content["weight_map"].values()))[:1]',
+        (
+            "tests/misuse/test_misuse_public_model.py::test_a_public_model_of_other_weights_is_refused",
+        ),
+    ),
+    Fault(
+        "provenance is checked",
+        "a public model without a digest counts as compared",
+        "python/adapmixed/ensemble/provenance.py",
+        "return Compared(found is not None, same_tokenizer)",
+        "return Compared(True, same_tokenizer)",
+        ("tests/misuse/test_misuse_public_model.py::test_another_tokenizer_is_refused",),
+    ),
+    Fault(
+        "provenance is checked",
+        "of a tokenizer one file is compared",
+        "python/adapmixed/ensemble/provenance.py",
+        "for name in found.keys() & manifest.tokenizer_files.keys():",
+        "for name in found.keys() & manifest.tokenizer_files.keys() & {TOKENIZER}:",
+        ("tests/misuse/test_misuse_public_model.py::test_another_tokenizer_is_refused",),
+    ),
+    Fault(
+        "provenance is checked",
+        "a ledger goes on with the members in another order",
+        "python/adapmixed/ensemble/provenance.py",
+        "    for path in members:\n        if path is None:\n",
+        "    for path in sorted(members, key=str):\n        if path is None:\n",
+        (
+            "tests/ensemble/test_ensemble_folder.py::test_a_fingerprint_is_of_the_members_in_their_order",
+        ),
+    ),
+)

@@ -1,0 +1,153 @@
+"""Faults of what reads an ensemble: generation, evaluation, several processes, commands."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "charge before draw",
+        "a token is drawn, and charged then",
+        "python/adapmixed/generation/loop.py",
+        "            self.accountant.charge(proposal)\n"
+        "            tokens = proposal.release().tokens\n",
+        "            proposal.begin().settle(None)\n"
+        "            tokens = proposal.release().tokens\n"
+        "            late = self.mechanism.propose_rows(\n"
+        "                replace(rows, private=private),\n"
+        "                rng=self.rng,\n"
+        "                origin=Origin.of(self.ensemble),\n"
+        "            )\n"
+        "            self.accountant.charge(late)\n",
+        (
+            "tests/generation/test_decoding.py::"
+            "test_every_step_is_charged_before_its_token_is_drawn_and_yielded",
+        ),
+    ),
+    Fault(
+        "stop token charged",
+        "the token that ends the last text is free",
+        "python/adapmixed/generation/loop.py",
+        "            tokens[going] = self._answer(decoder, shape)\n",
+        "            asked = shaped(*decoder.logits, **shape)\n"
+        "            origin = Origin.of(self.ensemble)\n"
+        "            proposal = self.mechanism.propose_rows(asked, rng=self.rng, origin=origin)\n"
+        "            proposal.begin().settle(None)\n"
+        "            tokens[going] = proposal.release().tokens\n"
+        "            told = torch.cat([released, tokens[:, None]], dim=1)\n"
+        "            if not any(not bool((going & ~stop(told)).any()) for stop in stops):\n"
+        "                late = self.mechanism.propose_rows(asked, rng=self.rng, origin=origin)\n"
+        "                self.accountant.charge(late)\n",
+        ("tests/generation/test_decoding.py::test_decoding_stops_when_all_sequences_have_ended",),
+    ),
+    Fault(
+        "voiding raises",
+        "greedy decoding, beams and log-probabilities are ignored in silence",
+        "python/adapmixed/generation/loop.py",
+        "        refuse(refused)\n        _check_query(",
+        "        _check_query(",
+        ("tests/misuse/test_misuse.py::test_python_arguments",),
+    ),
+    Fault(
+        "voiding raises",
+        "settings of transformers that are not known are ignored",
+        "python/adapmixed/generation/settings.py",
+        "value in NEUTRAL.get(name, ()):\n            continue",
+        "value in NEUTRAL.get(name, (value,)):\n            continue",
+        (
+            "tests/generation/test_custom_generate.py::"
+            "test_every_setting_of_transformers_is_honoured_refused_or_of_a_pass_that_is_not_run",
+        ),
+    ),
+    Fault(
+        "nothing private in the open",
+        "the log tells what was spent",
+        "python/adapmixed/generation/loop.py",
+        '_LOG.info("released %d tokens", int((released >= 0).sum()))',
+        '_LOG.info(\n                    "released %d tokens, %s",\n'
+        "                    int((released >= 0).sum()),\n"
+        "                    self.accountant.state(),\n                )",
+        ("tests/commands/test_logging.py::test_private_values_are_in_no_message",),
+    ),
+    Fault(
+        "nothing private in the open",
+        "everybody can read a result file",
+        "python/adapmixed/evaluation/result_file.py",
+        "write_file(self.path, _text(content), mode=0o600)",
+        "write_file(self.path, _text(content))",
+        ("tests/evaluation/test_result_file.py::test_a_result_is_read_back_without_the_models",),
+    ),
+    Fault(
+        "nothing private in the open",
+        "an epsilon that depends on the data is shown to everybody",
+        "python/adapmixed/commands/serving.py",
+        'if guarantee.kind.startswith("data-dependent") and not operator:',
+        'if guarantee.kind == "data-dependent" and not operator:',
+        (
+            "tests/commands/test_serving_commands.py::"
+            "test_what_depends_on_private_data_is_for_the_operator",
+        ),
+    ),
+    Fault(
+        "resumable",
+        "a resumed evaluation draws its first noise again",
+        "python/adapmixed/evaluation/methods.py",
+        "            self.rng.skip_to(counter)\n",
+        "            self.rng.skip_to(0)\n",
+        ("tests/evaluation/test_result_file.py::test_goes_on_with_new_noise",),
+    ),
+    Fault(
+        "repeatable evaluation",
+        "the mechanisms of an evaluation share one source",
+        "python/adapmixed/evaluation/loop.py",
+        "[Method(name, settings, source.child(name)) for name in mechanisms]",
+        "[Method(name, settings, source) for name in mechanisms]",
+        (
+            "tests/evaluation/test_evaluation_results.py::"
+            "test_a_mechanism_does_not_depend_on_its_neighbours",
+        ),
+    ),
+    Fault(
+        "bounded memory",
+        "logits are kept while the next ones are computed",
+        "python/adapmixed/evaluation/session.py",
+        "            del private, public  # their place is the next chunk's\n",
+        "",
+        ("tests/evaluation/test_long_evaluation.py::test_logits_are_not_kept",),
+    ),
+    Fault(
+        "one process charges",
+        "a process that is not charged has an accountant of its own",
+        "python/adapmixed/generation/loop.py",
+        "        elif self.accountant is not None:\n",
+        "        elif self.accountant is self.ensemble:\n",
+        ("tests/ranks/test_ranks_failures.py::test_an_accountant_of_another_process_raises",),
+    ),
+    Fault(
+        "one process charges",
+        "the other processes are not told the token that was drawn",
+        "python/adapmixed/ranks/group.py",
+        'self._run("tell", data, lambda: dist.broadcast(data, src=0))',
+        'self._run("tell", data, dist.barrier)',
+        ("tests/ranks/test_ranks_failures.py::test_a_run_that_nothing_happens_to",),
+    ),
+    Fault(
+        "one process charges",
+        "the other processes are told a token before it is charged",
+        "python/adapmixed/generation/loop.py",
+        "            self.accountant.charge(proposal)\n"
+        "            tokens = proposal.release().tokens\n"
+        "            assert tokens is not None  # no targets were given\n"
+        "            return tokens\n\n        public = rows.public\n"
+        "        return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()\n",
+        "            proposal.begin().settle(None)\n"
+        "            tokens = proposal.release().tokens\n"
+        "            assert tokens is not None  # no targets were given\n"
+        "            drafts.append(proposal)\n            return tokens\n\n"
+        "        public, drafts = rows.public, []\n"
+        "        told = ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()\n"
+        '        for proposal in drafts:\n            proposal._charge._state = "proposed"\n'
+        "            self.accountant.charge(proposal)\n        return told\n",
+        ("tests/ranks/test_ranks_failures.py::test_no_rank_knows_a_token_before_it_is_charged",),
+    ),
+)
