@@ -52,12 +52,12 @@ PRIVACY_FOR_MECHANISMS = {
     f"adapmixed.privacy{name}"
     for name in (
         "",  # its events
-        ".clipped_log_pool",
-        ".clipped_mixing",
+        ".costs.clipped_log_pool",
+        ".costs.clipped_mixing",
         ".conversions",
         ".events",
         ".planner",  # a plan becomes a mechanism
-        ".pmixed",
+        ".costs.pmixed",
     )
 }
 

@@ -1,6 +1,7 @@
-// The logarithmic pool (log_pool/math.h): a block a row finds its log-sum-exp and span, a thread a
-// token adds up all models there, a block a position sums the weights. Sums of u_i are exact, the
-// extremes of a span do not depend on their order, and the weights are added in a fixed one.
+// The logarithmic pool on CUDA; its formula, clip and rounding are those of log_pool/math.h. A
+// block a row finds its log-sum-exp and span, a thread a token adds up all models there, a block a
+// position sums the weights. Sums of u_i are exact, the extremes of a span do not depend on their
+// order, and the weights are added in a fixed one.
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"

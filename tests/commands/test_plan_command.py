@@ -13,8 +13,8 @@ from adapmixed.commands import plan as plan_command
 from adapmixed.mechanisms import PMixED
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, RenyiBound
 from adapmixed.privacy.conversions import replace_one_epsilon
+from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.planner import epsilon_of
-from adapmixed.privacy.pmixed import sound_bound
 
 DELTA = 1e-5
 

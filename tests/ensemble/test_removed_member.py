@@ -22,9 +22,9 @@ from torch import Tensor
 from adapmixed import Accountant, PrivateGenerator
 from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
-from adapmixed.ensemble.loading import load_base
+from adapmixed.ensemble.public_model import load_base
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
-from adapmixed.privacy.pmixed import sound_bound
+from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.rng import SeededRandom
 
 DELTA, ORDER = 1e-5, 4.0

@@ -23,7 +23,7 @@ from adapmixed.mechanisms import (
     Rows,
     Unprotected,
 )
-from adapmixed.mechanisms.charge import Charge
+from adapmixed.mechanisms.single_charge import Charge
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 

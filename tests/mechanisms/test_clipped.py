@@ -11,8 +11,8 @@ from torch import Tensor
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant, IndividualCharge
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.clipped_mixing import clipped_mixing_pair
+from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.rng import SeededRandom
 
 BOXES = [(0.6, 1.6), (0.8, 2.7), (0.3, 1.2), (0.0, 1.5), (0.9, 1.0)]

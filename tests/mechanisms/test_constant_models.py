@@ -21,8 +21,8 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.clipped_mixing import clipped_mixing_pair
+from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.bounds import attack, present_target
 from adapmixed_lab.audit.search import Array, Shape

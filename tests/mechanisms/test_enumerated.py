@@ -13,7 +13,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.mechanisms import AdaPMixED, PMixED
 from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
-from adapmixed.privacy.pmixed import sound_bound
+from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.rng import SeededRandom
 
 GRIDS = {

@@ -7,9 +7,9 @@ import pytest
 
 from adapmixed.privacy import Accountant, GaussianScreening, RenyiBound
 from adapmixed.privacy.conversions import c_alpha
+from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.guarantee import format_epsilon
 from adapmixed.privacy.planner import adapmixed_beforehand
-from adapmixed.privacy.pmixed import sound_bound
 from adapmixed.privacy.rounding import four_digits
 
 DELTA = 1e-5

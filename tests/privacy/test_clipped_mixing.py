@@ -8,7 +8,8 @@ import pytest
 from box_attack import BOXES, hockey_stick, neighbours, random_laws
 
 from adapmixed.checks import QUESTIONS
-from adapmixed.privacy.clipped_mixing import (
+from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
+from adapmixed.privacy.costs.clipped_mixing import (
     BOX_ERROR,
     DominatingPair,
     accounted_box,
@@ -16,7 +17,6 @@ from adapmixed.privacy.clipped_mixing import (
     clipped_mixing_pair,
     law_error,
 )
-from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
 
 RATIOS = np.concatenate([[0.0], np.exp(np.linspace(-4, 4, 161)), 1 + np.linspace(-0.05, 0.05, 41)])
 

@@ -10,7 +10,6 @@ from box_attack import hockey_stick, neighbours, random_laws
 from dp_accounting.pld import privacy_loss_distribution
 
 from adapmixed.checks import QUESTIONS
-from adapmixed.privacy.clipped_mixing import DominatingPair, accounted_box, clipped_mixing_pair
 from adapmixed.privacy.composition import (
     _interval,
     _split,
@@ -19,6 +18,11 @@ from adapmixed.privacy.composition import (
     renyi_epsilon,
 )
 from adapmixed.privacy.conversions import rdp_to_dp
+from adapmixed.privacy.costs.clipped_mixing import (
+    DominatingPair,
+    accounted_box,
+    clipped_mixing_pair,
+)
 
 DELTA = 1e-5
 QUERIES = (1024, 9728, 99_840)

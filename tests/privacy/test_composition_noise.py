@@ -8,8 +8,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 from adapmixed.checks import QUESTIONS
-from adapmixed.privacy.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.composition import _interval, _power, _split, composed_epsilon
+from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 
 
 def tilted_delta(pair, queries, epsilon, points):

@@ -6,8 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from adapmixed.privacy.clipped_mixing import DominatingPair, clipped_mixing_pair
 from adapmixed.privacy.composition import composed_epsilon
+from adapmixed.privacy.costs.clipped_mixing import DominatingPair, clipped_mixing_pair
 from adapmixed.privacy.loss_tail import short_interval, smallest_epsilon
 
 DELTA = 1e-5

@@ -13,11 +13,11 @@ from adapmixed.commands import plan as plan_command
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, RenyiBound, planner
-from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair, law_error
 from adapmixed.privacy.composition import composed_epsilon
 from adapmixed.privacy.conversions import c_alpha
+from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair, law_error
+from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.planner import _choose, epsilon_of, plan
-from adapmixed.privacy.pmixed import sound_bound
 from adapmixed.privacy.search import FIT, largest_within
 from adapmixed.rng import SecureRandom
 

@@ -7,7 +7,7 @@ import mpmath
 import pytest
 from just_above import assert_just_above, exactly
 
-from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 
 
 def exact_sound_bound(order, radius, num_models, rate):

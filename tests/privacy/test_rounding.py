@@ -17,10 +17,10 @@ from adapmixed.privacy import (
     LeaveOneOutLoss,
     RenyiBound,
 )
-from adapmixed.privacy.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair
 from adapmixed.privacy.composition import composed_epsilon
 from adapmixed.privacy.conversions import screening_rho
+from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up
 
 TINY, LARGE = math.ulp(0.0), sys.float_info.max

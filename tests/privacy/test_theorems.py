@@ -55,9 +55,9 @@ def _named(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 COMPUTED = {
     name: function
-    for found in pkgutil.iter_modules(privacy.__path__)
-    if found.name not in BOOKKEEPING | {"ledger"}
-    for name, function in _named(importlib.import_module(f"{privacy.__name__}.{found.name}"))
+    for found in pkgutil.walk_packages(privacy.__path__, "adapmixed.privacy.")
+    if found.name.split(".")[2] not in BOOKKEEPING | {"ledger"}
+    for name, function in _named(importlib.import_module(found.name))
 }
 
 

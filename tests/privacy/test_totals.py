@@ -15,9 +15,9 @@ from adapmixed.privacy import (
     PublicAnswer,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.clipped_log_pool import RANGE_ERROR, bounded_range_rho
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, zcdp_to_dp
+from adapmixed.privacy.costs.clipped_log_pool import RANGE_ERROR, bounded_range_rho
 
 CONDITION = "may be published if the number of queries and the settings of each were fixed, too"
 

@@ -1,4 +1,4 @@
-"""Reading ordinary peft folders: what is accepted of an adapter, and what is refused in words."""
+"""One member's adapter, read from its ordinary peft folder; what is not accepted raises."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import torch
 from adapmixed.ensemble.adapted import checked_layers, ensemble_layers
 from adapmixed.ensemble.adapters import MISSING, Adapter, read_adapter
 from adapmixed.ensemble.layers import head_name
-from adapmixed.ensemble.loading import load_base
 from adapmixed.ensemble.manifest import Manifest, read_manifest
 from adapmixed.ensemble.provenance import check_files, check_names, check_one_base, source_of
+from adapmixed.ensemble.public_model import load_base
 from adapmixed.ensemble.vocabulary import check_tokenizers
 from adapmixed.ranks import Ranks
 

@@ -20,7 +20,7 @@ from adapmixed.privacy import (
     PublicAnswer,
     RenyiBound,
 )
-from adapmixed.privacy.pmixed import sound_bound
+from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed_ext._project import project_inputs
 from adapmixed_ext._screen import screen_prepared
 from adapmixed_ext.inputs import Inputs

@@ -13,7 +13,7 @@ from adapmixed.mechanisms.distribution import Distribution, public_below
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
 from adapmixed.privacy import BoundedRangeAnswer, PublicAnswer
-from adapmixed.privacy.clipped_log_pool import individual_rho
+from adapmixed.privacy.costs.clipped_log_pool import individual_rho
 from adapmixed_ext.types import RandomSource
 
 _MOST_DEPTH = 600.0  # of log p/q: tokens from q = e^-100 on are still the pool's

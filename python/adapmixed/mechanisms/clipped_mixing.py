@@ -14,7 +14,7 @@ from adapmixed.mechanisms.distribution import Distribution, public_below
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows, check_confidence, unsure
 from adapmixed.privacy import ClippedAnswer, Event, PublicAnswer
-from adapmixed.privacy.clipped_mixing import LEAST_LOWER, MAX_VOCABULARY, charge_rounding
+from adapmixed.privacy.costs.clipped_mixing import LEAST_LOWER, MAX_VOCABULARY, charge_rounding
 from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 from adapmixed_ext.types import RandomSource
 

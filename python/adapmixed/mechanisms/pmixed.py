@@ -14,7 +14,7 @@ from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed_ext.types import RandomSource
 
 

@@ -13,7 +13,7 @@ from adapmixed.checks import (
     check_real,
 )
 from adapmixed.privacy.conversions import rdp_to_dp, replace_one_epsilon, screening_rdp
-from adapmixed.privacy.pmixed import sound_bound
+from adapmixed.privacy.costs.pmixed import sound_bound
 
 ORDER, LEAKAGE = 18.0, 0.2
 SCREEN_WEIGHT, SIGMA = 1e-4, 1e-2

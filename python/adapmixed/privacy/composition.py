@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from adapmixed.checks import check_count, check_delta, check_real
-from adapmixed.privacy.clipped_mixing import (
+from adapmixed.privacy.conversions import rdp_to_dp
+from adapmixed.privacy.costs.clipped_mixing import (
     DominatingPair,
     accounted_box,
     clipped_mixing_pair,
     law_error,
 )
-from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.loss_tail import short_interval, smallest_epsilon
 
 POINTS = 2**20

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from adapmixed.checks import check_question
 from adapmixed.privacy.budget import ShardBudget
-from adapmixed.privacy.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import (
     c_alpha,
@@ -29,6 +28,7 @@ from adapmixed.privacy.conversions import (
     screening_rho,
     zcdp_to_dp,
 )
+from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.events import (
     CAVEATS,
     BoundedRangeAnswer,

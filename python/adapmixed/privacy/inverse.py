@@ -6,9 +6,9 @@ import math
 from functools import partial
 
 from adapmixed.checks import check_delta, check_epsilon
-from adapmixed.privacy.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.composition import clipped_mixing_epsilon
 from adapmixed.privacy.conversions import zcdp_to_dp
+from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 
 FINE = 2**18
 """Grid points of a planned ε."""

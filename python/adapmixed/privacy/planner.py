@@ -14,7 +14,6 @@ from functools import partial
 
 from adapmixed.checks import check_count, check_delta, check_epsilon, check_question
 from adapmixed.privacy.beforehand import adapmixed_beforehand
-from adapmixed.privacy.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.composition import renyi_epsilon
 from adapmixed.privacy.conversions import (
     c_alpha,
@@ -22,8 +21,9 @@ from adapmixed.privacy.conversions import (
     rdp_to_dp,
     replace_one_epsilon,
 )
+from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
+from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.inverse import FINE, epsilon_of, models_for, queries_for
-from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.rounding import four_digits
 from adapmixed.privacy.search import largest_within
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from adapmixed.data.builtin import Document
-from adapmixed.ensemble.loading import load_base
+from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_stream

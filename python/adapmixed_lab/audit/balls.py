@@ -12,8 +12,8 @@ import adapmixed_ext as ops
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed.privacy import RenyiBound
 from adapmixed.privacy.conversions import replace_one_epsilon
+from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
-from adapmixed.privacy.pmixed import sound_bound
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.search import Array, Shape, both_ways, distribution, hockey_stick
 from adapmixed_lab.audit.subsets import amplification_rate

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-from adapmixed.privacy.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair
+from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
 from adapmixed_lab.audit.balls import ball_targets
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
 from adapmixed_lab.audit.search import Array, Shape, both_ways, hockey_stick, maximise, one_thread

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.clipped_log_pool import bounded_range_rho
-from adapmixed.privacy.clipped_mixing import accounted_box, clipped_mixing_pair
+from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
+from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.search import released

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import adapmixed_ext as ops
 from adapmixed.data.builtin import Document
-from adapmixed.ensemble.loading import load_base
+from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.rng import SecureRandom
 from adapmixed.training.adapter import adapted_copy, save_adapter

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from adapmixed.checks import check_count, check_order, check_rate, check_real
-from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
 
 

@@ -14,7 +14,7 @@ from dp_accounting import rdp
 from just_above import assert_just_above, exactly
 
 from adapmixed.privacy.conversions import c_alpha, rdp_to_dp
-from adapmixed.privacy.pmixed import radius_for_epsilon, sound_bound
+from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed_lab.audit.subsets import amplification_rate
 from adapmixed_lab.reproduce.published_bound import (
     published_bound,

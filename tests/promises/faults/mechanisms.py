@@ -38,7 +38,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "charge before draw",
         "a proposal is released without a charge",
-        "python/adapmixed/mechanisms/charge.py",
+        "python/adapmixed/mechanisms/single_charge.py",
         "        if self._state != _SETTLED:\n",
         "        if self._state == _FAILED:\n",
         (_MECHANISMS + "test_protocol.py::test_nothing_is_released_before_the_charge",),
@@ -54,7 +54,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "one draw for one charge",
         "one proposal is charged twice",
-        "python/adapmixed/mechanisms/charge.py",
+        "python/adapmixed/mechanisms/single_charge.py",
         "        self._advance(_PROPOSED, _BEGUN)\n",
         "        self._advance(self._state, _BEGUN)\n",
         (_MECHANISMS + "test_protocol.py::test_a_second_charge_raises_and_costs_nothing",),
@@ -62,7 +62,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "one draw for one charge",
         "a charge that is settled is settled again for other members",
-        "python/adapmixed/mechanisms/charge.py",
+        "python/adapmixed/mechanisms/single_charge.py",
         "self._advance(_BEGUN, _SETTLED,",
         "self._advance(self._state, _SETTLED,",
         (_MECHANISMS + "test_protocol.py::test_a_charge_is_begun_once_and_ends_once",),
@@ -78,7 +78,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "one draw for one charge",
         "a mask that the caller changes later is the charged one",
-        "python/adapmixed/mechanisms/charge.py",
+        "python/adapmixed/mechanisms/single_charge.py",
         "np.array(active)",
         "np.asarray(active)",
         (_MECHANISMS + "test_members.py::test_a_mask_changed_in_place_is_another_one",),

@@ -66,7 +66,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "costs are the theorems'",
         "a replaced shard of a pool costs what an emptied one does",
-        "python/adapmixed/privacy/clipped_log_pool.py",
+        "python/adapmixed/privacy/costs/clipped_log_pool.py",
         "        span *= 2\n",
         "        span *= 1\n",
         (_PRIVACY + "test_totals.py::test_the_log_pool_is_zcdp",),

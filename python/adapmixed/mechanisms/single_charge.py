@@ -1,4 +1,7 @@
-"""The one charge of a proposal."""
+"""That a proposal is charged once, before its release.
+
+What an answer costs is in `adapmixed.privacy.costs`.
+"""
 
 from __future__ import annotations
 
