@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.helpers.compiled import build_module, copy_module
 
 BEFORE = "a45f23fb338f0893bb8870d1286b4f799f8e62ca"
 """The commit of the version to compare with."""
@@ -51,21 +52,15 @@ def _run(program: str, tree: Path) -> Any:
     if tree != ROOT:
         same = ["git", "diff", "--quiet", BEFORE, "HEAD", "--", "csrc"]
         if subprocess.run(same, cwd=ROOT).returncode:
-            _build(tree)
+            build_module(tree, tree / "build")
         else:
-            (module,) = (ROOT / "adapmixed_ext").glob("_C*.so")
-            shutil.copy(module, tree / "adapmixed_ext")
+            copy_module(ROOT / "adapmixed_ext", tree / "adapmixed_ext")
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         paths = os.pathsep.join(map(str, (tree / "python", tree, HERE)))
         environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(HERE / program), out.name]
         subprocess.run(command, cwd=tree, env=environment, check=True)
         return json.load(out)
-
-
-def _build(tree: Path) -> None:
-    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    subprocess.run(command, cwd=tree, check=True, env=os.environ | {"ADAPMIXED_CUDA": "OFF"})
 
 
 def _differences(path: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -29,13 +29,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.helpers.compiled import build_module, copy_module
+
 from .faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600.0
 """How long the tests of one fault may take."""
 
-_MODULE = "_C*.so"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -56,8 +57,8 @@ class Copy:
                 shutil.copy2(ROOT / name, self.root / name)
         for made in (self._module, self._demo):
             made.mkdir()
-        _copy_module(ROOT / "adapmixed_ext", self._module)
-        _copy_module(self._module, self.root / "adapmixed_ext")
+        copy_module(ROOT / "adapmixed_ext", self._module)
+        copy_module(self._module, self.root / "adapmixed_ext")
 
     def build(self) -> None:
         """Build the compiled module from the sources of the copy and put it in its place.
@@ -65,22 +66,11 @@ class Copy:
         Raises:
             RuntimeError: if it cannot be built.
         """
-        environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        }
-        pybind11 = _output([sys.executable, "-m", "pybind11", "--cmakedir"], environment).strip()
-        configure = [
-            "cmake", "-S", str(self.root), "-B", str(self._build), "-G", "Ninja",
-            "-DADAPMIXED_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Release",
-            f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11}",
-        ]  # fmt: skip
-        _output(configure, environment)
-        _output(["cmake", "--build", str(self._build)], environment)
-        _copy_module(self._build, self.root / "adapmixed_ext")
+        build_module(self.root, self._build)
 
     def keep_module(self) -> None:
         """Take the module that is in place for the one without a fault."""
-        _copy_module(self.root / "adapmixed_ext", self._module)
+        copy_module(self.root / "adapmixed_ext", self._module)
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
@@ -100,7 +90,7 @@ class Copy:
             yield
         finally:
             path.write_text(text, encoding="utf-8")
-            _copy_module(self._module, self.root / "adapmixed_ext")
+            copy_module(self._module, self.root / "adapmixed_ext")
 
     def run(self, tests: Sequence[str]) -> tuple[int | None, str]:
         """Run tests until one fails.
@@ -208,20 +198,6 @@ def _distinct(tests: Iterable[str]) -> list[str]:
 
 def _say(what: str, started: float, words: str) -> None:
     print(f"{what:>8} {time.monotonic() - started:6.1f} s  {words}", flush=True)
-
-
-def _copy_module(source: Path, target: Path) -> None:
-    for path in source.glob(_MODULE):
-        fresh = target / f".{path.name}"
-        shutil.copy2(path, fresh)
-        fresh.replace(target / path.name)  # a process may have the old one mapped
-
-
-def _output(command: Sequence[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{command[0]} failed:\n{done.stdout}\n{done.stderr}")
-    return done.stdout
 
 
 if __name__ == "__main__":
