@@ -57,7 +57,7 @@ __all__ = [
 
 
 def build_info() -> dict[str, object]:
-    """What was built and what is used.
+    """Return what was built and what is used.
 
     ``cuda`` (bool), ``cuda_architectures`` (compute capabilities with kernels; newer ones run what
     PTX there is), ``instruction_set`` of the CPU, ``compiler``.

@@ -71,7 +71,7 @@ def clip_project(
     the sum that defines s: 1e-14 over the mass that moves. A row equal to the public one gives q
     exactly, and so do c = 1 and C = 1.
 
-    With orders, the charge of the per-model filter under zero-out, which depends on model i's row
+    With orders, the charge to a shard's own budget under zero-out, which depends on model i's row
     and public values alone: U = p̄_i/q, W = ((N−1)c + 1)/N, P = ((N−1)c + U)/N,
     max{log1p Σ q W f(P/W), log1p Σ q P f(W/P)}/(α−1), f(x) = x^α − 1 − α(x−1); of p̄_i as
     it is returned, relative error at most ``loss_error``, absolute 1e-12 below that. Inactive

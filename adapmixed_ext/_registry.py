@@ -1,4 +1,4 @@
-"""How operators reach torch.library, and how tensors reach the compiled module. Internal.
+"""Registers operators with torch.library and hands tensors to the compiled module. Internal.
 
 Pointers, strides and a dtype code: the compiled module knows nothing of torch.
 """
@@ -34,7 +34,7 @@ class Backend:
     immediate: bool
 
     def workspace(self, name: str, *arguments: Any) -> int:
-        """Bytes that operator `name` needs; the CPU's take theirs from their threads."""
+        """Return the bytes that operator `name` needs; on the CPU its threads have their own."""
         return 0 if self.immediate else getattr(self.module, f"{name}_workspace")(*arguments)
 
     def call(self, name: str, like: Tensor, *arguments: Any, workspace: int = 0) -> None:
@@ -62,7 +62,7 @@ def backend(device: torch.device) -> Backend:
 
 
 def register(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Defines one operator with its implementation, the same for all devices, and its fake."""
+    """Define one operator with its implementation, the same for all devices, and its fake."""
     name = schema.split("(")[0]
     _lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _lib.impl(name, implementation, "CPU")
@@ -79,7 +79,7 @@ def rows(logits: Tensor) -> tuple[int, int, int, int]:
 def ensemble(
     private_logits: Tensor, public_logits: Tensor, private_lse: Tensor, public_lse: Tensor
 ) -> tuple[Any, ...]:
-    """What every operator after log_sum_exp starts with, as the compiled module takes it."""
+    """Return the arguments that operators after log_sum_exp have in common, as pointers."""
     return (
         tuple(private_logits.shape),
         rows(private_logits),
@@ -90,7 +90,7 @@ def ensemble(
 
 
 def weighted(*arguments: Any) -> tuple[Any, ...]:
-    """The same with how the projected distributions come from it behind it."""
+    """Return the same, followed by the weights of the projected distributions."""
     *tensors, weight, complement, active, lower, upper = arguments
     mask = 0 if active is None else active.data_ptr()
     return *ensemble(*tensors), (weight.data_ptr(), complement.data_ptr(), mask, lower, upper)

@@ -57,7 +57,7 @@ def clip_charge(
     orders: float | Sequence[float],
     num_models: int | None = None,
 ) -> Tensor:
-    """What the per-model filter is charged for p_bar_i (N, B, V): (N, B, K).
+    """Return what a shard's own budget is charged for p_bar_i (N, B, V): (N, B, K).
 
     D<->_a((N-1) c q + p_bar_i || (N-1) c q + q) of what is divided by N, without the linear terms.
     """

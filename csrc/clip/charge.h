@@ -9,7 +9,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The charge of the per-model filter: with U = p_bar / q, W = ((N-1) c + 1) / N and y = (U - 1) /
+// The charge to a shard's own budget: with U = p_bar / q, W = ((N-1) c + 1) / N and y = (U - 1) /
 // (N W), the Renyi divergence of the larger of both directions between ((N-1) c + U) / N and W, all
 // other slots at their lowest: log1p(W max(sum q e_alpha(y), sum q e_{1-alpha}(y))) / (alpha - 1),
 // e_s(y) = (1+y)^s - 1 - s y.

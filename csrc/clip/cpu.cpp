@@ -1,5 +1,5 @@
 // p_bar_i = clip(s p_i, c q, C q) of every row: log s, the ratio to q off the support of p_i, and
-// the charges of the per-model filter.
+// the charges to the shards' own budgets.
 #include <cstring>
 #include <memory>
 #include <vector>

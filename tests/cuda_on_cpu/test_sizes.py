@@ -89,7 +89,7 @@ def test_screening_sorts_many_tokens_in_the_workspace() -> None:
 
 
 def most(models: int, positions: int, vocab: int, orders: int) -> int:
-    """Bytes that ``ops.py`` states for ``leave_one_out`` on CUDA."""
+    """Bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
     sums = 8 * models * (2 * orders + 1)
     sharing = min(positions, max(1, 2**26 // sums))
     return max(2**26, sums) + sharing * (16 * models + vocab // 4 + 128) + 2**12 * orders

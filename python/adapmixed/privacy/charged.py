@@ -50,7 +50,7 @@ class Proposed(Protocol):
 
 
 class Begun(Protocol):
-    """What the accountant needs of a charge that it has begun; see `mechanisms.charge.Charge`."""
+    """What the accountant needs of a charge that it has begun; see `mechanisms.single_charge`."""
 
     def individual_charges(self) -> NDArray[np.float64]: ...
     def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]: ...
