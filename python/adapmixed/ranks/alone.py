@@ -74,8 +74,7 @@ class Ranks:
 
     def held(self, members: int) -> tuple[int, int]:
         """Return the largest number of members that one process has, and how many members' rows
-        the main process holds at most while it gathers them, 0 if it need not: the same everywhere.
-        """
+        the main process gathers, 0 if it need not: the same everywhere."""
         return members, 0
 
 

@@ -31,8 +31,8 @@ class Group(Ranks):
     """Several processes, each with a contiguous slice of the members; made by :func:`joined`.
 
     Attributes:
-        traffic: bytes of all collectives so far, by kind: "gather", of one process's rows; "tell",
-            the tensor; "each", all processes' tensors.
+        traffic: bytes of all exchanges so far, by kind: "gather", what this process sends or, the
+            main one, receives; "tell", the tensor; "each", all processes' tensors.
         calls: how many of each kind there were.
     """
 
@@ -71,36 +71,34 @@ class Group(Ranks):
         """See `Ranks.own`; the first processes have one more if N is not divisible."""
         if self._repeated:
             return slice(0, num_models)
-        share, more = divmod(num_models, self.world)
-        first = self.rank * share + min(self.rank, more)
-        return slice(first, first + share + (self.rank < more))
+        return _share(num_models, self.rank, self.world)
 
     def held(self, members: int) -> tuple[int, int]:
         """See `Ranks.held`."""
         models = self._members()
         if self._repeated:
             return models, 0
-        share = -(-models // self.world)
-        return share, 2 * share * self.world  # as they arrive, padded, and joined
+        return -(-models // self.world), models
 
     def gather(self, rows: Tensor) -> Tensor | None:
-        """See `Ranks.gather`; what is sent is padded to the largest number of members."""
+        """See `Ranks.gather`; the main process receives every row where it will stand."""
         import torch.distributed as dist
 
         if self._repeated:
             return rows if self.is_main else None
-        members = self._members()
-        counts = [members // self.world + (r < members % self.world) for r in range(self.world)]
         data = rows.contiguous()
-        if len(rows) < max(counts):
-            data = rows.new_zeros((max(counts), *rows.shape[1:]))
-            data[: len(rows)] = rows
-        parts = [torch.empty_like(data) for _ in counts] if self.is_main else None
-        found = None if parts is None else [_as_bytes(part) for part in parts]
-        self._run("gather", _as_bytes(data), lambda: dist.gather(_as_bytes(data), found, dst=0))
-        if parts is None:
+        if not self.is_main:
+            sent = dist.P2POp(dist.isend, _as_bytes(data), 0)
+            self._run("gather", _as_bytes(data), lambda: _exchange([sent]))
             return None
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        whole = rows.new_empty((self._members(), *rows.shape[1:]))
+        whole[: len(rows)] = rows
+        others = [whole[_share(len(whole), rank, self.world)] for rank in range(1, self.world)]
+        received = [
+            dist.P2POp(dist.irecv, _as_bytes(part), rank) for rank, part in enumerate(others, 1)
+        ]
+        self._run("gather", _as_bytes(whole[len(rows) :]), lambda: _exchange(received))
+        return whole
 
     def tell(
         self,
@@ -176,6 +174,21 @@ class Group(Ranks):
 def _as_bytes(value: Tensor) -> Tensor:
     """The same memory as (bytes,) uint8, which every back end carries."""
     return value.reshape(-1).view(torch.uint8)
+
+
+def _share(num_models: int, rank: int, world: int) -> slice:
+    """The members of one process."""
+    share, more = divmod(num_models, world)
+    first = rank * share + min(rank, more)
+    return slice(first, first + share + (rank < more))
+
+
+def _exchange(operations: list[Any]) -> None:
+    """Send and receive all of these."""
+    import torch.distributed as dist
+
+    for request in dist.batch_isend_irecv(operations):
+        request.wait()
 
 
 @contextmanager
