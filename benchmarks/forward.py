@@ -96,7 +96,7 @@ class Loop:
     def __init__(self, model: Any, models: int, prompt: Tensor) -> None:
         from transformers import DynamicCache
 
-        self._model, self._models = model, models
+        self._model = model
         self._caches = [DynamicCache(config=model.config) for _ in range(models + 1)]
         self._pass(prompt)
 

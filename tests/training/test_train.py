@@ -223,7 +223,7 @@ def test_bad_ranks(environment: dict[str, str], reason: str) -> None:
 def test_ranks_from_the_environment() -> None:
     assert Place.from_environment({}) == Place(0, 1)
     place = Place.from_environment({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-    assert place == Place(5, 8, 1, launched=True)
+    assert place == Place(5, 8, 1)
     assert list(place.members(20)) == [5, 13]
 
 

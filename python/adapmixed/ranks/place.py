@@ -10,15 +10,11 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Place:
-    """Rank `rank` of `world`; `local_rank` is its number among those of one machine.
-
-    `launched`: whether the environment said so, as `torchrun` sets it.
-    """
+    """Rank `rank` of `world`; `local_rank` is its number among those of one machine."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
-    launched: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -36,4 +32,4 @@ class Place:
         rank, world = (int(value or 0) for value in given)
         if rank >= world:
             raise ValueError(f"RANK must be below WORLD_SIZE {world}, got {rank}")
-        return cls(rank, world, int(environment.get("LOCAL_RANK", "0")), launched=True)
+        return cls(rank, world, int(environment.get("LOCAL_RANK", "0")))
