@@ -6,7 +6,8 @@ q = 0 gives p = 0. N = ``num_models`` counts slots: one that is absent or not ac
 Without model i log p changes by (κ/N) u_i and a constant: by a range of at most κ·span_i/N ≤
 κ(b − a)/N. The u_i are multiples of 2^−k in [a, b], k from N, a and b alone, 40 at most, so that
 their sums are exact; over the tokens with p ≥ 2^−1022 rounding adds at most
-2^−49 (1 + κ·max(−a, b) + L) to the range, L the largest −log q among them (csrc/log_pool/math.h).
+2^−49 (1 + κ·max(−a, b) + L) to the range, L the largest −log q among them
+(csrc/log_pool/formula.h).
 """
 
 from typing import Any, NamedTuple

@@ -148,8 +148,8 @@ def gaussian(
 def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -> Tensor:
     """One token per row, exactly in proportion to its float64 probability.
 
-    The law is p/Σp over the tokens with q > 0, without a bound for rounding: no token with q > 0 is
-    lost (one whose p is 0 counts as 2^-1074), and none with q = 0 is drawn, whatever p is there.
+    The distribution is p/Σp over the tokens with q > 0, without a bound for rounding: no token with
+    q > 0 is lost (one whose p is 0 counts as 2^-1074), and none with q = 0 is drawn, whatever p is.
 
     Args:
         probabilities: (B, V) float64, rows that sum to 1 within 1e-6.

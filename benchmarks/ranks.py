@@ -114,7 +114,9 @@ def step(report: Report, ranks: Group, quick: bool, runs: int) -> None:
             answer(whole)
         parts["answer"] = (time.perf_counter() - start) / runs
         total = sum(parts.values())
-        report.say(f"\nstep: one token, {shape.name}, N = {members}, c_attn, {length} tokens before")
+        report.say(
+            f"\nstep: one token, {shape.name}, N = {members}, c_attn, {length} tokens before"
+        )
         for name, seconds in parts.items():
             report.say(f"  {name:14}{1e3 * seconds:8.1f} ms  {seconds / total:6.1%}")
         report.tables["step"] = [parts]

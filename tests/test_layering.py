@@ -36,7 +36,7 @@ DOORS: dict[str, set[str]] = {
     "ranks": {"ext", "errors"},
     "privacy": {"checks", "errors"},
     "mechanisms": {"ext", "checks", "privacy"},  # of privacy, costs and events only: see below
-    "ensemble": {"ext", "ranks", "files"},
+    "ensemble": {"ext", "checks", "ranks", "files"},
     "data": set(),
     "training": {"ext", "ranks", "ensemble", "data", "rng", "files", "workers"},
     "generation": BELOW_GENERATION,

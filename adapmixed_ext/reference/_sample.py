@@ -10,7 +10,7 @@ _UNITS = 2**1074  # in 1: every double is a multiple of 2^-1074
 
 
 def sampling_weights(probabilities: Tensor, public_logits: Tensor) -> list[list[int]]:
-    """The sampler's law: p in units of 2^-1074, but at least 1 where q > 0, and 0 where q = 0.
+    """Return the sampler's weights: p in units of 2^-1074, at least 1 if q > 0, and 0 if q = 0.
 
     Token v is drawn with probability w_v / sum(w). Python integers, exact.
     """

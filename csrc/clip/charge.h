@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "clip/math.h"
-#include "leave_one_out/math.h"
+#include "clip/formula.h"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

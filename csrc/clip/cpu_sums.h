@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "clip/math.h"
+#include "clip/formula.h"
 #include "common/row_sums.h"
 
 ADAPMIXED_CORE_BEGIN

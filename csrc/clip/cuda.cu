@@ -1,7 +1,7 @@
 // p_bar_i = clip(s p_i, c q, C q) of every row, and its charges: one block a row, whose threads
 // search for log s together: each sums its tokens, and all see the same sums.
 #include "clip/charge.h"
-#include "clip/math.h"
+#include "clip/formula.h"
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/log_sum_exp.cuh"

@@ -3,7 +3,7 @@
 //
 // Why double. What is made of a projection needs p/q far better than floats have it: the losses'
 // bound (leave_one_out/bound.h) leaves an absolute error of 5e-11 of p/q, weights at the smallest
-// targets 1e-12 (project/math.h). A float e^z, rounded once, is off by up to 2^-24, possibly all
+// targets 1e-12 (project/formula.h). A float e^z, rounded once, is off by up to 2^-24, possibly all
 // the terms of a row to the same side: 6e-8, 1200 times what the losses leave. Two floats take a
 // dozen operations for one product and its rounding; this takes 10 in double for all, of which
 // GPUs for computing do half as many a second as in float.

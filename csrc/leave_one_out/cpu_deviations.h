@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/float_public.h"
-#include "leave_one_out/math.h"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

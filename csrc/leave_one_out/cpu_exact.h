@@ -1,6 +1,6 @@
 // The losses of every model at one position in double: what serves every input. The formulas are
-// those of leave_one_out/math.h. The vocabulary is cut into a fixed number of chunks whose sums are
-// added in order, so the result does not depend on the number of threads.
+// those of leave_one_out/formula.h. The vocabulary is cut into a fixed number of chunks whose sums
+// are added in order, so the result does not depend on the number of threads.
 #pragma once
 
 #include "leave_one_out/rare.h"
@@ -8,7 +8,7 @@
 #include "common/parallel.h"
 #include "common/rows.h"
 #include "leave_one_out/cpu_exact_tile.h"
-#include "leave_one_out/math.h"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

@@ -3,7 +3,7 @@
 // lambda r. Both are kept because each is accurate where the other cancels.
 #pragma once
 
-#include "clip/math.h"
+#include "clip/formula.h"
 #include "common/rows.h"
 
 ADAPMIXED_CORE_BEGIN

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/rows.h"
-#include "leave_one_out/math.h"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

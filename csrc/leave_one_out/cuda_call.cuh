@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/runtime.cuh"
-#include "leave_one_out/math.h"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

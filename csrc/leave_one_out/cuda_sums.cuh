@@ -1,5 +1,5 @@
 // The excess sums of every model over one chunk of the vocabulary, in double: what serves every
-// input. The formulas are those of leave_one_out/math.h.
+// input. The formulas are those of leave_one_out/formula.h.
 //
 // A block takes its chunk tile by tile. First each thread finds what all models share at its token,
 // reading the models' logits once; then each warp takes models in turn and computes their terms at

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "leave_one_out/math.h"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "leave_one_out/math.h"
-#include "mixture/math.h"
+#include "leave_one_out/formula.h"
+#include "mixture/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

@@ -1,5 +1,8 @@
-// The logarithmic pool (log_pool/math.h): a position's rows in groups, each row passed over for its
-// log-sum-exp and then, from the cache, its clipped log-ratios added to the position's sums.
+// p(v) ~ q(v) exp((kappa/N) sum_i clip(log p_i(v) - log q(v), a, b)): derivation and rounding in
+// log_pool/formula.h.
+//
+// A position's rows are read in groups. Each row is passed over for its log-sum-exp and then, from
+// the cache, for its clipped log-ratios, which are added to the position's sums (cpu_rows.h).
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"

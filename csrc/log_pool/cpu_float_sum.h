@@ -1,5 +1,5 @@
 // log sum_v e^{z_v} of one row in single precision, for what need not know it better: the pool's
-// log-ratios, which are clipped and rounded whatever it is (log_pool/math.h).
+// log-ratios, which are clipped and rounded whatever it is (log_pool/formula.h).
 #pragma once
 
 #include <cmath>

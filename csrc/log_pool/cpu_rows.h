@@ -1,8 +1,8 @@
-// Clipped log-ratios of some rows of logits, added up on the grid of log_pool/math.h.
+// Clipped log-ratios of some rows of logits, added up on the grid of log_pool/formula.h.
 #pragma once
 
 #include "common/rows.h"
-#include "log_pool/math.h"
+#include "log_pool/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

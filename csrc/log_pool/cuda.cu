@@ -1,12 +1,14 @@
-// The logarithmic pool on CUDA; its formula, clip and rounding are those of log_pool/math.h. A
-// block a row finds its log-sum-exp and span, a thread a token adds up all models there, a block a
-// position sums the weights. Sums of u_i are exact, the extremes of a span do not depend on their
+// p(v) ~ q(v) exp((kappa/N) sum_i u_i(v)), u_i(v) = clip(log p_i(v) - log q(v), a, b): derivation
+// and rounding in log_pool/formula.h.
+//
+// A block a row finds its log-sum-exp and span, a thread a token adds up all models there, a block
+// a position sums the weights. Sums of u_i are exact, the extremes of a span do not depend on their
 // order, and the weights are added in a fixed one.
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"
 #include "common/log_sum_exp.cuh"
-#include "log_pool/math.h"
+#include "log_pool/formula.h"
 #include "mixture/cuda_check.cuh"
 
 ADAPMIXED_CORE_BEGIN

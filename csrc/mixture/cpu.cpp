@@ -4,7 +4,7 @@
 #include "common/exp_from.h"
 #include "common/parallel.h"
 #include "common/rows.h"
-#include "mixture/math.h"
+#include "mixture/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {

@@ -5,7 +5,7 @@
 #include "common/launch.cuh"
 #include "mixture/cuda_check.cuh"
 #include "mixture/cuda_projected.cuh"
-#include "mixture/math.h"
+#include "mixture/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

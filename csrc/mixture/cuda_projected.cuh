@@ -1,7 +1,7 @@
 // The projected distributions relative to q, as one thread computes them from the logits.
 #pragma once
 
-#include "clip/math.h"
+#include "clip/formula.h"
 #include "common/load.cuh"
 
 ADAPMIXED_CORE_BEGIN

@@ -5,7 +5,7 @@
 // eight of those in floats, the rest in double:
 //   second_moment(), third_moment(): sum q d^2, sum q d^3;
 //   least_excess(): the least d;
-//   sums(weight, forward, reverse): A and B of project/math.h, which are wanted, with slopes.
+//   sums(weight, forward, reverse): A and B of project/formula.h, which are wanted, with slopes.
 //
 // What rounding costs: where the weight leaves 1 + weight d above 1/4, sums evaluated at weight (1
 // + float_relative) are at least 1 - float_constant times those at weight. In units (kFloatUnit):

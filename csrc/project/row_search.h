@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "project/math.h"
+#include "project/formula.h"
 #include "project/row_terms.h"
 
 ADAPMIXED_CORE_BEGIN

@@ -1,4 +1,4 @@
-// One token's part in the two constraints of a row (project/math.h) and in their derivatives by
+// One token's part in the two constraints of a row (project/formula.h) and in their derivatives by
 // lambda: q X^alpha and q X^{1-alpha} with X = 1 + lambda d = lambda r + (1 - lambda), r = p/q,
 // d = r - 1.
 //
@@ -14,7 +14,7 @@
 
 #include "common/elementary.h"
 #include "common/view.h"
-#include "project/math.h"
+#include "project/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

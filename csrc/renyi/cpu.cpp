@@ -1,5 +1,5 @@
 // D_alpha(P || Q) and D_alpha(Q || P) of pairs of rows, for orders in [1, inf].
-#include "renyi/math.h"
+#include "renyi/formula.h"
 
 #include "common/dispatch.h"
 #include "common/parallel.h"

@@ -3,7 +3,7 @@
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"
-#include "renyi/math.h"
+#include "renyi/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

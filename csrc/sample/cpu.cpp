@@ -7,7 +7,7 @@
 #include "common/rows.h"
 #include "common/simd.h"
 #include "sample/cpu_chacha.h"
-#include "sample/math.h"
+#include "sample/formula.h"
 #include "sample/normal.h"
 
 ADAPMIXED_CORE_BEGIN

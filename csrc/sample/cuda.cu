@@ -11,7 +11,7 @@
 #include "common/load.cuh"
 #include "common/runtime.cuh"
 #include "sample/chacha.h"
-#include "sample/math.h"
+#include "sample/formula.h"
 #include "sample/normal.h"
 
 ADAPMIXED_CORE_BEGIN

@@ -1,5 +1,5 @@
 // Noisy screening of every position on the public top-k tokens.
-#include "screen/math.h"
+#include "screen/formula.h"
 
 #include <algorithm>
 #include <numeric>

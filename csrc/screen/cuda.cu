@@ -3,7 +3,7 @@
 
 #include "common/launch.cuh"
 #include "screen/cuda_top_tokens.cuh"
-#include "screen/math.h"
+#include "screen/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

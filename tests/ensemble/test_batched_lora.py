@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import peft_logits, write_adapter
+from tiny_models import adapted_layers, peft_logits, write_adapter
 
 from adapmixed.ensemble import BatchedLoRA, Ensemble, read_adapter, stack_adapters
 
@@ -66,7 +66,9 @@ def test_unequal_ranks_rslora_and_targets(
         ),
         write_adapter(base, tmp_path / "f", seed=6, target_modules=rf".*\.1\..*{first}"),
     ]
-    private, _ = Ensemble.from_pretrained(base, folders).logits(ids)
+    private, _ = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders)).logits(
+        ids
+    )
     expected = peft_logits(base, folders, ids)
     torch.testing.assert_close(private, expected, rtol=0, atol=1e-5)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from families import linear_names, tiny
-from tiny_models import VOCAB, peft_logits, write_adapter
+from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -62,7 +62,8 @@ def adapted(
 def family(request: pytest.FixtureRequest, adapted: tuple[Any, list[Path]]) -> Family:
     base = copy.deepcopy(adapted[0]).to(request.param)
     ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(7))
-    return Family(base, adapted[1], Ensemble.from_pretrained(base, adapted[1]), ids)
+    ensemble = Ensemble.from_pretrained(base, adapted[1], adapted=adapted_layers(adapted[1]))
+    return Family(base, adapted[1], ensemble, ids)
 
 
 def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = None) -> Tensor:
@@ -89,7 +90,9 @@ def test_public_row_and_empty_shards_are_the_public_model_bit_by_bit(family: Fam
     """Also beside members that change, padded, in chunks and in decoding."""
     folders = family.folders
     ensemble = family.ensemble
-    other = Ensemble.from_pretrained(family.base, [folders[1], folders[1].parent / "0", folders[2]])
+    changed = [folders[1], folders[1].parent / "0", folders[2]]
+    layers = adapted_layers(changed)
+    other = Ensemble.from_pretrained(family.base, changed, adapted=layers)
     mask = torch.ones_like(family.ids)
     mask[0, :PADDING] = 0
     rows = family.ids.repeat(len(folders) + 1, 1)

@@ -123,7 +123,7 @@ def test_a_removed_member_moves_no_bit_of_the_others(of: Any) -> None:
 def distribution(ensemble: Ensemble, mechanism: Mechanism) -> tuple[Tensor, Any]:
     ids = torch.randint(1, VOCAB, (6, 9), generator=torch.Generator().manual_seed(3))
     proposal = mechanism.propose(*ensemble.decoder(ids).logits, rng=SeededRandom(1))
-    return settled(proposal).distribution.probabilities(), proposal
+    return settled(proposal)._distribution.probabilities(), proposal
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)

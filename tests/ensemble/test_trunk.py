@@ -75,7 +75,7 @@ def written(request: Any, tmp_path_factory: Any) -> tuple[Any, dict[str, list[Pa
 @pytest.mark.slow
 def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtype: Any) -> None:
     base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
-    ensemble = Ensemble.from_pretrained(base, folders)
+    ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
     depth = len(block_names(base))
     if base.config.model_type == "gpt_bigcode" and kind != "head":
         assert ensemble.trunk.repeats_input  # its blocks cannot be shared
@@ -129,8 +129,8 @@ def test_an_emptied_or_missing_member_changes_no_bit_of_others(
     written: Any, kind: str, dtype: Any, tmp_path: Path
 ) -> None:
     base, folders = copy.deepcopy(written[0]).to(dtype), written[1][kind]
-    full = Ensemble.from_pretrained(base, folders)
     layers = adapted_layers(folders)
+    full = Ensemble.from_pretrained(base, folders, adapted=layers)
     ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(8))
     mask = torch.ones_like(ids)
     mask[0, :PADDING] = 0
@@ -168,10 +168,10 @@ def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path
     base = tiny("gpt2")
     head = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
     deep = write_adapter(base, tmp_path / "b", seed=1, target_modules=["c_attn"])
-    assert Ensemble.from_pretrained(base, [head, deep]).trunk.head is None
     assert Ensemble.from_pretrained(base, [head, None]).trunk.head == "lm_head"
-    with pytest.raises(ValueError, match="adapted must be given if members are missing"):
-        Ensemble.from_pretrained(base, [head, deep, None])
+    for members in ([head, deep], [head, deep, None], [None, head, deep]):
+        with pytest.raises(ValueError, match="adapted must be given if members differ: .*a adapts"):
+            Ensemble.from_pretrained(base, members)
     with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
         Ensemble.from_pretrained(base, [None, None])
     with pytest.raises(ValueError, match="adapts transformer.h.0.* with rank 3, got None"):
@@ -180,8 +180,10 @@ def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path
         Ensemble.from_pretrained(base, [head], adapted={"lm_head": [4]})
     with pytest.raises(ValueError, match="adapted must name layers of the base"):
         Ensemble.from_pretrained(base, [head], adapted={"lm_head": [3], "nothing": [1]})
-    both = {"lm_head": [3], "transformer.h.0.attn.c_attn": [3]}
-    assert len(Ensemble.from_pretrained(base, [head, None], adapted=both).trunk.blocks) == 2
+    both = {"lm_head": [3]} | {f"transformer.h.{i}.attn.c_attn": [3] for i in range(2)}
+    for other in (deep, None):
+        trunk = Ensemble.from_pretrained(base, [head, other], adapted=both).trunk
+        assert trunk.head is None and len(trunk.blocks) == 2
 
 
 def test_a_missing_member_in_the_folder(tmp_path: Path) -> None:
@@ -243,7 +245,7 @@ def test_threads_share_an_ensemble(kind: str, tmp_path: Path) -> None:
         write_adapter(base, tmp_path / str(i), seed=i, target_modules=names)
         for i, names in enumerate(targets(base, kind))
     ]
-    ensemble = Ensemble.from_pretrained(base, folders)
+    ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
     generator = torch.Generator().manual_seed(3)
     inputs = [torch.randint(1, VOCAB, (size, 4 + size), generator=generator) for size in (1, 2, 3)]
     expected = [ensemble.logits(ids)[0] for ids in inputs]

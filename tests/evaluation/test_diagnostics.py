@@ -108,7 +108,7 @@ def test_every_query_keeps_to_its_own_bound(
                     continue
                 p = private[:, token].double().softmax(-1)[:, target]
                 q = public[token].double().softmax(-1)[target]
-                projection: Any = proposal.distribution.projection
+                projection: Any = proposal._distribution.projection
                 weight, complement = projection.weight[:, 0], projection.complement[:, 0]
                 mixed = (weight * p + complement * q).mean()
                 assert utility.loss == pytest.approx(-float(mixed.log()), rel=1e-9, abs=1e-9)

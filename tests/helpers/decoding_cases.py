@@ -114,8 +114,8 @@ class SpyProposal:
     def ensemble(self) -> str | None:
         return self.inner.ensemble
 
-    def begin(self) -> SpyCharge:
-        return SpyCharge(self.inner.begin(), self.mechanism.log)
+    def _begin(self) -> SpyCharge:
+        return SpyCharge(self.inner._begin(), self.mechanism.log)
 
     def release(self) -> Answer:
         answer = self.inner.release()

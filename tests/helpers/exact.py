@@ -41,7 +41,7 @@ def individual(proposal: Proposal) -> np.ndarray:
 
 def settled(proposal: Proposal, active: Any = None) -> Proposal:
     """The proposal, which can be released though nobody is charged."""
-    proposal.begin().settle(active)
+    proposal._begin().settle(active)
     return proposal
 
 

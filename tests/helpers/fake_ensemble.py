@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ranks import ALONE
+from adapmixed.ranks import ALONE, Ranks
 
 
 class FakeDecoder:
@@ -88,3 +88,15 @@ class FakeEnsemble:
         assert new_tokens >= 0
         self.decoders.append(FakeDecoder(self, ids))
         return self.decoders[-1]
+
+
+class SpreadEnsemble(FakeEnsemble):
+    """Each rank answers with the rows of its own members."""
+
+    def __init__(self, ranks: Ranks, **settings: Any) -> None:
+        super().__init__(models=5, **settings)
+        self.ranks = ranks.over(5)
+
+    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        private, public = super().logits(ids)
+        return private[self.ranks.own(5)], public

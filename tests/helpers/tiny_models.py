@@ -81,7 +81,7 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
 
 def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
     """What `ensemble.json` says that these peft folders adapt."""
-    from adapmixed.ensemble.adapted import adapter_layers, merged_layers
+    from adapmixed.ensemble.adapted_layers import adapter_layers, merged_layers
 
     return merged_layers(adapter_layers(folder) for folder in folders)
 

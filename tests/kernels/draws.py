@@ -1,4 +1,4 @@
-"""A fixed source of random numbers, and the sampler's law rebuilt from its stream."""
+"""A fixed source of random numbers, and the sampler's distribution rebuilt from its stream."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PROBABILITY_ERROR = 1e-6
 
 
 def drawn(mixture: Tensor, public: Tensor, source: adapmixed_ext.types.RandomSource) -> list[int]:
-    """The tokens of the sampler's law, by the stream itself."""
+    """The tokens of the sampler's distribution, by the stream itself."""
     key, counter = source.reserve()
     return drawn_by_hand(mixture, public, bytes(key.tolist()), counter)
 

@@ -16,7 +16,7 @@ from adapmixed_ext import _C
 
 
 def kolmogorov(x: Tensor) -> float:
-    """sqrt(n) times the distance from the uniform law on [0, 1]."""
+    """sqrt(n) times the distance from the uniform distribution on [0, 1]."""
     n, cdf = x.numel(), x.sort().values
     grid = torch.arange(1, n + 1, dtype=torch.float64) / n
     distance = torch.maximum((cdf - grid).abs().max(), (cdf - grid + 1 / n).abs().max())

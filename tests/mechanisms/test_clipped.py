@@ -126,12 +126,12 @@ def test_an_exhausted_member_answers_as_an_emptied_one_to_the_last_bit(
     found, logs = [], []
     for rows, active in ((private, others), (emptied, every), (emptied, others), (emptied, None)):
         proposal = mechanism.propose(rows, public, rng=SeededRandom(0))
-        answer = settled(proposal, None if active is None else active.numpy()).distribution
+        answer = settled(proposal, None if active is None else active.numpy())._distribution
         found.append(answer.probabilities())
         logs.append(torch.stack([answer.log_prob(torch.full((40,), v)) for v in range(0, 700, 50)]))
     for same in (found, logs):
         assert all(torch.equal(same[0], other) for other in same[1:])
-    whole = settled(mechanism.propose(private, public, rng=SeededRandom(0))).distribution
+    whole = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     assert not torch.equal(whole.probabilities(), found[0])
 
 

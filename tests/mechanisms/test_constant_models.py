@@ -86,7 +86,7 @@ def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
             accountant.charge(proposal)
             answers.append(proposal.release())
         others = accountant.spent[[0, 1, 3]]
-        found.append((answers, others, proposal.distribution.probabilities()))
+        found.append((answers, others, proposal._distribution.probabilities()))
     for answers, others, probabilities in found[1:]:
         assert (others == found[0][1]).all() and (others > 0).all()
         assert torch.equal(probabilities, found[0][2])
@@ -95,7 +95,7 @@ def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
                 here, there = getattr(one, field), getattr(other, field)
                 assert (here is None) == (there is None)
                 assert here is None or torch.equal(here, there)
-    whole = settled(mechanism.propose(private, public, rng=SeededRandom(3), **shape)).distribution
+    whole = settled(mechanism.propose(private, public, rng=SeededRandom(3), **shape))._distribution
     assert not torch.equal(whole.probabilities(), found[0][2])
 
 

@@ -33,12 +33,12 @@ def test_what_is_scored_what_is_sampled_and_what_is_charged_is_one_distribution(
     private, public = logits(12)
     proposal = settled(propose(name))
     found = scored(name, 12).exp()
-    sampled = proposal.distribution.probabilities()
+    sampled = proposal._distribution.probabilities()
     torch.testing.assert_close(found, sampled, rtol=1e-13, atol=0.0)
     if name.startswith("clipped"):
         return _by_formula(name, private, public, found)
     for b in range(12):
-        rows = proposal.distribution.rows.private if name == "public" else private
+        rows = proposal._distribution.rows.private if name == "public" else private
         exact = mean(members(proposal, rows, public, b)[0])
         expected = torch.tensor([float(x) for x in exact], dtype=torch.float64)
         torch.testing.assert_close(found[b], expected, rtol=1e-12, atol=0.0)
@@ -86,7 +86,7 @@ def test_tokens_are_drawn_from_the_distribution_to_the_last_bit(
     sample = ops.sample
     monkeypatch.setattr(ops, "sample", watched)
     proposal = settled(propose(name))
-    expected = proposal.distribution.probabilities()
+    expected = proposal._distribution.probabilities()
     proposal.release()
     assert torch.equal(torch.cat(drawn), expected)
 

@@ -33,7 +33,7 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
 
 def drawn(mechanism: Mechanism, private: Tensor, public: Tensor) -> list[int]:
     """Each token's weight in units of 2^-1074."""
-    found = settled(mechanism.propose(private, public, rng=SeededRandom(0))).distribution
+    found = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     return sampling_weights(found.probabilities(), public)[0]
 
 
@@ -77,7 +77,7 @@ def test_what_is_answered_from_q_has_the_same_bits_whatever_the_shards_are(name:
 def test_an_evaluated_distribution_is_the_drawn_one(name: str) -> None:
     private, public = rows(3)
     targets = torch.arange(0, public.shape[1], 7)
-    found = settled(CASES[name][0].propose(private, public, rng=SeededRandom(0))).distribution
+    found = settled(CASES[name][0].propose(private, public, rng=SeededRandom(0)))._distribution
     weights = sampling_weights(found.probabilities(), public)[0]
     for target in targets.tolist():
         stated = found.log_prob(torch.tensor([target])).item()

@@ -66,7 +66,7 @@ def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
     alone = torch.stack([private[0], public, public])
     expected = log_probs(mechanism, alone, public)
     there = settled(mechanism.propose(alone, public, rng=SeededRandom(0)))
-    found = [one.distribution.probabilities() for one in (proposal, there)]
+    found = [one._distribution.probabilities() for one in (proposal, there)]
     assert torch.equal(*found)
     assert torch.equal(proposal.release().tokens, there.release().tokens)
     for token in range(VOCAB):
@@ -86,7 +86,7 @@ def test_nobody_is_charged_whose_member_answered_the_public_distribution(
         accountant.charge(proposal)
         assert (accountant.spent == 0).all()
         q = logits()[1].double().softmax(1)
-        torch.testing.assert_close(proposal.distribution.probabilities(), q, rtol=1e-13, atol=0.0)
+        torch.testing.assert_close(proposal._distribution.probabilities(), q, rtol=1e-13, atol=0.0)
         answer = proposal.release()
         # That a member is exhausted is private: nothing says so.
         assert not bool(answer.public.any())
@@ -120,10 +120,10 @@ def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> N
     for b in range(positions):
         one = mechanism.propose(private[:, b : b + 1], public[b : b + 1], rng=SeededRandom(0))
         one_by_one.charge(one)
-        found.append(one.distribution.probabilities())
+        found.append(one._distribution.probabilities())
     assert (together.spent == one_by_one.spent).all()
     assert (together.spent <= together.limit).all() and together.queries == positions
-    assert torch.equal(proposal.distribution.probabilities(), torch.cat(found))
+    assert torch.equal(proposal._distribution.probabilities(), torch.cat(found))
     assert proposal._active is not None
     assert 0 < int(proposal._active.sum()) < proposal._active.numel()
 
@@ -136,7 +136,7 @@ def test_without_a_budget_all_members_answer(mechanism: Mechanism) -> None:
     assert proposal._active is None
     expected = log_probs(mechanism, *logits()).exp()
     torch.testing.assert_close(
-        proposal.distribution.probabilities(), expected, rtol=1e-13, atol=0.0
+        proposal._distribution.probabilities(), expected, rtol=1e-13, atol=0.0
     )
     with pytest.raises(ValueError, match="spent needs epsilon"):
         _ = accountant.spent
@@ -155,9 +155,9 @@ def test_a_mask_changed_in_place_is_another_one(mechanism: Mechanism) -> None:
 
     proposal._charge.settle = holding  # type: ignore[method-assign]
     accountant.charge(proposal)
-    before = proposal.distribution.probabilities()
+    before = proposal._distribution.probabilities()
     held[0].fill(True)
-    assert torch.equal(proposal.distribution.probabilities(), before)
+    assert torch.equal(proposal._distribution.probabilities(), before)
 
 
 def test_threads_share_one_budget() -> None:
@@ -199,7 +199,7 @@ def test_a_budget_cannot_be_outrun_by_releasing_first() -> None:
         assert proposal.release().tokens is tokens
         assert (accountant.spent <= accountant.limit).all()
     assert proposal._active is not None and not bool(proposal._active.any())
-    last = proposal.distribution.probabilities()
+    last = proposal._distribution.probabilities()
     torch.testing.assert_close(last, torch.full_like(last, 1 / VOCAB), rtol=1e-13, atol=0.0)
 
 

@@ -60,7 +60,7 @@ def test_nothing_is_released_before_the_charge(name: str) -> None:
         with pytest.raises(ValueError, match="must be charged before its release .* is proposed"):
             proposal.release()
         with pytest.raises(ValueError, match="must be charged before its release .* is proposed"):
-            _ = proposal.distribution
+            _ = proposal._distribution
         assert rng.draws == draws
         assert not hasattr(proposal, "public") and not hasattr(proposal, "tokens")
         charged(proposal)
@@ -86,15 +86,15 @@ def test_a_charge_is_begun_once_and_ends_once(name: str) -> None:
     """Nobody else reads what an answer costs, or has another one released for the same charge."""
     for last in ("settled", "failed"):
         proposal = propose(name)
-        begun = proposal.begin()
-        for attempt in (proposal.begin, lambda one=proposal: Accountant(1e-5).charge(one)):
+        begun = proposal._begin()
+        for attempt in (proposal._begin, lambda one=proposal: Accountant(1e-5).charge(one)):
             with pytest.raises(ValueError, match="must be charged once, .* is being charged"):
                 attempt()
-        for attempt in (proposal.release, lambda one=proposal: one.distribution):
+        for attempt in (proposal.release, lambda one=proposal: one._distribution):
             with pytest.raises(ValueError, match="before its release .* it is being charged"):
                 attempt()
         begun.settle(None) if last == "settled" else begun.fail()
-        for attempt in (lambda one=begun: one.settle(None), begun.fail, proposal.begin):
+        for attempt in (lambda one=begun: one.settle(None), begun.fail, proposal._begin):
             with pytest.raises(ValueError, match="must be charged once, got one that is"):
                 attempt()
         if last == "settled":
@@ -332,7 +332,7 @@ def test_changes_that_torch_does_not_count_have_no_effect(
 @every
 def test_the_rows_of_a_charged_proposal_must_not_be_changed_either(name: str) -> None:
     proposal = settled(propose(name))
-    proposal.distribution.rows.public.neg_()
+    proposal._distribution.rows.public.neg_()
     with pytest.raises(ValueError, match="must not be changed between propose and release"):
         proposal.release()
 
@@ -352,7 +352,7 @@ def test_rows_are_copied_once_and_only_if_the_caller_has_them() -> None:
         assert torch.equal(own.private, rows.private) and torch.equal(own.public, rows.public)
     rows = shaped(private, public)
     proposal = settled(MECHANISMS["unprotected"].propose_rows(rows, rng=SeededRandom(0)))
-    assert proposal.distribution.rows.private is private
+    assert proposal._distribution.rows.private is private
 
 
 @every
@@ -367,11 +367,11 @@ def test_logits_of_inference_mode_are_kept_as_they_were_proposed(name: str, shar
         proposal = mechanism.propose_rows(shaped(*rows), rng=SeededRandom(0))
     else:
         proposal = mechanism.propose(*rows, rng=SeededRandom(0))
-    before = settled(proposal).distribution.probabilities()
+    before = settled(proposal)._distribution.probabilities()
     with torch.inference_mode():
         for one in rows:
             one.neg_()
-    assert torch.equal(proposal.distribution.probabilities(), before)
+    assert torch.equal(proposal._distribution.probabilities(), before)
     assert torch.equal(proposal.release().tokens, expected)
 
 

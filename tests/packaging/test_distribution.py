@@ -170,7 +170,7 @@ def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
     assert {"CMakeLists.txt", "csrc/common/operators.h", "README.md"} <= names
-    assert {f"csrc/project/{name}" for name in ("math.h", "cpu.cpp", "cuda.cu")} <= names
+    assert {f"csrc/project/{name}" for name in ("formula.h", "cpu.cpp", "cuda.cu")} <= names
     assert {"tests/kernels/test_project.py", "constraints.txt", "LICENSE"} <= names
     assert not any(n.endswith((".so", ".pyc")) for n in names)
 

@@ -67,7 +67,7 @@ class Offer:
         self.whole, self.states = list(events), []
         self.active = None
 
-    def begin(self):
+    def _begin(self):
         if self.states:
             raise ValueError("proposal must be charged once")
         self.states.append("begun")

@@ -27,7 +27,7 @@ def clip(p, q, lower, upper):
     return np.clip(np.exp(low) * p, lower * q, upper * q)
 
 
-def random_laws(generator, vocabulary, num_models, lower, upper):
+def random_distributions(generator, vocabulary, num_models, lower, upper):
     """(q, p̄_1..p̄_N, another p̄_1): half of the time near corners of the box."""
     q = generator.dirichlet(np.full(vocabulary, generator.choice([0.3, 1.0, 5.0]))) + 1e-12
     q /= q.sum()

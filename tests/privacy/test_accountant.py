@@ -9,7 +9,8 @@ from accountant_cases import DELTA, bound, losses, random_losses
 
 from adapmixed.errors import BudgetSpentError
 from adapmixed.privacy import Accountant, GaussianScreening, PublicAnswer, UnprotectedAnswer
-from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon, screening_rdp
+from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon
+from adapmixed.privacy.costs.adapmixed import screening_rdp
 from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 
 

@@ -50,7 +50,7 @@ def test_a_proposal_shows_public_constants_alone() -> None:
     shown = {name: value for name, value in vars(proposal).items() if not name.startswith("_")}
     assert set(shown) == {"mechanism", "num_models", "ensemble"}
     public = {name for name in dir(proposal) if not name.startswith("_")}
-    assert public == {*shown, "begin", "release", "distribution"}
+    assert public == {*shown, "release"}
 
 
 def test_a_failed_charge_kills_the_proposal() -> None:

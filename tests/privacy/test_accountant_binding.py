@@ -85,7 +85,7 @@ def test_an_exhausted_member_answers_as_a_missing_one(
     assert here._active is not None and there._active is not None
     assert here._active[:, 0].tolist() == [at not in members for at in range(3)]
     assert there._active.all()
-    assert torch.equal(here.distribution.probabilities(), there.distribution.probabilities())
+    assert torch.equal(here._distribution.probabilities(), there._distribution.probabilities())
     assert accountant.spent[members].tolist() == [0.0] * len(members)
     assert accountant.queries == other.queries == 1
 
@@ -218,7 +218,9 @@ def test_a_missing_member_is_covered_whatever_n_is(box: tuple[float, float], mod
     With N = 1 the neighbour is q itself. Another N is another binding, and no question.
     """
     pairs = attained(*box, models)
-    assert [math.fsum(law) for law in zip(*pairs, strict=True)] == pytest.approx([1.0, 1.0])
+    assert [math.fsum(distribution) for distribution in zip(*pairs, strict=True)] == pytest.approx(
+        [1.0, 1.0]
+    )
     for queries in (1, 3, 6):
         accountant = Accountant(DELTA).add(ClippedAnswer(*box, models, 1, budget=queries))
         for question in ("add_remove", "remove"):

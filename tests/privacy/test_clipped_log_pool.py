@@ -19,7 +19,7 @@ SETTINGS = list(itertools.product([1e-6, 0.5, 2.0, 300.0], [0.0, 1e-9, 0.25, 40.
 
 @pytest.mark.parametrize(("scale", "lower", "upper"), SETTINGS)
 def test_the_operators_bound_is_held_twice(scale, lower, upper):
-    """2^-49 (1 + κ max(-a, b) + L) with L = 750: csrc/log_pool/math.h."""
+    """2^-49 (1 + κ max(-a, b) + L) with L = 750: csrc/log_pool/formula.h."""
     with mpmath.workdps(40):
         bound = mpmath.mpf(2) ** -49 * (1 + mpmath.mpf(scale) * max(lower, upper) + 750)
         assert 2 * bound * (1 - mpmath.mpf(2) ** -50) <= range_rounding(scale, -lower, upper)
@@ -76,11 +76,11 @@ def test_no_log_pool_beats_its_bound():
         emptied, replaced = ratios[:-1].copy(), ratios[:-1].copy()
         emptied[0], replaced[0] = 0.0, ratios[-1]
         for way, other in (("zero_out", emptied), ("replace_one", replaced)):
-            law = pool(q / q.sum(), other, scale)
+            distribution = pool(q / q.sum(), other, scale)
             rho = bounded_range_rho(scale, lower, upper, models, way)
             for order in (1.01, 1.5, 2.0, 4.0, 18.0, 100.0):
-                for a, b in ((p, law), (law, p)):
-                    # A law of bounded range: no overflow at these orders.
+                for a, b in ((p, distribution), (distribution, p)):
+                    # A distribution of bounded range: no overflow at these orders.
                     log = order * np.log(a) + (1 - order) * np.log(b)
                     top = log.max()
                     loss = (top + math.log(np.exp(log - top).sum())) / (order - 1)

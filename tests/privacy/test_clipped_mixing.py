@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from box_attack import BOXES, hockey_stick, neighbours, random_laws
+from box_attack import BOXES, hockey_stick, neighbours, random_distributions
 
 from adapmixed.checks import QUESTIONS
 from adapmixed.privacy.composition import clipped_mixing_epsilon, composed_epsilon
@@ -13,9 +13,9 @@ from adapmixed.privacy.costs.clipped_mixing import (
     BOX_ERROR,
     DominatingPair,
     accounted_box,
+    answer_error,
     charge_rounding,
     clipped_mixing_pair,
-    law_error,
 )
 
 RATIOS = np.concatenate([[0.0], np.exp(np.linspace(-4, 4, 161)), 1 + np.linspace(-0.05, 0.05, 41)])
@@ -35,8 +35,8 @@ def test_no_ensemble_in_the_box_beats_its_pair(lower, upper, num_models, adjacen
     forward, backward = of_pair(pair), of_pair(pair.exchanged())
     for _ in range(60):
         vocabulary = int(generator.integers(2, 7))
-        laws = random_laws(generator, vocabulary, num_models, lower, upper)
-        p, q = neighbours(*laws, adjacency)
+        distributions = random_distributions(generator, vocabulary, num_models, lower, upper)
+        p, q = neighbours(*distributions, adjacency)
         assert (hockey_stick(p, q, RATIOS) <= forward + 1e-12).all()
         assert (hockey_stick(q, p, RATIOS) <= backward + 1e-12).all()
 
@@ -81,7 +81,7 @@ def test_answers_computed_with_an_error_stay_below_the_accounted_pair(adjacency)
     room = of_pair(accounted) - of_pair(exact)
     assert room.max() > 10 * error * lower / num_models  # the widening is visible at this error
     for _ in range(200):
-        p, q = neighbours(*random_laws(generator, 4, num_models, lower, upper), adjacency)
+        p, q = neighbours(*random_distributions(generator, 4, num_models, lower, upper), adjacency)
         sign = np.where(p > q, 1, -1)
         p, q = p * (1 + sign * error), q * (1 - sign * error)
         p, q = p / p.sum(), q / q.sum()
@@ -92,9 +92,9 @@ def test_where_the_widened_box_does_not_hold_the_rounding():
     """Beyond the range of docs/privacy.md, section 11, the error is accounted by itself."""
     covered = [(0.1, 250.0, 100), (0.6, 90.0, 1000), (0.5, 2.0, 2), (0.9, 1.3, 10_000)]
     beyond = [(0.1, 250.1, 100), (0.5651, 96.27, 1000), (0.5, 2.0, 1), (0.0, 2.0, 50)]
-    assert all(law_error(*box) == 0.0 for box in [*covered, (1.0, 1e9, 1), (0.0, 1.0, 10**6)])
+    assert all(answer_error(*box) == 0.0 for box in [*covered, (1.0, 1e9, 1), (0.0, 1.0, 10**6)])
     for lower, upper, models in [*beyond, (0.9, 1.1, 20_000)]:
-        error = law_error(lower, upper, models)
+        error = answer_error(lower, upper, models)
         assert 1.6e-11 < error <= 1.6e-11 + 2 * models * 2.0**-52
         for adjacency in QUESTIONS:
             pair = clipped_mixing_pair(*accounted_box(lower, upper), models, adjacency)
@@ -106,16 +106,16 @@ def test_where_the_widened_box_does_not_hold_the_rounding():
 
 
 @pytest.mark.parametrize("num_models", [1, 2, 7])
-def test_rows_of_unequal_sums_are_near_a_mean_of_laws(num_models):
+def test_rows_of_unequal_sums_are_near_a_mean_of_distributions(num_models):
     """The proof beside it, at row sums that differ a million times as much: 4 e₀ is enough."""
     generator, apart = np.random.default_rng(12), 4e-6
     for _ in range(300):
         ratios = generator.exponential(size=(num_models, 6))
         q = generator.dirichlet(np.ones(6))
-        laws = ratios * q / (ratios * q).sum(1, keepdims=True)
+        distributions = ratios * q / (ratios * q).sum(1, keepdims=True)
         sums = 1 + generator.uniform(0, 0.01) + apart * generator.integers(0, 2, (num_models, 1))
-        computed = (laws * sums).sum(0)
-        errors = np.log(computed / computed.sum() / laws.mean(0))
+        computed = (distributions * sums).sum(0)
+        errors = np.log(computed / computed.sum() / distributions.mean(0))
         assert np.abs(errors).max() <= 1.02 * apart
 
 
@@ -124,8 +124,8 @@ def test_what_rounding_adds_to_a_charge(order):
     """(2α-1)/(α-1) (4 e₀ + N 2^-52) and 2 (α+1) e₀, e₀ = 4e-12, rounded up by little."""
     for models in (1, 64, 10**6):
         relative, absolute = charge_rounding(order, models)
-        growth, law = (2 * Fraction(order) - 1) / (Fraction(order) - 1), Fraction(2.0**-52)
-        exact = growth * (Fraction(4, 10**12) * 4 + models * law)
+        growth, distribution = (2 * Fraction(order) - 1) / (Fraction(order) - 1), Fraction(2.0**-52)
+        exact = growth * (Fraction(4, 10**12) * 4 + models * distribution)
         assert exact <= Fraction(absolute) <= exact * (1 + Fraction(1e-12))
         assert relative == pytest.approx(2 * (order + 1) * 4e-12, rel=1e-12)
     with pytest.raises(ValueError, match="order must be"):

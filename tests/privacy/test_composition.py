@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 
 import numpy as np
 import pytest
-from box_attack import hockey_stick, neighbours, random_laws
+from box_attack import hockey_stick, neighbours, random_distributions
 from dp_accounting.pld import privacy_loss_distribution
 
 from adapmixed.checks import QUESTIONS
@@ -57,10 +57,10 @@ def test_the_table(r, adjacency):
 def enumerated(pair, queries):
     """All outcomes of `queries` independent draws of the pair: (P, Q)."""
     masses = []
-    for law in (pair.p, pair.q):
+    for distribution in (pair.p, pair.q):
         total = np.array([1.0])
         for _ in range(queries):
-            total = np.multiply.outer(total, np.array(law)).ravel()
+            total = np.multiply.outer(total, np.array(distribution)).ravel()
         masses.append(total)
     return masses
 
@@ -122,10 +122,12 @@ def test_adaptive_answers_stay_below_the_composed_pair():
             p, q = enumerated(pair, 2)
             forward, backward = hockey_stick(p, q, ratios), hockey_stick(q, p, ratios)
             for _ in range(10):
-                first = random_laws(generator, 3, num_models, lower, upper)
+                first = random_distributions(generator, 3, num_models, lower, upper)
                 first_p, first_q = neighbours(*first, adjacency)
                 parts = [
-                    neighbours(*random_laws(generator, 3, num_models, lower, upper), adjacency)
+                    neighbours(
+                        *random_distributions(generator, 3, num_models, lower, upper), adjacency
+                    )
                     for _ in range(3)
                 ]
                 p = np.concatenate([a * b[0] for a, b in zip(first_p, parts, strict=True)])
@@ -137,8 +139,8 @@ def test_adaptive_answers_stay_below_the_composed_pair():
 def rounded(pair, queries, interval, pessimistic):
     """dp-accounting's composition, every loss rounded up, or down, to a multiple of interval."""
     logs = [
-        {atom: math.log(mass) for atom, mass in enumerate(law) if mass > 0}
-        for law in (pair.p, pair.q)
+        {atom: math.log(mass) for atom, mass in enumerate(distribution) if mass > 0}
+        for distribution in (pair.p, pair.q)
     ]
     single = privacy_loss_distribution.from_two_probability_mass_functions(
         logs[1],
@@ -209,7 +211,7 @@ def test_between_the_two_roundings_of_dp_accounting(queries, num_models, lower, 
         assert most - least <= 3 * queries * interval
 
 
-def test_splitting_keeps_both_laws():
+def test_splitting_keeps_both_distributions():
     for pair in (clipped_mixing_pair(0.3, 4.0, 5, adjacency) for adjacency in QUESTIONS):
         for interval in (0.3, 1e-3, 1e-6):
             forward, backward = _split(pair, interval)
@@ -228,7 +230,7 @@ def test_costs_rise_with_everything_that_costs():
     assert cost(r=0.3) > here and cost(queries=1100) > here
     assert cost(delta=1e-4) < here and cost(num_models=110) < here
     assert cost(queries=0) == 0.0 and cost(r=0.0) == 0.0
-    assert 0.0 < cost(delta=0.5) < 1e-10  # what the rounding of the laws may take
+    assert 0.0 < cost(delta=0.5) < 1e-10  # what the rounding of the distributions may take
 
 
 def test_any_delta():

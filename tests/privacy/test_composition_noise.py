@@ -13,7 +13,7 @@ from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 
 
 def tilted_delta(pair, queries, epsilon, points):
-    """δ of the composed pair on the same grid, by FFT of exponentially tilted laws.
+    """δ of the composed pair on the same grid, by FFT of exponentially tilted distributions.
 
     The tilt moves the bulk to ε, so rounding is relative to δ, not to 1.
     """
@@ -24,17 +24,17 @@ def tilted_delta(pair, queries, epsilon, points):
     low, high = 0.0, 500.0
     for _ in range(200):
         tilt = (low + high) / 2
-        law = mass * np.exp(tilt * loss)
-        below = queries * (law @ loss) / law.sum() < epsilon
+        distribution = mass * np.exp(tilt * loss)
+        below = queries * (distribution @ loss) / distribution.sum() < epsilon
         low, high = (tilt, high) if below else (low, tilt)
     size = 2 * points
     array = np.zeros(size)
-    array[index - index[0]] = law / law.sum()
+    array[index - index[0]] = distribution / distribution.sum()
     composed = np.fft.irfft(np.fft.rfft(array) ** queries, size)
     sums = np.arange(-points, points) + round(epsilon / interval)
     losses = sums * interval
     weight = composed[(sums - queries * int(index[0])) % size]
-    weight = weight * np.exp(queries * math.log(law.sum()) - tilt * losses)
+    weight = weight * np.exp(queries * math.log(distribution.sum()) - tilt * losses)
     return float(np.sum(np.where(losses > epsilon, -np.expm1(epsilon - losses) * weight, 0.0)))
 
 

@@ -10,13 +10,8 @@ import pytest
 from dp_accounting import rdp
 from just_above import assert_just_above, exactly
 
-from adapmixed.privacy.conversions import (
-    c_alpha,
-    rdp_to_dp,
-    screening_rdp,
-    screening_rho,
-    zcdp_to_dp,
-)
+from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.costs.adapmixed import screening_rdp, screening_rho
 
 ORDERS = [1 + 1e-9, 1.01, 1.5, 2.0, 3.0, 18.0, 123.4, 1e6]
 

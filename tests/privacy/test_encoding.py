@@ -18,8 +18,8 @@ from adapmixed.errors import LedgerCorruptError
 from adapmixed.privacy import Event, LeaveOneOutLoss, PublicAnswer, RenyiBound
 from adapmixed.privacy.account import Binding
 from adapmixed.privacy.encoding import canonical, parse, read_array, write_array
+from adapmixed.privacy.events_json import _EVENTS, read_event, write_event
 from adapmixed.privacy.ledger.records import Record
-from adapmixed.privacy.state import _EVENTS, read_event, write_event
 
 
 def same(one: Any, other: Any) -> bool:

@@ -68,11 +68,11 @@ def composed_delta(pair: DominatingPair, queries: int, epsilon: float) -> mpmath
             for ways in [math.comb(queries - drawn, k)]
         ]
     a, b = atoms[-1]
-    laws = [(p * a ** (queries - k), q * b ** (queries - k)) for k, p, q in outcomes]
+    distributions = [(p * a ** (queries - k), q * b ** (queries - k)) for k, p, q in outcomes]
     ratio = mpmath.exp(mpmath.mpf(epsilon))
     return max(
-        mpmath.fsum(max(0, p - ratio * q) for p, q in laws),
-        mpmath.fsum(max(0, q - ratio * p) for p, q in laws),
+        mpmath.fsum(max(0, p - ratio * q) for p, q in distributions),
+        mpmath.fsum(max(0, q - ratio * p) for p, q in distributions),
     )
 
 

@@ -15,7 +15,11 @@ from adapmixed.mechanisms.planned import planned
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, RenyiBound, planner
 from adapmixed.privacy.composition import composed_epsilon
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair, law_error
+from adapmixed.privacy.costs.clipped_mixing import (
+    accounted_box,
+    answer_error,
+    clipped_mixing_pair,
+)
 from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.planner import _choose, epsilon_of, plan
 from adapmixed.privacy.search import FIT, largest_within
@@ -90,7 +94,7 @@ def test_no_larger_box_fits(target, models, queries, shape):
 def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
     found = planner._clipped_mixing(1.0, DELTA, 1000, 508, "zero_out", 8.0)
     box = found.settings["lower"], found.settings["upper"]
-    error = law_error(*box, 1000)
+    error = answer_error(*box, 1000)
     assert box[1] / box[0] > 150 and error > 0
     pair = clipped_mixing_pair(*accounted_box(*box), 1000, "zero_out")
     bare = composed_epsilon(pair, 508, DELTA, points=planner.FINE)

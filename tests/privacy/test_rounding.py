@@ -18,7 +18,7 @@ from adapmixed.privacy import (
     RenyiBound,
 )
 from adapmixed.privacy.composition import composed_epsilon
-from adapmixed.privacy.conversions import screening_rho
+from adapmixed.privacy.costs.adapmixed import screening_rho
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.costs.clipped_mixing import accounted_box, clipped_mixing_pair
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up

@@ -57,7 +57,7 @@ def test_picking_the_best_order_afterwards_breaks_delta_and_splitting_does_not()
 
 
 def test_ex_post_statement_on_random_adaptive_trees():
-    """P(S) <= ∫_S e^{E + c} dQ + δ, both ways, for two adaptive stages of random laws."""
+    """P(S) <= ∫_S e^{E + c} dQ + δ, both ways, for two adaptive stages of random distributions."""
     generator, order, delta, largest = np.random.default_rng(5), 3.0, 0.05, 0.0
     for _ in range(300):
         paths = []

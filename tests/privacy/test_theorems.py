@@ -12,7 +12,7 @@ import pytest
 from adapmixed import privacy
 
 BOOKKEEPING = {
-    "encoding", "state",  # how things are written and read
+    "encoding", "events_json",  # how things are written and read
     "rounding",  # sums
     "search",  # for settings, by the cost that it is given
 }  # fmt: skip
@@ -71,7 +71,12 @@ def test_what_is_computed_names_its_theorem(name: str) -> None:
 def test_all_of_them_were_asked() -> None:
     asked = COMPUTED.keys() - ACCESSORS
     assert {"c_alpha", "zcdp_to_dp", "clipped_mixing_epsilon", "plan", "sound_bound"} <= asked
-    assert {"replace_one_epsilon", "emptied_share", "smallest_epsilon", "law_error"} <= asked
+    assert {
+        "replace_one_epsilon",
+        "emptied_share",
+        "smallest_epsilon",
+        "answer_error",
+    } <= asked
     assert {"Accountant.guarantee", "Accountant.get_epsilon", "Accountant.breakdown"} <= asked
     assert {"guarantee_of", "parts_of", "Totals.admit"} <= asked
     assert {"ShardBudget.epsilon", "ShardBudget.for_epsilon", "DominatingPair.renyi"} <= asked

@@ -37,6 +37,7 @@ PROMISES: dict[str, str] = {
     "shards are disjoint": "Nobody is in two shards and no edit moves others, or it is said.",
     "provenance is checked": "Another public model, tokenizer or order of members is noticed.",
     "screening is paid": "Every screening is charged whatever its outcome.",
+    "processes equal one": "Several processes answer and charge as one does, bit for bit.",
     "one process charges": "Of several processes one charges, and then all are told one token.",
 }
 """Name -> sentence."""

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from fake_ensemble import SpreadEnsemble
 from memory_cases import status
 from rank_cases import Group, in_ranks
 from rank_mechanisms import MECHANISMS, MODELS, POSITIONS, TARGETS, logits
 
+from adapmixed.evaluation import evaluate
+from adapmixed.generation.loop import Answerer
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import Accountant
 from adapmixed.ranks import ALONE, Place, Ranks
@@ -59,6 +62,45 @@ def same(found: Any, expected: Any) -> bool:
     if isinstance(expected, list):
         return len(found) == len(expected) and all(map(same, found, expected))
     return bool(found == expected)
+
+
+def served(ranks: Ranks) -> dict[str, Any]:
+    """Return what generation and evaluation release and charge."""
+    found: dict[str, Any] = {}
+    ensemble: Any = SpreadEnsemble(ranks, vocab=61)
+    prompt = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    for name, (mechanism, epsilon) in MECHANISMS.items():
+        accountant = Accountant(1e-5, epsilon=epsilon) if ranks.is_main else None
+        answerer = Answerer(ensemble, mechanism, accountant, SeededRandom(1, name))
+        tokens = [
+            step for shape in SHAPES for step in answerer.stream(prompt, max_new_tokens=3, **shape)
+        ]
+        found[name] = torch.stack(tokens)  # the same in all processes
+        if accountant is not None:
+            spent = [] if epsilon is None else accountant.spent.tolist()
+            found[f"{name}, charged"] = [str(accountant.guarantee()), accountant.charges, spent]
+    text = torch.randint(61, (30,), generator=torch.Generator().manual_seed(2)).tolist()
+    for one in evaluate(
+        ensemble, text, {name: mechanism for name, (mechanism, _) in MECHANISMS.items()},
+        delta=1e-5, rng=SeededRandom(3), block=16,
+        epsilon={name: epsilon for name, (_, epsilon) in MECHANISMS.items() if epsilon},
+    ):  # fmt: skip
+        found[f"{one.name}, evaluated"] = [one.perplexity, str(one.guarantee)]
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_generation_and_evaluation_charge_as_one_process(world: int, tmp_path: Path) -> None:
+    expected = served(ALONE)
+    main, *others = in_ranks(world, served, tmp_path)
+    for found in (main, *others):
+        if isinstance(found, Exception):
+            raise found
+        for name in MECHANISMS:
+            assert torch.equal(found[name], expected[name]), name
+    assert main.keys() == expected.keys()
+    for name in expected:
+        assert same(main[name], expected[name]), name
 
 
 @pytest.mark.parametrize("world", [2, 3])

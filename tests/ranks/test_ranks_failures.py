@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_ensemble import FakeEnsemble
+from fake_ensemble import SpreadEnsemble
 from rank_cases import Group, in_ranks, result, started, status_of
 from torch import Tensor
 
@@ -26,18 +26,6 @@ STEPS, SEQUENCES = 4, 2
 PROMPT = torch.tensor([[1, 2], [3, 4]])
 POOL = ClippedLogPool(lower=-0.5, upper=0.5)
 ADAPTIVE = AdaPMixED(3.0, 0.2, screen_weight=0.5, sigma=0.1, threshold=4.0, screen_top_k=3)
-
-
-class SpreadEnsemble(FakeEnsemble):
-    """Each rank answers with the rows of its own members."""
-
-    def __init__(self, ranks: Group) -> None:
-        super().__init__(models=5)
-        self.ranks = ranks.over(5)
-
-    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        private, public = super().logits(ids)
-        return private[self.ranks.own(5)], public
 
 
 def serve(ranks: Group, folder: Path, mechanism: Mechanism, seen: str = "seen") -> None:

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.adapted import merged_layers
+from adapmixed.ensemble.adapted_layers import merged_layers
 from adapmixed.ensemble.adapters import Adapter, layer_shape
 from adapmixed.ensemble.room import LogitsRoom
 

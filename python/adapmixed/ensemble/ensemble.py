@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.adapted import merged_layers
+from adapmixed.checks import OVERFLOWS, check_option
+from adapmixed.ensemble.adapted_layers import merged_layers
 from adapmixed.ensemble.adapters import Adapter
 from adapmixed.ensemble.batched_lora import stack_adapters
 from adapmixed.ensemble.decoder import Decoder
@@ -26,8 +27,6 @@ from adapmixed.ensemble.vocabulary import unnamed_ids
 from adapmixed.ranks import ALONE, Ranks
 
 _LOG = logging.getLogger(__name__)
-OVERFLOWS = ("refuse", "slide")
-"""What decoding does where the model's window is full."""
 
 
 class Ensemble:
@@ -136,8 +135,9 @@ class Ensemble:
             folder: an ensemble folder (`ensemble.json`), or a sequence of peft folders, one per
                 private model, and None for a missing one, which answers as the public model does.
             adapted: of a sequence: the layers that members may adapt, with their ranks, for
-                instance {"lm_head": [8]}. It must not depend on which members there are; without
-                it, members that differ here cannot be missing. `ensemble.json` has its own.
+                instance {"lm_head": [8]}. It must not depend on which members there are: without
+                it all must adapt the same ones, which are taken for those of a missing member,
+                too. `ensemble.json` has its own.
             dtype: of the base; None means fp32, or a model object's own. Adapters stay in fp32.
             device: None means the CPU, or a model object's own.
             ranks: among which the members are spread (`adapmixed.ranks.joined`): this process reads
@@ -270,8 +270,7 @@ class Ensemble:
         Raises:
             ValueError: as `iter_logits`, or if a row ends in padding, or overflow is unknown.
         """
-        if overflow not in OVERFLOWS:
-            raise ValueError(f"overflow must be one of {OVERFLOWS}, got {overflow!r}")
+        check_option("overflow", overflow, OVERFLOWS)
         slide = overflow == "slide"
         ids, mask = self._forward.check_ids(input_ids, attention_mask, any_length=slide)
         return Decoder(self._forward, ids, mask, memory_bytes, slide, new_tokens, beside)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adapmixed.ensemble.adapted import checked_layers
+from adapmixed.ensemble.adapted_layers import checked_layers
 from adapmixed.ensemble.shards import check_shards
 from adapmixed.files import write_file
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from adapmixed.ensemble.adapted import checked_layers, ensemble_layers
+from adapmixed.ensemble.adapted_layers import checked_layers, ensemble_layers
 from adapmixed.ensemble.adapters import MISSING, Adapter, read_adapter
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.manifest import Manifest, read_manifest

@@ -57,7 +57,7 @@ class Diagnostics:
         """
         self.queries += len(targets)
         self.screened += int(answer.public.sum())
-        found = proposal.distribution
+        found = proposal._distribution
         if proposal.mechanism.name != "public" and _is_mixture(found):
             self._add_mixture(found, answer, targets)
         charges = _charges(proposal)

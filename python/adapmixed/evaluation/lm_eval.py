@@ -167,5 +167,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
                 answer = proposal.release()
                 assert answer.log_prob is not None  # targets were given
                 total += float(answer.log_prob.sum())
-                greedy = greedy and bool((proposal.distribution.likeliest() == targets[part]).all())
+                greedy = greedy and bool(
+                    (proposal._distribution.likeliest() == targets[part]).all()
+                )
         return total, greedy

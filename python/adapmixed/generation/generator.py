@@ -61,10 +61,10 @@ class PrivateGenerator:
         **refused: Never,
     ) -> None:
         refuse(refused)
+        if getattr(ensemble, "tokenizer", "") is None:
+            raise ValueError("ensemble must have a tokenizer: its base has none")
         rng = SecureRandom() if rng is None else rng
         self._answerer = Answerer(ensemble, mechanism, accountant, rng, overflow, memory_bytes)
-        if ensemble.tokenizer is None:
-            raise ValueError("ensemble must have a tokenizer: its base has none")
         self._tokenizer = ensemble.tokenizer
 
     @property

@@ -1,4 +1,4 @@
-"""The loop between two tokens: logits, proposal, charge, then release."""
+"""The loop between two tokens, `_steps` and `_answer`: logits, proposal, charge, then release."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 import torch
 from torch import Tensor
 
-from adapmixed.checks import check_count, check_type
+from adapmixed.checks import OVERFLOWS, check_count, check_option, check_type
 from adapmixed.generation.refused import refuse
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
@@ -65,8 +65,7 @@ class Answerer:
             )
         if not callable(getattr(self.rng, "reserve", None)):
             raise ValueError(f"rng must be SecureRandom() or SeededRandom(seed), got {self.rng!r}")
-        if not isinstance(self.overflow, str):  # which of them: `Ensemble.decoder`
-            raise ValueError(f"overflow must be 'refuse' or 'slide', got {self.overflow!r}")
+        check_option("overflow", self.overflow, OVERFLOWS)
         check_count("memory_bytes", self.memory_bytes)
         self.check(0)
 

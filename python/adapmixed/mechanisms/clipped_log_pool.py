@@ -64,18 +64,18 @@ class ClippedLogPool(Mechanism):
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
         models, positions = rows.private.shape[:2]
+        public_lse = rows.public.double().logsumexp(-1)
+        asked = unsure(rows.public, public_lse, self.public_confidence)
+        takes_part = asked.expand(models, positions)
         pool = ops.log_pool(
-            rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale
-        ).check()
-        asked = unsure(rows.public, pool.public_lse, self.public_confidence)
+            rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale,
+            active=None if bool(asked.all()) else takes_part,
+        ).check()  # fmt: skip
         span = pool.span.cpu().numpy()
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))
         charges = torch.where(asked.cpu(), rho, 0.0)
         rare = public_below(-self.scale * (self.upper - self.lower))
-        takes_part = asked.expand(models, positions)
         found = Distribution(rows, pool, public_below=rare, takes_part=takes_part)
-        if not bool(asked.all()):
-            found = found.of_members(torch.ones_like(takes_part))
         answered = int(asked.sum())
         setting = (self.scale, self.lower, self.upper, models, answered, self.queries)
         events = (BoundedRangeAnswer(*setting), PublicAnswer(positions - answered))

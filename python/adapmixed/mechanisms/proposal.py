@@ -85,7 +85,7 @@ class Prepared:
 class Proposal:
     """An answer that waits to be charged; one charge pays for one answer.
 
-    :meth:`release` needs `Accountant.charge` first. :meth:`begin` is for the accountant.
+    :meth:`release` needs `Accountant.charge` first. Nothing public draws or settles without it.
 
     Attributes:
         mechanism: that proposed it.
@@ -116,8 +116,8 @@ class Proposal:
         self._answer: Answer | None = None
         self._lock, self._forks = threading.Lock(), _forks
 
-    def begin(self) -> Charge:
-        """Return the one charge that this proposal can have; the accountant's.
+    def _begin(self) -> Charge:
+        """Return the one charge that this proposal can have: the accountant alone asks for it.
 
         Raises:
             ValueError: it was charged before, its charge failed, or another process made it.
@@ -142,12 +142,14 @@ class Proposal:
             return self._answer
 
     @property
-    def distribution(self) -> Distribution:
-        """What is drawn from, with the members that were charged: private, for evaluation.
+    def _distribution(self) -> Distribution:
+        """What is drawn from, with the members that were charged; evaluation reads it, too.
 
         Raises:
-            ValueError: the proposal was not charged, or logits were changed since it was made.
+            ValueError: the proposal was not charged, logits were changed since it was made, or
+                another process made it.
         """
+        self._check_process()
         active = self._active
         self._versions.check()
         found = self._prepared.distribution
@@ -162,7 +164,7 @@ class Proposal:
         return None if active is None else torch.tensor(active, device=self._prepared.public.device)
 
     def _drawn(self) -> Answer:
-        distribution, public = self.distribution, self._prepared.public
+        distribution, public = self._distribution, self._prepared.public
         if self._targets is not None:
             return Answer(None, distribution.log_prob(self._targets), public)
         return Answer(distribution.sample(self._rng), None, public)

@@ -18,7 +18,7 @@ _FAILED = "not charged (its charge failed)"
 
 
 class Charge:
-    """The one charge of a proposal, for the accountant: `Proposal.begin` returns it once.
+    """The one charge of a proposal, for the accountant: `Proposal._begin` returns it once.
 
     It ends with :meth:`settle` or :meth:`fail`. What it returns is private.
 

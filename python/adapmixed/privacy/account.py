@@ -14,8 +14,8 @@ from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.encoding import check_keys, read_fields, write_fields
 from adapmixed.privacy.epsilon import Parts, guarantee_of, parts_of
 from adapmixed.privacy.events import Event, IndividualCharge
+from adapmixed.privacy.events_json import read_totals, write_totals
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.state import read_totals, write_totals
 from adapmixed.privacy.totals import Totals
 
 
@@ -93,9 +93,12 @@ class Account:
                 for name in vars(binding)
                 if getattr(binding, name) != getattr(self.binding, name)
             ]
-            was, now = ({n: getattr(one, n) for n in names} for one in (self.binding, binding))
+            # A fingerprint is a digest of the private members: it stays out of messages.
+            told = [name for name in names if name != "ensemble"]
+            was, now = ({n: getattr(one, n) for n in told} for one in (self.binding, binding))
+            differ = f"{was!r}, got {now!r}" if told else "got another ensemble"
             raise ValueError(
-                f"accountant must be charged for what it is bound to, {was!r}, got {now!r}: "
+                f"accountant must be charged for what it is bound to, {differ}: "
                 "another mechanism or ensemble, also one with a member retrained or withdrawn, "
                 "needs an accountant of its own, whose ε and δ add"
             )

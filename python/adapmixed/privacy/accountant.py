@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.privacy.account import Account, Settings
-from adapmixed.privacy.charged import Charged, Proposed, bound_to, check_left
 from adapmixed.privacy.encoding import write_fields
 from adapmixed.privacy.events import Caveat, Event
 from adapmixed.privacy.guarantee import Guarantee
-from adapmixed.privacy.ledger.file import LedgerFile
+from adapmixed.privacy.ledger.writer import LedgerFile
+from adapmixed.privacy.protocols import Charged, Proposed, bound_to, check_left
 
 
 class Accountant:
@@ -151,7 +151,7 @@ class Accountant:
                 opened again; this object can charge no more.
         """
         with self._lock:
-            begun = proposal.begin()
+            begun = proposal._begin()
             try:
                 self._check_usable()
                 of = (proposal.mechanism, proposal.num_models, proposal.ensemble)

@@ -12,7 +12,8 @@ from adapmixed.checks import (
     check_question,
     check_real,
 )
-from adapmixed.privacy.conversions import rdp_to_dp, replace_one_epsilon, screening_rdp
+from adapmixed.privacy.conversions import rdp_to_dp, replace_one_epsilon
+from adapmixed.privacy.costs.adapmixed import screening_rdp
 from adapmixed.privacy.costs.pmixed import sound_bound
 
 ORDER, LEAKAGE = 18.0, 0.2

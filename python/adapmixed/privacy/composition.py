@@ -23,8 +23,8 @@ from adapmixed.privacy.conversions import rdp_to_dp
 from adapmixed.privacy.costs.clipped_mixing import (
     DominatingPair,
     accounted_box,
+    answer_error,
     clipped_mixing_pair,
-    law_error,
 )
 from adapmixed.privacy.loss_tail import short_interval, smallest_epsilon
 
@@ -54,7 +54,7 @@ def clipped_mixing_epsilon(
     The theorem of the dominating pair and the one on composition: docs/privacy.md, section 11.
 
     Args:
-        lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`, and `law_error`.
+        lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`, and `answer_error`.
         adjacency: "zero_out" or "replace_one".
         points: of the grid; ε is valid with any number of them. Fewer are faster, and where one
             number is the other times a power of two, so that the grids are nested, ε is not smaller
@@ -62,7 +62,7 @@ def clipped_mixing_epsilon(
     """
     low, high = accounted_box(lower, upper)
     pair = clipped_mixing_pair(low, high, num_models, adjacency)
-    error = law_error(lower, upper, num_models)
+    error = answer_error(lower, upper, num_models)
     return composed_epsilon(pair, queries, delta, error=error, points=points)
 
 
@@ -80,7 +80,7 @@ def composed_epsilon(
 
     Args:
         pair: fixed beforehand, as `queries` is; inputs may be adaptive.
-        error: η >= 0: every answer's law is within e^±η per outcome of one that `pair` dominates.
+        error: η >= 0: answers are within e^±η per outcome of what `pair` dominates.
         points: >= 16, of the grid.
     """
     queries, points = check_count("queries", queries, 0), check_count("points", points, 16)

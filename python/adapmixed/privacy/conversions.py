@@ -1,4 +1,4 @@
-"""Rényi differential privacy in closed form: conversion to (ε, δ), Gaussian costs, replace-one.
+"""Rényi differential privacy in closed form: conversion to (ε, δ) and to replace-one.
 
 Every cost is rounded up (`rounding`). Arguments of exact value 0 cost exactly 0. Overflow gives
 +inf, the safe direction; nothing raises OverflowError.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from adapmixed.checks import check_count, check_delta, check_order, check_real
+from adapmixed.checks import check_delta, check_order, check_real
 from adapmixed.privacy.rounding import sum_up, up
 
 _LARGEST = 700.0  # e^ε stays finite in float64 up to here; beyond it nothing is stated
@@ -68,28 +68,6 @@ def _best_order(rho: float, delta: float) -> tuple[float, float]:
         grid = [middle + width * step / 32 for step in range(-32, 33)]
         middle, width = min(grid, key=cost), width / 16
     return cost(middle), 1 + math.exp(middle)
-
-
-def screening_rho(weight: float, sigma: float, num_models: int) -> float:
-    """(weight / (N σ))², rounded up: one screening costs order times this at every order.
-
-    The L2 sensitivity is √2 weight / N (noise before re-scaling), so α Δ²/(2σ²) = α (weight/(Nσ))².
-    Proof: docs/privacy.md, section 7.
-    """
-    weight, sigma = check_real("weight", weight), check_real("sigma", sigma)
-    if sigma == 0:
-        raise ValueError("sigma must be > 0, got 0.0")
-    share = up(up(weight / sigma) / check_count("num_models", num_models, 1))
-    return 0.0 if weight == 0 else up(share * share)
-
-
-def screening_rdp(order: float, weight: float, sigma: float, num_models: int) -> float:
-    """α (weight / (N σ))², rounded up: the Rényi cost of one noisy screening.
-
-    Proof: docs/privacy.md, section 7.
-    """
-    order, rho = check_order(order), screening_rho(weight, sigma, num_models)
-    return 0.0 if rho == 0 else up(order * rho)
 
 
 def emptied_share(epsilon: float, delta: float) -> float:

@@ -21,13 +21,8 @@ from numpy.typing import NDArray
 from adapmixed.checks import check_question
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.composition import clipped_mixing_epsilon
-from adapmixed.privacy.conversions import (
-    c_alpha,
-    rdp_to_dp,
-    replace_one_epsilon,
-    screening_rho,
-    zcdp_to_dp,
-)
+from adapmixed.privacy.conversions import c_alpha, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
+from adapmixed.privacy.costs.adapmixed import screening_rho
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 from adapmixed.privacy.events import (
     CAVEATS,

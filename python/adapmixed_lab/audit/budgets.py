@@ -134,7 +134,7 @@ def _extremal_trees() -> Iterator[Finding]:
 
 def _charges(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
-    return torch.from_numpy(proposal.begin().individual_charges()[0])
+    return torch.from_numpy(proposal._begin().individual_charges()[0])
 
 
 def _losses(private: Tensor, public: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class Tree:
             top_k=top_k,
         )
         accountant.charge(proposal)
-        found = proposal.distribution
+        found = proposal._distribution
         kept = found.rows.tokens
         probabilities = torch.zeros(self.vocab, dtype=torch.float64)
         probabilities[slice(None) if kept is None else kept[0]] = found.probabilities()[0]

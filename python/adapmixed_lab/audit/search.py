@@ -64,13 +64,13 @@ def uncharged(proposal: Proposal) -> Proposal:
 
     Attacks ask more often than any plan allows.
     """
-    proposal.begin().settle(None)
+    proposal._begin().settle(None)
     return proposal
 
 
 def distribution(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (B, V): the probabilities that a mechanism draws from."""
-    found = uncharged(mechanism.propose(private, public, rng=SeededRandom(0))).distribution
+    found = uncharged(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     return np.asarray(found.probabilities().numpy(), dtype=np.float64)
 
 
@@ -88,14 +88,14 @@ def released(
 
 def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (N, B, K): the losses of AdaPMixED, all of whose queries are answered."""
-    events = mechanism.propose(private, public, rng=SeededRandom(0)).begin().events(None)
+    events = mechanism.propose(private, public, rng=SeededRandom(0))._begin().events(None)
     (event,) = (one for one in events if isinstance(one, LeaveOneOutLoss))
     return event.loss
 
 
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (N, B): the individual charges of the members."""
-    return mechanism.propose(private, public, rng=SeededRandom(0)).begin().individual_charges()
+    return mechanism.propose(private, public, rng=SeededRandom(0))._begin().individual_charges()
 
 
 def renyi(p: Array, q: Array, order: float) -> Array:

@@ -86,7 +86,7 @@ class Written:
         self.mechanism, self.num_models, self._charges = mechanism, len(charges), charges[:, None]
         self.active = np.zeros(len(charges), dtype=np.bool_)
 
-    def begin(self) -> Written:
+    def _begin(self) -> Written:
         """Return itself."""
         return self
 

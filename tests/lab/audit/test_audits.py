@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
-from adapmixed.privacy.conversions import screening_rho
+from adapmixed.privacy.costs.adapmixed import screening_rho
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit import (
@@ -172,7 +172,7 @@ def test_draws_of_another_law_are_broken() -> None:
     )
     assert sampler._chi_square("biased", counts, [0.5, 0.5]).verdict == "BROKEN"
     assert sampler._chi_square("as it is", counts, [0.52, 0.48]).verdict == "holds"
-    # One token where the law has none.
+    # One token where the distribution has none.
     assert sampler._chi_square("lost", [*counts, 1], [0.52, 0.48, 0.0]).measured == math.inf
 
 

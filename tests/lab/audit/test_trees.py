@@ -100,7 +100,7 @@ def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.Mo
         assert audit._extremal_tree(*setting).divergence(orders) > 1.2
     with monkeypatch.context() as patch:  # an exhausted member answers all the same
         patch.setattr(
-            "adapmixed.mechanisms.proposal.Proposal.distribution",
+            "adapmixed.mechanisms.proposal.Proposal._distribution",
             property(lambda self: self._prepared.distribution),
         )
         assert audit._extremal_tree(*setting).divergence(orders) > 1.2
@@ -135,5 +135,5 @@ def test_the_spent_totals_of_a_leaf_are_those_of_its_charges() -> None:
             temperature=temperature,
             top_k=top_k,  # type: ignore[arg-type]
         )
-        total += proposal.begin().individual_charges()[:, 0]
+        total += proposal._begin().individual_charges()[:, 0]
     assert tree.leaves()[history].spent == pytest.approx(total.tolist(), rel=1e-12)

@@ -58,7 +58,7 @@ def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> Non
     normal = torch.stack([ops.gaussian(models, sigma=1.0, rng=rng) for _ in range(positions)], 1)
     chosen = torch.special.ndtr(normal) < rate
     assert set(chosen.sum(0).tolist()) == {0, 1, 2, 3, 4}  # empty and full subsets occur
-    law = log_probs(mechanism, private, public, seed=9)
+    distribution = log_probs(mechanism, private, public, seed=9)
     for b in range(positions):
         q = torch.softmax(public[b].double(), -1)
         members = chosen[:, b].nonzero()[:, 0].tolist()
@@ -72,7 +72,7 @@ def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> Non
                 bars.append(weight * p + (1 - weight) * q)
             expected = torch.stack(bars).mean(0)
         atol = 3e-5 if members else 1e-13
-        torch.testing.assert_close(law[b], expected.log(), rtol=0.0, atol=atol)
+        torch.testing.assert_close(distribution[b], expected.log(), rtol=0.0, atol=atol)
     (event,) = costs(answer(mechanism, private, public, seed=9))
     expected_event = RenyiBound(
         3.0, mechanism.per_query, models, positions, True, mechanism.queries
@@ -84,13 +84,13 @@ def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> Non
 def test_published_subsets_follow_the_rate() -> None:
     """Independent draws per model and position: a Poisson subset, never with replacement."""
     models, positions, rate = 8, 600, 0.3
-    # Models that disagree with q on disjoint tokens: the law shows who took part.
+    # Models that disagree with q on disjoint tokens: the distribution shows who took part.
     public = torch.zeros(positions, models)
     private = 3.0 * torch.eye(models)[:, None].expand(models, positions, models)
     mechanism = published(3.0, 0.1, sample_rate=rate)
-    law = log_probs(mechanism, private, public, seed=1).exp()
-    took_part = law > law.amin(1, keepdim=True) * (1 + 1e-9)
-    # A full subset is the uniform law again; at this rate it hardly ever happens.
+    distribution = log_probs(mechanism, private, public, seed=1).exp()
+    took_part = distribution > distribution.amin(1, keepdim=True) * (1 + 1e-9)
+    # A full subset is the uniform distribution again; at this rate it hardly ever happens.
     counts = took_part.sum(0).double()
     spread = math.sqrt(positions * rate * (1 - rate))
     assert ((counts - positions * rate).abs() < 4 * spread).all()
@@ -101,9 +101,9 @@ def test_published_subsets_follow_the_rate() -> None:
 def test_published_empty_subsets_answer_q_and_are_charged_all_the_same() -> None:
     private, public = 5 * torch.randn(3, 4, 6), torch.randn(4, 6)
     mechanism = published(3.0, 0.02, sample_rate=1e-9)
-    law = log_probs(mechanism, private, public)
+    distribution = log_probs(mechanism, private, public)
     exact = torch.log_softmax(public.double(), -1)
-    torch.testing.assert_close(law, exact, rtol=0.0, atol=1e-13)
+    torch.testing.assert_close(distribution, exact, rtol=0.0, atol=1e-13)
     proposal = answer(mechanism, private, public)
     (event,) = costs(proposal)
     assert (event.epsilon, event.queries) == (mechanism.per_query, 4)

@@ -153,9 +153,9 @@ def random_ensemble(generator, order, radius, vocabulary, num_models):
     return public, [project(private, public, order, radius) for private in rows[1:]]
 
 
-def subset_law(public, members, rate, divide_by):
-    """The token's law when each member is drawn with probability `rate`, all subsets enumerated."""
-    law, num_models = np.zeros_like(public), len(members)
+def subset_distribution(public, members, rate, divide_by):
+    """The token's distribution if a member is drawn with probability `rate`, by enumeration."""
+    distribution, num_models = np.zeros_like(public), len(members)
     for drawn in itertools.product([False, True], repeat=num_models):
         chosen = [member for member, taken in zip(members, drawn, strict=True) if taken]
         probability = rate ** len(chosen) * (1 - rate) ** (num_models - len(chosen))
@@ -163,8 +163,8 @@ def subset_law(public, members, rate, divide_by):
             answer = sum(chosen, (num_models - len(chosen)) * public) / num_models
         else:
             answer = sum(chosen, 0 * public) / len(chosen) if chosen else public
-        law += probability * answer
-    return law
+        distribution += probability * answer
+    return distribution
 
 
 @pytest.mark.parametrize("divide_by", [None, "slots", "subset"])
@@ -180,12 +180,12 @@ def test_sound_bound_holds_on_random_small_ensembles(divide_by):
         kind = divide_by or "slots"
         vocabulary = int(generator.integers(2, 6))
         public, members = random_ensemble(generator, order, radius, vocabulary, num_models)
-        law = subset_law(public, members, rate, kind)
+        distribution = subset_distribution(public, members, rate, kind)
         amplified = amplification_rate(rate, num_models, kind)
         bound = sound_bound(order, radius, num_models, amplified)
         for i in range(num_models):
             emptied = members[:i] + [public] + members[i + 1 :]
-            loss = both(law, subset_law(public, emptied, rate, kind), order)
+            loss = both(distribution, subset_distribution(public, emptied, rate, kind), order)
             assert loss <= bound * (1 + 1e-9) + 1e-12
             largest = max(largest, loss / bound)
     assert largest > 0.8  # the inputs come near the bound, so a smaller one would fail
@@ -198,7 +198,7 @@ def test_a_hidden_subset_only_reweights_the_full_mixture():
         g = amplification_rate(rate, 4, divide_by)
         expected = (1 - g) * public + g * np.mean(members, axis=0)
         np.testing.assert_allclose(
-            subset_law(public, members, rate, divide_by), expected, rtol=1e-12
+            subset_distribution(public, members, rate, divide_by), expected, rtol=1e-12
         )
 
 
@@ -208,9 +208,9 @@ def test_amplifying_at_the_rate_while_dividing_by_the_subset_is_unsound():
         rare, raised, lowered = extreme_ensemble("1e-24", order, "0.05")
         g = 1 - (1 - mpmath.mpf("0.06")) ** num_models
         others = (num_models - 1) * lowered
-        law = (1 - g) * rare + g * (others + raised) / num_models
+        distribution = (1 - g) * rare + g * (others + raised) / num_models
         emptied = (1 - g) * rare + g * (others + rare) / num_models
-        loss = both(pair(law), pair(emptied), order)
+        loss = both(pair(distribution), pair(emptied), order)
     assert loss > 8 * sound_bound(order, 0.15, num_models, rate)
     sound = sound_bound(order, 0.15, num_models, amplification_rate(rate, num_models, "subset"))
     assert loss <= sound

@@ -10,7 +10,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "charge before draw",
         "the head names a record that is not yet written",
-        "python/adapmixed/privacy/ledger/file.py",
+        "python/adapmixed/privacy/ledger/writer.py",
         "            self._store.append(record, self._checkpoint, checkpoint)\n"
         "            self._head.write(Head(record.sequence, record.hash))\n",
         "            self._head.write(Head(record.sequence, record.hash))\n"
@@ -34,7 +34,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "charge before draw",
         "a ledger takes charges after one has failed",
-        "python/adapmixed/privacy/ledger/file.py",
+        "python/adapmixed/privacy/ledger/writer.py",
         '            self._unusable = f"a charge failed ({error or type(error).__name__})"\n',
         '            _LOG.warning("a charge failed: %s", error)\n',
         (
@@ -45,7 +45,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "budgets hold",
         "a generation does not see what earlier ones have spent of a plan",
-        "python/adapmixed/privacy/charged.py",
+        "python/adapmixed/privacy/protocols.py",
         "if planned is not None and answered + queries > planned:",
         "if planned is not None and queries > planned:",
         (
@@ -56,7 +56,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "voiding raises",
         "a budget of every shard is accepted for losses that depend on the other members",
-        "python/adapmixed/privacy/charged.py",
+        "python/adapmixed/privacy/protocols.py",
         "    if mechanism.no_budget:\n",
         "    if mechanism.no_budget and mechanism.measure is not None:\n",
         ("tests/misuse/test_misuse.py::test_no_filter_runs_on_adapmixed",),

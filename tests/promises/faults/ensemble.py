@@ -35,6 +35,24 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
+        "a list's layers follow from the members that are there",
+        "python/adapmixed/ensemble/adapted_layers.py",
+        "        if other is not None:  # else",
+        "        if None in paths and other is not None:  # else",
+        (
+            "tests/ensemble/test_trunk.py::test_members_that_differ_cannot_be_missing_without_a_constant",
+        ),
+    ),
+    Fault(
+        "emptied is missing",
+        "every process has a public row of its own",
+        "python/adapmixed/ensemble/forward.py",
+        "            logits[0].copy_(self.ranks.same(logits[0]))\n",
+        "            self.ranks.same(logits[0])\n",
+        ("tests/ranks/test_ranks_trunk.py::test_ranks_answer_as_one_process",),
+    ),
+    Fault(
+        "emptied is missing",
         "memory is counted for the members that are there",
         "python/adapmixed/ensemble/forward.py",
         "return (self.ranks.held(self.num_models)[0] + 1) * batch",

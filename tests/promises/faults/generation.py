@@ -11,7 +11,7 @@ FAULTS: tuple[Fault, ...] = (
         "python/adapmixed/generation/loop.py",
         "            self.accountant.charge(proposal)\n"
         "            tokens = proposal.release().tokens\n",
-        "            proposal.begin().settle(None)\n"
+        "            proposal._begin().settle(None)\n"
         "            tokens = proposal.release().tokens\n"
         "            late = self.mechanism.propose_rows(\n"
         "                replace(rows, private=private),\n"
@@ -32,7 +32,7 @@ FAULTS: tuple[Fault, ...] = (
         "            asked = shaped(*decoder.logits, **shape)\n"
         "            origin = Origin.of(self.ensemble)\n"
         "            proposal = self.mechanism.propose_rows(asked, rng=self.rng, origin=origin)\n"
-        "            proposal.begin().settle(None)\n"
+        "            proposal._begin().settle(None)\n"
         "            tokens[going] = proposal.release().tokens\n"
         "            told = torch.cat([released, tokens[:, None]], dim=1)\n"
         "            if not any(not bool((going & ~stop(told)).any()) for stop in stops):\n"
@@ -116,6 +116,34 @@ FAULTS: tuple[Fault, ...] = (
         ("tests/evaluation/test_long_evaluation.py::test_logits_are_not_kept",),
     ),
     Fault(
+        "processes equal one",
+        "rows that are sent are rounded",
+        "python/adapmixed/generation/loop.py",
+        "private = ranks.gather(rows.private)",
+        "private = ranks.gather(rows.private if ranks.alone else rows.private.half().float())",
+        ("tests/ranks/test_ranks.py::test_generation_and_evaluation_charge_as_one_process",),
+    ),
+    Fault(
+        "processes equal one",
+        "of an evaluation, rows that are sent are rounded",
+        "python/adapmixed/evaluation/methods.py",
+        "whole = self.ranks.gather(rows.private)",
+        "whole = self.ranks.gather(rows.private * (1 + 1e-6 * (self.ranks.world - 1)))",
+        ("tests/ranks/test_ranks.py::test_generation_and_evaluation_charge_as_one_process",),
+    ),
+    Fault(
+        "processes equal one",
+        "members of two processes change places",
+        "python/adapmixed/ranks/group.py",
+        "others = [whole[_share(len(whole), rank, self.world)] for rank in range(1, self.world)]",
+        "others = [whole[_share(len(whole), rank, self.world)] for rank in range(1, self.world)]\n"
+        "        others[-1] = others[-1].flip(0)",
+        (
+            "tests/ranks/test_ranks.py::test_what_is_sent",
+            "tests/ranks/test_ranks.py::test_generation_and_evaluation_charge_as_one_process",
+        ),
+    ),
+    Fault(
         "one process charges",
         "a process that is not charged has an accountant of its own",
         "python/adapmixed/generation/loop.py",
@@ -140,7 +168,7 @@ FAULTS: tuple[Fault, ...] = (
         "            assert tokens is not None  # no targets were given\n"
         "            return tokens\n\n        public = rows.public\n"
         "        return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()\n",
-        "            proposal.begin().settle(None)\n"
+        "            proposal._begin().settle(None)\n"
         "            tokens = proposal.release().tokens\n"
         "            assert tokens is not None  # no targets were given\n"
         "            drafts.append(proposal)\n            return tokens\n\n"

@@ -95,8 +95,8 @@ FAULTS: tuple[Fault, ...] = (
         "retirement is silent",
         "an answer says that it is public where all members are exhausted",
         "python/adapmixed/mechanisms/proposal.py",
-        "distribution, public = self.distribution, self._prepared.public\n",
-        "distribution, public = self.distribution, self._prepared.public\n"
+        "distribution, public = self._distribution, self._prepared.public\n",
+        "distribution, public = self._distribution, self._prepared.public\n"
         "        if self._active is not None:\n"
         "            public = public | ~self._active.any(0)\n",
         (_MECHANISMS + "test_members.py::test_an_answer_does_not_tell_who_contributed",),

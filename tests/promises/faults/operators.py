@@ -10,7 +10,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "exact sampling",
         "a draw that equals a weight takes its token",
-        "csrc/sample/math.h",
+        "csrc/sample/formula.h",
         "if (left < weight) return left >= static_cast<uint128>(v) ? v : -1;",
         "if (left <= weight) return left >= static_cast<uint128>(v) ? v : -1;",
         (_KERNELS + "test_sample.py::test_what_integers_leave_open_is_decided_by_the_fraction",),
@@ -58,7 +58,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "feasible weights",
         "the projection in double precision leaves no margin for rounding",
-        "csrc/project/math.h",
+        "csrc/project/formula.h",
         "t.excess = margin < 1.0 ? excess * (1.0 - margin) : 0.0;",
         "t.excess = excess;",
         (_KERNELS + "test_project.py::test_the_range_in_which_weights_are_near_the_optimum",),
@@ -104,7 +104,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "losses in full",
         "the upper bound of a pool's clip is rounded outward",
-        "csrc/log_pool/math.h",
+        "csrc/log_pool/formula.h",
         "most_ = kGridZero + std::floor(options.upper * scale_);",
         "most_ = kGridZero + std::ceil(options.upper * scale_);",
         (_KERNELS + "test_log_pool_privacy.py::test_bounds_that_are_no_multiples_are_kept",),
@@ -112,7 +112,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "emptied is missing",
         "an exhausted member of a pool goes on contributing",
-        "csrc/log_pool/math.h",
+        "csrc/log_pool/formula.h",
         "return options.active == nullptr || options.active[at];",
         "return options.active == nullptr || at >= 0;",
         (_KERNELS + "test_log_pool.py::test_slots_that_are_inactive_or_absent_have_no_part",),
@@ -120,7 +120,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "emptied is missing",
         "the screened mean forgets the members that are absent",
-        "csrc/screen/math.h",
+        "csrc/screen/formula.h",
         "rest_ = ((slots - on) + (1.0 - options.weight) * on) / slots;",
         "rest_ = (1.0 - options.weight) * on / slots;",
         (_KERNELS + "test_screen.py::test_inactive_slots_answer_the_public_distribution",),
@@ -137,7 +137,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "vocabulary mask",
         "probability on masked tokens is drawn",
-        "csrc/sample/math.h",
+        "csrc/sample/formula.h",
         "return supported ? (p > 0.0 ? p : 0x1p-1074) : 0.0;",
         "return p > 0.0 ? p : (supported ? 0x1p-1074 : 0.0);",
         (_KERNELS + "test_sample.py::test_tokens_outside_the_public_support_are_never_drawn",),

@@ -17,7 +17,7 @@ def range_rounding(scale: float, lower: float, upper: float) -> float:
     """Return what rounding can add to the range of log p/p', in nats, doubled.
 
     The operator's bound is 2^-49 (1 + κ max(-a, b) + L), L the largest -log q of the tokens
-    compared (csrc/log_pool/math.h); float64 has none beyond 750. docs/privacy.md, section 12,
+    compared (csrc/log_pool/formula.h); float64 has none beyond 750. docs/privacy.md, section 12,
     "Rounding".
     """
     return 2.0**-48 * (1 + scale * max(-lower, upper) + 750)

@@ -17,7 +17,7 @@ BOX_ERROR = 1e-7
 
 A pair for a wider box dominates. With N >= 2 and lower > 0 it covers every answer that is computed
 within a relative error of BOX_ERROR lower / (2 N upper) per token of the exact mixture. Where the
-operators do not keep to that, `law_error` is accounted besides.
+operators do not keep to that, `answer_error` is accounted besides.
 """
 
 MAX_VOCABULARY = 2**20
@@ -34,7 +34,7 @@ _SUM_ERROR = 1e-9  # of the masses that a caller may hand in
 
 @dataclass(frozen=True)
 class DominatingPair:
-    """Two laws on common atoms: masses `p` and `q`, each >= 0 with sum 1 (within 1e-9).
+    """Two distributions on common atoms: masses `p` and `q`, each >= 0 with sum 1 (within 1e-9).
 
     An atom may have mass 0 in one of the two (an infinite ratio), not in both.
     """
@@ -70,9 +70,9 @@ class DominatingPair:
         return math.fsum(max(0.0, a - ratio * b) for a, b in zip(self.p, self.q, strict=True))
 
     def renyi(self, order: float) -> float:
-        """D_order(p ‖ q), without cancellation for near-equal laws; +inf allowed.
+        """D_order(p ‖ q), without cancellation for near-equal distributions; +inf allowed.
 
-        Both laws sum to 1, so Σ q f(p/q) with f(x) = x^α - 1 - α (x - 1) is Σ p^α q^{1-α} - 1.
+        Both sum to 1, so Σ q f(p/q) with f(x) = x^α - 1 - α (x - 1) is Σ p^α q^{1-α} - 1.
         A bound for every answer that the pair dominates: docs/privacy.md, section 11.
         """
         order, excess = check_order(order), []
@@ -151,8 +151,8 @@ def accounted_box(lower: float, upper: float) -> tuple[float, float]:
     return low * (1 - BOX_ERROR), high * (1 + BOX_ERROR)
 
 
-def law_error(lower: float, upper: float, num_models: int) -> float:
-    """η: computed answers are within e^±η per token of laws that the accounted pair dominates.
+def answer_error(lower: float, upper: float, num_models: int) -> float:
+    """η: computed answers are within e^±η per token of what the accounted pair dominates.
 
     0 where the widening of the box holds the operators' rounding: N >= 2, upper/lower <= 2 500 and
     N² upper/lower <= 1.5e8; and for a box that answers q itself. Else 1.6e-11 + N 2^-52. Proof:
@@ -163,10 +163,10 @@ def law_error(lower: float, upper: float, num_models: int) -> float:
         return 0.0
     if models > 1 and high <= 2500 * low and models * models * high <= 1.5e8 * low:
         return 0.0
-    return rounding_of_laws(models)
+    return rounding_of_distributions(models)
 
 
-def rounding_of_laws(num_models: int) -> float:
+def rounding_of_distributions(num_models: int) -> float:
     """η = 4 e₀ + N 2^-52: computed answers are within e^±η per token of such a mean.
 
     Proof: docs/privacy.md, section 11, "What the kernels do".
@@ -175,7 +175,7 @@ def rounding_of_laws(num_models: int) -> float:
 
 
 def charge_rounding(order: float, num_models: int) -> tuple[float, float]:
-    """(relative, absolute): what rounding of the laws adds to a model's Rényi charge, rounded up.
+    """(relative, absolute): what rounding of an answer adds to a model's Rényi charge.
 
     The lemma's charge is for the exact mean of rows of mean 1. Rows that differ in sum leave the
     others a little less than lower q each, which is relative, and the computed answers lie within
@@ -184,5 +184,5 @@ def charge_rounding(order: float, num_models: int) -> tuple[float, float]:
     Args:
         order: α > 1.  num_models: N >= 1.
     """
-    order, eta = check_order(order), rounding_of_laws(num_models)
+    order, eta = check_order(order), rounding_of_distributions(num_models)
     return 2 * (order + 1) * ROW_SUMS, (2 * order - 1) / (order - 1) * (1 + 2.0**-50) * eta

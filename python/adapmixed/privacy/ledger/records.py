@@ -1,4 +1,8 @@
-"""What a ledger holds: settings, records, the chain of hashes through them, and a checkpoint."""
+"""What a ledger holds: settings, records, the chain of hashes through them, and a checkpoint.
+
+`database` has the SQLite tables, `head` the second file, `events_json` the events and totals,
+`encoding` the numbers. docs/ledger.md shows the whole format.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from adapmixed.privacy.encoding import (
     write_fields,
 )
 from adapmixed.privacy.events import Event
-from adapmixed.privacy.state import read_event, write_event
+from adapmixed.privacy.events_json import read_event, write_event
 
 FORMAT_VERSION = 4
 """Rises when what is written or its meaning changes. Older files are not read."""

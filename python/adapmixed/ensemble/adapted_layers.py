@@ -70,10 +70,10 @@ def ensemble_layers(
             raise ValueError("adapted must be given if all members are missing")
         first = next(iter(found))
         other = next((path for path in found if found[path] != found[first]), None)
-        if None in paths and other is not None:
+        if other is not None:  # else the layers would follow from which members there are
             raise ValueError(
-                f"adapted must be given if members are missing and others differ: {first} adapts "
-                f"other layers or ranks than {other}"
+                f"adapted must be given if members differ: {first} adapts other layers or ranks "
+                f"than {other}"
             )
         return merged_layers(found.values())
     for path, layers in found.items():

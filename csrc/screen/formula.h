@@ -5,7 +5,7 @@
 // With the weight lambda, A active rows and n slots, s = mean of lambda p_i + (1 - lambda) q is
 //   q + (lambda/n) sum (p_i - q) = ((n - A) + (1 - lambda) A)/n q + (lambda/n) sum p_i.
 // The first form is exact where s is near q, and cancels where s is far below it; the second adds
-// nonnegative numbers. What is kept of a token is t = log(s/q): it is small where the two laws are
+// nonnegative numbers. What is kept of a token is t = log(s/q): it is small where the two are
 // close, and in range where s and q are not.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "common/config.h"
 #include "common/elementary.h"
 #include "common/view.h"
-#include "renyi/math.h"
+#include "renyi/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "clip/math.h"
+#include "clip/formula.h"
 #include "common/view.h"
 
 ADAPMIXED_CORE_BEGIN
