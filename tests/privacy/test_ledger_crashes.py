@@ -16,8 +16,8 @@ from ledger_cases import DELTA, answer, ends, file_of, make, plain, state
 from adapmixed.errors import LedgerBusyError, LedgerCorruptError
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import database as databases
-from adapmixed.privacy.ledger import writer as writers
 from adapmixed.privacy.ledger import head as heads
+from adapmixed.privacy.ledger import writer
 from adapmixed.privacy.ledger.head import HeadFile
 from adapmixed.privacy.ledger.store import Store
 
@@ -165,11 +165,11 @@ CREATION: dict[str, Callable[[object], None]] = {
     "before the head is durable": replaced(heads, "flush", die),
     "before the head's name": replaced(heads.os, "rename", die),
     "before the head's name is durable": replaced(heads, "flush_folder", die),
-    "before the database": replaced(writers, "create_database", die),
+    "before the database": replaced(writer, "create_database", die),
     "before its name": replaced(databases.os, "rename", named(die)),
     "after its name": replaced(databases.os, "rename", named(after(RENAME))),
     "before its name is durable": replaced(databases, "flush_folder", die),
-    "after the database": replaced(writers, "create_database", after(databases.create_database)),
+    "after the database": replaced(writer, "create_database", after(databases.create_database)),
 }
 
 
