@@ -331,5 +331,5 @@ def test_a_ledger_belongs_to_the_members_in_their_order(
     assert main(command) == 2
     output = capsys.readouterr()
     assert "accountant must be charged for what it is bound to" in output.err
-    assert "'ensemble'" in output.err and output.out == ""
+    assert "got another ensemble: " in output.err and output.out == ""
     assert read_ledger(path).charges == charges
