@@ -1,21 +1,30 @@
 """Operators for private next-token prediction from an ensemble, on torch tensors.
 
-projection = adapmixed_ext.project(private_logits, public_logits, order=18, radius=3.6)
-loss = adapmixed_ext.leave_one_out(private_logits, public_logits, projection, orders=18)
-p = adapmixed_ext.mixture(private_logits, public_logits, projection)
+Example::
 
-Notation: N models, B positions, V tokens, K Rényi orders; q and p_i the softmax of the public and
-private logits; p̄_i = λ_i p_i + (1−λ_i) q. Logits are float32, bfloat16 or float16 with any row
-stride (one copy is made if the last stride is not 1). Results that carry privacy are float64.
-Bad arguments and bad rows raise ValueError. There are no gradients. CUDA calls only queue work, and
-can raise for arguments alone: bad rows, and rows that are not those of a projection, have weight 0,
-losses and divergences of +inf, probabilities of NaN and the token -1; ``check()`` of a result with
-a status raises what the CPU raises at once.
-Memory is stated in bytes beyond inputs, that copy and results; on the CPU, threads keep theirs for
-their next call. None of it grows with N·V. On CUDA ``project`` takes 18 536·N for each position of
-those that share it, as many as fit 64 MiB or one; ``leave_one_out`` at most 64 MiB, or 8·N·
-(2K + 1) where that is more, 4096·K, and 16·N + V/4 + 128 for each position of those that share it:
-at most 2^26 / (8·N·(2K + 1)) of them, or one; ``step`` the larger of the two.
+    projection = adapmixed_ext.project(private_logits, public_logits, order=18, radius=3.6)
+    loss = adapmixed_ext.leave_one_out(private_logits, public_logits, projection, orders=18)
+    p = adapmixed_ext.mixture(private_logits, public_logits, projection)
+
+Notation: N models, B positions, V tokens, K Rényi orders. q and p_i are the softmax of the public
+and the private logits, and p̄_i = λ_i p_i + (1−λ_i) q.
+
+Inputs: logits are float32, bfloat16 or float16 with any row stride. One copy is made if the last
+stride is not 1. Results that carry privacy are float64. There are no gradients.
+
+Errors: bad arguments and bad rows raise ValueError. CUDA calls only queue work, so they raise for
+arguments alone. There, bad rows, and rows that do not belong to a given projection, get weight 0,
+losses and divergences of +inf, probabilities of NaN and the token -1. ``check()`` of a result with
+a status then raises what the CPU raises at once.
+
+Memory is stated in bytes beyond inputs, that copy and results. On the CPU, threads keep theirs for
+their next call. None of it grows with N·V. CUDA positions share their memory in groups:
+
+- ``project`` takes 18 536·N for each position of a group. A group has as many positions as fit
+  64 MiB, at least one.
+- ``leave_one_out`` takes at most 64 MiB (or 8·N·(2K + 1), if that is more) and 4096·K. Each
+  position of a group adds 16·N + V/4 + 128. A group has at most 2^26 / (8·N·(2K + 1)) positions,
+  at least one.
 """
 
 try:
@@ -59,8 +68,9 @@ __all__ = [
 def build_info() -> dict[str, object]:
     """Return what was built and what is used.
 
-    ``cuda`` (bool), ``cuda_architectures`` (compute capabilities with kernels; newer ones run what
-    PTX there is), ``instruction_set`` of the CPU, ``compiler``.
+    Returns:
+        ``cuda`` (bool), ``cuda_architectures`` (compute capabilities with kernels; newer ones run
+        the PTX, if there is any), ``instruction_set`` of the CPU, and ``compiler``.
     """
     return {
         "cuda": _C.with_cuda,

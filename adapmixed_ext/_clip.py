@@ -60,36 +60,46 @@ def clip_project(
     num_models: int | None = None,
     active: Tensor | None = None,
 ) -> Clipping:
-    """p̄_i = clip(s p_i, c q, C q) with s such that it sums to 1: the KL projection onto the box.
+    """Clip every model to the density-ratio box [c, C] around q: the KL projection onto the box.
 
-    Of all distributions x with c q ≤ x ≤ C q it minimises KL(p_i‖x), KL(x‖p_i) and every other
-    f-divergence. Where q of the support of p_i is at most (1−c)/(C−c), p̄_i = C q there and the
-    same multiple of q elsewhere; tokens with p_i/q < e^−10⁴ count as p_i = 0. The sum is 1 within
-    1e-12 + 2^−52·(|log s| + |lse|), lse the public log-sum-exp, whose rounding is a factor of all
-    rows of a position alike: the sums of two of them differ by 1e-12 at most, by 4e-12 where log s
-    is beyond 10³. Every ratio lies in [c, C]; what s moves is known to 1e-9 relative, or as well as
-    the sum that defines s: 1e-14 over the mass that moves. A row equal to the public one gives q
-    exactly, and so do c = 1 and C = 1.
+    p̄_i = clip(s p_i, c q, C q), with s such that it sums to 1. Of all distributions x with
+    c q ≤ x ≤ C q, it minimises KL(p_i‖x), KL(x‖p_i) and every other f-divergence.
 
-    With orders, the charge to a shard's own budget under zero-out, which depends on model i's row
-    and public values alone: U = p̄_i/q, W = ((N−1)c + 1)/N, P = ((N−1)c + U)/N,
-    max{log1p Σ q W f(P/W), log1p Σ q P f(W/P)}/(α−1), f(x) = x^α − 1 − α(x−1); of p̄_i as
-    it is returned, relative error at most ``loss_error``, absolute 1e-12 below that. Inactive
-    slots are charged as if they took part.
-    Memory: at most 37·V + 2^17 for each thread.
+    - If q of the support of p_i is at most (1−c)/(C−c), p̄_i = C q there and the same multiple of
+      q elsewhere. Tokens with p_i/q < e^−10⁴ count as p_i = 0.
+    - The sum is 1 within 1e-12 + 2^−52·(|log s| + |lse|), lse the public log-sum-exp. Its rounding
+      is the same factor for all rows of a position: the sums of two of them differ by 1e-12 at
+      most, by 4e-12 if log s is beyond 10³.
+    - Every ratio lies in [c, C]. Ratios inside the box have a relative error of 1e-9, or that of
+      the sum that defines s: 1e-14 over the mass inside the box.
+    - A row equal to the public one gives q exactly, and so do c = 1 and C = 1.
+
+    With `orders`, also the charge of each model to its shard's own budget under zero-out. It
+    depends on the model's row and on public values alone. With U = p̄_i/q, W = ((N−1)c + 1)/N,
+    P = ((N−1)c + U)/N and f(x) = x^α − 1 − α(x−1), it is
+
+        max{log1p Σ q W f(P/W), log1p Σ q P f(W/P)} / (α−1),
+
+    of p̄_i as it is returned. Its relative error is at most ``loss_error``, or 1e-12 absolute if
+    that is more. A member that is not active is charged as if it took part.
+    Memory: at most 37·V + 2^17 bytes for each thread.
 
     Args:
         private_logits: (N, B, V).
         public_logits: (B, V), same dtype and device.
         lower: c in [0, 1], a ratio.
         upper: C in [1, 1e60], a ratio.
-        orders: of the charges, each > 1, at most 32; None: no charges.
-        num_models: public number of slots ≥ N, in the charges.
-        active: (N, B) bool, slots that take part; the others answer q. None: all.
+        orders: Rényi orders of the charges, each > 1, at most 32. None: no charges.
+        num_models: public number of members, ≥ N, for the charges.
+        active: (N, B) bool, the members that take part; the others answer q. None: all.
+
+    Returns:
+        The rows' log s and residual ratio, each (N, B) float64, and the charges, (N, B, K) float64
+        in nats, or None.
 
     Raises:
-        ValueError: shapes, dtypes, devices, lower, upper, orders or num_models out of range, a
-            tensor that requires grad, a row with NaN, +inf or no finite value.
+        ValueError: wrong shapes, dtypes or devices; lower, upper, orders or num_models out of
+            range; a tensor that requires grad; a row with NaN, +inf or no finite value.
     """
     c, d = check.box(lower, upper)
     values = [] if orders is None else check.orders(orders, limits=False)

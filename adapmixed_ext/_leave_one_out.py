@@ -1,4 +1,4 @@
-"""leave_one_out: the privacy loss of every member; and step, which finds the weights first."""
+"""leave_one_out: the privacy loss of every member. step: the weights, then the losses."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from .types import Clipping, Projection, raise_row_errors
 
 _ops = torch.ops.adapmixed
 
-# Relative error bound of every divergence and loss; below 1e-12 the bound is absolute, 1e-12.
+# Relative error bound of every divergence and loss, or 1e-12 absolute if that is more.
 loss_error: float = 1e-5
 
 Adjacency = Literal["add_remove", "zero_out"]
@@ -52,7 +52,7 @@ register(
 def _loss_options(
     orders: float | Sequence[float], adjacency: Adjacency
 ) -> tuple[list[float], bool]:
-    """Checked orders, and whether the neighbour is zero-out."""
+    """Return the checked orders, and whether the neighbour is zero-out."""
     values = check.orders(orders, limits=False)
     if adjacency not in ("add_remove", "zero_out"):
         raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
@@ -68,28 +68,35 @@ def leave_one_out(
     adjacency: Adjacency = "add_remove",
     num_models: int | None = None,
 ) -> Tensor:
-    """D↔_α(p‖p') of every model, position and order (Algorithm 1, line 17; equation 2).
+    """Compute the privacy loss of every model: D↔_α between the answers with and without it.
 
-    p = mean_i p̄_i; p' = (N p − p̄_i)/(N−1) for add/remove (q if N = 1), p − (p̄_i − q)/N for
-    zero-out. An estimate with relative error at most ``loss_error`` (absolute 1e-12 below that);
-    identical models give exactly 0; a loss that cannot be bounded is +inf, never NaN.
-    Memory: at most 2048·N + 2^19 for each thread, min(B·S, S + 2^25) with S = 1344·N·(K+4) for the
-    sums of the chunks that the vocabulary is cut into, and 64·N·B + 2^16.
+    The loss is D↔_α(p‖p') (Algorithm 1, line 16; equation 2) with p = mean_i p̄_i. For zero-out
+    p' = p − (p̄_i − q)/N. For add/remove p' = (N p − p̄_i)/(N−1), which is q if N = 1.
+
+    The relative error is at most ``loss_error``, or 1e-12 absolute if that is more. Identical
+    models give exactly 0. A loss that cannot be bounded is +inf, never NaN.
+
+    On CUDA nothing is raised for bad data, here or later. All losses of a position are +inf if its
+    rows are bad or do not belong to the projection, or if a weight is outside [0, 1].
+
+    Memory in bytes: at most 2048·N + 2^19 for each thread, and 64·N·B + 2^16. The sums over chunks
+    of the vocabulary add min(B·S, S + 2^25), S = 1344·N·(K+4).
 
     Args:
-        private_logits, public_logits: (N, B, V) and (B, V).
+        private_logits: (N, B, V).
+        public_logits: (B, V), same dtype and device.
         projection: a Projection or Clipping of these logits, or a weight tensor (N, B) in [0, 1].
         orders: one order or up to 32 orders, each > 1.
         adjacency: "add_remove" or "zero_out".
-        num_models: public number of slots ≥ N; absent slots answer q.
+        num_models: public number of members, ≥ N; an absent member answers q.
 
     Returns:
-        (N, B, K) float64, in nats: private, for the operator only. +inf where one of the two
-        mixtures lacks a token of the other.
+        (N, B, K) float64, in nats. Losses are private, for the operator only. They are +inf if one
+        of the two mixtures lacks a token of the other.
 
-    On CUDA nothing is raised for bad data, here or later: where rows are bad (with a weight tensor,
-    too, which has no ``check()``) or not those of the projection, or weights outside [0, 1], all
-    losses of the position are +inf.
+    Raises:
+        ValueError: wrong shapes, dtypes or devices; an order ≤ 1; an unknown adjacency; num_models
+            < N; bad rows, or rows that do not belong to the projection.
     """
     values, zero_out = _loss_options(orders, adjacency)
     ensemble = weighted_inputs(private_logits, public_logits, projection)
@@ -151,11 +158,11 @@ def step(
     adjacency: Adjacency = "add_remove",
     num_models: int | None = None,
 ) -> tuple[Projection, Tensor]:
-    """:func:`project`, then :func:`leave_one_out` of all rows, in one call. Internal.
+    """Call :func:`project`, then :func:`leave_one_out` of all rows, in one pass. Internal.
 
-    The same results bit for bit, and the same errors; arguments as there. For callers that charge
-    every row by its projection: nothing may change a weight in between. Memory: at most 96·V +
-    2048·N + 2^19 for each thread, and what :func:`leave_one_out` states besides.
+    Results, errors and arguments are the same, bit for bit. No weight can change in between, which
+    callers need that charge every row by its projection. Memory: at most 96·V + 2048·N + 2^19
+    bytes for each thread, and what :func:`leave_one_out` states besides.
     """
     order = check.order("order", order)
     radius = check.number("radius", radius, least=0.0)

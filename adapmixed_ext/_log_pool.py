@@ -1,13 +1,14 @@
-"""log_pool: the logarithmic pool of clipped log-ratios, and what is answered from it.
+"""log_pool: the logarithmic pool of clipped log-ratios, and the distribution answered from it.
 
-u_i(v) = clip(log p_i(v) − log q(v), a, b), a ≤ 0 ≤ b, and p(v) ∝ q(v) exp((κ/N) Σ_i u_i(v)), where
-q = 0 gives p = 0. N = ``num_models`` counts slots: one that is absent or not active has u_i = 0.
+u_i(v) = clip(log p_i(v) − log q(v), a, b), a ≤ 0 ≤ b, and p(v) ∝ q(v) exp((κ/N) Σ_i u_i(v)).
+q = 0 gives p = 0. N = ``num_models`` counts all members: one that is absent or not active has
+u_i = 0.
 
-Without model i log p changes by (κ/N) u_i and a constant: by a range of at most κ·span_i/N ≤
-κ(b − a)/N. The u_i are multiples of 2^−k in [a, b], k from N, a and b alone, 40 at most, so that
-their sums are exact; over the tokens with p ≥ 2^−1022 rounding adds at most
-2^−49 (1 + κ·max(−a, b) + L) to the range, L the largest −log q among them
-(csrc/log_pool/formula.h).
+Without model i log p changes by (κ/N) u_i and a constant. The range of that change over v is at
+most κ·span_i/N ≤ κ(b − a)/N. The u_i are multiples of 2^−k in [a, b], so that their sums are exact;
+k follows from N, a and b alone and is 40 at most. Over the tokens with p ≥ 2^−1022 rounding adds
+at most 2^−49 (1 + κ·max(−a, b) + L) to the range, L the largest −log q among them. The derivation
+is in csrc/log_pool/formula.h.
 """
 
 from typing import Any, NamedTuple
@@ -111,14 +112,17 @@ def log_pool(
     num_models: int | None = None,
     active: Tensor | None = None,
 ) -> LogPool:
-    """The pool's log-normaliser, and what each model can change in it.
+    """Compute the pool's log-normaliser, and the span of each model's clipped log-ratios.
+
+    u_i(v) = clip(log p_i(v) − log q(v), a, b), and p(v) ∝ q(v) exp((κ/N) Σ_i u_i(v)).
 
     u_i is within 2^−k + 5e-14 + 5e-16 (|lse_i| + |lse_0| + max(−a, b)) of the clipped z_i − lse_i −
-    log q, lse_i the ``private_lse`` of the result. On the CPU that is within 7e-7 of the row's
-    log-sum-exp, by single precision (on CUDA within 5e-14): one number for a row, which may move
-    its log-ratios inside the clip bounds and never out of them. The span is exactly that of the
-    u_i that enter the pool. p_i = 0 < q clips to a.
-    Memory: at most 16·V + 2^14 for each thread; on CUDA 8·B·V.
+    log q, lse_i the ``private_lse`` of the result. That is within 7e-7 of the row's log-sum-exp on
+    the CPU, which takes it in single precision, and within 5e-14 on CUDA. It is one number for a
+    row: it may move the row's log-ratios inside the clip bounds and never out of them.
+
+    The span is exactly that of the u_i that enter the pool. p_i = 0 < q clips to a.
+    Memory: at most 16·V + 2^14 bytes for each thread; on CUDA 8·B·V.
 
     Args:
         private_logits: (N, B, V).
@@ -126,12 +130,16 @@ def log_pool(
         lower: a ≤ 0, at least −1e6.
         upper: b ≥ 0, at most 1e6.
         scale: κ ≥ 0; above 1 it sharpens what the models agree on. κ·max(−a, b) ≤ 1e6.
-        num_models: public number of slots ≥ N, by which the sum is divided; N·max(−a, b) ≤ 2^31.
-        active: (N, B) bool, slots that take part. None: all. Spans are those of all.
+        num_models: public number of members, ≥ N, by which the sum is divided;
+            N·max(−a, b) ≤ 2^31.
+        active: (N, B) bool, the members that take part. None: all. Spans are those of all.
+
+    Returns:
+        The log-normaliser, (B,), and the spans, (N, B), both float64 and in nats.
 
     Raises:
-        ValueError: shapes, dtypes, devices, numbers outside their range, N = 0, V = 0, a tensor
-            that requires grad, a row with NaN, +inf or no finite value.
+        ValueError: wrong shapes, dtypes or devices; a number outside its range; N = 0 or V = 0; a
+            tensor that requires grad; a row with NaN, +inf or no finite value.
     """
     private, public = check.ensemble_logits(private_logits, public_logits)
     bounds = _bounds(lower, upper, num_models, private)
@@ -197,7 +205,7 @@ register(
 
 
 def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tuple[object, ...]:
-    """The ensemble's five tensors, and the options behind them."""
+    """Return the ensemble's five tensors, and the options behind them."""
     private, public = check.ensemble_logits(private_logits, public_logits)
     models, positions = private.shape[:2]
     of_rows = check.typed(
@@ -216,7 +224,7 @@ def _pooled(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> tup
 
 
 def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -> Tensor:
-    """:func:`adapmixed_ext.mixture` of a LogPool. Internal."""
+    """Compute :func:`adapmixed_ext.mixture` of a LogPool. Internal."""
     p: Tensor = _ops.pool_mixture(*_pooled(private_logits, public_logits, pool))
     return p
 
@@ -224,7 +232,7 @@ def pool_mixture(private_logits: Tensor, public_logits: Tensor, pool: LogPool) -
 def pool_log_prob(
     private_logits: Tensor, public_logits: Tensor, pool: LogPool, targets: Tensor
 ) -> Tensor:
-    """:func:`adapmixed_ext.log_prob` of a LogPool. Internal."""
+    """Compute :func:`adapmixed_ext.log_prob` of a LogPool. Internal."""
     known = _pooled(private_logits, public_logits, pool)
     positions = tuple(public_logits.shape[:1])
     wanted = check.typed("targets", targets, torch.int64, positions, private_logits)

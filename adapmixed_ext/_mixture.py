@@ -37,17 +37,24 @@ def mixture(
     public_logits: Tensor,
     projection: Projection | Clipping | LogPool | Tensor,
 ) -> Tensor:
-    """p = mean_i p̄_i, the distribution the token is drawn from (Algorithm 1, line 15).
+    """Compute the mixture p that the token is drawn from (Algorithm 1, line 14).
+
+    p = mean_i p̄_i for a Projection, a Clipping or weights; the pool's p for a LogPool. On CUDA
+    nothing is raised for bad data, here or later. A whole row of the result is NaN if its logits
+    are bad or do not belong to the projection, or if a weight is outside [0, 1].
 
     Args:
-        private_logits, public_logits: (N, B, V) and (B, V).
+        private_logits: (N, B, V).
+        public_logits: (B, V), same dtype and device.
         projection: a Projection, Clipping or LogPool of these logits, or a weight tensor (N, B) in
             [0, 1].
 
     Returns:
-        (B, V) float64; rows sum to 1 up to rounding. On CUDA nothing is raised for bad data, here
-        or later: where rows are bad (with a weight tensor, too, which has no ``check()``) or not
-        those of the projection, or weights outside [0, 1], the whole row is NaN.
+        (B, V) float64; rows sum to 1 up to rounding. It is private.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or devices; a weight outside [0, 1]; bad rows, or rows that
+            do not belong to the projection.
     """
     if isinstance(projection, LogPool):
         return pool_mixture(private_logits, public_logits, projection)
@@ -81,20 +88,26 @@ def log_prob(
     projection: Projection | Clipping | LogPool | Tensor,
     targets: Tensor,
 ) -> Tensor:
-    """log p(target) without forming (B, V): what a perplexity needs.
+    """Compute log p(target) for a perplexity, without forming p.
+
+    For evaluation only: a log-probability of the mixture is private. Only the targets' logits are
+    read, so the rows must be those that the projection was made from. On CUDA nothing is raised
+    for bad data, here or later. The result is NaN for a target outside [0, V), for bad rows, and
+    for weights outside [0, 1].
 
     Args:
-        private_logits, public_logits: (N, B, V) and (B, V).
+        private_logits: (N, B, V).
+        public_logits: (B, V), same dtype and device.
         projection: a Projection, Clipping or LogPool of these logits, or a weight tensor (N, B) in
             [0, 1].
         targets: (B,) int64, tokens in [0, V).
 
     Returns:
-        (B,) float64, in nats; −inf where the mixture cannot produce the target. Evaluation only:
-        a log-probability of the mixture is private. Only the targets' logits are read: with a
-        Projection the rows are taken to be those that it was made from. On CUDA nothing is raised
-        for bad data, here or later: for a target outside [0, V), bad rows (with a weight tensor,
-        too, which has no ``check()``) and weights outside [0, 1] it is NaN.
+        (B,) float64, in nats; −inf if the mixture cannot produce the target.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or devices; a target outside [0, V); a weight outside
+            [0, 1]; log p > 0, which shows that the rows do not belong to the projection.
     """
     if isinstance(projection, LogPool):
         return pool_log_prob(private_logits, public_logits, projection, targets)

@@ -1,6 +1,6 @@
 """project: the largest weights that keep members within a Rényi ball around the public model.
 
-As in every module of an operator: its schema, its implementation, its fake, and the function that
+Every module of an operator holds its schema, its implementation, its fake, and the function that
 checks the arguments and calls it.
 """
 
@@ -57,14 +57,17 @@ register(
 def project(
     private_logits: Tensor, public_logits: Tensor, *, order: float, radius: float
 ) -> Projection:
-    """λ_i = max{λ ∈ [0,1] : D↔_α(λ p_i + (1−λ) q ‖ q) ≤ R} (Algorithm 1, line 12).
+    """Find the largest mixing weight of every model that stays in the Rényi ball around q.
 
-    Always the feasible side: λ is never above the exact optimum. It is within 1e-5 + 1.8e-15
-    (|lse_i| + |lse_0|)(α + √(2α/R)) relative of it where (α−1)R ≥ max(1e-8, 1e-9 α, 1e-12 α²) and
-    λ ≥ 1e-90 (else rounding takes more of λ, always to the safe side). The second term is rounding
-    of the log-sum-exps: nothing beside the first, but where these near 10⁶ at a small R.
+    λ_i = max{λ ∈ [0,1] : D↔_α(λ p_i + (1−λ) q ‖ q) ≤ R} (Algorithm 1, line 11).
+
+    λ is never above the exact optimum. Its relative distance from the optimum is at most
+    1e-5 + 1.8e-15 (|lse_i| + |lse_0|)(α + √(2α/R)) if (α−1)R ≥ max(1e-8, 1e-9 α, 1e-12 α²) and
+    λ ≥ 1e-90. Otherwise rounding takes more of λ, always to the safe side. The second term is the
+    rounding of the log-sum-exps. It matters only if these are near 10⁶ and R is small.
+
     A token masked in the public row but not in the private one gives λ_i = 0.
-    Memory: at most 96·V + 2^14 for each thread.
+    Memory: at most 96·V + 2^14 bytes for each thread.
 
     Args:
         private_logits: (N, B, V).
@@ -72,10 +75,13 @@ def project(
         order: Rényi order α > 1.
         radius: R = βα ≥ 0, in nats.
 
+    Returns:
+        The weights λ and their complements 1−λ, each (N, B) float64.
+
     Raises:
-        ValueError: shapes, dtypes, devices, order ≤ 1, radius < 0 or NaN, N = 0, V = 0, a tensor
-            that requires grad, a row with NaN, +inf or no finite value. On CUDA such a row raises
-            in ``check()`` of the result only; its weight is 0 before that.
+        ValueError: wrong shapes, dtypes or devices; order ≤ 1; radius < 0 or NaN; N = 0 or V = 0;
+            a tensor that requires grad; a row with NaN, +inf or no finite value. On CUDA such a
+            row has weight 0, and ``check()`` of the result raises.
     """
     return project_inputs(private_logits, public_logits, order=order, radius=radius)[1]
 
@@ -83,7 +89,7 @@ def project(
 def project_inputs(
     private_logits: Tensor, public_logits: Tensor, *, order: float, radius: float
 ) -> tuple[Inputs, Projection]:
-    """:func:`project` with the checked logits for further operators."""
+    """Return the result of :func:`project` with the checked logits for further operators."""
     order = check.order("order", order)
     radius = check.number("radius", radius, least=0.0)
     private, public = check.ensemble_logits(private_logits, public_logits)

@@ -24,9 +24,9 @@ class Backend:
 
     Attributes:
         module: the operators, each taking `where` as its last argument.
-        where: from a tensor on the device and a workspace, what says where to work.
-        immediate: whether errors in the data are raised by the call itself. Where calls only queue
-            work, they are statuses, and results that say nothing: +inf, NaN, token -1.
+        where: maps a tensor on the device and a workspace to the place where to work.
+        immediate: whether the call itself raises errors in the data. Calls that only queue work
+            return statuses, and +inf, NaN or token -1 as results.
     """
 
     module: Any

@@ -50,7 +50,7 @@ register(
 
 
 def _flat_rows(name: str, logits: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(rows (M, V), log-sum-exps (M,)) after broadcasting; errors name rows as they were given."""
+    """Return rows (M, V) and log-sum-exps (M,) after broadcasting; errors keep given indices."""
     vocab = shape[-1]
     # Up to three axes are passed on as they are, so that an error has the caller's indices.
     given = logits if logits.dim() in (2, 3) else logits.reshape(-1, vocab)
@@ -63,13 +63,14 @@ def _flat_rows(name: str, logits: Tensor, shape: Sequence[int]) -> tuple[Tensor,
 def renyi_divergence(
     p_logits: Tensor, q_logits: Tensor, orders: float | Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """D_α(P‖Q) and D_α(Q‖P) of distributions given by logits (paper, Definition 2.2).
+    """Compute D_α(P‖Q) and D_α(Q‖P) of distributions given by logits (paper, Definition 2.2).
 
-    D_α(P‖Q) = log Σ P^α Q^{1−α} / (α−1); order 1 is the Kullback–Leibler divergence, inf the
-    largest log-ratio. P > 0 = Q gives +inf, P = Q = 0 counts 0.
+    D_α(P‖Q) = log Σ P^α Q^{1−α} / (α−1). Order 1 is the Kullback–Leibler divergence, order inf the
+    largest log-ratio. P > 0 = Q gives +inf, and P = Q = 0 counts 0.
 
     Args:
-        p_logits, q_logits: (..., V), broadcast against each other in their leading axes.
+        p_logits: (..., V).
+        q_logits: (..., V), broadcast against `p_logits` in the leading axes.
         orders: one order or K orders, each in [1, inf].
 
     Returns:
@@ -77,7 +78,8 @@ def renyi_divergence(
         row, here or later: both are +inf.
 
     Raises:
-        ValueError: shapes, dtypes, devices, an order < 1 or NaN, a row with NaN, +inf or no value.
+        ValueError: wrong shapes, dtypes or devices; an order < 1 or NaN; a row with NaN, +inf or
+            no finite value.
     """
     p, q = check.tensor("p_logits", p_logits), check.tensor("q_logits", q_logits)
     for name, t in (("p_logits", p), ("q_logits", q)):

@@ -123,16 +123,19 @@ def gaussian(
     rng: RandomSource,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Independent N(0, σ²) variates from the ChaCha20 stream of ``rng``.
+    """Draw independent N(0, σ²) variates from the ChaCha20 stream of ``rng``.
 
     Args:
-        shape: of the result.
-        sigma: standard deviation ≥ 0.
+        shape: shape of the result, fewer than 2^40 numbers.
+        sigma: standard deviation, ≥ 0.
         rng: a random source (``adapmixed.rng``).
-        device: of the result; the numbers do not depend on it.
+        device: device of the result; the numbers do not depend on it.
 
     Returns:
-        float64 tensor.
+        float64 tensor of that shape.
+
+    Raises:
+        ValueError: sigma, shape or rng out of range or of another type.
     """
     sigma = check.finite("sigma", sigma, least=0.0)
     if not isinstance(shape, int | Sequence):
@@ -146,24 +149,23 @@ def gaussian(
 
 
 def sample(probabilities: Tensor, public_logits: Tensor, *, rng: RandomSource) -> Tensor:
-    """One token per row, exactly in proportion to its float64 probability.
+    """Draw one token per row, exactly in proportion to its float64 probability.
 
-    The distribution is p/Σp over the tokens with q > 0, without a bound for rounding: no token with
-    q > 0 is lost (one whose p is 0 counts as 2^-1074), and none with q = 0 is drawn, whatever p is.
+    The distribution is p/Σp over the tokens with q > 0. Rounding adds nothing to it. No token with
+    q > 0 is lost: one whose p is 0 counts as 2^-1074. No token with q = 0 is drawn, whatever its p.
 
     Args:
         probabilities: (B, V) float64, rows that sum to 1 within 1e-6.
-        public_logits: (B, V): q > 0 where they are > −inf.
+        public_logits: (B, V); q > 0 for the tokens above −inf.
         rng: a random source (``adapmixed.rng``).
 
     Returns:
-        (B,) int64 tokens. On CUDA nothing is raised for a bad row of either, here or later: its
-        token is -1.
+        (B,) int64 tokens. On CUDA nothing is raised for a bad row, here or later: its token is -1.
 
     Raises:
-        ValueError: shapes, dtypes, devices, rows of probabilities that are no distribution or have
-            less than V·2^-99 in all where q > 0, a row of public logits with NaN, +inf or no finite
-            value.
+        ValueError: wrong shapes, dtypes or devices; a row of probabilities that is no distribution,
+            or has less than V·2^-99 in all on the tokens with q > 0; a row of public logits with
+            NaN, +inf or no finite value.
     """
     public = check.logits("public_logits", public_logits, 2)
     log_sum_exp(public, "public_logits")

@@ -1,4 +1,4 @@
-"""screen: the noisy test whether a query is answered by the members at all.
+"""screen: the noisy test that decides whether the members answer a query at all.
 
 Memory on CUDA, in bytes beyond inputs and results: 16 for each of top_k tokens of a position,
 rounded up to a power of two, if that is above 2048.
@@ -56,28 +56,39 @@ def screen(
     num_models: int | None = None,
     active: Tensor | None = None,
 ) -> Screening:
-    """Noisy screening (Algorithm 1, lines 1–8).
+    """Run the noisy screening of every position (Algorithm 1, lines 1–7).
 
-    s = mean_i λ_s p_i + (1−λ_s) q on the public top-k tokens K (ties by lower index), plus noise,
-    negative values set to 0, **then** both s[K] and q[K] re-scaled to sum 1;
-    passed = D_α(s‖q[K]) ≤ T_s. A row with fewer than k tokens of q > 0 uses them all.
-    The divergence is exact within ``loss_error``, 1e-12 absolute below that, at every weight; where
-    negative noise cancels s, what it leaves is known to 1e-15 of what there was. It is +inf where
-    nothing is left, and exactly 0 of a single token, or where nothing moves s from q.
+    s = mean_i λ_s p_i + (1−λ_s) q on the public top-k tokens K (ties by lower index). The noise is
+    added to s, and negative values are set to 0. **Then** s[K] and q[K] are re-scaled to sum 1. A
+    position passes if D_α(s‖q[K]) ≤ T_s. A row with fewer than k tokens of q > 0 uses them all.
+
+    The relative error of the divergence is at most ``loss_error``, or 1e-12 absolute if that is
+    more, at every weight. If negative noise cancels s, the rest is known to 1e-15 of what there
+    was. The divergence is +inf if nothing is left. It is exactly 0 for a single token, and if s
+    equals q.
+
+    On CUDA nothing is raised for bad rows or for noise that is not finite. Their divergence is
+    +inf, and they pass only under a threshold of inf. ``check()`` raises for bad rows, but not for
+    bad noise.
 
     Args:
-        private_logits, public_logits: (N, B, V) and (B, V).
+        private_logits: (N, B, V).
+        public_logits: (B, V), same dtype and device.
         noise: (B, top_k) float64, N(0, σ²) by rank of the token; zeros give the noiseless test.
         weight: λ_s in [0, 1].
-        order: α > 1.
+        order: Rényi order α > 1.
         threshold: T_s ≥ 0, in nats; inf lets everything pass.
         top_k: k ≥ 1.
-        num_models: the divisor of the mean, ≥ N; absent slots answer q.
-        active: (N, B) bool, slots that take part; the others answer q. None: all.
+        num_models: public number of members, ≥ N, the divisor of the mean; an absent member
+            answers q.
+        active: (N, B) bool, the members that take part; the others answer q. None: all.
 
-    On CUDA nothing is raised for bad rows and for noise that is not finite: the divergence is +inf
-    and nothing passes but under a threshold of inf. ``check()`` raises for the rows, for the noise
-    nothing does.
+    Returns:
+        The divergence, (B,) float64 in nats, and whether it passed, (B,) bool.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or devices; a number outside its range; noise that is not
+            finite; a row with NaN, +inf or no finite value.
     """
     return screen_prepared(
         prepare(private_logits, public_logits),
@@ -102,7 +113,7 @@ def screen_prepared(
     num_models: int | None = None,
     active: Tensor | None = None,
 ) -> Screening:
-    """:func:`screen` on prepared inputs."""
+    """Run :func:`screen` on prepared inputs."""
     private = inputs.private
     weight = check.number("weight", weight, least=0.0, most=1.0)
     order = check.order("order", order)

@@ -1,4 +1,4 @@
-"""Argument checks shared by the operators: every refusal names argument, value and rule."""
+"""Argument checks shared by the operators: every error names argument, value and rule."""
 
 import math
 import numbers
@@ -14,7 +14,7 @@ _LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def tensor(name: str, value: object) -> Tensor:
-    """The value, if it is a tensor that carries no gradient."""
+    """Return the value if it is a tensor that carries no gradient."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.requires_grad:
@@ -30,7 +30,7 @@ def tensor(name: str, value: object) -> Tensor:
 
 
 def logits(name: str, value: object, dims: int) -> Tensor:
-    """A tensor of logits with ``dims`` axes, none empty but the positions; last stride 1."""
+    """Return logits with ``dims`` axes, none empty but the positions, and last stride 1."""
     t = tensor(name, value)
     axes = {2: "(B, V)", 3: "(N, B, V)"}[dims]
     if t.dim() != dims:
@@ -45,7 +45,7 @@ def logits(name: str, value: object, dims: int) -> Tensor:
 
 
 def ensemble_logits(private_logits: object, public_logits: object) -> tuple[Tensor, Tensor]:
-    """Private (N, B, V) and public (B, V) logits that fit each other."""
+    """Return private (N, B, V) and public (B, V) logits that fit each other."""
     private, public = (
         logits("private_logits", private_logits, 3),
         logits("public_logits", public_logits, 2),
@@ -60,7 +60,7 @@ def ensemble_logits(private_logits: object, public_logits: object) -> tuple[Tens
 
 
 def same(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
-    """Refuses two logit tensors of different dtype or device."""
+    """Raise for two logit tensors of different dtype or device."""
     if value.dtype != other.dtype:
         raise ValueError(
             f"{name} must have the dtype of {other_name}, {other.dtype}, got {value.dtype}"
@@ -69,14 +69,14 @@ def same(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def on_device(name: str, value: Tensor, other: Tensor) -> None:
-    """Refuses a tensor on another device than ``other``: nothing is moved silently."""
+    """Raise for a tensor on another device than ``other``: nothing is moved silently."""
     if value.device != other.device:
         raise ValueError(f"{name} must be on device {other.device}, got {value.device}")
 
 
 def number(name: str, value: object, *, above: float | None = None, least: float = -math.inf,
            most: float = math.inf) -> float:  # fmt: skip
-    """A real number > above, >= least and <= most; never NaN."""
+    """Return a real number > above, >= least and <= most; never NaN."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
@@ -94,7 +94,7 @@ def number(name: str, value: object, *, above: float | None = None, least: float
 
 def finite(name: str, value: object, *, above: float | None = None, least: float = -math.inf,
            most: float = math.inf) -> float:  # fmt: skip
-    """As :func:`number`, and finite."""
+    """Return what :func:`number` returns, if it is finite."""
     x = number(name, value, above=above, least=least, most=most)
     if math.isinf(x):
         raise ValueError(f"{name} must be finite, got {value}")
@@ -102,7 +102,7 @@ def finite(name: str, value: object, *, above: float | None = None, least: float
 
 
 def integer(name: str, value: object, least: int) -> int:
-    """An integer >= least."""
+    """Return an integer >= least."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} must be an integer, got {value!r}")
     count = int(value)
@@ -112,7 +112,7 @@ def integer(name: str, value: object, least: int) -> int:
 
 
 def orders(value: float | Sequence[float], *, limits: bool) -> list[float]:
-    """Rényi orders, a number or a sequence: > 1 and finite, or with ``limits`` also 1 and inf."""
+    """Return Rényi orders as a list: > 1 and finite, or with ``limits`` also 1 and inf."""
     if isinstance(value, numbers.Real):
         values: list[object] = [value]
     elif isinstance(value, Iterable) and not isinstance(value, str):
@@ -133,7 +133,7 @@ def orders(value: float | Sequence[float], *, limits: bool) -> list[float]:
 
 
 def order(name: str, value: object) -> float:
-    """A finite Rényi order > 1, by enough that α − 1 and the sums it divides are resolved."""
+    """Return a finite Rényi order > 1, by enough that float64 resolves α − 1."""
     x = finite(name, value, above=1.0)
     if x < 1.0 + 1e-8:
         raise ValueError(
@@ -143,20 +143,20 @@ def order(name: str, value: object) -> float:
 
 
 def slots(num_models: int | None, private_logits: Tensor) -> int:
-    """The public number of model slots: N unless stated, never fewer than the models present."""
+    """Return the public number of members: N unless stated, never fewer than are present."""
     present = private_logits.shape[0]
     return present if num_models is None else integer("num_models", num_models, present)
 
 
 def box(lower: object, upper: object) -> tuple[float, float]:
-    """The ratios c in [0, 1] and C in [1, 1e60], both 1 if one is: p̄ = q then."""
+    """Return the ratios c in [0, 1] and C in [1, 1e60], both 1 if one is: p̄ = q then."""
     c = number("lower", lower, least=0.0, most=1.0)
     d = number("upper", upper, least=1.0, most=1e60)
     return (1.0, 1.0) if c == 1.0 or d == 1.0 else (c, d)
 
 
 def weights(projection: object, private_logits: Tensor) -> tuple[object, ...]:
-    """(weight, complement, active, lower, upper) of the operators: see csrc/common/operators.h."""
+    """Return (weight, complement, active, lower, upper), see csrc/common/operators.h."""
     if isinstance(projection, Clipping):
         return _box_weights(projection, private_logits)
     return *_ball_weights(projection, private_logits), None, 0.0, 0.0
@@ -175,7 +175,7 @@ def _box_weights(clipping: Clipping, private_logits: Tensor) -> tuple[object, ..
 
 
 def _ball_weights(projection: object, private_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(weight, complement), float64 contiguous, from a Projection or a bare weight tensor."""
+    """Return (weight, complement), float64, from a Projection or a bare weight tensor."""
     shape = tuple(private_logits.shape[:2])
     if isinstance(projection, Projection):
         weight, complement = (
@@ -202,7 +202,7 @@ def _ball_weights(projection: object, private_logits: Tensor) -> tuple[Tensor, T
 
 
 def row_sums(projection: Projection | Clipping, private_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """A projection's (private_lse, public_lse), which must be those of these logits' rows."""
+    """Return a projection's (private_lse, public_lse), with the shapes of these logits."""
     shape = tuple(private_logits.shape[:2])
     return (
         typed("projection.private_lse", projection.private_lse, torch.float64, shape,
@@ -214,7 +214,7 @@ def row_sums(projection: Projection | Clipping, private_logits: Tensor) -> tuple
 
 def typed(name: str, value: object, dtype: torch.dtype, shape: tuple[int, ...],
           like: Tensor) -> Tensor:  # fmt: skip
-    """A contiguous tensor of exactly this dtype, shape and device."""
+    """Return a contiguous tensor of exactly this dtype, shape and device."""
     t = tensor(name, value)
     if t.dtype != dtype or tuple(t.shape) != shape:
         raise ValueError(f"{name} must be {dtype} of shape {shape}, got {t.dtype} {tuple(t.shape)}")

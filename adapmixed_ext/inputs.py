@@ -17,8 +17,8 @@ from .types import Clipping, Projection, raise_row_errors
 _ops = torch.ops.adapmixed
 
 
-# log_sum_exp: (B, V) or (N, B, V) -> float64 lse and int32 status, without the last axis; `name` is
-# the argument that an error speaks of.
+# log_sum_exp: (B, V) or (N, B, V) -> float64 lse and int32 status, without the last axis. Errors
+# name the argument `name`.
 def _log_sum_exp(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
     lse = logits.new_empty(logits.shape[:-1], dtype=F64)
     status = logits.new_empty(logits.shape[:-1], dtype=torch.int32)
@@ -41,14 +41,14 @@ register(
 
 
 def log_sum_exp(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exps of rows and their statuses; errors speak of ``name``."""
+    """Return the log-sum-exps of rows and their statuses; errors name ``name``."""
     found: tuple[Tensor, Tensor] = _ops.log_sum_exp(logits, name)
     return found
 
 
-# checked: a copy of values known to lie in [least, most]. The result is what the caller goes on
-# with: a check without one would be dropped by a compiler. Where nothing can be raised at once,
-# what does not lie there is NaN, and so is what is made of it.
+# checked: a copy of values known to lie in [least, most]. Callers go on with the copy, since a
+# compiler would drop a check without a result. If nothing can be raised at once, values outside
+# become NaN, and so does whatever is computed from them.
 def _checked(values: Tensor, name: str, least: float, most: float) -> Tensor:
     if not backend(values.device).immediate:
         good = (values >= least) & (values <= most) & values.isfinite()
@@ -101,7 +101,7 @@ def prepare(private_logits: Tensor, public_logits: Tensor) -> Inputs:
 def weighted_inputs(
     private_logits: Tensor, public_logits: Tensor, projection: Projection | Clipping | Tensor
 ) -> tuple[Any, ...]:
-    """Return what operators on projected rows start with: logits, sums, how to project."""
+    """Return the first arguments of operators on projected rows: logits, sums, weights."""
     if isinstance(projection, Projection | Clipping):
         private, public = check.ensemble_logits(private_logits, public_logits)
         known = (private, public, *check.row_sums(projection, private))

@@ -1,4 +1,4 @@
-"""Result objects of the operators, and what a random source must offer."""
+"""Results of the operators, and the protocol of a random source."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,15 +16,15 @@ _PUBLIC = 5  # the public row is bad, where nothing was raised at once
 
 
 class RandomSource(Protocol):
-    """Hands out (key, counter) pairs of a ChaCha20 stream; no pair is ever handed out twice."""
+    """A source of (key, counter) pairs of a ChaCha20 stream, each of which is given out once."""
 
     def reserve(self) -> tuple[Tensor, int]:
-        """Returns the key, (32,) uint8 on the CPU, and a counter never used with it before."""
+        """Return the key, (32,) uint8 on the CPU, and a counter never used with it before."""
         ...
 
 
 def raise_row_errors(name: str, status: Tensor) -> None:
-    """Raises a ValueError that names the first bad row of ``name``; status: int32, 0 = good."""
+    """Raise a ValueError that names the first bad row of ``name``; status: int32, 0 = good."""
     bad = status.nonzero()
     if bad.numel():
         index = bad[0].tolist()
@@ -37,9 +37,9 @@ def raise_row_errors(name: str, status: Tensor) -> None:
 
 
 def check_rows(status: Tensor, public_status: Tensor | None) -> None:
-    """Raises what a call on the CPU does, public rows first; one look at the GPU if all is well.
+    """Raise the error of a call on the CPU, public rows first; read the GPU once if all is well.
 
-    Without ``public_status`` it is told that a public row is bad, not how.
+    Without ``public_status`` the error says that a public row is bad, but not how.
     """
     if not bool(status.any()):
         return
@@ -55,11 +55,11 @@ class Projection:
 
     Attributes:
         weight: (N, B) float64, λ_i, rounded down.
-        complement: (N, B) float64, 1 − λ_i, kept apart: 1 − 2e-22 is no float64.
+        complement: (N, B) float64, 1 − λ_i, kept apart since float64 cannot hold 1 − 2e-22.
         private_lse: (N, B) float64, log-sum-exp of each private row.
         public_lse: (B,) float64, log-sum-exp of each public row.
-        status: (N, B) int32, 0 where the row and its public row are good.
-        public_status: (B,) int32, 0 where the public row is good; None: not kept.
+        status: (N, B) int32, 0 if the row and its public row are good.
+        public_status: (B,) int32, 0 if the public row is good; None: not kept.
     """
 
     weight: Tensor
@@ -70,7 +70,7 @@ class Projection:
     public_status: Tensor | None = None
 
     def check(self) -> "Projection":
-        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once."""
         check_rows(self.status, self.public_status)
         return self
 
@@ -80,15 +80,16 @@ class Clipping:
     """Distributions clipped to a box around q: p̄_i = clip(s p_i, lower q, upper q).
 
     Attributes:
-        log_scale: (N, B) float64, log s; +inf where p̄_i = upper q wherever p_i > 0.
+        log_scale: (N, B) float64, log s; +inf if p̄_i = upper q on all tokens with p_i > 0.
         residual: (N, B) float64, p̄_i/q of the tokens with p_i = 0 < q (or p_i/q < e^−10⁴).
-        charge: (N, B, K) float64 in nats, or None where no orders were given; private.
-        active: (N, B) bool, the slots that take part; the others answer q. None: all.
+        charge: (N, B, K) float64 in nats, or None if no orders were given; private.
+        active: (N, B) bool, the members that take part; the others answer q. None: all.
         private_lse: (N, B) float64, log-sum-exp of each private row.
         public_lse: (B,) float64, log-sum-exp of each public row.
-        status: (N, B) int32, 0 where the row and its public row are good.
-        lower, upper: c and C; both 1 where one of them is, since p̄_i = q then.
-        public_status: (B,) int32, 0 where the public row is good; None: not kept.
+        status: (N, B) int32, 0 if the row and its public row are good.
+        lower: c.
+        upper: C; both are 1 if one of them is, since p̄_i = q then.
+        public_status: (B,) int32, 0 if the public row is good; None: not kept.
     """
 
     log_scale: Tensor
@@ -103,7 +104,7 @@ class Clipping:
     public_status: Tensor | None = None
 
     def check(self) -> "Clipping":
-        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once."""
         check_rows(self.status, self.public_status)
         return self
 
@@ -115,8 +116,8 @@ class Screening:
     Attributes:
         divergence: (B,) float64, D_α(s‖q[K]); private, for the operator only.
         passed: (B,) bool, divergence ≤ threshold.
-        status: (N, B) int32, 0 where the row and its public row are good.
-        public_status: (B,) int32, 0 where the public row is good; None: not kept.
+        status: (N, B) int32, 0 if the row and its public row are good.
+        public_status: (B,) int32, 0 if the public row is good; None: not kept.
     """
 
     divergence: Tensor
@@ -125,7 +126,7 @@ class Screening:
     public_status: Tensor | None = None
 
     def check(self) -> "Screening":
-        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once."""
         check_rows(self.status, self.public_status)
         return self
 
@@ -136,14 +137,16 @@ class LogPool:
 
     Attributes:
         log_normaliser: (B,) float64; private, as are the log-sum-exps.
-        span: (N, B) float64, max u_i − min u_i over the tokens with q > 0, of inactive slots, too.
+        span: (N, B) float64, max u_i − min u_i over the tokens with q > 0, of every member.
         private_lse: (N, B) float64, log-sum-exp of each private row; on the CPU within 7e-7.
         public_lse: (B,) float64, log-sum-exp of each public row.
-        lower, upper, scale: the clip bounds, and what the mean of the u_i is multiplied by.
-        num_models: the slots that the sum is divided by.
-        active: (N, B) bool, slots that take part; None: all.
-        status: (N, B) int32, 0 where the row and its public row are good.
-        public_status: (B,) int32, 0 where the public row is good; None: not kept.
+        lower: lower clip bound, a ≤ 0.
+        upper: upper clip bound, b ≥ 0.
+        scale: κ, the factor of the mean of the u_i.
+        num_models: public number of members, by which the sum is divided.
+        active: (N, B) bool, the members that take part; None: all.
+        status: (N, B) int32, 0 if the row and its public row are good.
+        public_status: (B,) int32, 0 if the public row is good; None: not kept.
     """
 
     log_normaliser: Tensor
@@ -159,6 +162,6 @@ class LogPool:
     public_status: Tensor | None = None
 
     def check(self) -> "LogPool":
-        """Raises ValueError if a row of logits was bad; returns self. The CPU raises at once."""
+        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once."""
         check_rows(self.status, self.public_status)
         return self

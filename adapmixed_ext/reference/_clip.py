@@ -16,7 +16,7 @@ _CLIP_ABSENT = -1e4  # log p/q, below which p counts as 0 under a box
 def clip_project(
     private_logits: Tensor, public_logits: Tensor, *, lower: float, upper: float
 ) -> Tensor:
-    """p_bar_i = clip(s p_i, c q, C q) with the s that makes it sum to 1, (N, B, V).
+    """Return p_bar_i = clip(s p_i, c q, C q), (N, B, V), with the s that makes it sum to 1.
 
     Found by bisection of log s. Where C q on the support of p_i is less than 1, the rest is spread
     over the other tokens as q is.
@@ -57,7 +57,7 @@ def clip_charge(
     orders: float | Sequence[float],
     num_models: int | None = None,
 ) -> Tensor:
-    """Return what a shard's own budget is charged for p_bar_i (N, B, V): (N, B, K).
+    """Return the charges of p_bar_i (N, B, V) to the shards' own budgets, (N, B, K).
 
     D<->_a((N-1) c q + p_bar_i || (N-1) c q + q) of what is divided by N, without the linear terms.
     """

@@ -1,4 +1,4 @@
-"""What an answer tells of one model: leave-one-out and zero-out losses."""
+"""Privacy losses of one answer: leave-one-out and zero-out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def leave_one_out(
     adjacency: str = "add_remove",
     num_models: int | None = None,
 ) -> Tensor:
-    """D<->_a(p || p') of every model, (N, B, K): p the mixture, p' the one without model i.
+    """Return D<->_a(p || p') of every model, (N, B, K); p is the mixture, p' that without model i.
 
     ``"add_remove"``: p' is the mean of the others, q if there is none. ``"zero_out"``: slot i
     answers q. ``num_models`` counts all slots; those without a row answer q.
@@ -64,7 +64,7 @@ def leave_one_out(
 
 
 def _log_sum_of_others(log_values: Tensor) -> Tensor:
-    """log sum_{j != i} e^{values[j]} along the first axis, without subtracting."""
+    """Return log sum_{j != i} e^{values[j]} along the first axis, without subtracting."""
     none = torch.full_like(log_values[:1], -math.inf)
     before, after = [none], [none]
     for j in range(log_values.shape[0] - 1):

@@ -20,7 +20,7 @@ def log_pool(
     num_models: int | None = None,
     active: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """p ~ q exp((scale/N) sum_i u_i), u_i = clip(log p_i/q, lower, upper).
+    """Return log p, its log-normaliser and the spans: p ~ q exp((scale/N) sum_i u_i).
 
     Returns (log p (B, V), the log-normaliser (B,), span = max u_i - min u_i (N, B) where q > 0).
     """

@@ -14,14 +14,14 @@ from ._renyi import log_softmax
 
 
 def mixture(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
-    """p = mean_i (w_i p_i + (1 - w_i) q), (B, V) (Algorithm 1, line 14)."""
+    """Return p = mean_i (w_i p_i + (1 - w_i) q), (B, V) (Algorithm 1, line 14)."""
     return _log_mixture(private_logits, public_logits, projection).exp()
 
 
 def log_prob(
     private_logits: Tensor, public_logits: Tensor, projection: Any, targets: Tensor
 ) -> Tensor:
-    """log p(target), (B,), of the same mixture."""
+    """Return log p(target), (B,), of the same mixture."""
     log_p = _log_mixture(private_logits, public_logits, projection)
     return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
@@ -32,7 +32,7 @@ def _log_mixture(private_logits: Tensor, public_logits: Tensor, projection: Any)
 
 
 def log_projected(private_logits: Tensor, public_logits: Tensor, projection: Any) -> Tensor:
-    """log p_bar_i, (N, B, V), of a bare weight, a pair, a Projection or a Clipping."""
+    """Return log p_bar_i, (N, B, V), of a weight, a pair, a Projection or a Clipping."""
     log_p, log_q = log_softmax(private_logits), log_softmax(public_logits)
     if not hasattr(projection, "log_scale"):
         return log_mix(log_p, log_q, *weights_of(projection))

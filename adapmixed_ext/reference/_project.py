@@ -17,7 +17,7 @@ _TINY = torch.finfo(torch.float64).tiny
 def project(
     private_logits: Tensor, public_logits: Tensor, *, order: float, radius: float
 ) -> tuple[Tensor, Tensor]:
-    """lambda_i = max{w in [0, 1] : D<->_a(w p_i + (1 - w) q || q) <= R} (Algorithm 1, line 11).
+    """Return max{w in [0, 1] : D<->_a(w p_i + (1 - w) q || q) <= R} (Algorithm 1, line 11).
 
     Returns (weight, complement), each (N, B), found by geometric bisection: of the weight below
     1/2, of the complement above it, where float64 cannot hold the weight (1 - 2e-22). Both lie on
@@ -54,20 +54,20 @@ def project(
 
 
 def _log_mix_ratio(log_ratio: Tensor, weight: Tensor, complement: Tensor) -> Tensor:
-    """log(w r + 1 - w) for r = p_i/q: by w (r - 1) near 1, by two logarithms elsewhere."""
+    """Return log(w r + 1 - w) for r = p_i/q: by w (r - 1) near 1, by two logarithms elsewhere."""
     x = weight * torch.expm1(log_ratio)
     far = log_mix(log_ratio, torch.zeros_like(log_ratio), weight, complement)
     return torch.where(x.abs() < 0.5, torch.log1p(x), far)
 
 
 def log_mix(log_p: Tensor, log_q: Tensor, weight: Tensor, complement: Tensor) -> Tensor:
-    """log(w p + (1 - w) q)."""
+    """Return log(w p + (1 - w) q)."""
     weighted = torch.where(weight > 0, weight.log() + log_p, -math.inf)
     return torch.logaddexp(weighted, complement.log() + log_q)
 
 
 def weights_of(projection: Any) -> tuple[Tensor, Tensor]:
-    """(weight, complement), each (N, B, 1), of a bare weight, a pair, or a Projection."""
+    """Return (weight, complement), each (N, B, 1), of a weight, a pair, or a Projection."""
     if isinstance(projection, Tensor):
         projection = (projection.double(), 1 - projection.double())
     elif not isinstance(projection, tuple):

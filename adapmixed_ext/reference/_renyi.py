@@ -22,7 +22,7 @@ _SERIES_TERMS = 16
 def renyi_divergence(
     p_logits: Tensor, q_logits: Tensor, orders: float | Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """D_a(P || Q) and D_a(Q || P) of rows of logits (..., V): two tensors (..., K), in nats."""
+    """Return D_a(P || Q) and D_a(Q || P) of rows of logits (..., V), each (..., K), in nats."""
     log_p, log_q = log_softmax(p_logits), log_softmax(q_logits)
     ratio = torch.where(torch.isneginf(log_p) & torch.isneginf(log_q), 0.0, log_p - log_q)
     log_p, log_q = log_p.expand_as(ratio), log_q.expand_as(ratio)
@@ -32,7 +32,7 @@ def renyi_divergence(
 
 
 def divergence_of_logs(log_p: Tensor, log_q: Tensor, log_ratio: Tensor, order: float) -> Tensor:
-    """D_a(P || Q) over the last axis; order 1 is the KL divergence, inf the max-divergence.
+    """Return D_a(P || Q) over the last axis; order 1 is the KL, inf the max-divergence.
 
     ``log_ratio`` is L, given apart: it is known better than the difference of two logarithms.
     P = Q = 0 counts 0, P > 0 = Q gives +inf.
@@ -51,13 +51,13 @@ def divergence_of_logs(log_p: Tensor, log_q: Tensor, log_ratio: Tensor, order: f
 
 
 def both_ways(log_p: Tensor, log_q: Tensor, log_ratio: Tensor, order: float) -> Tensor:
-    """D<->_a: the larger of D_a(P || Q) and D_a(Q || P)."""
+    """Return D<->_a, the larger of D_a(P || Q) and D_a(Q || P)."""
     forward = divergence_of_logs(log_p, log_q, log_ratio, order)
     return torch.maximum(forward, divergence_of_logs(log_q, log_p, -log_ratio, order))
 
 
 def log_excess(order: float, log_ratio: Tensor) -> Tensor:
-    """log((1 + x)^a - 1 - a x) for e^L = 1 + x, L in [-inf, inf], a > 1."""
+    """Return log((1 + x)^a - 1 - a x) for e^L = 1 + x, L in [-inf, inf], a > 1."""
     eta = order - 1
     x = torch.expm1(log_ratio)
     series = 2 * x.abs().log() + _binomial_tail(order, x).log()
@@ -70,7 +70,7 @@ def log_excess(order: float, log_ratio: Tensor) -> Tensor:
 
 
 def _binomial_tail(order: float, x: Tensor) -> Tensor:
-    """((1 + x)^a - 1 - a x) / x^2 = sum_{k >= 2} binom(a, k) x^{k-2}, for a |x| small."""
+    """Return ((1 + x)^a - 1 - a x) / x^2 = sum_{k >= 2} binom(a, k) x^{k-2}, a |x| small."""
     coefficient = order * (order - 1) / 2
     total, power = torch.zeros_like(x), torch.ones_like(x)
     for k in range(2, 2 + _SERIES_TERMS):
@@ -81,7 +81,7 @@ def _binomial_tail(order: float, x: Tensor) -> Tensor:
 
 
 def _kl_excess(log_p: Tensor, log_q: Tensor, log_ratio: Tensor) -> Tensor:
-    """q ((1 + x) L - x) >= 0, the terms of sum P L; in units of p where p > q."""
+    """Return q ((1 + x) L - x) >= 0, the terms of sum P L; in units of p if p > q."""
     x = torch.expm1(log_ratio)
     series = torch.stack([(-x) ** k / (k * (k - 1)) for k in range(2, 2 + _SERIES_TERMS)]).sum(0)
     above = log_p.exp() * (log_ratio + torch.expm1(-log_ratio))
@@ -92,7 +92,7 @@ def _kl_excess(log_p: Tensor, log_q: Tensor, log_ratio: Tensor) -> Tensor:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities in float64, the maximum subtracted first: huge logits keep their gaps."""
+    """Return log-probabilities in float64; the maximum is subtracted first, to keep gaps."""
     logits = logits.double()
     shifted = logits - logits.amax(-1, keepdim=True)
     return shifted - shifted.exp().sum(-1, keepdim=True).log()

@@ -1,4 +1,4 @@
-"""Noisy screening: whether a query is answered by the ensemble at all."""
+"""Noisy screening: the test that decides whether the ensemble answers a query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def screen(
     num_models: int | None = None,
     active: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm 1, lines 1 to 7: (divergence (B,), passed (B,)).
+    """Return the divergence and whether it passes, each (B,) (Algorithm 1, lines 1–7).
 
     Column j of ``noise`` (B, top_k) goes to the j-th most likely public token, ties by lower
     index, before re-scaling. A noisy score that is zero everywhere counts +inf.
