@@ -1,4 +1,7 @@
-"""The members of an ensemble and their public model, read from disk and checked against it."""
+"""All members of an ensemble and their public model, read and checked against each other.
+
+One member's peft folder is read by `adapters.read_adapter`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from adapmixed.ensemble.adapted_layers import checked_layers, ensemble_layers
 from adapmixed.ensemble.adapters import MISSING, Adapter, read_adapter
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.manifest import Manifest, read_manifest
-from adapmixed.ensemble.provenance import check_files, check_names, check_one_base, source_of
+from adapmixed.ensemble.provenance import (
+    check_files,
+    check_names,
+    check_one_base,
+    is_hub_name,
+    source_of,
+)
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.ensemble.vocabulary import check_tokenizers
 from adapmixed.ranks import Ranks
@@ -81,8 +90,12 @@ def read_members(
     if same_base:
         check_one_base(names)
     else:
-        # Of a hub name in full, the tokenizer goes with the weights.
-        same_base = same_tokenizer = check_names(source, names)
+        check_names(source, names)
+        # A hub name in full covers the tokenizer, too. The members' own names verify nothing: what
+        # is said must not depend on who is missing.
+        same_base = same_tokenizer = (
+            manifest is not None and is_hub_name(source) and manifest.base_model == source
+        )
     if not ranks.alone:
         facts = {
             "the ensemble": manifest or [path and path.name for path in paths],

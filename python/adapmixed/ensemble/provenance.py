@@ -147,11 +147,16 @@ def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest, *, whole: 
     return found.keys() == manifest.tokenizer_files.keys()
 
 
-def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
-    """Whether the base is the hub model that each adapter names.
+def is_hub_name(source: str | None) -> bool:
+    """Return whether a source names a model of the hub, not a local path."""
+    return source is not None and not os.path.isabs(source) and not Path(source).exists()
 
-    Names agree if their last parts do ("openai-community/gpt2", "/models/gpt2"); a folder's name
-    says nothing of its weights, so that agreeing shows nothing.
+
+def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
+    """Raise if an adapter names another base.
+
+    Names agree if their last parts do ("openai-community/gpt2", "/models/gpt2"). That they agree
+    shows nothing of the weights.
 
     Args:
         source: of :func:`source_of`.
@@ -168,8 +173,6 @@ def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
                 f"{name!r}, got {source!r} (base_sha256 in ensemble.json tells where only the "
                 "names differ)"
             )
-    hub = source is not None and not os.path.isabs(source) and not Path(source).exists()
-    return hub and all(name == source for name in names.values())
 
 
 def check_one_base(names: Mapping[str, str | None]) -> None:

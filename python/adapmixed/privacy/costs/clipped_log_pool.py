@@ -1,4 +1,7 @@
-"""ClippedLogPool: the zCDP cost of an answer whose log-ratio has a bounded range."""
+"""ClippedLogPool: the zCDP cost of an answer whose log-ratio has a bounded range.
+
+`costs/__init__.py` lists the other mechanisms' costs; `epsilon.parts_of` composes them.
+"""
 
 from __future__ import annotations
 
