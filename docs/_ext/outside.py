@@ -1,16 +1,20 @@
-"""What the pages and docstrings refer to outside the site.
+"""What pages and docstrings refer to outside the site.
 
 A name of another package is shown as it is: no inventory of it is downloaded. A name of this
-package that no page documents is shown as it is, too, unless it is public: a public name must be
-found.
+package that no page documents is shown as it is, too, unless it is public: then it must be found.
+
+A link to a file of the repository becomes a download. A link to a folder becomes plain text.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
+from pathlib import Path
 from typing import Any
 
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(((?:\.\./)+[^)\s]*)\)")
 PUBLIC = ("adapmixed", "adapmixed_ext", "adapmixed.privacy", "adapmixed.rng")
 
 
@@ -29,6 +33,22 @@ def unresolved(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return contnode
 
 
+def files(app: Any, name: str, source: list[str]) -> None:
+    """Rewrite a page's links to what lies in the repository, but not in its documents."""
+    docs = Path(app.srcdir)
+    page = Path(app.env.doc2path(name)).parent
+
+    def link(found: re.Match[str]) -> str:
+        text, target = found[1], found[2]
+        path = Path(os.path.normpath(page / target.partition("#")[0]))
+        if path.is_relative_to(docs):
+            return found[0]
+        plain = text.replace("`", "")
+        return f"{{download}}`{plain} <{target.partition('#')[0]}>`" if path.is_file() else text
+
+    source[0] = _LINK.sub(link, source[0])
+
+
 def bars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Keep the bars of |x| in docstrings, which reStructuredText reads as a substitution."""
     for index, line in enumerate(lines):
@@ -41,4 +61,5 @@ def setup(app: Any) -> dict[str, Any]:
     """Add the handlers."""
     app.connect("autodoc-process-docstring", bars, priority=400)  # before napoleon's 500
     app.connect("missing-reference", unresolved)
+    app.connect("source-read", files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -56,7 +56,7 @@ def pages() -> list[Path]:
 
 
 def name_of(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
+    return (page.relative_to(ROOT) if page.is_relative_to(ROOT) else page).as_posix()
 
 
 def notebooks() -> list[Path]:
@@ -102,13 +102,19 @@ def all_blocks() -> list[Block]:
     return [block for page in pages() for block in blocks(page)]
 
 
-def indented_commands(page: Path) -> list[str]:
-    """Commands of this package in blocks that are indented or have no language."""
-    shown = [block.text for block in blocks(page) if block.language == ""]
-    lines = re.findall(r"^ {4,}(adapmixed(?:-lab)? [a-z].*)$", split(page)[1], re.MULTILINE)
-    for text in shown:
-        lines += re.findall(r"^(?:\$ )?(adapmixed(?:-lab)? [a-z].*)$", text, re.MULTILINE)
-    return lines
+def shell_lines(text: str) -> list[str]:
+    """Commands of a block: continued lines joined, bodies of here-documents left out."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    outside = re.sub(r"<<'(\w+)'(.*)\n(?:.*\n)*?\1$", r"\2", joined, flags=re.MULTILINE)
+    return [line.strip() for line in outside.splitlines() if line.strip()]
+
+
+def unmarked_commands(page: Path) -> list[str]:
+    """Commands of this package that are indented, or in blocks without a language."""
+    text = split(page)[1]
+    text += "".join("    " + b.text.replace("\n", "\n    ") for b in blocks(page) if not b.language)
+    text = re.sub(r"\\\n\s*", " ", text)
+    return re.findall(r"^ {4,}(?:\$ )?(adapmixed(?:-lab)? [a-z].*)$", text, re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
