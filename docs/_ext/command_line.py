@@ -94,7 +94,7 @@ def _has_default(action: argparse.Action) -> bool:
 
 
 def _says(text: str, default: object) -> bool:
-    """Whether a help text ends with the default, as in "delta of the guarantee (1e-5)"."""
+    """Return whether a help text ends with the default, as in "delta of the guarantee (1e-5)"."""
     found = re.search(r"\(([^()]*)\)\s*$", text)
     if found is None:
         return False

@@ -1,4 +1,4 @@
-"""What pages and docstrings refer to outside the site.
+"""Resolve what pages and docstrings refer to outside the site.
 
 A name of another package is shown as it is: no inventory of it is downloaded. A name of this
 package that no page documents is shown as it is, too, unless it is public: then it must be found.
@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(((?:\.\./)+[^)\s]*)\)")
+_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md\b")
 PUBLIC = ("adapmixed", "adapmixed_ext", "adapmixed.privacy", "adapmixed.rng")
 
 
 def is_public(target: str) -> bool:
-    """Whether a dotted name is one that a public module exports."""
+    """Return whether a dotted name is one that a public module exports."""
     module, _, name = target.rpartition(".")
     if module not in PUBLIC:
         return False
@@ -49,17 +50,24 @@ def files(app: Any, name: str, source: list[str]) -> None:
     source[0] = _LINK.sub(link, source[0])
 
 
-def bars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Keep the bars of |x| in docstrings, which reStructuredText reads as a substitution."""
+def docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Link the pages that a docstring names, and keep the bars of |x|.
+
+    reStructuredText would read the bars as a substitution.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        return f":doc:`/{found[1]}`" if found[1] in app.env.found_docs else found[0]
+
     for index, line in enumerate(lines):
         parts = re.split(r"(``.+?``|`[^`]+`)", line)
-        parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
+        parts[::2] = [_PAGE.sub(link, part.replace("|", r"\|")) for part in parts[::2]]
         lines[index] = "".join(parts)
 
 
 def setup(app: Any) -> dict[str, Any]:
     """Add the handlers."""
-    app.connect("autodoc-process-docstring", bars, priority=400)  # before napoleon's 500
+    app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon's 500
     app.connect("missing-reference", unresolved)
     app.connect("source-read", files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
