@@ -1,4 +1,4 @@
-"""The README: its Python runs, its command lines and those of docs/evaluation.md parse."""
+"""The README: its Python runs; the command lines of docs/how-to/evaluate.md parse."""
 
 import re
 import shlex
@@ -9,24 +9,23 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed import cli
 from adapmixed.commands.mechanisms import mechanism_of
-from adapmixed.data.demo import demo_base
 from adapmixed_lab import cli as laboratory
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-EVALUATION = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+EVALUATION = (ROOT / "docs" / "how-to" / "evaluate.md").read_text(encoding="utf-8")
+OPERATORS = (ROOT / "docs" / "reference" / "operators.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README + OPERATORS, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = re.findall(
-    r"^ {4}(adapmixed(?:-lab)? [a-z].*)$", README + EVALUATION, flags=re.MULTILINE
+    r"^(adapmixed(?:-lab)? [a-z].*)$", EVALUATION.replace("\\\n", ""), flags=re.MULTILINE
 )
 
 # What a reader has to put in, and fewer tokens. Each must occur in the README.
 REPLACED = {
-    '"path/or/hub-name-of-the-base"': repr(str(demo_base())),
-    '"path/to/ensemble"': repr(str(DEMO_ENSEMBLE)),
-    "max_new_tokens=32": "max_new_tokens=3",
+    '"report/ensemble"': repr(str(DEMO_ENSEMBLE)),
+    "max_new_tokens=16": "max_new_tokens=3",
 }
 
 
@@ -42,8 +41,8 @@ def test_the_placeholders_are_those_of_the_readme() -> None:
 
 
 def test_there_is_something_to_check() -> None:
-    assert len(BLOCKS) == README.count("```python") >= 2
-    assert {shlex.split(line)[1] for line in COMMANDS} >= {"evaluate", "generate", "doctor"}
+    assert len(BLOCKS) == (README + OPERATORS).count("```python") >= 2
+    assert {shlex.split(line)[1] for line in COMMANDS} >= {"evaluate", "mechanisms", "report"}
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
