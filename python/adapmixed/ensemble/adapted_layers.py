@@ -85,7 +85,7 @@ def ensemble_layers(
         if other is not None:  # else the layers would depend on which members are present
             raise ValueError(
                 f"adapted must be given if members differ: {first} and {other} adapt different "
-                f"layers or ranks"
+                "layers or ranks"
             )
         return merged_layers(found.values())
     for path, layers in found.items():
