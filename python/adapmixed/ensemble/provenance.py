@@ -187,7 +187,7 @@ def check_one_base(names: Mapping[str, str | None]) -> None:
         if _last(name) != _last(named[0][1]):
             raise ValueError(
                 f"adapters must share one base: {named[0][0]} names {named[0][1]!r}, but {adapter} "
-                f"names {name!r}"
+                f"{name!r}"
             )
 
 
