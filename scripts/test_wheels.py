@@ -53,9 +53,10 @@ def run(command: Sequence[str | Path], cwd: Path, environment: dict[str, str]) -
 def offline() -> list[str]:
     """Return the words that run a command without a network, if this machine allows it."""
     words = ["unshare", "--map-root-user", "--net"]
-    usable = shutil.which("unshare") and not subprocess.run(
-        [*words, "true"], capture_output=True
-    ).returncode
+    usable = (
+        shutil.which("unshare")
+        and not subprocess.run([*words, "true"], capture_output=True).returncode
+    )
     return words if usable else []
 
 
@@ -120,7 +121,9 @@ def try_wheel(wheel: Path, python: str, select: str) -> None:
 def main() -> None:
     """Try the wheels of all the Pythons that are named."""
     parser = argparse.ArgumentParser(description="try each wheel in an empty environment")
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="the wheels' folder (dist)")
+    parser.add_argument(
+        "--dist", type=Path, default=ROOT / "dist", help="the wheels' folder (dist)"
+    )
     parser.add_argument("--select", default="not slow", help="pytest's -m (not slow)")
     parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="commands of the Pythons")
     parsed = parser.parse_args()
