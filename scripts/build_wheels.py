@@ -2,9 +2,10 @@
 
     python scripts/build_wheels.py --out dist python3.11 python3.12 python3.13
 
-It needs g++, CMake's requirements and scripts/wheels/requirements.txt, on x86-64 Linux. The compiler
-is the g++ that developers test with. The module is linked against the interface of glibc 2.28, which
-zig carries, with libstdc++ inside, so that it runs on every system that torch's wheels run on.
+It needs g++, CMake's requirements and scripts/wheels/requirements.txt, on x86-64 Linux. The
+compiler is the g++ that developers test with. The module is linked against the interface of glibc
+2.28, which zig carries, with libstdc++ inside, so that it runs on every system that torch's wheels
+run on.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python scripts/test_wheels.py --dist dist python3.11 python3.12 python3.13
 
-For each Python: an empty environment gets its wheel with the dependencies (at the versions of
-constraints.txt), and the tests' packages. From a folder outside the repository, every module must
-come from the wheel, the kernel tests must pass, and `adapmixed demo` must work without a compiler and
-without a network. Two files of tests are left out: they compile headers of csrc, not the module.
+Each Python gets an empty environment with its wheel, the dependencies at the versions of
+constraints.txt, and the tests' packages. From a folder outside the repository, every module must
+come from the wheel and the kernel tests must pass. `adapmixed demo` must work without a compiler
+and without a network. Two files of tests are left out, since they compile headers of csrc.
 """
 
 from __future__ import annotations
