@@ -95,7 +95,7 @@ KEYS = "keys are epsilon, queries, order, sample_rate"
         (["pmixed eps=3"], "does not take eps"),
         (["pmixed epsilon=x"], "--mechanism pmixed: epsilon must be a number, got 'x'"),
         (["pmixed epsilon=nan"], "--mechanism pmixed: epsilon must be > 0, got nan"),
-        (["pmixed epsilon=6 delta=1e-6"], "does not take delta: --delta gives it"),
+        (["pmixed epsilon=6 delta=1e-6"], "does not take delta: use --delta"),
         (["pmixed"], "--mechanism pmixed needs epsilon"),
         (["pmixed greedy=1"], "does not take greedy"),
         (["pmixed lower=1"], "does not take lower"),
@@ -103,8 +103,8 @@ KEYS = "keys are epsilon, queries, order, sample_rate"
         (["clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
         (["adapmixed preset=bogus"], "preset must be one of wikitext-103, .*, got 'bogus'"),
         (["adapmixed preset=pubmed x=1"], "--mechanism adapmixed does not take x"),
-        (["adapmixed", "adapmixed"], "--mechanism must not be given twice, got 'adapmixed' again"),
-        ([POOL, POOL.replace(" ", "  ")], f"must not be given twice, got '{POOL}' again"),
+        (["adapmixed", "adapmixed"], "--mechanism must not be repeated, got 'adapmixed' twice"),
+        ([POOL, POOL.replace(" ", "  ")], f"must not be repeated, got '{POOL}' twice"),
     ],
 )
 def test_refusals(texts: list[str], words: str) -> None:

@@ -104,7 +104,7 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["train", *models, *arguments, "--preset", "air-dialogue"]) == 0
     printed = capsys.readouterr()
     empty = sum(shard["documents"] == 0 for shard in read_manifest(output).shards)
-    assert f"40 members, {empty} of them the public model (empty shards)" in printed.out
+    assert f"40 members, {empty} of them with an empty shard (the public model)" in printed.out
     assert "What stays in one shard: all documents of one 'user'." in printed.err
     assert read_manifest(output).training["learning_rate"] == 4e-4
     answer = ["--ensemble", str(output), "--prompt", "user", "--max-new-tokens", "2", "--seed", "1"]

@@ -85,7 +85,7 @@ def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path
     ("change", "reason"),
     [
         ({"format_version": 3}, "written by a newer adapmixed"),
-        ({"format_version": 1}, "does not say what members adapt"),
+        ({"format_version": 1}, "lacks the adapted layers"),
         ({"format_version": 0}, "format_version"),
         ({"adapted": None}, "adapted must map layers"),
         ({"adapted": {"lm_head": []}}, "adapted must map layer names"),

@@ -167,7 +167,7 @@ def test_a_longrope_window_ends_where_frequencies_change() -> None:
 def test_adapted_embeddings_are_refused(tmp_path: Path) -> None:
     model = tiny("llama")
     folder = write_adapter(model, tmp_path / "a", seed=0, target_modules=["embed_tokens"])
-    with pytest.raises(ValueError, match="lora_A, lora_B of linear layers"):
+    with pytest.raises(ValueError, match="lora_A and lora_B of linear layers"):
         Ensemble.from_pretrained(model, [folder])
 
 

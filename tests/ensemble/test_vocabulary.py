@@ -99,8 +99,8 @@ def test_an_equal_copy_of_the_tokenizer_is_accepted(folders: tuple[Path, Path]) 
         (tokenizer(list(range(KNOWN + 1))), f"token 'w{KNOWN}' has id {KNOWN} there and None"),
         (tokenizer(list(range(KNOWN - 1))), f"it has {KNOWN - 1} tokens, the base {KNOWN}"),
         (tokenizer(list(range(KNOWN)), pad_token="[PAD]"), r"token '\[PAD\]'"),
-        (tokenizer(list(range(VOCAB + 1))), f"ids reach {VOCAB}, the base's vocab_size is {VOCAB}"),
-        (tokenizer(list(range(KNOWN)), eos_token="w0", lower=True), "by other rules"),
+        (tokenizer(list(range(VOCAB + 1))), f"reach {VOCAB}, but the base's vocab_size is {VOCAB}"),
+        (tokenizer(list(range(KNOWN)), eos_token="w0", lower=True), "other rules cut text"),
     ],
 )
 def test_another_tokenizer_is_refused(folders: tuple[Path, Path], other: Any, reason: str) -> None:

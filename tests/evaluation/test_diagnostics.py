@@ -237,7 +237,7 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
         answer(path, diagnostics=True, progress=stop)
     half = read_result(path)
     assert not half.complete and half.runs[2].evaluations[0].diagnosis == reference[2 * RUNS]
-    with pytest.raises(ValueError, match="diagnostics is null, it was begun with true"):
+    with pytest.raises(ValueError, match="diagnostics is null, but the file was begun with true"):
         answer(path, resume=True)
     assert found(answer(path, resume=True, diagnostics=True)) == reference
     assert found(read_result(path).runs) == reference

@@ -219,13 +219,16 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4, it was begun with 3"),
+    "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4, but the file was begun with 3"),
     "system": (dict(rng=SecureRandom()), "randomness is"),
-    "delta": (dict(delta=1e-6, epsilon={"budgeted": 8.0}), "delta is 1e-06, it was begun with"),
-    "block": (dict(block=21), "block is 21, it was begun with 20"),
-    "stride": (dict(stride=19), "stride is 19, it was begun with null"),
-    "runs": (dict(runs=1), "runs is 1, it was begun with 2"),
-    "queries": (dict(queries=30), "queries is 30, it was begun with 38"),
+    "delta": (
+        dict(delta=1e-6, epsilon={"budgeted": 8.0}),
+        "delta is 1e-06, but the file was begun with",
+    ),
+    "block": (dict(block=21), "block is 21, but the file was begun with 20"),
+    "stride": (dict(stride=19), "stride is 19, but the file was begun with null"),
+    "runs": (dict(runs=1), "runs is 1, but the file was begun with 2"),
+    "queries": (dict(queries=30), "queries is 30, but the file was begun with 38"),
     "text": (dict(tokens=stream(100, seed=2)), "text.sha256 is"),
     "more text": (dict(length=110), "text.tokens is 110"),
     "adjacency": (dict(adjacency={"pool": "replace_one"}), "methods.pool.adjacency is"),
@@ -236,10 +239,10 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "fewer": (dict(mechanisms=dict(list(MECHANISMS.items())[::-1])), "order is"),
     "epsilon": (
         dict(epsilon={"budgeted": 8.0}),
-        r"methods\.budgeted\.epsilon is 8.0, it was begun with",
+        r"methods\.budgeted\.epsilon is 8.0, but the file was begun with",
     ),
     "models": (dict(ensemble=FakeEnsemble(models=4)), "ensemble.num_models is 4"),
-    "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "ensemble is another by its logits"),
+    "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "ensemble is another one, by its logits"),
 }
 
 

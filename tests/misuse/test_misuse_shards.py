@@ -32,6 +32,16 @@ def shard(*names: str, key: bytes = KEY) -> dict[str, Any]:
     return shard_record([Document(name, f"text of {name}") for name in names], key=key)
 
 
+def test_records_of_missing_members_count() -> None:
+    """What a guarantee says, and what is refused, must not tell who is missing."""
+    alice, bob, unknown = shard("alice"), shard("bob"), {"documents": 3, "sha256": "9" * 64}
+    for members in (("m0", "m1"), ("m0", None), (None, None)):
+        assert Manifest("", members, ADAPTED, shards=(alice, bob)).disjoint
+        assert not Manifest("", members, ADAPTED, shards=(alice, unknown)).disjoint
+        with pytest.raises(ValueError, match="shards must be disjoint, .* share the identifier"):
+            Manifest("", members, ADAPTED, shards=(alice, shard("alice", "bob")))
+
+
 def test_overlapping_shards_are_refused(tmp_path: Path) -> None:
     members = ("m0", "m1", "m2")
     alice, bob, empty = shard("alice", "carol"), shard("bob"), shard()

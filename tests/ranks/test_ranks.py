@@ -132,7 +132,7 @@ def test_processes_that_differ_raise(tmp_path: Path) -> None:
         assert "at most as many as members, got 2 processes for 1 members" in str(error)
     for rank, error in enumerate(in_ranks(2, other_facts, tmp_path)):
         assert isinstance(error, ValueError)
-        assert "ranks must agree on the mechanism: rank 1 has another than rank 0" in str(error)
+        assert "ranks must agree on the mechanism, but rank 1 differs from rank 0" in str(error)
         assert f"one of rank {rank}" in str(error)
 
 

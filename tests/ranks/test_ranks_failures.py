@@ -186,7 +186,7 @@ def test_ranks_that_run_something_else(tmp_path: Path) -> None:
 
     for error in in_ranks(2, work, tmp_path):
         assert isinstance(error, ValueError)
-        assert "ranks must agree on the mechanism: rank 1 has another than rank 0" in str(error)
+        assert "ranks must agree on the mechanism, but rank 1 differs from rank 0" in str(error)
     assert charged(tmp_path) == 0 == released(tmp_path)
 
 

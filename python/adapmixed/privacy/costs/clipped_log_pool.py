@@ -1,4 +1,7 @@
-"""The zCDP cost of ClippedLogPool's answers, whose log-ratio has a bounded range."""
+"""The zCDP cost of ClippedLogPool's answers, whose log-ratio has a bounded range.
+
+`costs/__init__.py` lists the other mechanisms' costs; `epsilon.parts_of` composes them.
+"""
 
 from __future__ import annotations
 
