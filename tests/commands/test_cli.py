@@ -258,7 +258,7 @@ def test_evaluate_with_a_budget_of_every_shard(
         (["--epsilon", "2", "--mechanism", f"{POOL[1]} queries=9"], "queries must be None if ev"),
         (
             ["--epsilon", "0.1", "--mechanism", "clipped-mixing lower=0.5 upper=2"],
-            "what the conversion takes at order 8.0",
+            "the cost of the conversion at order 8.0",
         ),
         (["--adjacency=replace_one"], "--adjacency must be 'zero_out' for AdaPMixED"),
         (["--memory", "1K", *POOL], "--memory must be >= "),
