@@ -267,7 +267,7 @@ def test_what_is_not_intact_has_status_2(
     output = capsys.readouterr()
     assert output.err.startswith("adapmixed ledger: ") and output.out == ""
     assert len(output.err.strip().splitlines()) == 1
-    assert "must lie beside its database" in output.err
+    assert "must lie next to its database" in output.err
     head.write_bytes(content)
     assert main(["ledger", action, str(charged.with_name("none.db"))]) == 2
     assert "there is no such file" in capsys.readouterr().err

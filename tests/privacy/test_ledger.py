@@ -163,9 +163,9 @@ def test_changed_settings_are_refused(path: Path, changes: Any, words: str) -> N
 def test_bad_arguments_leave_no_files(path: Path, changes: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Accountant(**{"delta": DELTA, "path": path, **changes})
-    with pytest.raises(LedgerWriteError, match="must be a ledger, there is no such file"):
+    with pytest.raises(LedgerWriteError, match="must be a ledger, but there is no such file"):
         Accountant(DELTA, path=path, create=False)
-    with pytest.raises(LedgerWriteError, match="must be a ledger, there is no such file"):
+    with pytest.raises(LedgerWriteError, match="must be a ledger, but there is no such file"):
         read_ledger(path)
     assert not list(path.parent.iterdir())
 

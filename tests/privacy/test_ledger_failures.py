@@ -194,7 +194,7 @@ def test_a_foreign_record_is_seen_at_once(path: Path) -> None:
     with pytest.raises(LedgerCorruptError, match="is not an intact ledger"):
         ledger.add(answer(1))
     ledger.close()
-    with pytest.raises(LedgerCorruptError, match="holds 2 records, its checkpoint is of 1"):
+    with pytest.raises(LedgerCorruptError, match="holds 2 records, but its checkpoint is of 1"):
         Accountant(DELTA, path=path)
     with pytest.raises(LedgerCorruptError, match="record 2 was altered"):
         read_ledger(path)

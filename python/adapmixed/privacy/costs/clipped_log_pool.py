@@ -1,6 +1,6 @@
 """The zCDP cost of ClippedLogPool's answers, whose log-ratio has a bounded range.
 
-`costs/__init__.py` lists the other mechanisms' costs; `epsilon.parts_of` composes them.
+`costs/__init__.py` lists the costs of all mechanisms; `epsilon.parts_of` composes them.
 """
 
 from __future__ import annotations
