@@ -223,7 +223,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "system": (dict(rng=SecureRandom()), "randomness is"),
     "delta": (
         dict(delta=1e-6, epsilon={"budgeted": 8.0}),
-        "delta is 1e-06, but the file was begun with",
+        "delta is 1e-06, but the file was begun",
     ),
     "block": (dict(block=21), "block is 21, but the file was begun with 20"),
     "stride": (dict(stride=19), "stride is 19, but the file was begun with null"),
