@@ -32,7 +32,7 @@ def read_text(path: str | os.PathLike[str]) -> list[Document]:
         files = files_below("path", root).get("text", [])
     documents = list(file_documents(root, files))
     if not documents:
-        raise ValueError(f"path must hold text, {root} has none (*.txt files are read)")
+        raise ValueError(f"path must hold text, but {root} has none (*.txt files are read)")
     return documents
 
 
