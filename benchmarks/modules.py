@@ -6,9 +6,9 @@
 
 A PATH is a `_C*.so` for this Python, of another compiler or out of a wheel. On each instruction set
 of this machine, every operator runs with every module on the same inputs. The answers are compared
-in every bit. With AVX-512 and AVX2 the modules are timed, too. They take turns in one run, and a
-ratio is the median over the turns of a module's time divided by the installed module's: what slows
-the whole machine down for a while falls on both.
+in every bit. With AVX-512 and AVX2 the modules are timed, too. They take turns in one run.
+A ratio is the median over the turns of a module's time divided by the installed module's, so that
+other load on the machine falls on both.
 """
 
 import argparse
