@@ -134,7 +134,7 @@ cuda: $(VENV)/.test
 	  -p no:cacheprovider tests/cuda/test_without_gpu.py
 
 # The sdist and an x86-64 wheel for each of PYTHONS in dist, and each wheel tried in an environment of
-# its own: see scripts/build_wheels.py and scripts/test_wheels.py.
+# its own: see docs/develop/releasing.md.
 PYTHONS ?= python3.11 python3.12 python3.13
 WHEEL_TOOLS := build/wheel-tools
 

@@ -6,6 +6,7 @@ Each Python gets an empty environment with its wheel, the dependencies at the ve
 constraints.txt, and the tests' packages. From a folder outside the repository, every module must
 come from the wheel and the kernel tests must pass. `adapmixed demo` must work without a compiler
 and without a network. Two files of tests are left out, since they compile headers of csrc.
+`--installed` does the same in the environment of the Python that runs it.
 """
 
 from __future__ import annotations
@@ -52,12 +53,11 @@ def run(command: Sequence[str | Path], cwd: Path, environment: dict[str, str]) -
 
 def offline() -> list[str]:
     """Return the words that run a command without a network, if this machine allows it."""
-    words = ["unshare", "--map-root-user", "--net"]
-    usable = (
-        shutil.which("unshare")
-        and not subprocess.run([*words, "true"], capture_output=True).returncode
-    )
-    return words if usable else []
+    program = shutil.which("unshare")
+    if program is None:
+        return []
+    words = [program, "--map-root-user", "--net"]
+    return [] if subprocess.run([*words, "true"], capture_output=True).returncode else words
 
 
 def wheel_of(dist: Path, python: str) -> Path:
@@ -75,17 +75,27 @@ def wheel_of(dist: Path, python: str) -> Path:
 def try_wheel(wheel: Path, python: str, select: str) -> None:
     """Install one wheel into an empty environment and use it; a failure ends the program."""
     print(f"{wheel.name}", flush=True)
-    # Variables of this process must not lead back to the repository.
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     with tempfile.TemporaryDirectory(prefix="adapmixed-wheel-") as name:
         folder = Path(name)
-        run([python, "-m", "venv", folder / "venv"], folder, clean)
-        bin_folder = folder / "venv" / "bin"
-        pip = [bin_folder / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-        run([*pip, "-c", ROOT / "constraints.txt", wheel, *TEST_PACKAGES], folder, clean)
+        run([python, "-m", "venv", folder / "venv"], folder, clean())
+        fresh = folder / "venv" / "bin" / "python"
+        pip = [fresh, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        run([*pip, "-c", ROOT / "constraints.txt", wheel, *TEST_PACKAGES], folder, clean())
         size = sum(p.stat().st_size for p in (folder / "venv").rglob("*") if p.is_file())
         print(f"  installed: {size / 1e6:.0f} MB with all dependencies", flush=True)
-        print(f"  {run([bin_folder / 'python', '-c', BEST], folder, clean).strip()}", flush=True)
+        try_installed(fresh, select)
+
+
+def clean() -> dict[str, str]:
+    """Return this process's variables without those that lead Python to the repository."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+
+
+def try_installed(python: Path, select: str) -> None:
+    """Use what is installed in one environment; a failure ends the program."""
+    with tempfile.TemporaryDirectory(prefix="adapmixed-tests-") as name:
+        folder = Path(name)
+        print(f"  {run([python, '-c', BEST], folder, clean()).strip()}", flush=True)
 
         # As in the repository, but with nothing of it that Python could import.
         tests = folder / "tests"
@@ -96,40 +106,45 @@ def try_wheel(wheel: Path, python: str, select: str) -> None:
         (folder / "pytest.ini").write_text(
             "[pytest]\nmarkers = slow: takes two seconds or more\n", encoding="utf-8"
         )
-        began = time.monotonic()
         command = [
-            bin_folder / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", select,
-            "tests/kernels",
+            python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", select, "tests/kernels",
         ]  # fmt: skip
-        last = run(command, folder, clean | {"OMP_WAIT_POLICY": "PASSIVE"}).strip().splitlines()[-1]
+        passive = {"OMP_WAIT_POLICY": "PASSIVE"}
+        last = run(command, folder, clean() | passive).strip().splitlines()[-1]
         print(f"  kernel tests: {last}", flush=True)
 
         # Nothing but the environment's own programs on PATH: no compiler, no cmake.
-        bare = {"PATH": str(bin_folder), "HOME": str(folder), "LANG": "C.UTF-8"}
+        bare = {"PATH": str(python.parent), "HOME": str(folder), "LANG": "C.UTF-8"}
         cut = offline()
         began = time.monotonic()
-        demo = [*cut, bin_folder / "adapmixed", "demo", "--out", folder / "report"]
-        if cut:
-            demo[0] = str(shutil.which(cut[0]))
+        demo = [*cut, python.parent / "adapmixed", "demo", "--out", folder / "report"]
         table = run(demo, folder, bare).strip()
         if not (folder / "report" / "report.json").exists():
             raise SystemExit(f"adapmixed demo wrote no report.json:\n{table}")
-        how = "without a network" if cut else "HTTP allowed: this machine cannot cut the network"
+        how = "without a network" if cut else "with a network, which could not be cut off here"
         print(f"  adapmixed demo: {time.monotonic() - began:.0f} s, {how}, without a compiler")
 
 
 def main() -> None:
-    """Try the wheels of all the Pythons that are named."""
+    """Try the wheels of all the Pythons that are named, or what is installed already."""
     parser = argparse.ArgumentParser(description="try each wheel in an empty environment")
     parser.add_argument(
         "--dist", type=Path, default=ROOT / "dist", help="the wheels' folder (dist)"
     )
     parser.add_argument("--select", default="not slow", help="pytest's -m (not slow)")
-    parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="commands of the Pythons")
+    parser.add_argument(
+        "--installed", action="store_true", help="try the environment of this Python instead"
+    )
+    parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="commands of the Pythons")
     parsed = parser.parse_args()
+    if parsed.installed == bool(parsed.pythons):
+        parser.error("name Pythons, or give --installed alone")
+    if parsed.installed:
+        # Not resolved: the link lies in the environment, what it points to does not.
+        try_installed(Path(sys.executable).absolute(), parsed.select)
     for python in parsed.pythons:
         try_wheel(wheel_of(parsed.dist.resolve(), python), python, parsed.select)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
