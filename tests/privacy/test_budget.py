@@ -55,8 +55,11 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, adjacency):
     ("make", "message"),
     [
         (lambda: ShardBudget("pure", 1.0), "measure must be one of"),
-        (lambda: ShardBudget("renyi", 1.0), "order must be given for 'renyi' alone"),
-        (lambda: ShardBudget("zcdp", 1.0, 2.0), "order must be given for 'renyi' alone, got 2.0"),
+        (lambda: ShardBudget("renyi", 1.0), "order must be given for 'renyi' and None for 'zcdp'"),
+        (
+            lambda: ShardBudget("zcdp", 1.0, 2.0),
+            "order must be given for 'renyi' and None for 'zcdp', got 2.0",
+        ),
         (lambda: ShardBudget("zcdp", -1.0), "amount must be finite and >= 0, got -1.0"),
         (lambda: ShardBudget("zcdp", math.inf), "amount must be finite"),
         (lambda: ShardBudget("zcdp", 1.0).epsilon(0.0), "delta must be in"),
