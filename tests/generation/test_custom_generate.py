@@ -74,7 +74,7 @@ class Streamer(BaseStreamer):
     [
         ({"token_type_ids": torch.zeros(1, 3)}, "attention_mask, got token_type_ids, too"),
         ({"streamer": Streamer()}, "streamer must not be 'Streamer'"),
-        ({"past_key_values": "filled"}, "past_key_values must be empty, got one of 2 positions"),
+        ({"past_key_values": "filled"}, "past_key_values must be empty, got 2 positions"),
     ],
 )
 def test_model_inputs_that_are_refused(

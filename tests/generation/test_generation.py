@@ -205,7 +205,7 @@ def test_what_a_chat_template_refuses_is_said(
         ("{% if %}", "Expected an expression"),
     ):
         monkeypatch.setattr(demo.tokenizer, "chat_template", template)
-        with pytest.raises(ValueError, match=f"chat template takes, it refuses: .*{why}"):
+        with pytest.raises(ValueError, match=f"chat template, which rejects them: .*{why}"):
             generator(demo).chat(messages, max_new_tokens=4)
 
 
