@@ -76,7 +76,7 @@ class PrivateGenerator:
 
     @property
     def mechanism(self) -> Mechanism:
-        """How a query is answered."""
+        """The mechanism that answers every query."""
         return self._answerer.mechanism
 
     @property

@@ -25,8 +25,8 @@ class ClippedMixing(Mechanism):
 
     The token is drawn from p = (1/N) Σ_i p̄_i, where p̄_i = clip(s_i p_i, c q, C q) and s_i makes it
     sum to 1. The guarantee composes a dominating pair for a number of queries that is fixed in
-    advance (`queries`), or it keeps a budget for every shard (`order`).
-    docs/theory/clipped-mixing.md and docs/theory/per-shard-budgets.md state and prove it.
+    advance (`queries`), or it keeps a budget for every shard (`order`). Statements and proofs are
+    in docs/theory/clipped-mixing.md and docs/theory/per-shard-budgets.md.
 
     Attributes:
         lower: c in [0, 1], the least ratio p̄_i/q. With an order it is at least 1e-30.
