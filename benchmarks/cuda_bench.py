@@ -51,7 +51,7 @@ class Bench:
         self, models: int, vocab: int, *, kind: str = "near", positions: int = 1,
         dtype: torch.dtype = torch.float32,
     ) -> list[Query]:  # fmt: skip
-        """Return queries in rotation on the card; one, if it is many times larger than the cache."""
+        """Return queries in rotation on the card; one, if it far exceeds the cache."""
         device, cache = self.card.device, self.card.cache
         if dtype.itemsize * models * positions * vocab > 8 * cache:
             return [make_query(models, vocab, kind=kind, positions=positions, dtype=dtype,

@@ -68,7 +68,7 @@ def make_base(shape: Shape, device: torch.device) -> Any:
 
 
 def member(i: int) -> str:
-    """Return the name of a member, never a bare number, which peft would remove from weights' names."""
+    """Return a member's name, no bare number: peft takes the name out of weights' names."""
     return f"member-{i:03d}"
 
 

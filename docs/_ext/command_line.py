@@ -94,8 +94,8 @@ def _has_default(action: argparse.Action) -> bool:
 
 
 def _says(text: str, default: object) -> bool:
-    """Return whether a help text ends with the default, as in "delta of the guarantee (1e-5)"."""
-    found = re.search(r"\(([^()]*)\)\s*$", text)
+    """Return whether a help text ends with the default, as in "seed of the draws (default: 0)"."""
+    found = re.search(r"\((?:default: )?([^()]*)\)\s*$", text)
     if found is None:
         return False
     if isinstance(default, int | float):

@@ -191,5 +191,5 @@ def test_refused_sources(tmp_path: Path) -> None:
     refuses("split applies to hub data sets, got train", "builtin", split="train")
     refuses("id_column applies to rows, not to builtin: 'user'", "builtin", id_column="user")
     rows = str(tmp_path / "a.jsonl")
-    refuses("must be unset where documents have names", rows, id_column="u", new_document="x")
+    refuses("must be unset if documents have names", rows, id_column="u", new_document="x")
     refuses("must be a regular expression", rows, new_document="(")

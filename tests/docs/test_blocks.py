@@ -182,11 +182,9 @@ def _stand_ins(running: list[Block], ensemble: Path) -> None:
     for block in running:
         for node in ast.walk(ast.parse(block.text)):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
-                given = [
-                    ast.literal_eval(one) for one in node.args if isinstance(one, ast.Constant)
-                ]
-                for name, target in zip(given, (demo_base(), ensemble), strict=False):
-                    _link(Path(name), Path(target))
+                for one, target in zip(node.args, (demo_base(), ensemble), strict=False):
+                    if isinstance(one, ast.Constant):
+                        _link(Path(str(one.value)), Path(target))
 
 
 def _link(name: Path, target: Path) -> None:

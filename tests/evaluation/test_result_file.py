@@ -223,7 +223,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "system": (dict(rng=SecureRandom()), "randomness is"),
     "delta": (
         dict(delta=1e-6, epsilon={"budgeted": 8.0}),
-        "delta is 1e-06, but the file was begun with",
+        "delta is 1e-06, but the file was begun",
     ),
     "block": (dict(block=21), "block is 21, but the file was begun with 20"),
     "stride": (dict(stride=19), "stride is 19, but the file was begun with null"),
@@ -404,7 +404,9 @@ def test_a_state_of_other_settings_is_no_accountants(tmp_path: Path) -> None:
         found["settings"][setting] = value
         del changed["checksum"]
         path.write_bytes(_text(changed | {"checksum": _checksum(changed)}))
-        with pytest.raises(ValueError, match="must follow|as set up|takes at order"):
+        with pytest.raises(
+            ValueError, match="must follow|as set up|the cost of the conversion at order"
+        ):
             answer(path, resume=True)
 
 

@@ -1,4 +1,4 @@
-"""The table "Misuse" in docs/privacy.md: another public model, or another tokenizer."""
+"""The table "Misuse" in docs/concepts/threat-model.md: another public model or tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table "Misuse" in docs/privacy.md: shards that share identifiers, or may."""
+"""The table "Misuse" in docs/concepts/threat-model.md: shards that share identifiers, or may."""
 
 from __future__ import annotations
 

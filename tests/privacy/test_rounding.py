@@ -126,7 +126,7 @@ def test_every_part_of_a_total_is_rounded_up():
 def test_masses_are_within_what_is_allowed_for_them(adjacency):
     """The error is at most 2^-49 of every mass, also for narrow boxes.
 
-    See "Numbers" in docs/theory/clipped-mixing.md.
+    See "How ε is computed" in docs/theory/clipped-mixing.md.
     """
     generator = np.random.default_rng(6)
     for step in range(600):

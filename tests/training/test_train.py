@@ -319,7 +319,7 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     refuses("corpus must hold text", replace(run, corpus=empty))
     foreign = tmp_path / "foreign"
     (foreign / "member-000").mkdir(parents=True)
-    refuses("does not say how it was trained", replace(run, output=foreign))
+    refuses("has no record of its training", replace(run, output=foreign))
     (tmp_path / "open.private").mkdir()
     (tmp_path / "open.private").chmod(0o755)
     refuses("open to its owner alone", replace(run, output=tmp_path / "open"))

@@ -160,7 +160,7 @@ def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:
     if guarantee.kind.startswith("data-dependent") and not operator:
         yield (
             f"{guarantee.queries} answered queries; their cost depends on the private data and is "
-            "for the operator only (--operator)."
+            "for the operator alone (--operator)."
         )
         yield from guarantee.warnings
     else:
