@@ -78,7 +78,7 @@ def test_records_of_members(path: Path, tmp_path: Path) -> None:
     for content, why in (
         ("{", "must be JSON"),
         ("[]", "a JSON object"),
-        ('{"format_version": 1}', "say"),
+        ('{"format_version": 1}', "must hold losses and shard"),
     ):
         (tmp_path / "shard.json").write_text(content)
         with pytest.raises(ValueError, match=why):
