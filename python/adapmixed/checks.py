@@ -112,7 +112,7 @@ def check_measure(measure: Any, order: Any) -> float | None:
     """Return the order of a unit of charges: > 1 for "renyi", None for "zcdp"."""
     check_option("measure", measure, MEASURES)
     if (order is None) != (measure == "zcdp"):
-        raise ValueError(f"order must be given for 'renyi' and for it alone, got {order!r}")
+        raise ValueError(f"order must be given for 'renyi' and None for 'zcdp', got {order!r}")
     return None if order is None else check_order(order)
 
 

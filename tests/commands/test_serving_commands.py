@@ -136,7 +136,7 @@ def test_chat_line_by_line(
     typed(monkeypatch, "The value\n")
     assert main(arguments) == 2
     out = capsys.readouterr()
-    assert out.out == "" and "must have a chat template, it has none: --plain" in out.err
+    assert out.out == "" and "must have a chat template, but has none: use --plain" in out.err
     assert main([*arguments, "--turns", "0"]) == 2
     assert main([*arguments, "--plain", "--system", "x"]) == 2
 
@@ -176,7 +176,7 @@ def test_chat_remembers_the_conversation(
     assert main(["chat", *models, "--system", "No"]) == 2
     out = capsys.readouterr()
     assert out.out == "" and len(out.err.splitlines()) == 1
-    assert "chat template takes, it refuses: System role not supported" in out.err
+    assert "chat template, which rejects them: System role not supported" in out.err
 
 
 @pytest.mark.parametrize(

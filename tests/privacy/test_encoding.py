@@ -1,4 +1,4 @@
-"""Events survive writing and reading in every bit; what is not understood raises."""
+"""Events survive writing and reading in every bit, and unknown text raises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adapmixed.privacy.ledger.records import Record
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type and in bits."""
+    """Return True if two events are equal in type and in bits."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -35,7 +35,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def again(event: Event) -> Event:
-    """The event as it is read after it was written as text."""
+    """Write the event as text and return the event that is read back."""
     return read_event(parse(canonical(write_event(event))))
 
 

@@ -1,6 +1,6 @@
-"""Files that were altered, cut, edited or rolled back: an error, or the same totals as before.
+"""Files that were altered, cut, edited or rolled back give an error, or the same totals.
 
-Every byte of every file, and files removed or exchanged: `test_ledger_exchange.py`.
+`test_ledger_exchange.py` covers every byte of every file, and removed or exchanged files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READERS = (read_ledger, lambda path: Accountant(DELTA, path=path))
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger that was closed: the database and its head."""
+    """Return a ledger that was closed: the database and its head."""
     path = tmp_path_factory.mktemp("closed") / "ledger.db"
     make(path, CHARGES, models=3).close()
     return path
@@ -60,7 +60,7 @@ def test_a_flipped_bit_of_the_newest_slot_is_reported(
 
 
 def test_a_flipped_bit_of_the_older_slot_is_refused(closed: Path, tmp_path: Path) -> None:
-    """It could be the newer one of a ledger that has lost its last charge."""
+    """The slot could be the newer one of a ledger that has lost its last charge."""
     for at in (*range(SLOT, SLOT + 200, 9), 2 * SLOT - 1):
         path = spoil(copy(closed, tmp_path / "ledger.db"), at)
         for reader in READERS:
@@ -104,7 +104,7 @@ def _head(content: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 
 
 def _stale_slot(path: Path) -> None:
-    """The newest slot as it was when the ledger was made, beside a database one charge older."""
+    """Restore the newest slot as it was at creation, and a database that is one charge older."""
     head = Path(f"{path}-head")
     move(charge_more(path, 1), path, "")
     content = head.read_bytes()
@@ -234,7 +234,7 @@ EARLIER: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 def _lost_page(path: Path) -> None:
-    """The file's header says that a page is unused which there is not: no record is of that."""
+    """Make the file's header name an unused page that does not exist, which no record covers."""
     content = bytearray(path.read_bytes())
     content[36:40] = (1).to_bytes(4, "big")
     path.write_bytes(content)
@@ -247,7 +247,7 @@ EARLIER["lost page"] = (_lost_page, r"is damaged: [\s\S]*[Ff]reelist")
 def test_earlier_records_are_read_by_those_who_verify(
     closed: Path, tmp_path: Path, name: str
 ) -> None:
-    """Opening reads the last two records and the checkpoint: it gives the same totals."""
+    """Opening reads only the last two records and the checkpoint, and gives the same totals."""
     path = copy(closed, tmp_path / "ledger.db")
     change, words = EARLIER[name]
     change(path)
@@ -272,7 +272,7 @@ def test_a_head_that_is_one_behind_is_brought_forward(closed: Path, tmp_path: Pa
 def test_both_files_of_a_backup_cannot_be_told_from_the_ledger(
     closed: Path, tmp_path: Path
 ) -> None:
-    """What docs/ledger.md says is not covered; the noted count and digest tell."""
+    """docs/how-to/keep-a-ledger.md says so; a count and digest noted elsewhere tell."""
     path = copy(closed, tmp_path / "ledger.db")
     before = charge_more(path, 3)
     noted = read_ledger(path)

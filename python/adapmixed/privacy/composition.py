@@ -90,7 +90,8 @@ def composed_epsilon(
 ) -> float:
     """Return ε at `delta` of `queries` answers that `pair` dominates, the larger of both orders.
 
-    docs/theory/clipped-mixing.md has the theorem on composition and the grid.
+    docs/theory/clipped-mixing.md has the theorem on composition, and "How ε is computed" there
+    explains the grid.
 
     Args:
         pair: dominating pair of one answer, fixed in advance. Inputs may be adaptive.

@@ -98,10 +98,13 @@ def guarantee_of(
 def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None) -> Parts:
     """Return the parts of ε of all charges.
 
-    docs/theory/adapmixed.md proves it for realised losses at one order and at several,
-    docs/theory/pmixed.md for PMixED, docs/theory/clipped-mixing.md for ClippedMixing,
-    docs/theory/clipped-log-pool.md for ClippedLogPool, and docs/theory/per-shard-budgets.md for
-    budgets. Arguments and errors are those of :func:`guarantee_of`.
+    Arguments and errors are those of :func:`guarantee_of`. The theorems are in
+
+    - docs/theory/adapmixed.md for realised losses at one order or at several;
+    - docs/theory/pmixed.md for PMixED;
+    - docs/theory/clipped-mixing.md for ClippedMixing;
+    - docs/theory/clipped-log-pool.md for ClippedLogPool;
+    - docs/theory/per-shard-budgets.md for per-shard budgets.
     """
     if totals.kind in ("none", "public"):
         cost = math.inf if totals.kind == "none" else 0.0

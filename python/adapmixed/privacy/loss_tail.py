@@ -18,7 +18,7 @@ def short_interval(least: float) -> float:
     """Return the least float64 >= `least` that has 26 significant bits.
 
     Its multiples by integers below 2^27 are exact, so the losses on such a grid are exact; see
-    "Numbers" in docs/theory/clipped-mixing.md.
+    "How ε is computed" in docs/theory/clipped-mixing.md.
     """
     mantissa, exponent = math.frexp(least)
     return math.ldexp(math.ceil(math.ldexp(mantissa, _DIGITS)), exponent - _DIGITS)

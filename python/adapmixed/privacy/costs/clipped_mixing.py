@@ -190,8 +190,8 @@ def answer_error(lower: float, upper: float, num_models: int) -> float:
 
     η is 0 if the wider box covers the operators' rounding, which holds if N >= 2,
     upper/lower <= 2 500 and N² upper/lower <= 1.5e8. It is also 0 for a box that answers q itself.
-    Otherwise it is 1.6e-11 + N 2^-52. "What the kernels do" in docs/theory/clipped-mixing.md has
-    the proof; docs/theory/numerics.md has the effect on (ε, δ).
+    Otherwise it is 1.6e-11 + N 2^-52. "What the kernels do" and the section after it in
+    docs/theory/clipped-mixing.md have the proof; docs/theory/numerics.md has the effect on (ε, δ).
 
     Args:
         lower: c of the nominal box, in [0, 1].
@@ -212,7 +212,7 @@ def answer_error(lower: float, upper: float, num_models: int) -> float:
 def rounding_of_distributions(num_models: int) -> float:
     """Return η = 4 e₀ + N 2^-52; computed answers are within e^±η per token of the exact mean.
 
-    "What the kernels do" in docs/theory/clipped-mixing.md has the proof.
+    "Boxes that the widening does not hold" in docs/theory/clipped-mixing.md has the proof.
     """
     return 4 * ROW_SUMS + check_count("num_models", num_models) * 2.0**-52
 
