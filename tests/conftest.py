@@ -26,7 +26,7 @@ _FIRST = (
     "isa/test_emulated_avx512.py",
     "cuda_on_cpu/test_sizes.py",
     "training/test_train_kill.py",
-    "test_tutorial.py",
+    "docs/test_tutorial.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}
 _DEMO = "ADAPMIXED_TESTS_DEMO"  # read by `trained_demo`; child processes inherit it

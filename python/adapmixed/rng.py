@@ -7,7 +7,6 @@ evaluation and says so.
 
 import hashlib
 import os
-import secrets
 import threading
 import weakref
 from typing import TYPE_CHECKING, ClassVar
@@ -36,13 +35,6 @@ class _Counter:
         with self._lock:
             return self._take()
 
-    def bits(self, count: int) -> int:
-        """A number in [0, 2^count), from a counter of its own."""
-        key, counter = self.reserve()
-        seed = b"adapmixed bits\0" + bytes(key.tolist()) + counter.to_bytes(16, "little")
-        size = -(-count // 8)
-        return int.from_bytes(hashlib.shake_256(seed).digest(size), "little") >> (8 * size - count)
-
     def _take(self) -> "tuple[Tensor, int]":
         counter = self._next
         self._next += 1
@@ -68,10 +60,6 @@ class SecureRandom(_Counter):
     def child(self, label: str) -> "SecureRandom":
         """A source for one of several users: an independent one."""
         return SecureRandom()
-
-    def bits(self, count: int) -> int:
-        """A number in [0, 2^count), from the operating system."""
-        return secrets.randbits(count)
 
     def reserve(self) -> "tuple[Tensor, int]":
         """The key, (32,) uint8, and a counter that was never returned with it before."""

@@ -258,7 +258,7 @@ def test_evaluate_with_a_budget_of_every_shard(
         (["--epsilon", "2", "--mechanism", f"{POOL[1]} queries=9"], "queries must be None if ev"),
         (
             ["--epsilon", "0.1", "--mechanism", "clipped-mixing lower=0.5 upper=2"],
-            "what the conversion takes at order 8.0",
+            "the cost of the conversion at order 8.0",
         ),
         (["--adjacency=replace_one"], "--adjacency must be 'zero_out' for AdaPMixED"),
         (["--memory", "1K", *POOL], "--memory must be >= "),
@@ -310,7 +310,7 @@ def test_demo_for_other_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_demo_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["demo", "--out", str(tmp_path), "--queries", "12", "--diagnostics"]
     assert main(arguments) == 0
-    assert "the utility theorem (nats a token)" in capsys.readouterr().out
+    assert "the utility theorem (nats per token)" in capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     found = {one["name"]: one["diagnostics"]["utility"] for one in report["methods"]}
     for name in ("pmixed", "adapmixed"):

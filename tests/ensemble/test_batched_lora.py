@@ -1,4 +1,4 @@
-"""The stacked layer compared with peft's own loop, and its errors."""
+"""The stacked layer against peft's own loop, and what it refuses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_unequal_ranks_rslora_and_targets(
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
 def test_adapted_output_head(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    """peft stores a copy of the adapted head, which must equal the base's."""
+    """peft stores a copy of the adapted head: accepted if it is the base's, else refused."""
     folders = make_adapters(2, target_modules=["lm_head"], fan_in_fan_out=False)
     assert any("base_layer" in k for k in load_file(folders[0] / "adapter_model.safetensors"))
     private, _ = Ensemble.from_pretrained(base, folders).logits(ids)
@@ -144,7 +144,7 @@ def random_update(rank: int, seed: int, shape: tuple[int, int] = (128, 384)) -> 
 def test_rows_do_not_depend_on_the_ranks_of_other_members(
     threads: int, length: int, dtype: torch.dtype
 ) -> None:
-    """Groups of 1 to N members of a rank, at shapes where the matrix library's kernels differ."""
+    """Group sizes 1 to N of every rank, at shapes where the matrix library's kernels differ."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     count = 8
@@ -157,7 +157,7 @@ def test_rows_do_not_depend_on_the_ranks_of_other_members(
             public = layer(x)
         for kept in range(count):
             updates: list[Update | None] = [*own]
-            for i in range(count):  # `kept` others stay in the group of `rank`, the others leave it
+            for i in range(count):  # `kept` others stay in the group of `rank`, the rest leave it
                 if (i - 2) % count > kept:
                     other = (1, 3, 7, 64, None)[i % 5]
                     updates[i] = None if other is None else random_update(other, 100 + i)
@@ -195,7 +195,7 @@ def test_broken_member_of_another_rank_stays_in_its_rows() -> None:
 
 
 def test_rows_of_other_ranks_are_not_even_added_zero() -> None:
-    """0 * inf is NaN and -0.0 + 0.0 is 0.0, so adding zeros would be visible."""
+    """0 * inf is NaN and -0.0 + 0.0 is 0.0, so that a sum with zeros would show."""
     (group,) = BatchedLoRA(torch.nn.Linear(4, 6), [None, random_update(2, 0, (4, 6)), None]).groups
     y = torch.full((4, 5, 6), -0.0)
     group(y[1:], torch.full((3, 5, 4), float("inf")))
@@ -289,7 +289,7 @@ def test_refused_weights(base: Any, make_adapters: Make) -> None:
     cases = [
         (missing_layer, "must agree"),
         (missing_half, "got only lora_A"),
-        (foreign_module, "which the base does not have"),
+        (foreign_module, "adapts .*9.*, which the base does not have"),
         (not_finite, "must be finite"),
         (embedding, "lora_A and lora_B of linear layers"),
         (empty, "holds no weights"),

@@ -404,7 +404,7 @@ def test_a_state_of_other_settings_is_no_accountants(tmp_path: Path) -> None:
         found["settings"][setting] = value
         del changed["checksum"]
         path.write_bytes(_text(changed | {"checksum": _checksum(changed)}))
-        with pytest.raises(ValueError, match="must follow|as set up|takes at order"):
+        with pytest.raises(ValueError, match="must follow|as set up|conversion at order"):
             answer(path, resume=True)
 
 

@@ -97,8 +97,8 @@ def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) ->
         (dict(runs=2.0), r"runs must be an integer >= 1, got 2\.0"),
         (dict(runs=4), "runs must be at most 3"),
         (dict(runs=2, queries=0), "queries must be an integer >= 1, got 0"),
-        (dict(runs=4, queries=30), "runs must be at most 3 .* 30 queries"),
-        (dict(runs=3, queries=32), "runs must be at most 2 .* 32 queries"),
+        (dict(runs=4, queries=30), "runs must be at most 3, .* 30 queries"),
+        (dict(runs=3, queries=32), "runs must be at most 2, .* 32 queries"),
         (dict(runs=2, queries=94), "runs must be at most 1"),
     ],
 )

@@ -100,7 +100,7 @@ def test_an_emptied_member_costs_at_most_its_own_charge(
     for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
         true = both_ways(here, log_probs(mechanism, neighbour, public), order)
         assert bool((true <= charges[i] + 1e-13).all())
-    # Of an emptied shard: section 13 of docs/privacy.md, e₀ = 4e-12.
+    # Of an emptied shard: docs/theory/per-shard-budgets.md, e₀ = 4e-12.
     least = 1e-12 + (2 * order - 1) / (order - 1) * (4 * 4e-12 + len(private) * 2.0**-52)
     emptied = charges[:, (private == public).all(2).all(0)]
     assert bool(((emptied >= least) & (emptied <= least * (1 + 1e-12))).all())

@@ -1,4 +1,4 @@
-"""What tokens are drawn from, to the ends of doubles: docs/privacy.md, section 8."""
+"""What tokens are drawn from, to the ends of doubles: docs/theory/numerics.md."""
 
 from __future__ import annotations
 

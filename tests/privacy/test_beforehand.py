@@ -41,7 +41,7 @@ def test_adapmixed_beforehand_is_its_fixed_loss(adjacency, beta):
 
 
 def test_adapmixed_beforehand_as_the_documentation_says():
-    """docs/privacy.md, section 12, "Planning"."""
+    """docs/theory/clipped-log-pool.md, "Planning"."""
     found = adapmixed_beforehand(1.0, DELTA, 64, 508)
     assert format_epsilon(found.epsilon) == "1705"
     assert four_digits(found.largest_leakage, ROUND_FLOOR) == "0.002559"

@@ -212,7 +212,7 @@ def test_mechanisms_that_a_budget_cannot_carry_raise_before_a_charge():
     removed = Kind(no_replacement="a realised loss is about removal")
     with pytest.raises(ValueError, match="adjacency must be 'zero_out' for Kind"):
         Accountant(DELTA, adjacency="replace_one").bind(removed, 3)
-    with pytest.raises(ValueError, match="epsilon must be > .* what the conversion takes"):
+    with pytest.raises(ValueError, match="epsilon must be > .* the cost of the conversion"):
         Accountant(DELTA, epsilon=0.1).bind(BOXED, 3)
 
 

@@ -89,7 +89,7 @@ def test_answers_computed_with_an_error_stay_below_the_accounted_pair(adjacency)
 
 
 def test_where_the_widened_box_does_not_hold_the_rounding():
-    """Beyond the range of docs/privacy.md, section 11, the error is accounted by itself."""
+    """Beyond the range of docs/theory/clipped-mixing.md, the error is accounted by itself."""
     covered = [(0.1, 250.0, 100), (0.6, 90.0, 1000), (0.5, 2.0, 2), (0.9, 1.3, 10_000)]
     beyond = [(0.1, 250.1, 100), (0.5651, 96.27, 1000), (0.5, 2.0, 1), (0.0, 2.0, 50)]
     assert all(answer_error(*box) == 0.0 for box in [*covered, (1.0, 1e9, 1), (0.0, 1.0, 10**6)])

@@ -26,7 +26,7 @@ from adapmixed.privacy.costs.clipped_mixing import (
 
 DELTA = 1e-5
 QUERIES = (1024, 9728, 99_840)
-# N = 100, c = e^-r, C = e^r, δ = 1e-5: rounded up to three digits; docs/privacy.md, section 11.
+# N = 100, c = e^-r, C = e^r, δ = 1e-5: rounded up to three digits; docs/theory/clipped-mixing.md.
 TABLE = {
     (0.10, "zero_out"): (0.104, 0.355, 1.27),
     (0.25, "zero_out"): (0.308, 1.05, 3.86),
@@ -272,7 +272,7 @@ def test_every_pair_of_orders_is_the_larger_one():
 
 @pytest.mark.parametrize("error", [1e-3, 0.02])
 def test_an_error_of_the_laws_costs_epsilon_and_delta(error):
-    """ε + 2Tη at a δ of e^{-Tη} of the given one: docs/privacy.md, section 8."""
+    """ε + 2Tη at a δ of e^{-Tη} of the given one: docs/theory/numerics.md."""
     pair, queries, delta = clipped_mixing_pair(0.7, 1.6, 3, "zero_out"), 10, 1e-2
     within = {"points": 2**14}
     exact = composed_epsilon(pair, queries, delta * math.exp(-queries * error), **within)

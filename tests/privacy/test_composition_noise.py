@@ -45,7 +45,7 @@ def test_fft_noise_is_far_below_what_is_allowed_for_it(adjacency, delta):
     epsilon = composed_epsilon(pair, queries, delta, points=points)
     found = max(tilted_delta(one, queries, epsilon, points) for one in (pair, pair.exchanged()))
     assert found <= delta
-    # T 2^-50, as docs/privacy.md, section 11, says; at δ = 1e-9 that is 9 % of it.
+    # T 2^-50, as docs/theory/clipped-mixing.md, says; at δ = 1e-9 that is 9 % of it.
     assert found == pytest.approx(delta - queries * 2.0**-50, rel=1e-3)
 
 

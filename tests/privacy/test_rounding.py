@@ -34,7 +34,7 @@ def numbers(count):
 
 
 def exact_pair(lower, upper, num_models, adjacency):
-    """The atoms (P, Q) of docs/privacy.md, section 11, in rationals."""
+    """The atoms (P, Q) of docs/theory/clipped-mixing.md, in rationals."""
     low, high, models = Fraction(lower), Fraction(upper), Fraction(num_models)
     raised, lowered = (1 - low) / (high - low), (high - 1) / (high - low)
     less, corner = min(raised, lowered), low if high + low >= 2 else high
@@ -124,7 +124,7 @@ def test_every_part_of_a_total_is_rounded_up():
 
 @pytest.mark.parametrize("adjacency", QUESTIONS)
 def test_masses_are_within_what_is_allowed_for_them(adjacency):
-    """2^-49 of every mass, as docs/privacy.md, section 11, "Numbers", says; narrow boxes, too."""
+    """2^-49 of every mass, as docs/theory/clipped-mixing.md, "Numbers", says; narrow boxes, too."""
     generator = np.random.default_rng(6)
     for step in range(600):
         size, models = 10.0 ** generator.uniform(-9, 0), int(generator.integers(2, 1000))

@@ -14,7 +14,7 @@ PROMISES: dict[str, str] = {
     "exact sampling": "A token is drawn from the distribution that was charged, exactly.",
     "unpredictable randomness": "No counter or key of a source is ever used twice.",
     "rounding toward privacy": "Every cost is rounded up, every admissible setting down.",
-    "costs are the theorems'": "What is charged is what the proofs in docs/privacy.md bound.",
+    "costs are the theorems'": "What is charged is what the proofs in docs/theory bound.",
     "feasible weights": "The mixing weight is never above the exact optimum.",
     "losses in full": "A privacy loss or charge is never under-reported beyond its stated error.",
     "charge before draw": "A charge is complete, and durable with a ledger, before the draw.",

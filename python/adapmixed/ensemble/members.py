@@ -1,4 +1,7 @@
-"""Read the public model and the members from disk, and check that they belong together."""
+"""Read all members and the public model from disk, and check that they belong together.
+
+One member's peft folder is read by `adapters.read_adapter`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from adapmixed.ensemble.adapted_layers import checked_layers, ensemble_layers
 from adapmixed.ensemble.adapters import MISSING, Adapter, read_adapter
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.manifest import Manifest, read_manifest
-from adapmixed.ensemble.provenance import check_files, check_names, check_one_base, source_of
+from adapmixed.ensemble.provenance import (
+    check_files,
+    check_names,
+    check_one_base,
+    is_hub_name,
+    source_of,
+)
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.ensemble.vocabulary import check_tokenizers
 from adapmixed.ranks import Ranks
@@ -82,8 +91,12 @@ def read_members(
     if same_base:
         check_one_base(names)
     else:
-        # A full hub name identifies the tokenizer together with the weights.
-        same_base = same_tokenizer = check_names(source, names)
+        check_names(source, names)
+        # A full hub name identifies the tokenizer together with the weights. The members' own names
+        # verify nothing, so that the guarantee does not depend on who is missing.
+        same_base = same_tokenizer = (
+            manifest is not None and is_hub_name(source) and manifest.base_model == source
+        )
     if not ranks.alone:
         facts = {
             "the ensemble": manifest or [path and path.name for path in paths],

@@ -155,11 +155,16 @@ def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest, *, whole: 
     return found.keys() == manifest.tokenizer_files.keys()
 
 
-def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
-    """Return whether the base is the hub model that every adapter names.
+def is_hub_name(source: str | None) -> bool:
+    """Return whether a source names a model of the hub, not a local path."""
+    return source is not None and not os.path.isabs(source) and not Path(source).exists()
+
+
+def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
+    """Raise if an adapter names another base.
 
     Names agree if their last parts do, for instance "openai-community/gpt2" and "/models/gpt2".
-    A folder's name does not identify its weights, so the result is False for folders.
+    Names that agree show nothing of the weights.
 
     Args:
         source: the result of :func:`source_of`.
@@ -176,8 +181,6 @@ def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
                 f"{name!r}, got {source!r} (if only the names differ, record base_sha256 in "
                 "ensemble.json)"
             )
-    hub = source is not None and not os.path.isabs(source) and not Path(source).exists()
-    return hub and all(name == source for name in names.values())
 
 
 def check_one_base(names: Mapping[str, str | None]) -> None:

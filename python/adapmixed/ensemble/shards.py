@@ -21,7 +21,8 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
     """Return whether the records prove that the shards are disjoint.
 
     Args:
-        members: N folder names, None for missing members, whose records are not read.
+        members: N folder names, None for missing members. Their records count like any other, so
+            that the result does not depend on who is missing.
         shards: N records or none. A record is {"documents": count, "sha256": digest of the content,
             "identifiers": [keyed hash, ...], "identifier_key": digest of the key}; every entry is
             optional.
@@ -42,9 +43,8 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
     owner: dict[str, str] = {}
     first_key: tuple[Any, str] | None = None
     known = bool(shards)
-    for member, shard in zip(members, shards, strict=False):
-        if member is None:
-            continue
+    for index, shard in enumerate(shards):
+        member = members[index] or f"missing member {index}"
         _check_record(member, shard)
         digest, key = shard.get("sha256"), shard.get("identifier_key")
         if digest not in (None, _EMPTY) and shard.get("documents") != 0:

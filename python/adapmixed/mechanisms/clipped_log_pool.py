@@ -24,7 +24,7 @@ class ClippedLogPool(Mechanism):
     """p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)): a fixed, publishable (ε, δ).
 
     Emptying one shard, or removing its member, changes log p within a range of κ(b−a)/N, which
-    bounds every Rényi divergence (zCDP; docs/privacy.md, section 12). N is a public constant.
+    bounds every Rényi divergence (zCDP; docs/theory/clipped-log-pool.md). N is a public constant.
 
     Attributes:
         lower: a ≤ 0, in log units.

@@ -24,8 +24,8 @@ class ClippedMixing(Mechanism):
     """p = (1/N) Σ_i p̄_i, p̄_i = clip(s_i p_i, c q, C q) summing to 1: a fixed, publishable (ε, δ).
 
     The guarantee is that of a dominating pair, composed for a number of queries that is fixed
-    beforehand (`queries`), or that of a budget of every shard (`order`). Proofs: docs/privacy.md,
-    sections 11 and 13.
+    beforehand (`queries`), or that of a budget of every shard (`order`). Proofs:
+    docs/theory/clipped-mixing.md and docs/theory/per-shard-budgets.md.
 
     Attributes:
         lower: c in [0, 1], the least ratio p̄_i/q; with an order at least 1e-30.

@@ -20,7 +20,7 @@ def public_below(least_log_ratio: float) -> float:
     """Return log q below which a distribution with p/q >= e^least_log_ratio answers q: public.
 
     Elsewhere p >= e^-700, so that what is drawn is p but for a few units in the last place
-    (docs/privacy.md, section 8).
+    (docs/theory/numerics.md).
     """
     return _LEAST_LOG_PROBABILITY - least_log_ratio
 

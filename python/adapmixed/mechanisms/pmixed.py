@@ -25,7 +25,8 @@ class PMixED(Mechanism):
     Zero-out; per query D↔_α ≤ log(1 + (s/N)(e^{(α−1)R} − 1)) / (α−1), and R is the largest radius
     that spends epsilon over all queries. Subsampling at rate s leaves the other members at q, so a
     token's distribution is the full mixture with weights s λ_i. That mixture is used itself, and no
-    subset is ever drawn. docs/privacy.md has the proof, and why the published rule is not valid.
+    subset is ever drawn. docs/theory/pmixed.md has the
+    proof, docs/theory/errata.md why the published rule is not valid.
 
     Attributes:
         epsilon: ε > c_α(δ) of the final (ε, δ) guarantee.

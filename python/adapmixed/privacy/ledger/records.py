@@ -1,7 +1,8 @@
 """What a ledger holds: settings, records, the chain of hashes through them, and a checkpoint.
 
-`database` has the SQLite tables, `head` the second file, `events_json` the events and totals,
-`encoding` the numbers. docs/ledger.md shows the whole format.
+`writer` says in which order they are written, `database` has the SQLite tables, `head` the second
+file. A charge is written as `events_json` has it: the fields of its `events`. `encoding` has the
+numbers, `account` the checkpoint.
 """
 
 from __future__ import annotations
