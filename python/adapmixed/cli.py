@@ -51,14 +51,14 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
     for module in modules:
         module.add_parser(commands)
     for name, command in commands.choices.items():
-        private = "without anything that depends on private text"
+        private = "without values that depend on private text"
         if name == "train":
-            private = "including validation losses, which are private"
+            private = "with validation losses, which are for the operator only"
         command.add_argument(
             "-v",
             "--verbose",
             action="store_true",
-            help=f"log the steps on standard error, {private}",
+            help=f"log the steps to standard error, {private}",
         )
     return parser
 

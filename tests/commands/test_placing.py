@@ -1,4 +1,4 @@
-"""--device and --dtype of the commands, as far as they go without a GPU."""
+"""The options --device and --dtype, as far as they can be tested without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ensemble's folder and its manifest: what is read back, what is refused."""
+"""An ensemble's folder and its manifest: reading, writing and errors."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
 def test_a_fingerprint_is_of_the_members_in_their_order(
     make_adapters: Make,
 ) -> None:
-    """Charges are those of members: in another order one shard would pay for another."""
+    """Charges belong to members, so in another order one shard would pay for another."""
     one, two = make_adapters(2)
     found = {
         fingerprint("base", members, None)

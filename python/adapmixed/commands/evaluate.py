@@ -31,8 +31,7 @@ def add_parser(commands: Any) -> None:
         "evaluate",
         help="measure perplexity and privacy on a text",
         description="Score every token of a text with the public model and with one or several "
-        "mechanisms (docs/how-to/evaluate.md). An evaluation reveals probabilities, so its output "
-        "is for the operator only.",
+        "mechanisms. An evaluation reveals probabilities, so its output is for the operator only.",
     )
     parser.add_argument("--base", required=True, help="public model: folder or hub name")
     parser.add_argument("--ensemble", required=True, help="ensemble folder (ensemble.json)")

@@ -24,14 +24,14 @@ def add_parser(commands: Any) -> None:
         "ledger",
         help="show, verify or export a ledger",
         description="Read and check a ledger without writing to it. Charges and totals depend on "
-        "the private data, so the output is for the operator only (docs/how-to/keep-a-ledger.md).",
+        "the private data, so the output is for the operator only.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         action = actions.add_parser(
             name,
             help=text,
-            description=f"{text[0].upper()}{text[1:]} (docs/how-to/keep-a-ledger.md).",
+            description=f"{text[0].upper()}{text[1:]}.",
         )
         action.add_argument("path", type=Path, help="the ledger's database file")
         if name != "export":

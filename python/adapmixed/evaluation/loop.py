@@ -51,7 +51,8 @@ def evaluate(
     By default the stream is cut into blocks that do not overlap, and the first token of a block is
     not scored, as in the authors' program. With a stride it is cut into overlapping windows, so
     that every token but the first one is scored once. Every scored token is one query. The models
-    run once, chunk by chunk within the memory limit, and all mechanisms answer the same logits.
+    run once, chunk by chunk within the memory limit, and all mechanisms answer the same logits. If
+    an argument raises, nothing was answered.
 
     Args:
         ensemble: the models.
@@ -94,8 +95,6 @@ def evaluate(
         ValueError: if an accountant with these settings does not take a mechanism.
         ValueError: if the result file exists without `resume`, belongs to another evaluation, is
             being written by another process or is corrupted.
-
-        In all these cases nothing was answered.
     """
     runs = _evaluate(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,

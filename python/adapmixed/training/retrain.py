@@ -1,10 +1,9 @@
 """Train one shard again, for instance after a user withdrew a document.
 
 The old ensemble stays intact while the new member is trained. The exchange takes a few file
-operations: `ensemble.json` is removed first and written last, and `run.json` changes to the new
-corpus while neither the old nor the new member is in place. So if the process ends at any moment,
-every member in place belongs to the corpus in `run.json`, and an ensemble that can be loaded is
-complete.
+operations. `ensemble.json` is removed first and written last. `run.json` changes to the new corpus
+while neither the old nor the new member is in place. So if the process ends at any moment, every
+member in place belongs to the corpus in `run.json`, and an ensemble that can be loaded is complete.
 """
 
 from __future__ import annotations
