@@ -1,1 +1,1 @@
-"""Benchmarks, each a program: ``python -m benchmarks.operators``."""
+"""What is how fast, run as ``python -m benchmarks.operators``."""

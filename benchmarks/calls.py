@@ -25,37 +25,37 @@ Orders = float | Sequence[float]
 def two_calls(
     query: Query, order: float, radius: float, orders: Orders
 ) -> tuple[Projection, Tensor]:
-    """Call `project`, then `leave_one_out`."""
+    """`project`, then `leave_one_out`."""
     projection = adapmixed_ext.project(*query, order=order, radius=radius)
     return projection, adapmixed_ext.leave_one_out(*query, projection, orders=orders)
 
 
 def fused(query: Query, order: float, radius: float, orders: Orders) -> tuple[Projection, Tensor]:
-    """Do the same in one call."""
+    """The same in one call."""
     result: tuple[Projection, Tensor] = step(*query, order=order, radius=radius, orders=orders)
     return result
 
 
 def evaluate(query: Query, order: float, radius: float, targets: Tensor) -> Tensor:
-    """Compute the log-probability of one query's target, as a perplexity does."""
+    """What a perplexity needs of one query."""
     projection = adapmixed_ext.project(*query, order=order, radius=radius)
     return adapmixed_ext.log_prob(*query, projection, targets)
 
 
 def draw(query: Query, order: float, radius: float, rng: SeededRandom) -> Tensor:
-    """Compute the mixture of one query and draw a token."""
+    """What a token needs of one query."""
     projection = adapmixed_ext.project(*query, order=order, radius=radius)
     p = adapmixed_ext.mixture(*query, projection)
     return adapmixed_ext.sample(p, query[1], rng=rng)
 
 
 def rotate(queries: Sequence[Query], call: Callable[..., object], *arguments: object) -> Call:
-    """Return ``call`` on the query of the turn."""
+    """``call`` on the query of the turn."""
     return lambda turn: call(queries[turn % len(queries)], *arguments)
 
 
 def our_calls(queries: Sequence[Query], order: float, radius: float) -> dict[str, Call]:
-    """Return the two calls and the fused step, for one order and for eight."""
+    """The two calls and the fused step, for one order and for eight."""
     return {
         OURS: rotate(queries, two_calls, order, radius, order),
         OURS_8: rotate(queries, two_calls, order, radius, EIGHT_ORDERS),
@@ -66,7 +66,7 @@ def our_calls(queries: Sequence[Query], order: float, radius: float) -> dict[str
 
 
 def keep_torch_busy() -> None:
-    """Run an operation that wakes torch's threads."""
+    """An operation that wakes torch's threads."""
     _ONES.sum()
 
 

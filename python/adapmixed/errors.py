@@ -1,26 +1,26 @@
-"""The package's own errors. Bad arguments raise ValueError."""
+"""Errors of the package. Bad arguments raise plain ValueErrors."""
 
 from __future__ import annotations
 
 
 class BudgetSpentError(ValueError):
-    """A plan has fewer queries left than were asked for. Nothing was charged."""
+    """Fewer queries are left of a plan than were asked for; nothing was charged."""
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used, so nothing may be released."""
+    """The ledger cannot be used; nothing may be released on it."""
 
 
 class LedgerCorruptError(LedgerError, ValueError):
-    """The files are not an intact ledger: altered, truncated, rolled back or of another format."""
+    """The files are not an intact ledger: altered, truncated, rolled back or unknown."""
 
 
 class LedgerMismatchError(LedgerError, ValueError):
-    """The ledger was created with other settings."""
+    """The ledger was created for something else."""
 
 
 class LedgerClosedError(LedgerError, ValueError):
-    """The ledger was closed, a charge failed before, or another process opened it."""
+    """The ledger was closed, failed before, or belongs to another process."""
 
 
 class LedgerBusyError(LedgerError, OSError):
@@ -28,8 +28,8 @@ class LedgerBusyError(LedgerError, OSError):
 
 
 class LedgerWriteError(LedgerError, OSError):
-    """A file of the ledger cannot be read or written, for example because the disk is full."""
+    """A file could not be read or written: full disk, missing permission, failed device."""
 
 
 class ProcessError(RuntimeError):
-    """Another process of the run has ended or does not answer, so the run is over."""
+    """Another process of the run has ended or does not answer: the run is over."""

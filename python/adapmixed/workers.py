@@ -8,10 +8,10 @@ from multiprocessing.context import ForkServerContext
 
 
 def start_server() -> ForkServerContext:
-    """Start the server, or return the context of the running one.
+    """Start the server, which imports what training needs meanwhile; a second call finds it.
 
     Forks of this process could hang in its thread pools, and fresh interpreters import for seconds.
-    The server only imports what training needs.
+    The server has imported and done nothing else.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["adapmixed.training.member", "peft"])

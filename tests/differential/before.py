@@ -1,4 +1,4 @@
-"""Write the answers of the earlier version, from its own checkout: `python before.py OUT`."""
+"""Answers of the earlier version, run from its own checkout: `python before.py OUT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions for both versions: events to compose and logits to answer, as plain values."""
+"""What both versions are asked: events to compose, and logits to answer, as plain values."""
 
 from __future__ import annotations
 
@@ -63,10 +63,8 @@ SHAPES = ((1, 1, 17), (5, 3, 64), (12, 2, 1000), (100, 1, 4099))
 
 
 def logits(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (N, B, V) and (B, V) logits of members near the public model.
-
-    The second member is the public model, and one token is masked everywhere.
-    """
+    """(N, B, V) and (B, V) of members near the public model; the second member is the public one,
+    and a token is masked everywhere."""
     models, positions, vocabulary = shape
     generator = torch.Generator().manual_seed(models * 1000 + vocabulary)
     public = 3 * torch.randn(positions, vocabulary, generator=generator)
@@ -121,8 +119,8 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
 """(class, settings) under the new names."""
 
 BUDGETS = {"mixing charged": 1.25, "pool charged": 1.25}
-"""ε of per-shard budgets. With 5 or 12 members they end within `ANSWERS` answers, with 100 they do
-not. A single member never contributes."""
+"""ε of a per-shard budget. Of 5 and 12 members it ends within `ANSWERS` answers, of 100 it does
+not. One member alone never contributes."""
 
 ANSWERS = 12
 
@@ -136,7 +134,7 @@ def answer_cases() -> Iterator[tuple[str, str, tuple[int, int, int], torch.dtype
 
 
 def written(value: Any) -> Any:
-    """Return the floats of a nested list as hexadecimal text, which keeps every bit."""
+    """Floats of a nested list as hexadecimal text, which keeps every bit."""
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Forward passes of an ensemble: shapes, chunks, decoding, padding, limits."""
+"""Passes over an ensemble: shapes, chunks, decoding, padding, limits."""
 
 from __future__ import annotations
 

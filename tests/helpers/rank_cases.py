@@ -1,4 +1,4 @@
-"""Run ranks as forked processes and collect their results."""
+"""Ranks as forked processes, and what they found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT = 20.0
 
 
 def write_models(folder: Path, *, members: int, zero: int | None = None) -> None:
-    """Write a base and an ensemble of `members`, one with an empty shard, to files."""
+    """A base and an ensemble of `members`, one of them an emptied shard, as files."""
     from transformers import GPT2LMHeadModel
 
     base = GPT2LMHeadModel.from_pretrained(write_base(folder / "base"))
@@ -53,15 +53,13 @@ def started(
     timeout: float = TIMEOUT,
     missing: int = 0,
 ) -> list[int]:
-    """Start the processes of `world` ranks, without the last `missing` ones.
-
-    Each stores the result of the work, or its ValueError or RuntimeError.
-    """
+    """The processes of so many ranks less the last ones; each leaves what the work gives, or its
+    ValueError or RuntimeError."""
     port = free_port()
 
     def one(rank: int) -> None:
         os.environ |= environment(rank, world, port)
-        signal.alarm(50)  # no process may outlive the test
+        signal.alarm(50)  # whatever happens, no process outlives the test
         found: object
         try:
             with joined(timeout_seconds=timeout) as ranks:
@@ -75,7 +73,7 @@ def started(
 
 
 def commands(world: int, arguments: list[str], folder: Path) -> list[int]:
-    """Start `adapmixed` in `world` ranks, whose output goes to `folder`; see `said`."""
+    """The processes of `adapmixed` in so many ranks, which write to `folder`; see `said`."""
     port = free_port()
 
     def one(rank: int) -> None:
@@ -92,12 +90,12 @@ def commands(world: int, arguments: list[str], folder: Path) -> list[int]:
 
 
 def said(folder: Path, rank: int) -> tuple[str, str]:
-    """Return standard output and error of a rank of `commands`."""
+    """Standard output and error of a rank of `commands`."""
     return (folder / f"out-{rank}").read_text(), (folder / f"err-{rank}").read_text()
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """Return the environment variables that torchrun sets."""
+    """What torchrun sets."""
     return {
         "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -109,7 +107,7 @@ def result(folder: Path, rank: int) -> Any:
 
 
 def in_ranks(world: int, work: Callable[[Group], object], folder: Path) -> list[Any]:
-    """Return the result of the work on each rank, or its ValueError or RuntimeError."""
+    """What the work gives on each rank, or its ValueError or RuntimeError."""
     children = started(world, work, folder)
     assert [status_of(child) for child in children] == [0] * world
     return [result(folder, rank) for rank in range(world)]

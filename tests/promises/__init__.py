@@ -1,1 +1,1 @@
-"""The promises of the library, and planted faults that show that the tests hold them."""
+"""What is promised, and planted faults that show that the tests hold it."""

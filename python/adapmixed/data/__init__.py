@@ -1,4 +1,4 @@
-"""Read corpora: text that every Python installation contains, local files and hub data sets."""
+"""Corpora: text that every Python installation carries, and local files."""
 
 from adapmixed.data.builtin import (
     Document,

@@ -1,4 +1,4 @@
-"""The demonstration's public model, which comes with the package, and its held-out text."""
+"""The demonstration that travels with the package: a public model and held-out text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adapmixed.data.builtin import held_out_documents
 
 
 def demo_base() -> Path:
-    """Return the folder of the demonstration's public model and tokenizer.
+    """Folder of the demonstration's public model and tokenizer.
 
     Raises:
         FileNotFoundError: if the package was installed without its assets.
@@ -18,21 +18,19 @@ def demo_base() -> Path:
     folder = Path(str(files("adapmixed").joinpath("assets", "demo", "base")))
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
-            f"the demonstration's base must be installed, but {folder} has no config.json "
-            "(scripts/build_demo_base.py writes it)"
+            f"the demonstration's base is not installed ({folder} has no config.json); "
+            "scripts/build_demo_base.py writes it"
         )
     return folder
 
 
 def held_out_text() -> list[str]:
-    """Return the held-out text for evaluation, one string per paragraph."""
+    """Evaluation text that no shard holds: one string per held-out paragraph."""
     return [document.text for document in held_out_documents()]
 
 
 def held_out_tokens(tokenizer: Any) -> list[int]:
-    """Return the held-out text as one token stream.
-
-    Each paragraph is followed by the end-of-text token.
+    """The held-out text as one token stream, each paragraph followed by the end-of-text token.
 
     Args:
         tokenizer: the base's tokenizer, as transformers loads it.

@@ -1,4 +1,4 @@
-"""Run N adapters and their public model together: token ids in, logits out."""
+"""N adapters and a public model: from token ids to logits."""
 
 from adapmixed.ensemble.adapters import Adapter, read_adapter
 from adapmixed.ensemble.batched_lora import BatchedLoRA, stack_adapters

@@ -1,4 +1,4 @@
-"""An evaluation in progress: the next window, and every mechanism's totals so far."""
+"""An evaluation under way: which window comes next, and what every mechanism has so far."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from adapmixed.evaluation.windows import Window
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
-# Positions per call of a mechanism: enough to share its overhead, few enough to bound its memory.
+# Positions of one mechanism call: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
 
 
@@ -22,12 +22,9 @@ class Session:
     """The runs of an evaluation, one after the other.
 
     Args:
-        ensemble: the models.
-        tokens: the token stream.
-        windows: the windows of every run.
-        methods: makes the methods of a run, before its first answer.
-        memory_bytes: limit in bytes for one chunk's logits and activations.
-        progress: called with (queries done, queries in all), counted over all runs; or None.
+        windows: of every run.
+        methods: makes those of a run, before its first answer.
+        progress: called with (queries done, queries in all), runs together.
     """
 
     def __init__(
@@ -43,7 +40,7 @@ class Session:
         self._methods, self._memory_bytes, self._progress = methods, memory_bytes, progress
         self._total = sum(one.queries for run in windows for one in run)
         self._done = 0
-        self._run = self._window = 0  # the next ones
+        self._run = self._window = 0  # what comes next
         self._begun: list[list[Method]] = []
         self._forward_seconds: list[float] = []
         self._room = LogitsRoom()
@@ -55,7 +52,7 @@ class Session:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The next run and window, counted from 0."""
+        """The run and the window that come next."""
         return self._run, self._window
 
     def step(self) -> None:
@@ -68,7 +65,7 @@ class Session:
             self._run, self._window = self._run + 1, 0
 
     def results(self) -> list[Runs]:
-        """Return the results of all methods in their order; an empty list off the main process."""
+        """Return those of all methods, in their order, at the end; none but on the main process."""
         if not self._ensemble.ranks.is_main:
             return []
         found = [
@@ -78,7 +75,7 @@ class Session:
         return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """Return the private state to continue from, as strict JSON values."""
+        """Return everything that is needed to go on, as strict JSON values; private."""
         return {
             "run": self._run,
             "window": self._window,
@@ -87,10 +84,10 @@ class Session:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from the `state()` of a session with the same arguments.
+        """Go on from `state()` of a session with the same arguments.
 
         Raises:
-            ValueError: if it is no such state.
+            ValueError: it is no such state.
         """
         try:
             self._run, self._window = state["run"], state["window"]
@@ -115,8 +112,8 @@ class Session:
         self._done = sum(queries)
 
     def follow(self, run: int, window: int) -> None:
-        """Continue at the `place` of the main process, which keeps all accounts."""
-        for _ in range(run):  # the current run begins with its next step
+        """Go on at the `place` of the main process, which keeps all accounts."""
+        for _ in range(run):  # the run under way begins with its next step
             self._begin()
         self._run, self._window = run, window
 
@@ -128,7 +125,7 @@ class Session:
         read = list(self._tokens[window.start : window.stop])
         inputs = torch.tensor([read[:-1]], device=self._ensemble.device)
         labels = torch.tensor(read[1:], device=self._ensemble.device)
-        context = window.first - window.start - 1  # positions that another window scores
+        context = window.first - window.start - 1  # positions whose answer another window scores
         start = time.perf_counter()
         chunks = self._ensemble.iter_logits(
             inputs, memory_bytes=self._memory_bytes, room=self._room

@@ -1,7 +1,6 @@
-"""Privacy accounting: from events to (ε, δ) guarantees.
+"""Privacy accounting: events in, (ε, δ) guarantees out. Never imports torch.
 
-The package never imports torch. It imports numpy at once, and dp-accounting with the first
-guarantee that needs it.
+numpy is imported at once, dp-accounting with the first guarantee that needs it.
 """
 
 from adapmixed.errors import BudgetSpentError, LedgerError

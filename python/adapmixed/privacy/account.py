@@ -1,4 +1,4 @@
-"""The immutable content of an accountant: settings, binding and totals."""
+"""What an accountant holds: settings, what it is bound to, and the totals. Immutable."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from adapmixed.privacy.totals import Totals
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an accountant.
+    """What an accountant was made for.
 
     Attributes:
         delta: δ in (0, 1).
-        epsilon: ε of every shard's own budget; None without budgets.
-        adjacency: neighbours of the statement, "zero_out" or "replace_one".
+        epsilon: of every shard's own budget; None counts only.
+        adjacency: which neighbours are asked about, "zero_out" or "replace_one".
     """
 
     delta: float
@@ -42,13 +42,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Binding:
-    """The mechanism and ensemble whose charges add up to one total.
+    """What an accountant's charges are of. Charges of anything else have no common total.
 
     Attributes:
         mechanism: the mechanism's `repr`.
         num_models: N.
-        measure: unit of the individual charges, "renyi" or "zcdp"; None without such charges.
-        order: Rényi order of the individual charges; None without one.
+        measure, order: of its individual charges; None if it has none.
         ensemble: the ensemble's fingerprint; None for proposals made by hand.
     """
 
@@ -61,13 +60,13 @@ class Binding:
 
 @dataclass(frozen=True)
 class Account:
-    """The charges so far, and the settings and binding that they fall under.
+    """All that follows from the charges so far.
 
     Attributes:
-        settings: settings of the accountant.
-        binding: None before the first proposal is charged, and if only events were added.
-        budget: budget of every shard; None until the binding or an individual charge fixes it.
-        totals: sum of all charges.
+        settings: of the accountant.
+        binding: None before the first charge of a proposal, and if events were added alone.
+        budget: of every shard, known with the first individual charge or the binding.
+        totals: of all charges.
     """
 
     settings: Settings
@@ -76,10 +75,10 @@ class Account:
     totals: Totals = field(default_factory=Totals)
 
     def bound(self, binding: Binding) -> Account:
-        """Return the account with this binding, or this account if it has it already.
+        """Return the account bound to this, or itself if it is.
 
         Raises:
-            ValueError: the account has another binding, or events were added to it.
+            ValueError: it is bound to something else, or events were added to it alone.
         """
         if self.binding == binding:
             return self
@@ -94,7 +93,7 @@ class Account:
                 for name in vars(binding)
                 if getattr(binding, name) != getattr(self.binding, name)
             ]
-            # A fingerprint is a digest of the private members, so no message shows it.
+            # A fingerprint is a digest of the private members: it stays out of messages.
             told = [name for name in names if name != "ensemble"]
             was, now = ({n: getattr(one, n) for n in told} for one in (self.binding, binding))
             differ = f"{was!r}, got {now!r}" if told else "got another ensemble"
@@ -106,16 +105,12 @@ class Account:
         return replace(self, binding=binding, budget=self._budget(binding.measure, binding.order))
 
     def added(self, events: Iterable[Event]) -> Account:
-        """Return the account with all of these events.
-
-        Raises:
-            ValueError: one of the events cannot be added.
-        """
+        """Return the account with these events, all of them or, on ValueError, none."""
         listed, budget = list(events), self.budget
         for event in listed:
             if budget is None and isinstance(event, IndividualCharge):
                 budget = self._budget(event.measure, event.order)
-        # Without a binding, the unit of a budget is not known before the first charge.
+        # Without a binding the measure of a budget is not known before the first charge.
         limit = budget
         if limit is None and self.settings.epsilon is not None:
             limit = ShardBudget("zcdp", 0.0)
@@ -138,11 +133,7 @@ class Account:
         return parts_of(self.totals, settings.delta, settings.adjacency, self.budget)
 
     def fixed_epsilon(self, delta: float) -> float:
-        """Return ε at this δ.
-
-        Raises:
-            ValueError: the total is not fixed.
-        """
+        """Return ε at this δ; raise ValueError if the total is not fixed."""
         found = self.guarantee(delta, self.settings.adjacency)
         if found.kind not in ("fixed", "public") or found.epsilon is None:
             raise ValueError(
@@ -152,11 +143,7 @@ class Account:
         return found.epsilon
 
     def spent(self) -> NDArray[np.float64]:
-        """Return (N,) float64, what each shard has spent. Private.
-
-        Raises:
-            ValueError: the shards have no budget, or N is not known.
-        """
+        """Return (N,) what each shard has spent: private. Raise ValueError if none has a budget."""
         models = self.totals.num_models
         if models is None and self.binding is not None:
             models = self.binding.num_models
@@ -165,17 +152,13 @@ class Account:
         return np.zeros(models) if self.totals.spent is None else self.totals.spent.copy()
 
     def limit(self) -> float:
-        """Return the budget of every shard.
-
-        Raises:
-            ValueError: the shards have no budget, or its unit is not known.
-        """
+        """Return what each shard may spend. Raise ValueError if none has a budget."""
         if self.budget is None:
             raise ValueError("limit needs epsilon and a first charge: no shard has a budget")
         return self.budget.amount
 
     def written(self) -> dict[str, Any]:
-        """Return everything but the settings as JSON values. Private."""
+        """Write everything but the settings as JSON values: private."""
         binding, budget = self.binding, self.budget
         return {
             "binding": None if binding is None else write_fields(binding),
@@ -184,25 +167,25 @@ class Account:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return everything as JSON values. Private."""
+        """Write everything as JSON values: private."""
         return {"settings": write_fields(self.settings), "account": self.written()}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Account:
-        """Return the account that `state` has written.
+        """Read what `state` gave.
 
         Raises:
-            ValueError: the state is not valid.
+            ValueError: it is no such state.
         """
         values = check_keys("state", dict(state), {"settings", "account"})
         return Account.read(read_fields(Settings, values["settings"]), values["account"])
 
     @staticmethod
     def read(settings: Settings, written: Any) -> Account:
-        """Return the account with these settings that the method `written` has written.
+        """Read what `written` gave.
 
         Raises:
-            ValueError: no account with these settings writes these values.
+            ValueError: it is of no account with these settings.
         """
         values = check_keys("account", written, {"binding", "budget", "totals"})
         account = Account(settings)

@@ -1,4 +1,4 @@
-"""The accountant, which turns all charges of an ensemble into one guarantee."""
+"""The accountant: every charge of an ensemble in, a guarantee out."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from adapmixed.privacy.protocols import Charged, Proposed, bound_to, check_left
 
 
 class Accountant:
-    """The charges of one mechanism on one ensemble, composed into a `Guarantee`.
+    """Composes the charges of one mechanism on one ensemble into a `Guarantee`.
 
-    The first charge binds the accountant to its mechanism, ensemble and N. A charge of any other
-    raises ValueError. Threads and generators may share an accountant. It cannot be copied or
-    pickled, and a forked child cannot use it: two holders would each spend the same budget.
+    An accountant is bound to the first mechanism, ensemble and N that it is charged for; another
+    one raises. Threads and generators may share it. It cannot be copied or pickled, and a forked
+    child cannot use it: two holders would each spend the same budget.
 
     Args:
-        delta: δ of the statement, in (0, 1).
-        epsilon: ε > 0 of a budget for every shard, or None for no budgets. Once a shard has spent
-            its budget, its member answers the public distribution without any notice. Any number
-            of queries then keeps (epsilon, delta). Needs a mechanism with individual charges:
-            ClippedLogPool, or ClippedMixing with an order.
-        path: ledger file on a local file system, or None to keep everything in memory. Every
-            charge is durable before its answer is drawn. An existing ledger is continued.
-        adjacency: neighbours of the statement, "zero_out" or "replace_one".
-        create: if False, raise LedgerWriteError if there is no ledger at `path`.
+        delta: δ in (0, 1) of the statement.
+        epsilon: if given, stops every shard at its own budget: a member whose shard has spent it
+            answers the public distribution from then on, silently, and any number of queries keeps
+            (epsilon, delta). Needs a mechanism with individual charges: ClippedLogPool, or
+            ClippedMixing with an order.
+        path: of a ledger file on a local file system. Every charge is durable before its answer is
+            drawn, and an existing file goes on. None keeps everything in memory.
+        adjacency: which neighbours are asked about: "zero_out" or "replace_one".
+        create: False raises if there is no ledger at `path`.
 
     Raises:
-        ValueError: an argument is not valid.
-        LedgerError: the ledger at `path` cannot be used; see `adapmixed.errors`.
+        ValueError: bad arguments.
+        LedgerError: the ledger at `path` cannot be used: see `adapmixed.errors`.
     """
 
     def __init__(
@@ -65,60 +65,60 @@ class Accountant:
 
     @property
     def epsilon(self) -> float | None:
-        """ε of every shard's own budget; None without budgets."""
+        """ε of every shard's own budget; None without one."""
         return self._account.settings.epsilon
 
     @property
     def adjacency(self) -> str:
-        """The neighbours of the statement, "zero_out" or "replace_one"."""
+        """The neighbours that are asked about."""
         return self._account.settings.adjacency
 
     @property
     def queries(self) -> int:
-        """Number of answered queries so far. A screening is part of an answer, not a query."""
+        """Answered queries so far (a screening belongs to an answer and is not counted)."""
         return self._account.totals.queries
 
     @property
     def durable(self) -> bool:
-        """True if charges go to a ledger file."""
+        """Whether charges go to a ledger file."""
         return self._file is not None
 
     @property
     def charges(self) -> int:
-        """Number of records in the ledger file; 0 without a ledger."""
+        """Records in the ledger file; 0 without one."""
         return 0 if self._file is None else self._file.count
 
     @property
     def spent(self) -> NDArray[np.float64]:
-        """(N,) float64, the part of `limit` that each shard has spent. Private: for the operator.
+        """(N,) float64, what each shard has spent of `limit`: private, for the operator.
 
         Raises:
-            ValueError: the accountant has no `epsilon`, or N is not known yet.
+            ValueError: without `epsilon`, or before N is known.
         """
         return self._account.spent()
 
     @property
     def limit(self) -> float:
-        """The budget of every shard, in the unit of the mechanism's individual charges. Public.
+        """What each shard may spend, in the measure of the mechanism's charges: public.
 
         Raises:
-            ValueError: the accountant has no `epsilon`, or the mechanism is not known yet.
+            ValueError: without `epsilon`, or before a mechanism is known.
         """
         return self._account.limit()
 
     def bind(self, mechanism: Charged, num_models: int, ensemble: str | None = None) -> None:
-        """Bind the accountant to one mechanism and one ensemble.
+        """Bind the accountant to a mechanism and an ensemble; it can be charged for no others.
 
-        The first charge does the same. To bind again to the same pair has no effect.
+        The first charge does the same. Binding twice to the same does nothing.
 
         Args:
-            mechanism: how queries are answered, with its settings.
+            mechanism: how queries are answered.
             num_models: N.
             ensemble: fingerprint of the ensemble; None if it is not known.
 
         Raises:
-            ValueError: the accountant is bound to something else, the mechanism's charges cannot
-                be kept within per-shard budgets, or they give no guarantee without budgets.
+            ValueError: it is bound to something else, or the mechanism's charges cannot be kept
+                within a budget of every shard, or give no guarantee without one.
             LedgerError: the binding could not be written.
         """
         with self._lock:
@@ -130,33 +130,25 @@ class Accountant:
             self._commit({"binding": write_fields(account.binding)}, account)
 
     def check_left(self, mechanism: Charged, queries: int) -> None:
-        """Check that the mechanism's plan has room for so many more queries.
+        """Raise BudgetSpentError if fewer queries are left of the mechanism's plan.
 
         Args:
-            mechanism: the mechanism that will answer.
-            queries: the largest number of queries that may be answered. An answer that ends early
-                takes fewer.
-
-        Raises:
-            BudgetSpentError: fewer queries are left of the plan.
+            queries: the most that may be answered: an answer that ends early takes fewer.
         """
         check_left(mechanism, self._account.totals.planned, queries)
 
     def charge(self, proposal: Proposed) -> None:
-        """Charge a proposal, so that it can be released.
+        """Charge a proposal, which can then be released. With a path, durable when this returns.
 
-        With a ledger, the charge is durable when this returns. With `epsilon`, the members
-        contribute whose shards can pay. If the charge fails, the proposal can never be released.
-
-        Args:
-            proposal: the answer to pay for, from `Mechanism.propose`.
+        With `epsilon`, decides which members contribute: those whose shard can pay. If the charge
+        fails, the proposal can never be released.
 
         Raises:
             ValueError: the proposal was charged before, the accountant is bound to something else,
-                or the accountant has a ledger and the randomness is seeded. Nothing was charged.
-            BudgetSpentError: the plan is spent. Nothing was charged.
-            LedgerError: the charge could not be made durable. The ledger may hold it when it is
-                opened again. This accountant can charge no more.
+                or a seeded source stands beside a ledger; nothing was charged.
+            BudgetSpentError: the plan is spent; nothing was charged.
+            LedgerError: the charge could not be made durable. It may be found when the ledger is
+                opened again; this object can charge no more.
         """
         with self._lock:
             begun = proposal._begin()
@@ -177,19 +169,13 @@ class Accountant:
             begun.settle(active)
 
     def add(self, events: Event | Iterable[Event]) -> Accountant:
-        """Add events of answers that this process did not give.
+        """Add one event or several, of answers that this process did not give. Returns self.
 
-        For accounting without a mechanism. An accountant takes either events or proposals, which
-        :meth:`charge` takes. Either all events are added or, after an error, none.
-
-        Args:
-            events: one event or several.
-
-        Returns:
-            This accountant.
+        For accounting alone: proposals are charged by :meth:`charge`, and an accountant takes
+        either proposals or events. All are added or, on an error, none.
 
         Raises:
-            ValueError: a proposal was charged here, or the costs have no common total.
+            ValueError: proposals were charged here, or the costs have no common total.
             LedgerError: as :meth:`charge`.
         """
         with self._lock:
@@ -204,7 +190,7 @@ class Accountant:
         return self
 
     def _added(self, account: Account, events: Sequence[Event]) -> Account:
-        """Return the account with these events, or raise before anything is written."""
+        """Return the account with these events; what cannot be charged raises, nothing written."""
         if self._file is not None and Caveat("seeded") in events:
             raise ValueError(
                 "rng must be SecureRandom() if charges go to a ledger, got a seeded source: "
@@ -218,66 +204,50 @@ class Accountant:
         self._account = account
 
     def guarantee(self, adjacency: str | None = None) -> Guarantee:
-        """Return the guarantee of all charges so far.
+        """Return the guarantee of everything charged so far.
 
-        docs/concepts/guarantees.md explains each kind of guarantee, and docs/theory proves it.
+        What each kind means and where it is proved: docs/privacy.md, section 1.
 
         Args:
-            adjacency: "zero_out" or "replace_one"; None for that of the accountant.
-
-        Returns:
-            The guarantee. It is private if its kind is "data-dependent, ex-post".
+            adjacency: "zero_out" or "replace_one"; None: as the accountant was made.
 
         Raises:
-            ValueError: "replace_one" was asked for realised losses, which have no such statement.
+            ValueError: "replace_one" of realised losses, which have no such statement.
         """
         return self._account.guarantee(self.delta, adjacency or self.adjacency)
 
     def get_epsilon(self, delta: float) -> float:
-        """Return ε at this δ of all charges so far, rounded up.
-
-        Only totals that do not depend on private data have such a number; see
-        docs/concepts/guarantees.md.
-
-        Args:
-            delta: δ in (0, 1).
+        """Return ε at this δ of everything charged so far, rounded up: docs/privacy.md, section 1.
 
         Raises:
-            ValueError: the total depends on private data, it rests on the published bound, or
-                there is no guarantee. `guarantee()` says which.
+            ValueError: the total is not fixed: it depends on private data, rests on the published
+                bound, or there is no guarantee. `guarantee()` says which.
         """
         return self._account.fixed_epsilon(delta)
 
     def breakdown(self) -> dict[str, float]:
-        """Return the parts of ε, as in Table 2b of the paper.
+        """Return the "mixing", "screening", "conversion" and "total" of ε (Table 2b).
 
-        The theorems behind each part are in docs/theory/pmixed.md, docs/theory/adapmixed.md,
-        docs/theory/clipped-mixing.md, docs/theory/clipped-log-pool.md and
-        docs/theory/per-shard-budgets.md.
+        docs/privacy.md, sections 2, 4, 5 and 11 to 13.
 
-        Returns:
-            Floats named "mixing", "screening", "conversion" and "total". "total" equals
-            `guarantee().epsilon`. After an unprotected answer, "mixing" and "total" are inf.
+        "total" equals `guarantee().epsilon`; with unprotected answers "mixing" and "total" are inf.
         """
         parts = vars(self._account.parts())
         return {name: parts[name] for name in ("mixing", "screening", "conversion", "total")}
 
     def state(self) -> dict[str, Any]:
-        """Return settings and totals as JSON values, exact to the bit. They are private."""
+        """Return settings and totals as JSON values, exact to the bit: private."""
         return self._account.state()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Accountant:
-        """Return an accountant that continues from a state, without a ledger.
+        """Return an accountant that goes on where `state()` was asked; it has no ledger.
 
-        For an evaluation that is resumed. Two accountants made from one state both spend what was
-        left, so the caller must make only one.
-
-        Args:
-            state: the value of :meth:`state`.
+        For an evaluation that is resumed. Two accountants that go on from one state both spend what
+        was left.
 
         Raises:
-            ValueError: the state is not valid.
+            ValueError: it is no such state.
         """
         account = Account.from_state(state)
         accountant = cls(**vars(account.settings))
@@ -285,12 +255,12 @@ class Accountant:
         return accountant
 
     def goes_on_from(self, other: Accountant) -> bool:
-        """Return True if the other has the same settings and the same binding, or none."""
+        """Whether the other one has the same settings, and is bound to the same or to nothing."""
         mine, found = self._account, other._account
         return mine.settings == found.settings and found.binding in (None, mine.binding)
 
     def close(self) -> None:
-        """Close the ledger file, so that another writer can open it. To close twice is allowed."""
+        """Close the ledger file and let another writer in. Closing twice is allowed."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -318,8 +288,8 @@ _accountants: weakref.WeakSet[Accountant] = weakref.WeakSet()
 
 
 def _leave_in_child() -> None:
-    # A child in a new namespace can have its parent's process id, so the stored id is cleared. A
-    # lock may be held by a thread of the parent that does not exist in the child.
+    # Besides its process id, which a child in a new namespace can share with its parent. Another
+    # thread of the parent may have held a lock at the fork.
     for one in list(_accountants):
         one._lock = threading.Lock()
         one._process = 0

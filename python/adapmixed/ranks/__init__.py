@@ -1,4 +1,4 @@
-"""Several processes that share one ensemble, and their communication."""
+"""Processes that work together: which one this is, and what they tell each other."""
 
 from adapmixed.ranks.alone import ALONE, Ranks
 from adapmixed.ranks.group import TIMEOUT_SECONDS, Group, joined

@@ -1,4 +1,4 @@
-"""The rank of this process among all."""
+"""Which of how many ranks this process is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Place:
-    """The rank of a process.
-
-    Attributes:
-        rank: number of the process, in [0, world).
-        world: number of processes.
-        local_rank: number of the process among those on its machine.
-    """
+    """Rank `rank` of `world`; `local_rank` is its number among those of one machine."""
 
     rank: int = 0
     world: int = 1
@@ -24,12 +18,10 @@ class Place:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read RANK, WORLD_SIZE and LOCAL_RANK, as `torchrun` sets them.
-
-        Without them the process is the only one.
+        """From RANK, WORLD_SIZE and LOCAL_RANK, as `torchrun` sets them; alone without them.
 
         Raises:
-            ValueError: if only one of RANK and WORLD_SIZE is set, or RANK is not below WORLD_SIZE.
+            ValueError: if only one is set, or rank is not in [0, world size).
         """
         names = ("RANK", "WORLD_SIZE")
         given = [environment.get(name) for name in names]

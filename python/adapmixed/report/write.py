@@ -1,4 +1,4 @@
-"""Write report.json."""
+"""report.json, written."""
 
 import json
 from collections.abc import Mapping
@@ -8,23 +8,19 @@ from adapmixed.files import write_file
 
 
 def report_json(report: Mapping[str, object]) -> str:
-    """Return a report as strict JSON text.
-
-    Raises:
-        ValueError: if JSON cannot hold a value.
-    """
+    """Return a report as the text of a file: strict JSON; ValueError for what it cannot hold."""
     return json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_report(report: Mapping[str, object], folder: Path | str) -> Path:
-    """Write report.json atomically and return its path.
+    """Write report.json, replaced as a whole or not at all, and return its path.
 
     Args:
-        report: the result of :func:`build_report`.
-        folder: the folder, which is created if it is missing.
+        report: from :func:`build_report`.
+        folder: created if it is missing.
 
     Raises:
-        ValueError: if JSON cannot hold a value.
+        ValueError: a value that strict JSON cannot hold.
     """
     path = Path(folder) / "report.json"
     text = report_json(report)

@@ -1,4 +1,4 @@
-"""The ensemble folder during training, and the operator's private folder.
+"""An ensemble folder while it grows, and the operator's folder beside it.
 
 my-ensemble/            member-000/ ... (each there whole or not at all), ensemble.json at last
 my-ensemble.private/    mode 0700: shard.key, run.json (what the run was begun with), locks,
@@ -26,14 +26,11 @@ FORMAT_VERSION = 1
 
 
 def read_member_record(folder: Path) -> dict[str, Any]:
-    """Return the content of `shard.json` in a member's folder.
-
-    Returns:
-        "shard" (its `partition.shard_record`), "tokens" (their number), "losses" of the epochs in
-        nats per token, and "validation".
+    """What `shard.json` in a member's folder says: "shard", "tokens", "losses" of the epochs and
+    "validation".
 
     Raises:
-        ValueError: if the file is not JSON of this format.
+        ValueError: it is not JSON of this format.
     """
     path = folder / MEMBER_FILE
     try:
@@ -47,12 +44,12 @@ def read_member_record(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
     missing = {"shard", "tokens", "losses", "validation"} - record.keys()
     if missing:
-        raise ValueError(f"{path} must hold {' and '.join(sorted(missing))}, but does not")
+        raise ValueError(f"{path} must say {' and '.join(sorted(missing))}, it does not")
     return record
 
 
 class TrainingFolder:
-    """The paths of one training run, and its finished members."""
+    """Paths of one run, and what is finished."""
 
     def __init__(self, output: Path, num_models: int) -> None:
         self.output = output
@@ -60,17 +57,17 @@ class TrainingFolder:
         self.members = tuple(f"member-{index:03d}" for index in range(num_models))
 
     def prepare(self) -> None:
-        """Create both folders.
+        """Makes both folders.
 
         Raises:
-            ValueError: if the output holds an ensemble without the record of its run, or if other
-                users can open the private folder.
+            ValueError: if the output holds an ensemble that no recorded run has made, or if the
+                private folder is open to others.
         """
         begun = (self.private / "run.json").exists()
         if not begun and any(self.output.glob("member-*")) | (self.output / FILE_NAME).exists():
             raise ValueError(
-                f"output must be a new folder or one whose training was begun here, but "
-                f"{self.output} holds an ensemble and {self.private} has no record of its training"
+                f"output must be a new folder or one whose training was begun here; {self.output} "
+                f"holds an ensemble and {self.private} does not say how it was trained"
             )
         self.output.mkdir(parents=True, exist_ok=True)
         self.private.mkdir(mode=0o700, exist_ok=True)
@@ -78,10 +75,10 @@ class TrainingFolder:
             raise ValueError(f"{self.private} must be open to its owner alone (chmod 700)")
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Check that the settings equal those that the run was begun with, if it was.
+        """Refuses settings other than those the run was begun with, if it was.
 
         Raises:
-            ValueError: if a setting differs; the message names the first one.
+            ValueError: naming the first that differs.
         """
         path = self.private / "run.json"
         if not path.exists():
@@ -90,7 +87,7 @@ class TrainingFolder:
             begun = json.loads(path.read_text(encoding="utf-8"))
             version, known = begun["format_version"], begun["settings"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} must hold the settings of the run: {error}") from error
+            raise ValueError(f"{path} must say what the run was begun with: {error}") from error
         if version != FORMAT_VERSION:
             raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version}")
         given = json.loads(json.dumps(settings))  # tuples become lists
@@ -98,19 +95,20 @@ class TrainingFolder:
             if name in given and known.get(name) != given[name]:
                 raise ValueError(
                     f"training into {self.output} was begun with {name} = {known.get(name)!r}, got "
-                    f"{given[name]!r}: use the same settings and corpus, or another output"
+                    f"{given[name]!r}: go on with the same settings and corpus, or give another "
+                    "output"
                 )
 
     def withdrawn(self) -> dict[int, dict[str, Any]]:
         """Return the members that are `null` in `ensemble.json`, with their records in "shards".
 
-        A copy is kept in the private folder, because `ensemble.json` may be removed meanwhile.
+        What it says is kept beside the run for the time when it is not there.
 
         Raises:
-            ValueError: if a file has another format.
+            ValueError: if either file is not of its format.
         """
         path = self.private / "withdrawn.json"
-        with self._alone():  # several processes begin at the same time
+        with self._alone():  # ranks begin at the same time
             remove_leftovers(self.private, path.name)
             if not (self.output / FILE_NAME).exists():
                 return _read_withdrawn(path) if path.exists() else {}
@@ -128,7 +126,7 @@ class TrainingFolder:
         return found
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Record the settings of the run, which only a run with the same settings may continue.
+        """Records what the run is begun with; afterwards only the same may go on.
 
         Raises:
             ValueError: as `check_settings`.
@@ -141,15 +139,15 @@ class TrainingFolder:
     def exchange(
         self, settings: Mapping[str, Any], member: int | None = None, new: Path | None = None
     ) -> None:
-        """Record another corpus, and replace a member by one that was trained on it.
+        """Record another corpus, and put a member that was trained on it in its place.
 
-        `ensemble.json` is removed. Even if the process ends at any moment, every member in place
-        was trained on the recorded corpus. So training can continue with that corpus.
+        `ensemble.json` is removed. Whenever the process ends, each member in place was trained on
+        the corpus that is recorded, so that training can go on with that corpus.
 
         Args:
-            settings: as in `begin`, for the new corpus.
-            member: number of the member; None if all members stay.
-            new: the new member's folder, on the same file system.
+            settings: as `begin`, of the new corpus.
+            member: number of the member; None: all are as they were.
+            new: its new folder, on the same file system.
         """
         with self._alone():
             (self.output / FILE_NAME).unlink(missing_ok=True)
@@ -167,14 +165,10 @@ class TrainingFolder:
                 flush(self.output)
 
     def key(self, key_file: Path | None) -> bytes:
-        """Return the operator's key.
-
-        Args:
-            key_file: the file with the key; None for the private folder's own, which is created if
-                it is missing.
+        """The operator's key; one that is drawn at first where no file is given.
 
         Raises:
-            ValueError: as `load_key`.
+            ValueError: see `load_key`.
         """
         if key_file is not None:
             return load_key(key_file)
@@ -187,9 +181,9 @@ class TrainingFolder:
 
     @contextmanager
     def shards_folder(self, rank: int) -> Iterator[Path]:
-        """Yield an empty folder for the text of a process's shards, and remove it at the end.
+        """An empty folder for the text of a rank's shards, removed at the end.
 
-        Leftovers of a killed process are removed first.
+        What a killed process left is removed at the beginning.
         """
         folder = self.private / f"shards-{rank:03d}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -200,38 +194,38 @@ class TrainingFolder:
             shutil.rmtree(folder)
 
     def is_finished(self, member: int) -> bool:
-        """Return whether a member is finished; its folder appears complete or not at all."""
+        """Whether a member is there; it is there whole."""
         return (self.output / self.members[member]).is_dir()
 
     def missing(self, withdrawn: Collection[int]) -> list[int]:
-        """Return the members that are neither finished nor withdrawn."""
+        """Return the members that are not finished, but for those that are withdrawn."""
         wanted = set(range(len(self.members))).difference(withdrawn)
         return [index for index in sorted(wanted) if not self.is_finished(index)]
 
     def remove_leftovers(self, member: int) -> None:
-        """Remove what a killed process left of a member."""
+        """Removes what a killed process left of a member."""
         remove_leftovers(self.output, self.members[member])
 
     def record(self, member: int) -> dict[str, Any]:
-        """Return the record of a finished member; see `read_member_record`."""
+        """What a finished member's training recorded."""
         return read_member_record(self.output / self.members[member])
 
     def finish(self, manifest: Manifest) -> None:
-        """Write `ensemble.json`, or check that an existing one is equal.
+        """Writes `ensemble.json`; one that is there must say the same.
 
         Raises:
-            ValueError: if an existing one differs.
+            ValueError: if it does not.
         """
         with self._alone():
             remove_leftovers(self.output, FILE_NAME)
             if not (self.output / FILE_NAME).exists():
                 write_manifest(self.output, manifest)
         if read_manifest(self.output) != manifest:
-            raise ValueError(f"{self.output / FILE_NAME} must be as training wrote it, but differs")
+            raise ValueError(f"{self.output / FILE_NAME} must be what training wrote, it is not")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold a lock that excludes the other processes of the run."""
+        """Waits until no other rank is between these doors."""
         descriptor = os.open(self.private / "folder.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

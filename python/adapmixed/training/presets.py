@@ -1,7 +1,7 @@
-"""Training settings: the paper's for each data set, and those for the output layer alone.
+"""Training settings: the paper's by data set, and those of head members.
 
-The paper's settings come from its table train_params, and N from its table priv_params. The paper
-does not give the members' batch size; 8 blocks is our choice.
+The paper's are its table "train_params", and N from its table "priv_params".
+The batch size of the members is not in the paper; 8 blocks is ours.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 WIKITEXT_HEADING = r" = [^=].*[^=] = *$"
-"""Matches the first line of a WikiText article, which has one equals sign on either side; section
-headings have more."""
+"""Begins an article of WikiText: one equals sign on either side; sections have two and more."""
 
 
 @dataclass(frozen=True)
 class TrainingPreset:
-    """The paper's settings for one data set.
+    """Settings of one data set.
 
     Attributes:
         num_models: N.
-        learning_rate: initial learning rate of AdamW, which falls linearly to zero.
-        epochs: passes of every member over its shard.
-        new_document: regular expression that joins the corpus's rows to documents, or None; see
-            `Corpus`.
-        rank: rank of the adapters.
-        alpha: scale of the adapters.
-        weight_decay: AdamW's weight decay.
+        learning_rate: of AdamW, falling linearly to zero.
+        epochs: of every member.
+        new_document: how the corpus's rows are joined to documents, where it has no identifiers.
+        rank, alpha, weight_decay: of the adapters and AdamW.
         block_size: tokens per block.
-        batch_size: blocks per step.
+        batch_size: blocks per step of a member.
     """
 
     num_models: int
@@ -42,7 +38,7 @@ class TrainingPreset:
     batch_size: int = 8
 
     def finetune_settings(self) -> dict[str, Any]:
-        """Return the arguments of `FinetuneConfig` for the members."""
+        """Return arguments of `FinetuneConfig` for the members."""
         return {
             "rank": self.rank,
             "alpha": self.alpha,
@@ -55,9 +51,9 @@ class TrainingPreset:
 
 
 HEAD: dict[str, Any] = {"rank": 8, "alpha": 64.0, "learning_rate": 6e-3}
-"""Defaults for members that adapt the output layer alone.
+"""Of members that adapt the output layer alone, where neither preset nor user says otherwise.
 
-alpha / rank is the paper's. A single layer needs a higher learning rate and rank than many layers.
+alpha / rank is the paper's. One layer takes a rate 30 times that of many, and twice the rank.
 """
 
 PRESETS = {

@@ -1,4 +1,4 @@
-"""Show the progress of a training run and the time left."""
+"""How far a run is, and how long it will take."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Progress:
-    """A progress bar on a terminal, and a line per finished member.
+    """A bar on a terminal, and a line per finished member everywhere.
 
-    The work of a member is measured by the bytes of its shard. Values that depend on the text of a
-    shard, such as its validation loss, are only logged and never in a line.
+    The work of a member is measured by the bytes of its shard. What depends on the text of a shard,
+    its validation loss above all, is logged and in no line.
     """
 
     def __init__(
@@ -26,12 +26,10 @@ class Progress:
         say: Callable[[str], None] | None = None,
         told: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Begin with no work done.
-
-        Args:
-            sizes: bytes of each shard to be trained.
-            say: called with each line; None for standard error.
-            told: called with (work done, work in all) instead of the bar; or None.
+        """Args:
+        sizes: bytes of each shard that is to be trained.
+        say: takes a line; None: standard error.
+        told: takes (work done, work of all) instead of the bar.
         """
         self._told = told
         self._sizes = {shard: size + 1 for shard, size in sizes.items()}
@@ -46,7 +44,7 @@ class Progress:
         )
 
     def update(self, shard: int, fraction: float) -> None:
-        """Record the fraction done of a member's training."""
+        """A member's training has come so far."""
         self._fractions[shard] = fraction
         self._bar.n = min(self._done(), self._bar.total)
         self._bar.refresh()
@@ -54,7 +52,7 @@ class Progress:
             self._told(int(self._done()), sum(self._sizes.values()))
 
     def finished(self, shard: int, name: str, record: Mapping[str, Any]) -> None:
-        """Print the line of a finished member, and log its losses."""
+        """Says in a line what became of a member."""
         self.update(shard, 1.0)
         count = sum(fraction == 1.0 for fraction in self._fractions.values())
         documents = record["shard"]["documents"]
@@ -72,14 +70,14 @@ class Progress:
         _LOG.info("%s: %d documents, %d tokens, %s", name, documents, record["tokens"], loss)
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
+        """A line above the bar."""
         if self._say is not None:
             self._say(line)
         else:
             self._bar.write(line, file=sys.stderr)
 
     def time_left(self) -> str:
-        """Return the time left at the speed so far, as a phrase."""
+        """At the speed so far."""
         done, total = self._done(), sum(self._sizes.values())
         seconds = (time.monotonic() - self._started) * (total - done) / max(done, 1.0)
         if seconds < 90:
@@ -87,7 +85,7 @@ class Progress:
         return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Removes the bar."""
         self._bar.close()
 
     def _done(self) -> float:

@@ -1,4 +1,4 @@
-"""Faults of generation, evaluation, several processes and the commands."""
+"""Faults of what reads an ensemble: generation, evaluation, several processes, commands."""
 
 from __future__ import annotations
 
