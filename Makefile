@@ -39,7 +39,7 @@ require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test test-slow bench lint sanitize isa cuda clean rebuild
+.PHONY: demo test test-slow docs bench lint sanitize isa cuda wheels test-wheels clean rebuild
 
 demo: $(VENV)/.lab
 	$(BIN)/adapmixed demo --out report
@@ -51,8 +51,14 @@ PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n $(TEST_PROCESSES)
 test: $(VENV)/.test
 	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/.test
+test-slow: $(VENV)/.test $(VENV)/.docs
 	$(PYTEST) -m slow
+
+# The site, without the network: build/docs/index.html. Notebooks that have changed are run again.
+docs: $(VENV)/.docs
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m sphinx -W --keep-going -q -b html \
+	  -d build/docs-doctrees docs build/docs
+	@echo "wrote build/docs/index.html"
 
 # The tables and, with machine, versions and commit, benchmarks/results/local.json (and .txt).
 bench: $(INSTALLED)
@@ -127,6 +133,24 @@ cuda: $(VENV)/.test
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/cuda/site" $(BIN)/python -m pytest -q \
 	  -p no:cacheprovider tests/cuda/test_without_gpu.py
 
+# The sdist and an x86-64 wheel for each of PYTHONS in dist, and each wheel tried in an environment of
+# its own: see docs/develop/releasing.md.
+PYTHONS ?= python3.11 python3.12 python3.13
+WHEEL_TOOLS := build/wheel-tools
+
+wheels: $(WHEEL_TOOLS)/.installed
+	$(WHEEL_TOOLS)/bin/python scripts/build_wheels.py --out dist $(PYTHONS)
+
+test-wheels:
+	$(PYTHON) scripts/test_wheels.py --dist dist $(PYTHONS)
+
+$(WHEEL_TOOLS)/.installed: scripts/wheels/requirements.txt
+	$(call require,command -v g++,make wheels needs g++: install it)
+	$(call require,$(HAS_PYTHON),$(NO_PYTHON))
+	$(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/python -m pip --disable-pip-version-check -q install -r $<
+	@touch $@
+
 clean:
 	rm -rf build dist *.egg-info adapmixed_ext/_C*.so $(VENV)/.installed-*
 
@@ -148,6 +172,10 @@ $(VENV)/.lab: $(INSTALLED)
 
 $(VENV)/.test: $(VENV)/.lab
 	$(PIP) install -c constraints.txt $(call extra,test) $(call extra,train) $(call extra,lm-eval)
+	@touch $@
+
+$(VENV)/.docs: $(INSTALLED)
+	$(PIP) install -c constraints.txt $(call extra,docs)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

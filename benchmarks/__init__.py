@@ -1,1 +1,1 @@
-"""What is how fast, run as ``python -m benchmarks.operators``."""
+"""Benchmarks, each a program: ``python -m benchmarks.operators``."""

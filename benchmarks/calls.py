@@ -25,37 +25,37 @@ Orders = float | Sequence[float]
 def two_calls(
     query: Query, order: float, radius: float, orders: Orders
 ) -> tuple[Projection, Tensor]:
-    """`project`, then `leave_one_out`."""
+    """Call `project`, then `leave_one_out`."""
     projection = adapmixed_ext.project(*query, order=order, radius=radius)
     return projection, adapmixed_ext.leave_one_out(*query, projection, orders=orders)
 
 
 def fused(query: Query, order: float, radius: float, orders: Orders) -> tuple[Projection, Tensor]:
-    """The same in one call."""
+    """Do the same in one call."""
     result: tuple[Projection, Tensor] = step(*query, order=order, radius=radius, orders=orders)
     return result
 
 
 def evaluate(query: Query, order: float, radius: float, targets: Tensor) -> Tensor:
-    """What a perplexity needs of one query."""
+    """Compute the log-probability of one query's target, as a perplexity does."""
     projection = adapmixed_ext.project(*query, order=order, radius=radius)
     return adapmixed_ext.log_prob(*query, projection, targets)
 
 
 def draw(query: Query, order: float, radius: float, rng: SeededRandom) -> Tensor:
-    """What a token needs of one query."""
+    """Compute the mixture of one query and draw a token."""
     projection = adapmixed_ext.project(*query, order=order, radius=radius)
     p = adapmixed_ext.mixture(*query, projection)
     return adapmixed_ext.sample(p, query[1], rng=rng)
 
 
 def rotate(queries: Sequence[Query], call: Callable[..., object], *arguments: object) -> Call:
-    """``call`` on the query of the turn."""
+    """Return ``call`` on the query of the turn."""
     return lambda turn: call(queries[turn % len(queries)], *arguments)
 
 
 def our_calls(queries: Sequence[Query], order: float, radius: float) -> dict[str, Call]:
-    """The two calls and the fused step, for one order and for eight."""
+    """Return the two calls and the fused step, for one order and for eight."""
     return {
         OURS: rotate(queries, two_calls, order, radius, order),
         OURS_8: rotate(queries, two_calls, order, radius, EIGHT_ORDERS),
@@ -66,7 +66,7 @@ def our_calls(queries: Sequence[Query], order: float, radius: float) -> dict[str
 
 
 def keep_torch_busy() -> None:
-    """An operation that wakes torch's threads."""
+    """Run an operation that wakes torch's threads."""
     _ONES.sum()
 
 

@@ -48,7 +48,7 @@ ClippedMixing and ClippedLogPool reach its perplexity."""
 
 
 def settings(queries: int) -> dict[str, Mechanism]:
-    """All that are compared."""
+    """Return all settings that are compared."""
     found: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
     for a, b, scale in POOLS:
         name = f"clipped-log-pool  a={a:g} b={b:g} κ={scale:g}"
@@ -60,7 +60,7 @@ def settings(queries: int) -> dict[str, Mechanism]:
 
 
 def epsilons(mechanism: Mechanism, models: int, queries: int) -> tuple[str, ...]:
-    """ε of zero-out and of replace-one, as printed."""
+    """Return ε of zero-out and of replace-one, as printed."""
     if not isinstance(mechanism, ClippedMixing | ClippedLogPool):
         return ("0", "0") if isinstance(mechanism, PublicOnly) else ("-", "-")
     scale = mechanism.scale if isinstance(mechanism, ClippedLogPool) else None
@@ -85,7 +85,7 @@ def evaluated(
     compared: Mapping[str, Mechanism],
     queries: int,
 ) -> list[Evaluation]:
-    """Each on the demonstration's held-out text, from one pass."""
+    """Evaluate each on the demonstration's held-out text, in one pass."""
     return evaluate(
         ensemble,
         held_out_tokens(ensemble.tokenizer),
@@ -97,7 +97,7 @@ def evaluated(
 
 
 def table(queries: int) -> list[str]:
-    """The lines to print, from one pass over the held-out text."""
+    """Return the lines to print, from one pass over the held-out text."""
     ensemble = Ensemble.from_pretrained(demo_base(), demo_ensemble())
     compared, models = settings(queries), ensemble.num_models
     found = evaluated(ensemble, compared, queries)

@@ -1,15 +1,15 @@
 """The torch programs that the operators are compared with.
 
-Every program takes float32 logits (N, B, V) and (B, V), an order and a radius, and returns the
-weights and the losses of all models: (N, B), or (N,) where B is 1. ``published`` takes one query.
+Every program takes float32 logits (N, B, V) and (B, V), an order and a radius. It returns the
+weights and the losses of all models: (N, B), or (N,) if B is 1. ``published`` takes one query.
 
-* ``published``: the published algorithm as written: a Python loop over models, each weight by 20
-  bisection steps on the plain Rényi sums. (The mean of the others is taken from the running sum,
-  which is cheaper than summing N - 1 rows N times.)
-* ``vectorised``: the same mathematics over all models at once. One tensor function without a
+* ``published``: the published algorithm as written. A Python loop over models finds each weight by
+  20 bisection steps on the plain Rényi sums. The mean of the others is taken from the running sum,
+  which is cheaper than summing N - 1 rows N times.
+* ``vectorised``: the same mathematics over all models at once. It is one tensor function without a
   synchronisation, so that torch.compile takes it whole.
-* ``smart``: what a careful user of torch would write: sums scaled so that float32 holds them,
-  Newton's method from above, and losses without cancellation. The fair peer.
+* ``smart``: the program of a careful user of torch, and the fair peer. Its sums are scaled so that
+  float32 holds them, it uses Newton's method from above, and its losses do not cancel.
 """
 
 import math
@@ -39,7 +39,7 @@ SLOW = (LOOP, EAGER, RUN_TIME)  # a second each: timed a few times only
 
 
 def divergence(p: Tensor, q: Tensor, order: float | Tensor) -> Tensor:
-    """D↔ over the last axis, as the published program sums it."""
+    """Return D↔ over the last axis, summed as in the published program."""
     forward = (p**order / q ** (order - 1)).sum(-1).log() / (order - 1)
     backward = (q**order / p ** (order - 1)).sum(-1).log() / (order - 1)
     return torch.maximum(forward, backward)
@@ -59,7 +59,7 @@ def _bisect(p: Tensor, q: Tensor, order: float, radius: float) -> float:
 
 
 def published(private: Tensor, public: Tensor, order: float, radius: float) -> Result:
-    """Algorithm 1, lines 11-17, one model after the other."""
+    """Run Algorithm 1, lines 10–16, one model after the other."""
     q = public[0].softmax(-1)
     weights, mixed = [], []
     for row in private[:, 0]:
@@ -76,7 +76,7 @@ def published(private: Tensor, public: Tensor, order: float, radius: float) -> R
 def vectorised(
     private: Tensor, public: Tensor, order: float | Tensor, radius: float | Tensor
 ) -> Result:
-    """The same over all models at once."""
+    """Do the same for all models at once."""
     q, p = public.softmax(-1), private.softmax(-1)
     models, positions = p.shape[:2]
     low, high = q.new_zeros(models, positions, 1), q.new_ones(models, positions, 1)
@@ -95,11 +95,11 @@ def vectorised(
 def _forward_weights(
     private: Tensor, public: Tensor, order: float, radius: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, d = p/q - 1, and the largest weight with F = Σ q (1 + w d)^α <= T = e^((α-1)R).
+    """Return q, d = p/q - 1, and the largest weight with F = Σ q (1 + w d)^α <= T = e^((α-1)R).
 
-    Scaled by s = (q/T)^(1/α) each term of F/T is (s (1 + w d))^α. No single term may pass 1, which
-    bounds w from above; there every term is at most 1, and as F^(1/α) is convex Newton's method
-    descends from that bound without overshooting.
+    Scaled by s = (q/T)^(1/α), each term of F/T is (s (1 + w d))^α. No single term may pass 1, which
+    bounds w from above. F^(1/α) is convex, so Newton's method descends from that bound without
+    overshooting.
     """
     log_q = public.log_softmax(-1)
     d = torch.expm1(private.log_softmax(-1) - log_q)
@@ -118,7 +118,7 @@ def _forward_weights(
 
 
 def _backward_weights(q: Tensor, d: Tensor, weight: Tensor, order: float, radius: float) -> Tensor:
-    """Lowers the weights until G = Σ q (1 + w d)^(1-α) <= T too; G^(-1/(α-1)) is concave."""
+    """Lower the weights until G = Σ q (1 + w d)^(1-α) <= T too; G^(-1/(α-1)) is concave."""
     scale = (q * math.exp(-(order - 1) * radius)) ** (-1 / (order - 1))
     slope = scale * d
     room = torch.where(slope < 0, (1 - scale) / slope, math.inf)
@@ -134,7 +134,7 @@ def _backward_weights(q: Tensor, d: Tensor, weight: Tensor, order: float, radius
 
 
 def _excess_losses(q: Tensor, d: Tensor, weight: Tensor, order: float) -> Tensor:
-    """log1p Σ p ((1 + x)^s - 1 - s x) / (α-1), for s = α and 1 - α: nothing cancels in the sums."""
+    """Return log1p Σ p ((1 + x)^s - 1 - s x) / (α-1) for s = α and 1 - α; nothing cancels."""
     models = d.shape[0]
     y = weight * d
     mean = y.mean(0)
@@ -146,7 +146,7 @@ def _excess_losses(q: Tensor, d: Tensor, weight: Tensor, order: float) -> Tensor
 
 
 class Smart:
-    """The smart program; each of its parts goes through the compiler, where there is one."""
+    """The smart program; each of its parts goes through the compiler, if there is one."""
 
     def __init__(self, compiler: Compiler | None = None) -> None:
         parts = (_forward_weights, _backward_weights, _excess_losses)
@@ -158,9 +158,9 @@ class Smart:
         self, private: Tensor, public: Tensor, order: float, radius: float,
         backward: bool | None = None,
     ) -> Result:  # fmt: skip
-        """``backward``: whether the other direction is solved too, where it is known beforehand.
+        """Return weights and losses; ``backward``: also solve the other direction, if known.
 
-        Looking it up waits for the device, which a CUDA graph cannot.
+        Finding that out waits for the device, which a CUDA graph cannot do.
         """
         q, d, weight = self._forward(private, public, order, radius)
         if self._binds(weight, radius) if backward is None else backward:
@@ -168,12 +168,12 @@ class Smart:
         return weight[..., 0].squeeze(1), self._losses(q, d, weight, order).squeeze(1)
 
     def backward(self, private: Tensor, public: Tensor, order: float, radius: float) -> bool:
-        """Whether the other direction must be solved for these logits."""
+        """Return whether the other direction must be solved for these logits."""
         return self._binds(self._forward(private, public, order, radius)[2], radius)
 
     @staticmethod
     def _binds(weight: Tensor, radius: float) -> bool:
-        """Below this weight G never binds, as 1 + w d >= 1 - w."""
+        """Return the weight below which G never binds, since 1 + w d >= 1 - w."""
         return float(weight.max()) > -math.expm1(-radius)
 
 
@@ -181,14 +181,14 @@ def torch_programs(
     order: float, radius: float, inputs: tuple[Tensor, Tensor], *, backend: str = "inductor",
     refused: Callable[[str, Exception], None] | None = None, only: Container[str] = ALL,
 ) -> tuple[dict[str, Program], dict[str, float]]:  # fmt: skip
-    """The contestants by name, compiled for the shape of ``inputs``, and the seconds that took.
+    """Compile the contestants for the shape of ``inputs``; return them by name, and the seconds.
 
-    ``only`` these are compiled and returned.
+    Only the names in ``only`` are compiled and returned, if it is given.
 
-    The compiler is given the order in two ways, which differ tenfold: as a constant, where it
-    turns an integer power into multiplications, and as a tensor at run time, as one program for
-    all orders needs it. Where ``refused`` is given, it is told of a program that the compiler does
-    not take (on a GPU that needs more than torch), which is left out then.
+    The compiler gets the order in two ways, which differ tenfold. As a constant, it turns an
+    integer power into multiplications. As a tensor at run time, one program serves all orders.
+    If ``refused`` is given, it is called with a program that the compiler does not take (on a GPU
+    that needs more than torch), and the program is left out.
     """
     torch._dynamo.reset()
     # fullgraph: an error instead of a program that is compiled in pieces.

@@ -1,4 +1,4 @@
-"""What the tables on a GPU share: the card, the inputs on it, our calls, and the time there is."""
+"""Shared by the tables on a GPU: the card, its inputs, our calls, and the time limit."""
 
 import math
 import time
@@ -19,12 +19,12 @@ BASE = f"ours: two calls, K = 1{GRAPH}"
 
 @dataclass
 class Bench:
-    """What every table needs.
+    """The card, the limits and the report that every table uses.
 
     Attributes:
         until: a ``time.monotonic()``; nothing new begins after it.
-        left_out: what was not run for want of time or memory.
-        save: writes what there is so far: whoever runs this may end it at any time.
+        left_out: the runs left out for lack of time or memory.
+        save: writes the results so far, since the program may be ended at any time.
     """
 
     card: Card
@@ -35,14 +35,14 @@ class Bench:
     save: Callable[[], None] = lambda: None
 
     def late(self, what: str) -> bool:
-        """Whether the time is over, which is said."""
+        """Return whether the time is over, and say so."""
         if time.monotonic() < self.until:
             return False
         self.leave_out(what, "the time is over")
         return True
 
     def leave_out(self, what: str, why: object) -> None:
-        """Says and keeps that there is no figure."""
+        """Report and keep that there is no figure."""
         first = str(why).strip().partition("\n")[0]
         self.report.say(f"  left out: {what}: {first}")
         self.left_out.append(f"{what}: {first}")
@@ -51,7 +51,7 @@ class Bench:
         self, models: int, vocab: int, *, kind: str = "near", positions: int = 1,
         dtype: torch.dtype = torch.float32,
     ) -> list[Query]:  # fmt: skip
-        """Queries in rotation on the card; one, where it is larger than the cache many times."""
+        """Return queries in rotation on the card; one, if it far exceeds the cache."""
         device, cache = self.card.device, self.card.cache
         if dtype.itemsize * models * positions * vocab > 8 * cache:
             return [make_query(models, vocab, kind=kind, positions=positions, dtype=dtype,
@@ -62,13 +62,13 @@ class Bench:
     def time(
         self, contestants: Mapping[str, Contestant], runs: Mapping[str, int]
     ) -> dict[str, Timing]:
-        """One interleaved run."""
+        """Time one interleaved run."""
         few = {name: self.sizes.runs(count) for name, count in runs.items()}
         return interleave(self.card, contestants, few, self.leave_out)
 
 
 def ours(queries: list[Query], order: float, radius: float) -> dict[str, Contestant]:
-    """The two calls and the fused step, for one order and eight, replayed and as called."""
+    """Return the two calls and the fused step for one order and eight, replayed and called."""
     result = {}
     for name, call in (("two calls", two_calls), ("step", fused)):
         for orders in (order, EIGHT_ORDERS):
@@ -80,5 +80,5 @@ def ours(queries: list[Query], order: float, radius: float) -> dict[str, Contest
 
 
 def base_of(timings: Mapping[str, Timing]) -> str:
-    """What ratios relate to: the replayed calls, or if they could not be captured the calls."""
+    """Return the base of ratios: the replayed calls, or the calls if those were not captured."""
     return BASE if BASE in timings else BASE.removesuffix(GRAPH)

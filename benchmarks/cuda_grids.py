@@ -1,4 +1,4 @@
-"""The tables on a GPU over dtypes, batches, sizes and orders; our calls and the floors alone."""
+"""Tables on a GPU over dtypes, batches, sizes and orders, of our calls and the floors alone."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,7 +18,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def _grid(
     bench: Bench, table: str, inputs: Mapping[str, tuple[dict[str, int], str, dict[str, object]]]
 ) -> None:
-    """One run for each (shape, dtype, fields): ours, replayed and called, and the floors."""
+    """Time one run for each (shape, dtype, fields): our calls, replayed and called, and floors."""
     bench.report.head()
     for label, (shape, dtype, fields) in inputs.items():
         positions = shape.get("positions", 1)
@@ -48,14 +48,14 @@ def _grid(
 
 
 def dtypes(bench: Bench) -> None:
-    """fp32, bf16 and fp16 logits; 8 queries in one call."""
+    """Time fp32, bf16 and fp16 logits, 8 queries in one call."""
     shape = {"models": bench.sizes.models, "vocab": bench.sizes.vocab, "positions": 8}
     bench.report.say("dtypes: 8 queries in one call; figures per query, ratios within a dtype")
     _grid(bench, "dtypes", {f"{name}, B = 8": (shape, name, {"batch": 8}) for name in DTYPES})
 
 
 def batches(bench: Bench) -> None:
-    """One, 8 and 64 queries in one call."""
+    """Time 1, 8 and 64 queries in one call."""
     shape = {"models": bench.sizes.models, "vocab": bench.sizes.vocab}
     inputs = {
         f"{name}, B = {positions}": (shape | {"positions": positions}, name, {"batch": positions})
@@ -67,7 +67,7 @@ def batches(bench: Bench) -> None:
 
 
 def sizes(bench: Bench) -> None:
-    """Time against N and V, one query."""
+    """Time one query against N and V."""
     numbers, vocabs = ((8, 12, 40), (256, 512)) if bench.sizes.quick else (
         (8, 100, 1000), (32_000, 50_257, 128_256)
     )  # fmt: skip
@@ -81,12 +81,12 @@ def sizes(bench: Bench) -> None:
 
 
 def orders(bench: Bench) -> None:
-    """What an order costs `project` and `leave_one_out`."""
+    """Time `project` and `leave_one_out` at several orders."""
     _replayed(bench, "orders", "far", order_calls)
 
 
 def searches(bench: Bench) -> None:
-    """`clip_project` beside `project` on every kind of input."""
+    """Time `clip_project` and `project` on every kind of input."""
     for kind in KINDS:
         _replayed(bench, "searches", kind, search_calls)
 

@@ -1,8 +1,8 @@
 """The tables on a GPU: ``python -m benchmarks.operators --device cuda``.
 
-The same tables as on the CPU. "graph": replayed CUDA graphs, the time of the GPU alone; without it,
-calls one after the other as Python makes them. All figures are per query. Draws cannot be captured:
-a replay would repeat them.
+The same tables as on the CPU. "graph" means replayed CUDA graphs: the time of the GPU alone.
+Figures without it are of calls one after the other, as Python makes them. All figures are per
+query. Draws cannot be captured, since a replay would repeat them.
 """
 
 import math
@@ -53,7 +53,7 @@ PEERS = (EAGER, CONSTANT, SMART, SMART_CONSTANT)
 def _programs(
     queries: list[Query], programs: Mapping[str, Program], order: float, radius: float
 ) -> dict[str, Contestant]:
-    """The torch programs as called, and the compiled ones replayed."""
+    """Return the torch programs as called, and the compiled ones replayed."""
     # The smart one looks at its weights to save a solve. A graph cannot: it is told.
     backward = any(Smart().backward(*query, order, radius) for query in queries)
     result = {}
@@ -69,13 +69,13 @@ def _programs(
 
 
 def speed(bench: Bench) -> None:
-    """All contestants at the first setting: one query, and a batch of them; fp32."""
+    """Time all contestants at the first setting: one query, and a batch of them; fp32."""
     _settings(bench, SETTINGS[:1])
     _batch(bench, *SETTINGS[0][:2])
 
 
 def more_speed(bench: Bench) -> None:
-    """The other settings; without what is slow everywhere."""
+    """Time the other settings, without the programs that are slow everywhere."""
     if not bench.sizes.quick:
         _settings(bench, SETTINGS[1:])
 
@@ -110,7 +110,7 @@ def _tell_compilation(
 
 
 def _batch(bench: Bench, order: float, radius: float) -> None:
-    """The torch programs that take several queries in one call, on near inputs, and ours."""
+    """Time our calls and the torch programs that take several queries, on near inputs."""
     if bench.late(f"speed, {BATCH} queries in one call"):
         return
     models, vocab, quick = bench.sizes
@@ -149,7 +149,7 @@ def _batch(bench: Bench, order: float, radius: float) -> None:
 
 
 def _not_compared(report: Report) -> list[str]:
-    """The torch programs that the speed table lacks."""
+    """Return the torch programs that the speed table lacks."""
     rows = report.tables.get("speed", [])
     seen = {(row["name"], row["batch"]) for row in rows}
     return [
@@ -186,7 +186,7 @@ def _compare(
 
 
 def operators(bench: Bench) -> None:
-    """Every operator by itself; one query."""
+    """Time every operator by itself on one query."""
     models, vocab, _ = bench.sizes
     queries, rng = bench.queries(models, vocab), SeededRandom(0)
     shape, device = (1, SCREEN["top_k"]), bench.card.device
@@ -215,7 +215,7 @@ def operators(bench: Bench) -> None:
 
 
 def evaluation(bench: Bench) -> None:
-    """The path to log p(target) and the path to a token; one query."""
+    """Time the path to log p(target) and the path to a token, one query."""
     models, vocab, _ = bench.sizes
     queries, rng = bench.queries(models, vocab), SeededRandom(0)
     check(queries[0])
@@ -251,10 +251,10 @@ TABLES: tuple[tuple[str, Callable[[Bench], None]], ...] = (
 
 
 def run(options: Namespace, shape: Sizes, about: dict[str, object]) -> int:
-    """Measures and prints the tables; what there is so far is written after each.
+    """Measure and print the tables, write the results after each, and return the exit status.
 
-    A table that fails, also at a result that differs from the reference, does not take the others
-    with it; the status is 1 then, and where the speed table lacks one of the ``PEERS``.
+    A table that fails, or whose results differ from the reference, does not end the others. The
+    status is 1 in that case, and if the speed table lacks one of the ``PEERS``.
     """
     card = Card(options.dry_run)
     until = time.monotonic() + options.seconds if options.seconds else math.inf

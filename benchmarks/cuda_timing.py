@@ -1,4 +1,4 @@
-"""Times contestants on a GPU: by events around bursts of calls, or of replays of CUDA graphs."""
+"""Times of contestants on a GPU, by events around bursts of calls or of replayed graphs."""
 
 import gc
 import math
@@ -25,10 +25,10 @@ COPY = "floor: copying the logits"
 
 @dataclass(frozen=True)
 class Contestant:
-    """``call(turn)`` works on the input of that turn, of which there are ``turns``.
+    """A program to time: ``call(turn)`` works on the input of that turn, one of ``turns``.
 
-    ``replay``: one CUDA graph for each input is replayed, which no Python and no launching of
-    single kernels delays. Without it the figure is that of the calls as Python makes them.
+    With ``replay`` one CUDA graph for each input is replayed. Neither Python nor launches of single
+    kernels delay it. Without it the figure is that of the calls as Python makes them.
     """
 
     call: Call
@@ -37,7 +37,7 @@ class Contestant:
 
 
 class Card:
-    """The GPU; with ``dry`` the CPU in its place, to see whether the program runs."""
+    """The GPU; with ``dry`` the CPU instead, to see whether the program runs."""
 
     def __init__(self, dry: bool = False) -> None:
         if not dry and not torch.cuda.is_available():
@@ -49,18 +49,18 @@ class Card:
         self.cache = 2**20 if dry else _l2(torch.cuda.get_device_properties(self.device))
 
     def holds(self, size: int) -> bool:
-        """Whether so many bytes fit, with as many again for what is computed from them."""
+        """Return whether so many bytes fit, with as many again for intermediate results."""
         return self.dry or 2 * size < torch.cuda.mem_get_info(self.device)[0]
 
     def forget(self) -> None:
-        """Gives back the memory of the last table."""
+        """Give back the memory of the last table."""
         gc.collect()
         if not self.dry:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
     def captured(self, contestant: Contestant) -> Call:
-        """The contestant as graphs, one for each input, that share their memory."""
+        """Return the contestant as graphs, one for each input, that share their memory."""
         call, turns = contestant.call, contestant.turns
         if self.dry:
             return call
@@ -86,10 +86,10 @@ class Card:
         return lambda turn: graphs[turn % turns].replay()
 
     def burst(self, call: Call, first: int, count: int, *, ahead: bool, warm: int) -> float:
-        """Seconds per call of ``count`` calls, after ``warm`` that are not counted.
+        """Return seconds per call of ``count`` calls, after ``warm`` uncounted ones.
 
-        ``ahead``: the GPU waits until all are queued, so that only its own time is measured;
-        otherwise the uncounted calls are what it is busy with when the first is queued.
+        With ``ahead`` the GPU waits until all are queued, so that only its own time is measured.
+        Otherwise it works on the uncounted calls while the first counted one is queued.
         """
         for turn in range(first, first + warm):
             call(turn)
@@ -110,7 +110,7 @@ class Card:
         return float(begin.elapsed_time(end)) / 1e3 / count
 
     def about(self) -> dict[str, Any]:
-        """What the figures depend on besides the machine."""
+        """Return the settings of the card that the figures depend on."""
         build = adapmixed_ext.build_info()
         if self.dry:
             return {"name": "none (dry run)", "cuda": None, "driver": None}
@@ -130,7 +130,7 @@ class Card:
 
 
 def awaited(calls: dict[str, Call], device: torch.device) -> dict[str, Call]:
-    """The same calls, which return when the device has done their work."""
+    """Return the same calls, each of which waits until the device has done its work."""
     if device.type == "cpu":
         return calls
 
@@ -147,7 +147,7 @@ def _l2(card: Any) -> int:
 
 
 def _ask(field: str) -> str | None:
-    """One field of nvidia-smi; None where there is no such program."""
+    """Return one field of nvidia-smi; None if there is no such program."""
     command = ["nvidia-smi", "-i", "0", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -157,7 +157,7 @@ def _ask(field: str) -> str | None:
 
 
 def card_floors(inputs: list[Query]) -> dict[str, Contestant]:
-    """The logits read once and twice by torch's sum, and read and written once by a copy."""
+    """Return floors: torch's sum reads the logits once and twice, a copy reads and writes them."""
     target = [torch.empty_like(tensor) for tensor in inputs[0]]
 
     def copy(turn: int) -> None:
@@ -174,7 +174,7 @@ def interleave(
     runs: Mapping[str, int],
     refused: Callable[[str, Exception], None],
 ) -> dict[str, Timing]:
-    """Times every contestant ``runs[name]`` times, in turn; each time is that of a burst of calls.
+    """Time every contestant ``runs[name]`` times, in turn; each time is of a burst of calls.
 
     A contestant that cannot be captured is reported to ``refused`` and left out.
     """

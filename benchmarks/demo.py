@@ -11,7 +11,7 @@ from adapmixed.training.demo import train_demo
 
 @cache
 def demo_ensemble() -> Path:
-    """Return its folder, which goes when the program ends."""
+    """Train it and return its folder, which is removed when the program ends."""
     folder = tempfile.mkdtemp(prefix="adapmixed-benchmark-")
     atexit.register(shutil.rmtree, folder)
     return train_demo(Path(folder, "ensemble"))

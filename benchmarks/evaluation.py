@@ -1,16 +1,17 @@
-"""How fast a whole evaluation is: models and mechanism, against one adapter after the other.
+"""Time a whole evaluation, models and mechanism, against one adapter after the other.
 
     python -m benchmarks.evaluation [--quick] [--out PREFIX]
 
-The built-in models and text, the same windows for both, one run, by turns:
+Both programs take turns in one run, on the built-in models and the same windows of text:
 
 - the published way: peft's `set_adapter` and a forward pass for every member, then the published
   algorithm as a Python loop over queries and models (`contestants.published`), whose mixture scores
   the token;
 - ours: `adapmixed.evaluation.evaluate` with AdaPMixED, screening off as there.
 
-Log-likelihoods are compared before the timing: at order 3 they must agree; at the paper's 18 the
-published weights are wrong in float32 (benchmarks.operators says by how much), which is said.
+Log-likelihoods are compared before the timing. At order 3 they must agree. At the paper's order 18
+the published weights are wrong in float32, and the output says so; benchmarks.operators says by how
+much.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ BLOCK = 128
 
 
 def peft_model(models: int) -> Any:
-    """The built-in base with its members as adapters "m0", "m1", ..."""
+    """Return the built-in base with its members as adapters "m0", "m1", ..."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -96,7 +97,7 @@ def compare(
     report: Report, ensemble: Ensemble, model: Any, tokens: list[int], queries: int, runs: int,
     order: float, beta: float,
 ) -> None:  # fmt: skip
-    """Both by turns, ms a query; their scores first."""
+    """Compare their scores, then time both by turns, in ms a query."""
     contestants = {
         "published way": lambda: one_after_the_other(
             model, ensemble.num_models, tokens, queries, order, beta

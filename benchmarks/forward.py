@@ -1,16 +1,16 @@
-"""How fast an ensemble decodes, and what share of a generated token the mechanism takes.
+"""Time the decoding of an ensemble, and the mechanism's share of a generated token.
 
     python -m benchmarks.forward [--device cuda] [--quick] [--out PREFIX]
 
 Two questions, GPT-2 shapes with random weights, adapters of rank 4 on c_attn, fp32:
 
 - decode: one token through N members and the public model, as one batched pass and as the loop
-  over adapters (peft's set_adapter and a forward pass, N + 1 times, each member with a key/value
-  cache of its own). Both read the same tokens; their logits are compared before the timing.
-- step: a whole generated token at N = 100: the pass, by torch operation too, then AdaPMixED's two
-  phases on its logits, with the wikitext-103 preset and without its screening (then no query is
-  answered from the public model), and memory: of the process, or what torch has held on a GPU,
-  where a call is timed until the GPU has done it.
+  over adapters. The loop calls peft's set_adapter and a forward pass N + 1 times, each member with
+  a key/value cache of its own. Both read the same tokens. Their logits are compared first.
+- step: a whole generated token at N = 100. It times the pass, by torch operation too, and then
+  AdaPMixED's two phases on its logits. The wikitext-103 preset is used with and without its
+  screening (without it no query is answered from the public model). It also measures memory: of
+  the process, or that held by torch on a GPU. On a GPU a call ends when the GPU has done its work.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def make_base(shape: Shape, device: torch.device) -> Any:
 
 
 def member(i: int) -> str:
-    """Never a bare number: peft takes the name out of the weights' names, where layers have one."""
+    """Return a member's name, no bare number: peft takes the name out of weights' names."""
     return f"member-{i:03d}"
 
 
 def make_peft(base: Any, models: int, folder: Path) -> tuple[Any, list[Path]]:
-    """(peft model with random adapters, the same as folders)."""
+    """Return a peft model with random adapters, and the same adapters as folders."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=RANK, lora_alpha=32, target_modules=["c_attn"], task_type="CAUSAL_LM",
@@ -91,7 +91,7 @@ def make_peft(base: Any, models: int, folder: Path) -> tuple[Any, list[Path]]:
 
 
 class Loop:
-    """Member after member; the public model last, with the adapters switched off."""
+    """Member after member; the public model last, with adapters switched off."""
 
     def __init__(self, model: Any, models: int, prompt: Tensor) -> None:
         from transformers import DynamicCache
@@ -117,7 +117,7 @@ class Loop:
         return logits[:, -1]
 
     def __call__(self, token: Tensor) -> Tensor:
-        """(N + 1, b, V), the public model last; the caches are left as they were."""
+        """Return (N + 1, b, V), the public model last; the caches are left as they were."""
         logits = self._pass(token[:, None])
         for cache in self._caches:
             cache.crop(-1)
@@ -125,7 +125,7 @@ class Loop:
 
 
 def batched(decoder: Decoder, token: Tensor) -> tuple[Tensor, Tensor]:
-    """The next logits after a token; the cache is left as it was."""
+    """Return the next logits after a token; the cache is left as it was."""
     decoder.append(token)
     decoder._cache.crop(-1)
     decoder._ids = decoder._ids[:, :-1]
@@ -152,7 +152,7 @@ def line(report: Report, table: str, name: str, timing: Timing, note: str, **mor
 def decode(
     report: Report, shape: Shape, models: int, prompt: int, runs: int, device: torch.device
 ) -> None:
-    """The batched pass against the loop, one token at a time."""
+    """Time the batched pass against the loop, one token at a time."""
     report.say(
         f"decode: {shape.name} shape ({shape.layers} layers, {shape.width}, V = {shape.vocab}), "
         f"N = {models}, after {prompt} tokens; ratio to the loop"
@@ -190,7 +190,7 @@ def decode(
 def step(
     report: Report, shape: Shape, models: int, prompt: int, runs: int, device: torch.device
 ) -> None:
-    """The mechanism's share of a generated token, and memory."""
+    """Measure the mechanism's share of a generated token, and memory."""
     report.say(
         f"step: {shape.name} shape, N = {models}, V = {shape.vocab}, after {prompt} tokens; "
         "share of pass and mechanism together"
@@ -237,7 +237,7 @@ def step(
 
 
 def sizes(ensemble: Ensemble, decoder: Decoder) -> dict[str, int]:
-    """Bytes of what is held between two tokens."""
+    """Return the bytes held between two tokens, by part."""
     model = ensemble._forward.model
     adapters = {
         id(buffer): buffer
@@ -252,7 +252,7 @@ def sizes(ensemble: Ensemble, decoder: Decoder) -> dict[str, int]:
 
 
 def peak(device: torch.device) -> int:
-    """Bytes: the largest resident size of this process so far (on Linux), or torch's on the GPU."""
+    """Return bytes: the largest resident size so far (on Linux), or torch's on the GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

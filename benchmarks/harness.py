@@ -1,4 +1,4 @@
-"""Times contestants on the same inputs, interleaved in one run, against a measured floor."""
+"""Times of contestants on the same inputs, interleaved in one run, against a measured floor."""
 
 import json
 import os
@@ -37,7 +37,7 @@ class Timing:
     runs: int
 
     def per(self, queries: int) -> "Timing":
-        """The time for each of ``queries`` that one call answers."""
+        """Return the time for each of ``queries`` that one call answers."""
         times = (s / queries for s in (self.median, self.fastest, self.slowest))
         return Timing(*times, self.runs)
 
@@ -47,17 +47,17 @@ def interleave(
     runs: Mapping[str, int],
     before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, Timing]:
-    """Calls every contestant ``runs[name]`` times, in turn, so that noise falls on all alike.
+    """Call every contestant ``runs[name]`` times, in turn, so that noise falls on all alike.
 
     Contestants with fewer runs are spread over the whole time. Before each timed call a contestant
-    is called untimed for 20 ms, at least once if it takes less than half a second, on the other
-    inputs: after another's turn the threads of one library still spin while those of the other
-    have gone to sleep, which costs milliseconds and belongs to neither.
+    is called untimed for 20 ms on other inputs, at least once if it takes less than half a second.
+    The reason: after another's turn one library's threads still spin and the other's are asleep.
+    That costs milliseconds, which belong to neither.
 
     Args:
-        contestants: by name; called with the number of their call, from which they choose inputs.
-        runs: per contestant, after two calls that are not counted.
-        before: what some contestants have done before each call, untimed, instead of a call.
+        contestants: by name; called with the number of the call, from which they choose inputs.
+        runs: per contestant, after two uncounted calls.
+        before: by name, an untimed action before each call, instead of a call.
     """
     warm_ups = {}
     for name, call in contestants.items():
@@ -90,22 +90,22 @@ def interleave(
 
 
 def size(query: Query) -> int:
-    """Bytes of one query's logits."""
+    """Return the bytes of one query's logits."""
     return sum(t.numel() * t.element_size() for t in query)
 
 
 def _as_floats(tensor: Tensor) -> Tensor:
-    """The same bytes as fp32, whatever they mean: the sum shall read, not convert."""
+    """Return the same bytes as fp32, so that a sum reads them without converting."""
     flat = tensor.reshape(-1)
     even = flat.numel() * flat.element_size() // 4 * (4 // flat.element_size())
     return flat[:even].view(torch.float32)
 
 
 def floors(inputs: list[Query]) -> dict[str, Call]:
-    """The floor as contestants: tight vectorised sums over the rotated inputs, once and twice.
+    """Return floors as contestants: vectorised sums over the rotated inputs, once and twice.
 
-    Leave-one-out losses need the weights of all models and these the whole rows, so two passes are
-    the least. Inputs that fit the cache make the second one cheap here as well as in the operators.
+    Leave-one-out losses need the weights of all models, and weights need whole rows. So two passes
+    are the least. Inputs that fit the cache make the second pass cheap, here as in the operators.
     """
 
     flat = [[_as_floats(tensor) for tensor in query] for query in inputs]
@@ -122,13 +122,13 @@ def floors(inputs: list[Query]) -> dict[str, Call]:
 
 
 def _digits(value: float) -> str:
-    """Four digits, as far as they are there."""
+    """Write four digits at most."""
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
 @dataclass
 class Report:
-    """Lines of tables and rows of JSON, collected side by side.
+    """Lines of tables and rows of JSON, collected together.
 
     ``unit`` is that of the lines, "ms" or "µs"; the JSON has seconds.
     """
@@ -138,12 +138,12 @@ class Report:
     unit: str = "ms"
 
     def say(self, line: str = "") -> None:
-        """Prints and keeps one line."""
+        """Print and keep one line."""
         print(line, flush=True)
         self.lines.append(line)
 
     def head(self, ratio: str = "ratio") -> None:
-        """Prints the heading of a table."""
+        """Print the heading of a table."""
         heading = f"  {'':41}{'median':>10}  {'[fastest, slowest]':>20}{ratio:>9}{'GB/s':>8}  floor"
         self.say(heading)
 
@@ -151,14 +151,14 @@ class Report:
         self, table: str, name: str, timing: Timing, *, base: Timing, floor: Timing,
         bytes_read: int, queries: int = 1, **fields: object,
     ) -> None:  # fmt: skip
-        """Prints one contestant and keeps it.
+        """Print one contestant and keep it.
 
         Args:
             table: key of the JSON.
-            base: what "ratio" relates to.
-            floor: what "share_of_floor" relates to.
+            base: the denominator of "ratio".
+            floor: the numerator of "share_of_floor".
             bytes_read: of one query's logits, counted once.
-            queries: that one call of ``timing`` answers; all figures are per query.
+            queries: number answered by one call of ``timing``; all figures are per query.
             fields: further fields of the JSON; "note" is printed.
         """
         t = timing.per(queries)
@@ -178,7 +178,7 @@ class Report:
         bytes_read: int, extra: Mapping[str, Mapping[str, object]] | None = None,
         **setting: object,
     ) -> None:  # fmt: skip
-        """A table of one interleaved run; ``extra`` holds further fields by contestant."""
+        """Add a table of one interleaved run; ``extra`` holds further fields by contestant."""
         self.head()
         for name, timing in timings.items():
             fields = {**setting, **(extra or {}).get(name, {})}
@@ -189,7 +189,7 @@ class Report:
         self.say()
 
     def others(self, neighbours: "Neighbours") -> float | None:
-        """Says how much other processes used since `neighbours` was made; returns the share."""
+        """Report and return the share that other processes used since `neighbours` was made."""
         share = neighbours.share()
         if share is not None:
             verdict = "" if share < QUIET else ": TOO MUCH, these figures mean nothing"
@@ -197,7 +197,7 @@ class Report:
         return share
 
     def write(self, prefix: Path, **head: object) -> None:
-        """Writes PREFIX.json and PREFIX.txt."""
+        """Write PREFIX.json and PREFIX.txt."""
         prefix.parent.mkdir(parents=True, exist_ok=True)
         content = {"format_version": 1, **head, "tables": self.tables}
         text = json.dumps(content, indent=1, allow_nan=False)
@@ -223,7 +223,7 @@ def _read(path: str) -> str:
 
 
 def caches() -> dict[str, int]:
-    """Bytes of each data or unified cache that the first core sees, by level."""
+    """Return the bytes of each data or unified cache of the first core, by level."""
     sizes = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         if _read(f"{folder}/type").strip() in ("Data", "Unified"):
@@ -234,17 +234,17 @@ def caches() -> dict[str, int]:
 
 
 class Neighbours:
-    """How much of the machine other processes used: the figures stand only where that is little.
+    """The share of the machine that other processes used; figures hold only if it is small.
 
-    A busy core stalls every parallel region, and the programs differ a hundredfold in how many
-    they have: on a loaded machine ratios lose their meaning, not only their precision.
+    A busy core stalls every parallel region, and programs differ a hundredfold in their number.
+    So ratios measured on a loaded machine mean nothing.
     """
 
     def __init__(self) -> None:
         self._begin = self._now()
 
     def share(self) -> float | None:
-        """Share of all cores' time since the start; None where the system does not tell."""
+        """Return the share of all cores' time since the start; None if the system does not tell."""
         (wall, busy, own), now = self._begin, self._now()
         if not now[1] or now[0] <= wall:
             return None
@@ -253,7 +253,7 @@ class Neighbours:
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """Seconds: wall time, all cores busy, this process and its children busy."""
+        """Return seconds: wall time, all cores busy, this process and its children busy."""
         ticks = [int(n) for n in _read("/proc/stat").partition("\n")[0].split()[1:]]
         # user, nice, system, then idle and waiting, then interrupts and what other guests took.
         busy = (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
@@ -261,7 +261,7 @@ class Neighbours:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on and with."""
+    """Return the machine, versions and commit of a measurement."""
     model = re.search(r"model name\s*:\s*(.*)", _read("/proc/cpuinfo"))
     memory = re.search(r"MemTotal:\s*(\d+) kB", _read("/proc/meminfo"))
     build = adapmixed_ext.build_info()
@@ -287,7 +287,7 @@ def machine() -> dict[str, Any]:
 
 
 def headline(about: Mapping[str, Any]) -> str:
-    """What `machine` found, in two lines."""
+    """Return the result of `machine` in two lines."""
     return (
         f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, "
         f"{about['instruction_set']}\nadapmixed {about['adapmixed']}, torch {about['torch']}, "

@@ -1,4 +1,4 @@
-"""Inputs of the benchmarks, and the check of what is timed against the float64 reference."""
+"""Inputs of the benchmarks, and checks of the timed calls against the float64 reference."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ ACCEPTED = 1e-3  # beyond this a torch program is marked as wrong
 
 
 def rotation(query_bytes: int, most: int = 128, cache: int | None = None) -> int:
-    """How many queries in rotation are larger than the last-level cache, with room to spare."""
+    """Return how many queries in rotation exceed the last-level cache, with room to spare."""
     last = cache or max(caches().values(), default=32 * 2**20)
     return min(most, max(2, math.ceil(2.2 * last / query_bytes)))
 
@@ -34,9 +34,9 @@ def make_query(
     models: int, vocab: int, *, kind: str = "near", positions: int = 1, seed: int = 0,
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
 ) -> Query:  # fmt: skip
-    """One call's logits, made model by model where they shall be: no second array of their size.
+    """Make one call's logits model by model in place, without a second array of their size.
 
-    A seed means other numbers on another kind of device.
+    The same seed gives other numbers on another kind of device.
     """
     shift, noise = KINDS[kind]
     generator = torch.Generator(device).manual_seed(seed)
@@ -57,7 +57,7 @@ def make_queries(
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
     cache: int | None = None,
 ) -> list[Query]:  # fmt: skip
-    """Queries in rotation; together they are larger than the cache, the CPU's unless given."""
+    """Make queries in rotation, together larger than the cache (the CPU's unless given)."""
     count = rotation(dtype.itemsize * models * positions * vocab, cache=cache)
     return [
         make_query(
@@ -68,12 +68,12 @@ def make_queries(
 
 
 def on_cpu(query: Query) -> Query:
-    """The logits where the reference shall compute."""
+    """Return the logits on the CPU, where the reference computes."""
     return query[0].cpu(), query[1].cpu()
 
 
 def _divergences(query: Query, weight: Tensor, order: float) -> Tensor:
-    """D↔(w p + (1-w) q || q) of every model, in float64."""
+    """Return D↔(w p + (1-w) q || q) of every model, in float64."""
     private, public = (t.double().log_softmax(-1) for t in query)
     weight = weight.unsqueeze(-1)
     mixed = torch.logaddexp(weight.log() + private, torch.log1p(-weight) + public)
@@ -82,7 +82,7 @@ def _divergences(query: Query, weight: Tensor, order: float) -> Tensor:
 
 
 def check_weights(query: Query, weight: Tensor, order: float, radius: float) -> None:
-    """Every weight must satisfy the constraint, and none that is 1e-5 larger may."""
+    """Check that every weight satisfies the constraint, and that none 1e-5 larger does."""
     query, weight = on_cpu(query), weight.cpu()
     # The float64 sums are good to some 1e-14; the divergence is their logarithm over α - 1.
     slack = 1e-12 / (order - 1)
@@ -95,13 +95,13 @@ def check_weights(query: Query, weight: Tensor, order: float, radius: float) -> 
 
 
 def true_losses(query: Query, projection: Projection, orders: Sequence[float]) -> Tensor:
-    """The reference's losses for these weights, (N, B, K), on the CPU."""
+    """Return the reference's losses for these weights, (N, B, K), on the CPU."""
     pair = projection.weight.cpu(), projection.complement.cpu()
     return oracle.leave_one_out(*on_cpu(query), pair, orders=list(orders))
 
 
 def check_losses(losses: Tensor, truth: Tensor) -> None:
-    """Every loss must be within ``loss_error`` of the reference."""
+    """Check that every loss is within ``loss_error`` of the reference."""
     losses = losses.cpu()
     allowed = (adapmixed_ext.loss_error * truth).clamp(min=1e-12)
     if not bool(((losses - truth).abs() <= allowed).all()):
@@ -110,7 +110,7 @@ def check_losses(losses: Tensor, truth: Tensor) -> None:
 
 
 def few(tensor: Tensor) -> Tensor:
-    """Every tenth model, at least two: what the slow reference is asked about."""
+    """Return every tenth model, at least two, for the slow reference."""
     return tensor[:: max(1, min(10, len(tensor) // 2))]
 
 
@@ -118,7 +118,7 @@ def check_call(
     call: Callable[..., tuple[Projection, Tensor]], query: Query, order: float, radius: float,
     orders: Sequence[float],
 ) -> None:  # fmt: skip
-    """Weights and losses of ``call(query, order, radius, orders)`` on some of the models."""
+    """Check weights and losses of ``call(query, order, radius, orders)`` on some models."""
     part = few(query[0]), query[1]
     projection, loss = call(part, order, radius, orders)
     check_weights(part, projection.weight, order, radius)
@@ -126,9 +126,9 @@ def check_call(
 
 
 def judge(result: Result, weight: Tensor, loss: Tensor) -> dict[str, object]:
-    """Largest relative errors of a torch program; None where they are not finite.
+    """Return the largest relative errors of a torch program; None if they are not finite.
 
-    ``weight`` and ``loss``, which are taken as the truth, are on the CPU.
+    ``weight`` and ``loss``, on the CPU, are taken as the truth.
     """
     errors = [
         float(((mine.cpu().double() - truth) / truth).abs().nan_to_num(nan=math.inf).max())

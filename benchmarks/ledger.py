@@ -1,10 +1,10 @@
-"""How fast an accountant with a ledger charges, how large the file grows, how long opening takes.
+"""Measure an accountant with a ledger: charges a second, size of the file, time to open.
 
     python -m benchmarks.ledger --folder /path/on/the/disk/in/question
 
-One charge is what AdaPMixED emits for one query: a screening and the losses of N models at K
-orders. Between the runs of charges the same disk flushes 4096 bytes and nothing else, which is
-what a durable charge cannot be faster than.
+One charge is AdaPMixED's for one query: a screening and the losses of N models at K orders.
+Between the runs of charges the same disk flushes 4096 bytes and nothing else. No durable charge can
+be faster than that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DELTA = 1e-5
 
 
 def charges(count: int, models: int, orders: int) -> list[list[Event]]:
-    """What `count` queries emit; losses with as many random digits as real ones."""
+    """Return the charges of `count` queries; losses have as many random digits as real ones."""
     generator = np.random.default_rng(0)
     at = tuple(2.0 + k for k in range(orders))
     return [
@@ -45,7 +45,7 @@ def charges(count: int, models: int, orders: int) -> list[list[Event]]:
 
 
 def flushes_per_second(folder: Path, seconds: float = 1.0) -> float:
-    """Writes of 4096 bytes, each flushed, over the same block."""
+    """Return writes of 4096 bytes a second, each flushed, over the same block."""
     file = os.open(folder / "flush", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         done, start = 0, time.perf_counter()

@@ -1,12 +1,12 @@
-"""Does a long evaluation stay in bounded memory, and does it survive being killed?
+"""Check that a long evaluation stays in bounded memory and survives being killed.
 
     python -m benchmarks.long_evaluation                      # 99 840 queries, twice: 20 minutes
     python -m benchmarks.long_evaluation --out PREFIX         # also PREFIX.txt and PREFIX.json
 
-`adapmixed evaluate --result` with the built-in models over the built-in held-out and private text,
-five methods side by side, watched from outside: resident memory and the size of the result file.
-Then the same once more, ended by SIGKILL at some queries and resumed: what it finds must be equal
-to the last digit.
+It runs `adapmixed evaluate --result` with the built-in models over the built-in held-out and
+private text, five methods together. It watches the resident memory and the size of the result
+file from outside. Then it runs the same again, ended by SIGKILL at some queries and resumed. Both
+results must be equal to the last digit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARKS = (11_000, 25_000, 49_000, 75_000)
 
 
 def command(text: Path, result: Path, queries: int) -> list[str]:
-    """The evaluation as a user starts it."""
+    """Return the command of the evaluation, as a user starts it."""
     words = [sys.executable, "-m", "adapmixed", "evaluate", "--base", str(demo_base())]
     words += ["--ensemble", str(demo_ensemble()), "--text", str(text), "--block", "128"]
     words += ["--queries", str(queries), "--memory", MEMORY, "--result", str(result), "--resume"]
@@ -49,13 +49,13 @@ def command(text: Path, result: Path, queries: int) -> list[str]:
 
 
 def status(process: int, field: str) -> int:
-    """Bytes, of a running process."""
+    """Return a field of a running process's status, in bytes."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def answered(result: Path) -> int:
-    """Queries whose answers are in the result file."""
+    """Return the number of queries whose answers are in the result file."""
     if not result.exists():
         return 0
     return max((one.queries for runs in read_result(result).runs for one in runs.evaluations),
@@ -63,7 +63,7 @@ def answered(result: Path) -> int:
 
 
 def watched(words: list[str], result: Path, stops: list[int], report: Report) -> list[Evaluation]:
-    """Runs to the end, killed at `stops`; what every method found."""
+    """Run to the end, killed at `stops`; return the result of every method."""
     marks, begun = [*MARKS], time.monotonic()
     row: dict[str, float] = {}
     while True:
@@ -94,7 +94,7 @@ def watched(words: list[str], result: Path, stops: list[int], report: Report) ->
 
 
 def seen(process: int, result: Path, count: int, begun: float) -> dict[str, float]:
-    """Bytes of the process and of its result; nothing where it has just ended."""
+    """Return the bytes of the process and of its result; nothing if it has just ended."""
     try:
         peak, now = status(process, "VmHWM"), status(process, "VmRSS")
     except (OSError, StopIteration):

@@ -1,4 +1,4 @@
-"""How fast are the operators, against torch programs and against reading the logits?
+"""Time the operators against torch programs and against reading the logits.
 
     python -m benchmarks.operators                    # all tables, about 5 minutes on 2 cores
     python -m benchmarks.operators --only speed       # one or several of them
@@ -6,11 +6,11 @@
     python -m benchmarks.operators --quick            # tiny sizes: does everything run?
     python -m benchmarks.operators --device cuda      # the tables on a GPU
 
-What is timed is checked first against the float64 reference; the contestants of a table take turns
-in one run, on inputs in rotation that are larger than the cache; figures are medians with the
-fastest and slowest call, and ratios are those of medians. GB/s counts the bytes of the logits
-once; "floor" is the share of the measured time for reading them twice with the same threads (once
-in the table of single operators).
+Every timed call is checked first against the float64 reference. The contestants of a table take
+turns in one run, on inputs in rotation that are larger than the cache. Figures are medians with the
+fastest and slowest call, and ratios are those of medians. GB/s counts the bytes of the logits once.
+"floor" is the measured time for reading them twice with the same threads, as a share of the call's
+time. In the table of single operators they are read once.
 """
 
 import argparse
@@ -63,7 +63,7 @@ TABLES = {
 
 
 def speed(report: Report, sizes: Sizes) -> None:
-    """All contestants on one query: three settings, and three kinds of input at two of them."""
+    """Time all contestants on one query: three settings, three kinds of input at two of them."""
     inputs = {kind: make_queries(sizes.models, sizes.vocab, kind=kind) for kind in KINDS}
     for order, radius in SETTINGS[:1] if sizes.quick else SETTINGS:
         programs, seconds = torch_programs(
@@ -114,7 +114,7 @@ def _compare(
 def _advantages(
     report: Report, timings: dict[str, Timing], programs: list[str], **setting: object
 ) -> None:
-    """How many times as fast ours are as each torch program, which has one order only."""
+    """Return how many times faster our calls are than each torch program, at one order."""
     ours = [name for name in (OURS, OURS_8, STEP, STEP_8) if name in timings]
     short = [
         name.removeprefix("ours: ").replace("project + leave_one_out", "ours") for name in ours
@@ -129,7 +129,7 @@ def _advantages(
 
 
 def main() -> None:
-    """Measures, prints the tables, optionally writes them."""
+    """Measure and print the tables, and write them if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

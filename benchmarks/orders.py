@@ -1,4 +1,4 @@
-"""What an order costs: integers and others, small and large, at small and at ordinary targets."""
+"""Time orders: integers and others, small and large, at small and at ordinary targets."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ LOSSES = (3.0, 18.0, 17.5, 64.0, 256.0)
 
 
 def order_calls(queries: list[Query]) -> dict[str, Call]:
-    """`project` and `leave_one_out` at several orders by name, checked at the small target."""
+    """Return `project` and `leave_one_out` at several orders, checked at the small target."""
     for order, radius in PROJECTIONS[2:4]:
         check_setting(queries[0], order, radius)
     known = [adapmixed_ext.project(*query, order=18.0, radius=RADIUS) for query in queries]
@@ -32,7 +32,7 @@ def order_calls(queries: list[Query]) -> dict[str, Call]:
 
 
 def orders(report: Report, sizes: Sizes) -> None:
-    """The calls on far inputs, one query."""
+    """Time the calls on far inputs, one query."""
     queries = make_queries(sizes.models, sizes.vocab, kind="far")
     calls = order_calls(queries) | {READ_ONCE: floors(queries)[READ_ONCE]}
     timings = interleave(calls, dict.fromkeys(calls, sizes.runs(15)))

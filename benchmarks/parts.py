@@ -1,4 +1,4 @@
-"""Where the time of a call goes, by torch operation."""
+"""Profile of a call, by torch operation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _LEAST = 0.01  # share below which an operation is one of the rest
 
 
 def parts(report: Report, table: str, call: Call, device: torch.device, turns: int = 5) -> None:
-    """Profiles some calls and says each operation's share of the time in operations.
+    """Profile some calls and print each operation's share of the time in operations.
 
-    Of the call's own thread, or of the GPU; the profiler slows small operations down a little.
+    The time is that of the call's own thread, or of the GPU. The profiler slows small operations
+    down a little.
     """
     cuda = device.type == "cuda"
     call(0)

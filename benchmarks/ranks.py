@@ -1,4 +1,4 @@
-"""What it costs to send the members' rows to the main process, over gloo on one machine.
+"""Time the sending of the members' rows to the main process, over gloo on one machine.
 
     python -m benchmarks.ranks [--quick] [--out PREFIX]
 
@@ -7,9 +7,9 @@ Two processes, each with half of the members:
 - gather: the rows of N members alone, at the sizes of decoding (1 query) and of an evaluation
   (several positions at once);
 - step: one decoded token of GPT-2 small with N = 100 members that adapt c_attn in every block
-  (random weights, r = 8, fp32): the members' forward pass, sending, and ClippedLogPool with its
-  charge and draw on the main process. A member of the output layer alone is computed by every
-  process, so that nothing is sent.
+  (random weights, r = 8, fp32). It times the members' forward pass, sending, and ClippedLogPool
+  with its charge and draw on the main process. Members of the output layer alone send nothing,
+  since every process computes them.
 
 The gathered rows are compared with those of one process before the timing.
 """
@@ -49,7 +49,7 @@ QUICK = [(4, 1, 512, torch.float32)]
 
 
 def median_seconds(call: Callable[[], object], runs: int) -> float:
-    """Median over runs; the processes begin each run together."""
+    """Return the median over runs; the processes begin each run together."""
     found = []
     for _ in range(runs + 1):  # the first one is not counted
         dist.barrier()

@@ -1,4 +1,4 @@
-"""The operators alone: each of them, and how time depends on dtype, batch and size."""
+"""Times of every operator, and how they depend on dtype, batch and size."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -53,25 +53,25 @@ PAIRS = {"two calls": OURS, "fused step": STEP}
 
 
 class Sizes(NamedTuple):
-    """Of the tables that are about one size; ``quick`` shrinks the others too."""
+    """Sizes of the tables that are about one size; ``quick`` shrinks the others too."""
 
     models: int
     vocab: int
     quick: bool
 
     def runs(self, count: int) -> int:
-        """The number of runs, or 2."""
+        """Return the number of runs, or 2 if quick."""
         return 2 if self.quick else count
 
 
 def check(query: Query) -> None:
-    """The two calls and the fused step on some models against the reference."""
+    """Check the two calls and the fused step on some models against the reference."""
     for call in (two_calls, fused):
         check_call(call, query, ORDER, RADIUS, [ORDER])
 
 
 def check_setting(query: Query, order: float, radius: float) -> tuple[Tensor, Tensor]:
-    """Our calls on one query; returns weights and the reference's losses, both (N,), on the CPU."""
+    """Check our calls on one query; return weights and the reference's losses, (N,), on the CPU."""
     projection, loss = two_calls(query, order, radius, order)
     truth = true_losses(query, projection, [order])
     check_losses(loss, truth)
@@ -83,7 +83,7 @@ def check_setting(query: Query, order: float, radius: float) -> tuple[Tensor, Te
 
 
 def check_single(query: Query, noise: Tensor) -> None:
-    """The operators that the other checks do not reach, against the reference on the CPU."""
+    """Check the remaining operators against the reference on the CPU."""
     part = few(query[0]), query[1]
     known = on_cpu(part)
     projection = adapmixed_ext.project(*part, order=ORDER, radius=RADIUS)
@@ -120,7 +120,7 @@ def check_single(query: Query, noise: Tensor) -> None:
 
 
 def single_calls(queries: Sequence[Query], noise: Tensor, rng: SeededRandom) -> dict[str, Call]:
-    """Every operator by itself, on the query of the turn; what it needs is made beforehand."""
+    """Return every operator by itself on the query of the turn; its inputs are made first."""
     known = [
         (query, projection, adapmixed_ext.mixture(*query, projection))
         for query in queries
@@ -175,7 +175,7 @@ def _clip(
 
 
 def operators(report: Report, sizes: Sizes) -> None:
-    """Every operator by itself; one query."""
+    """Time every operator by itself on one query."""
     queries = make_queries(sizes.models, sizes.vocab)
     rng = SeededRandom(0)
     noise = adapmixed_ext.gaussian((1, SCREEN["top_k"]), sigma=0.01, rng=rng)
@@ -194,7 +194,7 @@ def operators(report: Report, sizes: Sizes) -> None:
 
 
 def evaluation(report: Report, sizes: Sizes) -> None:
-    """The path to log p(target), which never forms (B, V), against the path to a token."""
+    """Time the path to log p(target), which never forms (B, V), and the path to a token."""
     queries = make_queries(sizes.models, sizes.vocab)
     check(queries[0])
     target, rng = torch.tensor([7]), SeededRandom(0)
@@ -215,7 +215,7 @@ def _grid(
     report: Report, table: str, inputs: dict[str, tuple[list[Query], int, dict[str, object]]],
     base: str,
 ) -> None:  # fmt: skip
-    """Times all inputs (queries, runs, fields) in one run; "ratio" is to the input ``base``."""
+    """Time all inputs (queries, runs, fields) in one run; "ratio" is to the input ``base``."""
     calls: dict[str, Call] = {}
     runs: dict[str, int] = {}
     for label, (queries, count, _) in inputs.items():
@@ -245,7 +245,7 @@ def _grid(
 
 
 def _linear(timing: Timing, base: Timing, query: Query, base_query: Query) -> dict[str, object]:
-    """Time per element, and how it compares with that of the base."""
+    """Return the time per element, and its ratio to that of the base."""
     elements, base_elements = query[0].numel(), base_query[0].numel()
     each, base_each = timing.median / elements, base.median / base_elements
     note = f"{1e9 * each:.3f} ns per element, {each / base_each:.2f} of the base's"
@@ -253,7 +253,7 @@ def _linear(timing: Timing, base: Timing, query: Query, base_query: Query) -> di
 
 
 def dtypes(report: Report, sizes: Sizes) -> None:
-    """fp32, bf16 and fp16 logits; the same numbers, rounded."""
+    """Time fp32, bf16 and fp16 logits, the same numbers rounded."""
     inputs = {}
     for label, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)):
         queries = make_queries(sizes.models, sizes.vocab, dtype=dtype)
@@ -267,7 +267,7 @@ def dtypes(report: Report, sizes: Sizes) -> None:
 
 
 def batches(report: Report, sizes: Sizes) -> None:
-    """One, 8 and 64 queries in one call; all figures per query."""
+    """Time 1, 8 and 64 queries in one call; all figures are per query."""
     inputs = {}
     for positions, runs in ((1, 40), (8, 12), (64, 4)):
         # The 64 queries of the last are larger than any cache by themselves.
@@ -285,7 +285,7 @@ def batches(report: Report, sizes: Sizes) -> None:
 
 
 def sizes(report: Report, sizes: Sizes) -> None:
-    """Time against N and V: linear in N V?"""
+    """Time N and V, to see whether time is linear in N V."""
     numbers, vocabs = ((8, 12, 40), (256, 512)) if sizes.quick else (
         (8, 100, 1000), (32_000, 50_257, 128_256)
     )  # fmt: skip

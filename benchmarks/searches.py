@@ -1,4 +1,4 @@
-"""`clip_project` beside `project`: each finds one number a row, in time that depends on the input.
+"""Times of `clip_project` and `project`, which search one number a row.
 
 On near inputs at order 18 `project` has nothing to search for, since all weights are 1.
 """
@@ -18,7 +18,7 @@ SETTINGS = ((ORDER, RADIUS), (3.0, 0.03))
 
 
 def search_calls(queries: list[Query]) -> dict[str, Call]:
-    """`project` at two settings and `clip_project` in two boxes by name, checked."""
+    """Return `project` at two settings and `clip_project` in two boxes by name, checked."""
     part = few(queries[0][0]), queries[0][1]
     for order, radius in SETTINGS:
         check_setting(queries[0], order, radius)
@@ -40,7 +40,7 @@ def search_calls(queries: list[Query]) -> dict[str, Call]:
 
 
 def searches(report: Report, sizes: Sizes) -> None:
-    """Both on every kind of input, one query."""
+    """Time both on every kind of input, one query."""
     for kind in KINDS:
         queries = make_queries(sizes.models, sizes.vocab, kind=kind)
         calls = search_calls(queries) | {READ_TWICE: floors(queries)[READ_TWICE]}

@@ -1,12 +1,12 @@
-"""How long an ensemble's training takes: head members and members of all linear layers.
+"""Time the training of an ensemble: head members, and members of all linear layers.
 
     python -m benchmarks.training [--quick] [--out PREFIX]
 
-2 MB of Python's standard library in documents of 2 000 characters, 100 shards, 3 epochs, blocks of
-256 tokens, the built-in base, two workers; the whole command, start-up included. Members of all
-layers are trained on every tenth document into a tenth of the shards, and the time after the first
-member is multiplied by ten. Head members' own processor time is counted too: on a busy machine it
-says more than the clock.
+The corpus is 2 MB of Python's standard library in documents of 2 000 characters: 100 shards, 3
+epochs, blocks of 256 tokens, the built-in base, two workers. The whole command is timed, start-up
+included. Members of all layers are trained on every tenth document into a tenth of the shards, and
+the time after the first member is multiplied by ten. The processor time of head members is counted
+too, since on a busy machine it says more than the clock.
 """
 
 from __future__ import annotations

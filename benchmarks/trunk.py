@@ -1,17 +1,17 @@
-"""What private tokens cost when members share the public trunk, against the public model's own.
+"""Time private tokens of members that share the public trunk, against the public model's.
 
     python -m benchmarks.trunk [--quick] [--out PREFIX]
     python -m benchmarks.trunk --only token prompt evaluation training   # half an hour
 
-GPT-2 shapes with random weights and adapters of rank 8, fp32, on the CPU: members of the output
-layer alone (head), of the last block, of all blocks (c_attn). All ratios are to the public model's
-own time for the same queries, taken in turns in one run:
+GPT-2 shapes with random weights and adapters of rank 8, fp32, on the CPU. Members adapt the output
+layer alone (head), the last block, or all blocks (c_attn). All ratios are to the public model's own
+time for the same queries, taken in turns in one run:
 
 - token: the pass, ClippedLogPool, charge and draw of one token, for 1 and 8 queries at a time;
 - cache: bytes of keys and values;
 - prompt: reading a prompt until its first logits are there;
-- evaluation: every token of a stream scored by `evaluate` with ClippedLogPool: 99 840 queries of
-  head members, and one block of 512 tokens where every block costs the same;
+- evaluation: every token of a stream, scored by `evaluate` with ClippedLogPool. Head members
+  answer 99 840 queries, the others one block of 512 tokens, since every block costs the same;
 - training: seconds, as `benchmarks.training`.
 
 The logits of every kind are compared with peft's own for a few members before the timing.
@@ -51,7 +51,7 @@ CHECKED = 2  # members that are compared with peft
 
 
 def layers_of(kind: str, base: Any) -> dict[str, tuple[int, int]]:
-    """The adapted layers with their (in, out)."""
+    """Return the adapted layers with their (in, out)."""
     blocks = base.config.n_layer
     chosen = {
         "head": lambda name: name == "lm_head",
@@ -71,7 +71,7 @@ def layers_of(kind: str, base: Any) -> dict[str, tuple[int, int]]:
 
 
 def make_ensemble(base: Any, kind: str, models: int) -> Ensemble:
-    """Random members, those of N = `CHECKED` first compared with peft's own."""
+    """Make random members; those of N = `CHECKED` are first compared with peft's own."""
     layers = layers_of(kind, base)
     generator = torch.Generator().manual_seed(2)
     adapters = [
@@ -115,7 +115,7 @@ def make_prompt(vocab: int, queries: int, length: int) -> Tensor:
 
 
 class Private:
-    """A decoder that is asked for the same position again and again."""
+    """A decoder that answers the same position again and again."""
 
     def __init__(self, ensemble: Ensemble, ids: Tensor) -> None:
         self._decoder: Decoder = ensemble.decoder(ids, memory_bytes=MEMORY, new_tokens=1)
@@ -136,7 +136,7 @@ class Private:
 
 
 class Public:
-    """The public model's own token: pass, softmax and a draw."""
+    """The public model's own token: forward pass, softmax and draw."""
 
     @torch.no_grad()
     def __init__(self, base: Any, ids: Tensor) -> None:
@@ -216,7 +216,7 @@ def prompts(
 def evaluations(
     report: Report, base: Any, ensembles: dict[str, Ensemble], block: int, queries: int
 ) -> None:
-    """Head members answer all queries; the public model and other members those of one block."""
+    """Time all queries of head members, and one block of the public model and other members."""
     in_block = block - 1
     tokens = make_prompt(base.config.vocab_size, 1, block * -(-queries // in_block))[0].tolist()
 

@@ -1,10 +1,10 @@
-"""Trains the demonstration's public model and writes it into the package.
+"""Train the demonstration's public model and write it into the package.
 
     python scripts/build_demo_base.py
 
-Byte-level BPE (2 048 tokens) and a GPT-2 of 4 layers, d = 128, trained on the docstrings of the
-standard library. Only weights are written, never text. A run is seeded, but its result depends on
-the Python version (whose text it reads) and on the torch build.
+The tokenizer is a byte-level BPE (2 048 tokens), the model a GPT-2 of 4 layers with d = 128. Both
+are trained on the docstrings of the standard library. Only weights are written, never text. A run
+is seeded, but its result depends on the Python version, whose text it reads, and on torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PUBLIC = FinetuneConfig(learning_rate=4e-3, warmup_steps=30, epochs=6, batch_siz
 
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with every byte in its alphabet, so that any text can be encoded."""
+    """Train a byte-level BPE with every byte in its alphabet, so that it encodes any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,7 +57,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def build_base(folder: Path, seed: int) -> None:
-    """Trains the public model on docstrings and writes it as fp16 with its tokenizer."""
+    """Train the public model on docstrings and write it as fp16 with its tokenizer."""
     texts = [document.text for document in docstring_documents()]
     tokenizer = train_tokenizer(texts)
     stream = token_stream(tokenizer, texts)
@@ -92,13 +92,13 @@ def build_base(folder: Path, seed: int) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Weights are written with mode 0600; the package's files are for every user."""
+    """Make the weights, which are written with mode 0600, readable for every user."""
     for path in folder.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def main() -> None:
-    """Trains and writes."""
+    """Train and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=ASSETS, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,7 @@
-"""What gpu_check.sh needs to know of this machine: the GPU's name and architecture, a line each.
+"""Print the GPU's name and architecture for gpu_check.sh, a line each.
 
-Where something is missing it is named on standard error, all of it at once, and the status is 1.
-The variables DRY and MODULE say what is not needed: a GPU, a compiler.
+Everything that is missing is named on standard error at once, and the status is 1. The variables
+DRY and MODULE say that no GPU and no compiler are needed.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ OPTIONAL = {
 
 
 def missing_for_the_build() -> list[str]:
-    """What is needed to compile, in words."""
+    """Return the names of the missing tools that a build needs."""
     missing = []
     if importlib.util.find_spec("pybind11") is None:
         missing.append("pybind11 >= 3.0 for this Python")
@@ -49,7 +49,7 @@ def missing_for_the_build() -> list[str]:
 
 
 def main() -> int:
-    """Prints the two lines, or what is missing."""
+    """Print the two lines, or what is missing."""
     dry = os.environ.get("DRY") == "true"
     missing = [] if sys.version_info >= (3, 11) else ["Python >= 3.11"]
     missing += [

@@ -1,6 +1,9 @@
-"""Files with one long step go first, so that no process waits for it at the end; one thread, so
-that runs compare bit by bit; ensembles over the model families, and the demonstration's, which is
-trained once, by the first process that needs it."""
+"""Fixtures and order of the tests.
+
+Files with one long step go first, so that no process waits for it at the end. Tests use one thread,
+so that runs agree in every bit. The first process that needs the demonstration's ensemble trains
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ _FIRST = (
     "isa/test_emulated_avx512.py",
     "cuda_on_cpu/test_sizes.py",
     "training/test_train_kill.py",
-    "test_tutorial.py",
+    "docs/test_tutorial.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}
-_DEMO = "ADAPMIXED_TESTS_DEMO"  # of `trained_demo`; processes that are started here inherit it
+_DEMO = "ADAPMIXED_TESTS_DEMO"  # read by `trained_demo`; child processes inherit it
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,7 +64,7 @@ def base(family: str) -> Any:
 
 @pytest.fixture
 def make_adapters(base: Any, family: str, tmp_path: Path) -> Callable[..., list[Path]]:
-    """make_adapters(n, first=0, **settings) writes n adapters with seeds first, first + 1, ..."""
+    """Return make_adapters(n, first=0, **settings), which writes n adapters with seeds >= first."""
     from tiny_models import TARGETS, write_adapter
 
     def make(count: int, first: int = 0, **settings: Any) -> list[Path]:
@@ -83,7 +86,7 @@ def ids() -> torch.Tensor:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token ends an answer: as many are charged as are asked for, whatever is drawn."""
+    """Let no token end an answer, so that the number of charged tokens is known."""
     from adapmixed import Ensemble
 
     monkeypatch.setattr(Ensemble, "end_tokens", frozenset())
@@ -91,7 +94,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def demo_ensemble() -> Path:
-    """Folder of the demonstration's ensemble."""
+    """Return the folder of the demonstration's ensemble."""
     from trained_demo import trained
 
     return trained()
@@ -99,7 +102,7 @@ def demo_ensemble() -> Path:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory, demo_ensemble: Path) -> Ensemble:
-    """The demo's first two members."""
+    """Return an ensemble of the demonstration's first two members."""
     from adapmixed import Ensemble
     from adapmixed.data.demo import demo_base
     from adapmixed.ensemble import read_manifest, write_manifest

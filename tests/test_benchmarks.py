@@ -1,4 +1,4 @@
-"""The benchmarks run, write what they promise, and refuse to time a wrong result."""
+"""The benchmarks run, write the promised files, and raise if a timed result is wrong."""
 
 import json
 import os
@@ -53,6 +53,17 @@ def run_quick(*options: object, module: str = "operators") -> subprocess.Complet
 
 
 @pytest.mark.slow
+def test_a_module_agrees_with_itself(tmp_path: Path) -> None:
+    run = run_quick(f"copy={adapmixed_ext._C.__file__}", "--out", tmp_path / "a", module="modules")
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "a.txt").read_text().strip() == run.stdout.strip()
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert content["same"] is True
+    for row in content["tables"]["modules"]:
+        assert set(row["ratios"]) == {"copy"} and row["installed"] > 0
+
+
+@pytest.mark.slow
 def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
     run = run_quick("--out", tmp_path / "cpu")
     assert run.returncode == 0, run.stderr
@@ -72,7 +83,7 @@ def test_quick_run_writes_what_is_promised(tmp_path: Path) -> None:
     names = {row["name"] for row in judged}
     assert names == {v for k, v in vars(contestants).items() if k in (
         "LOOP", "EAGER", "RUN_TIME", "CONSTANT", "SMART", "SMART_CONSTANT")}  # fmt: skip
-    # Plain float32 sums do not hold order 18; the scaled ones do.
+    # Plain float32 sums overflow at order 18, scaled ones do not.
     for row in judged:
         if row["order"] == 18 and row["kind"] == "near":
             assert row["correct"] is (row["name"].startswith("smart")), row
@@ -101,7 +112,7 @@ def test_an_ensemble_is_timed_against_the_loop(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sending_rows_is_timed(tmp_path: Path) -> None:
     run = run_quick("--out", tmp_path / "ranks", module="ranks")
-    assert run.returncode == 0, run.stderr  # the rows arrive as they were, or it says so
+    assert run.returncode == 0, run.stderr  # it fails if rows change on the way
     tables = json.loads((tmp_path / "ranks.json").read_text())["tables"]
     assert [row["bytes"] for row in tables["gather"]] == [2 * 512 * 4]
     assert set(tables["step"][0]) == {"forward pass", "sending", "answer"}
@@ -110,7 +121,7 @@ def test_sending_rows_is_timed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_evaluation_is_timed_against_the_published_way(tmp_path: Path) -> None:
     run = run_quick("--out", tmp_path / "evaluation", module="evaluation")
-    assert run.returncode == 0, run.stderr  # both score alike, or it says so
+    assert run.returncode == 0, run.stderr  # it fails if the scores differ
     rows = json.loads((tmp_path / "evaluation.json").read_text())["tables"]["evaluation"]
     for published, ours in (rows[:2], rows[2:]):
         assert ours["ratio"] == published["median"] / ours["median"] > 1
@@ -134,7 +145,7 @@ def test_a_long_evaluation_is_watched_killed_and_resumed(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_tables_of_a_gpu_run_without_one(tmp_path: Path) -> None:
-    """But for events and graphs, of which a dry run has none."""
+    """Everything but events and graphs, which a dry run does not have."""
     run = run_quick("--device", "cuda", "--dry-run", "--out", tmp_path / "dry")
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "dry.txt").read_text().strip() == run.stdout.strip()
@@ -224,7 +235,7 @@ def test_interleaving_counts_and_spreads_the_runs() -> None:
     calls = {name: (lambda turn, name=name: order.append(name)) for name in ("slow", "fast")}
     timings = harness.interleave(calls, {"slow": 2, "fast": 6})
     assert {name: t.runs for name, t in timings.items()} == {"slow": 2, "fast": 6}
-    # Two calls of each come first; such quick calls are then warmed up by eight of their kind.
+    # Two calls of each come first. Such quick calls are then warmed up by eight more.
     counted = order[4 + 8 :: 9]
     assert len(order) == 4 + 9 * 8
     assert [i for i, name in enumerate(counted) if name == "slow"] == [0, 4]

@@ -1,4 +1,4 @@
-"""The table of clipped mechanisms on the demonstration, over a few tokens."""
+"""The table of clipped mechanisms on the demonstration, for a few tokens."""
 
 import math
 import sys
@@ -32,7 +32,7 @@ def test_a_table_of_a_small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_epsilon_of_the_settings_at_full_size() -> None:
-    """ClippedLogPool's as the design states them for 64 models and 508 queries, to two digits."""
+    """The known budgets of ClippedLogPool for 64 models and 508 queries, to two digits."""
     stated = [(0.69, 1.47), (1.07, 2.30), (1.37, 2.95), (1.88, 4.09), (3.63, 8.10)]
     mechanisms = list(clipped_tables.settings(508).values())[2:]
     for mechanism, pair in zip(mechanisms, stated, strict=False):

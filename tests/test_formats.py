@@ -1,4 +1,4 @@
-"""Files that the program writes: a specimen of each kind is read, another version of it is not."""
+"""File formats: a specimen of each kind is read, and another version of it raises."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMATS = Path(__file__).parent / "formats"
 
 
 def test_ensembles(tmp_path: Path) -> None:
-    """Shards without identifiers, and a missing member: what cannot be checked is not verified."""
+    """The ensemble has shards without identifiers and a missing member, so it is not verified."""
     shutil.copyfile(FORMATS / "ensemble-2.json", tmp_path / "ensemble.json")
     read = manifest.read_manifest(tmp_path)
     assert read.base_model == "adapmixed-demo-base"
@@ -48,7 +48,7 @@ def test_ensembles_that_do_not_say_what_members_adapt_are_refused(tmp_path: Path
 
 @pytest.mark.parametrize("path", sorted(FORMATS.glob("reproduction-*.json")), ids=lambda p: p.stem)
 def test_reproductions(path: Path, tmp_path: Path) -> None:
-    """Its table is printed and its figures are drawn again."""
+    """The table is printed and the figures are drawn again."""
     result = reproduction.read_experiment(path)
     printed = text(result)
     assert "48.68" in printed and "0.924" in printed and "published, invalid" in printed
@@ -57,7 +57,7 @@ def test_reproductions(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(FORMATS.glob("run-*.json")), ids=lambda p: p.stem)
 def test_runs_of_training(path: Path, tmp_path: Path) -> None:
-    """A run that was begun goes on with the same settings alone."""
+    """A run continues with the same settings only."""
     folder = training.TrainingFolder(tmp_path / "ensemble", 4)
     folder.prepare()
     settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
@@ -78,7 +78,7 @@ def test_records_of_members(path: Path, tmp_path: Path) -> None:
     for content, why in (
         ("{", "must be JSON"),
         ("[]", "a JSON object"),
-        ('{"format_version": 1}', "say"),
+        ('{"format_version": 1}', "must hold losses and shard"),
     ):
         (tmp_path / "shard.json").write_text(content)
         with pytest.raises(ValueError, match=why):
@@ -117,7 +117,7 @@ def _run(path: Path) -> None:
     folder.check_settings(settings)
 
 
-# What a specimen is called where it is read, its version, and its reader.
+# The name of a specimen where it is read, its version, and its reader.
 READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
     "ensemble": (
         "ensemble.json",
@@ -141,7 +141,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("kind", READERS)
 def test_the_next_version_of_a_format_is_not_read(kind: str, tmp_path: Path) -> None:
-    """As it stands the specimen is read; with a greater number alone it is not."""
+    """The unchanged specimen is read, and with a greater version number it raises."""
     name, newest, read = READERS[kind]
     copy = tmp_path / name
     shutil.copyfile(FORMATS / f"{kind}-{newest}.json", copy)
@@ -155,7 +155,7 @@ def test_the_next_version_of_a_format_is_not_read(kind: str, tmp_path: Path) -> 
 
 
 def refused(path: Path, read: Callable[[], object]) -> None:
-    """Another version of a file is not read."""
+    """Check that another version of a file raises."""
     content = json.loads(path.read_text(encoding="utf-8"))
     for version in (content["format_version"] + 1, None, "1"):
         path.write_text(json.dumps(content | {"format_version": version}), encoding="utf-8")

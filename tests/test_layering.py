@@ -1,4 +1,4 @@
-"""The doors between the packages, one way: read from the import statements of every module."""
+"""The allowed imports between packages, which go one way, from every module's statements."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ FOREIGN = {
     "cli": set(),
 }
 
-# Inside adapmixed_ext, bottom up.
+# The order inside adapmixed_ext, bottom up.
 EXT_ORDER = [
     "_C", "types", "_validate", "_registry", "inputs", "_project", "_clip", "_log_pool",
     "_mixture", "_leave_one_out", "_screen", "_renyi", "_sample", "__init__",
 ]  # fmt: skip
-# The reference stands alone: it imports none of these, and none of these imports it.
+# The reference imports none of these, and none of these imports it.
 REFERENCE_ORDER = [
     f"reference.{name}"
     for name in (
@@ -92,7 +92,7 @@ REFERENCE_ORDER = [
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, with how it is reached."""
+    """One imported module, and the way it is imported."""
 
     target: str
     line: int
@@ -120,7 +120,7 @@ def _resolve(module: str, path: Path, node: ast.ImportFrom) -> str:
 
 @cache
 def imports(module: str) -> tuple[Import, ...]:
-    """Every import statement of a module, wherever it stands."""
+    """Return every import statement of a module, wherever it stands."""
     path = modules()[module]
     found: list[Import] = []
 
@@ -150,7 +150,7 @@ def imports(module: str) -> tuple[Import, ...]:
 
 
 def room(module: str) -> str | None:
-    """None for the root package itself and for foreign modules."""
+    """Return the room of a module; None for the root package and for foreign modules."""
     if module.split(".")[0] in ("adapmixed_ext", "adapmixed_lab"):
         return module.split(".")[0].removeprefix("adapmixed_")
     parts = module.split(".")
@@ -221,7 +221,7 @@ def test_order_inside_the_operators() -> None:
 
 
 def test_no_cycles() -> None:
-    """Between modules, imports inside functions included; type-only imports are not executed."""
+    """Imports inside functions count; type-only imports do not, as they are not executed."""
     graph = {
         module: {
             i.target
@@ -231,7 +231,7 @@ def test_no_cycles() -> None:
         - {module}
         for module in modules()
     }
-    # A package's __init__ imports its own modules, and they are reached through it: only the
+    # A package's __init__ imports its own modules, which are reached through it, so only the
     # modules' own imports count.
     done: set[str] = set()
 
@@ -247,7 +247,7 @@ def test_no_cycles() -> None:
 
 
 def test_rooms_form_no_cycle() -> None:
-    """The table above is itself one-way."""
+    """The table of allowed imports is itself one-way."""
     order = [
         "ext", "checks", "errors", "rng", "files", "workers", "ranks", "privacy", "data",
         "ensemble", "mechanisms", "training", "generation", "evaluation", "report", "doctor",
@@ -259,7 +259,7 @@ def test_rooms_form_no_cycle() -> None:
 
 
 def loaded_after(statement: str) -> set[str]:
-    """Top-level packages in sys.modules after a statement, in a fresh interpreter."""
+    """Return the top-level packages in sys.modules after a statement in a new interpreter."""
     program = f"import sys\n{statement}\nprint(*{{m.split('.')[0] for m in sys.modules}})"
     output = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT

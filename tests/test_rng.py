@@ -1,4 +1,4 @@
-"""Random sources: no (key, counter) is handed out twice, by anyone."""
+"""Random sources: no (key, counter) pair is ever returned twice."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def pair(rng: Any) -> tuple[bytes, int]:
 
 
 def in_child(work: Callable[[], bytes], most: int = 1 << 16) -> bytes:
-    """What ``work`` returns in a forked child."""
+    """Return the result of ``work`` in a forked child."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)  # a child that waits for ever ends, and the test fails
+            signal.alarm(20)  # a child that hangs ends, and the test fails
             os.close(reader)
             os.write(writer, work())
             status = 0
@@ -138,7 +138,7 @@ def test_a_forked_child_draws_another_key() -> None:
 def test_a_child_with_its_parents_process_id_draws_another_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a new process-id namespace, where both are number 1."""
+    """Both may be process 1 in namespaces of their own."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
     rng = SecureRandom()
     key, _ = pair(rng)
@@ -180,8 +180,11 @@ def test_a_child_forked_while_the_lock_is_held_does_not_wait() -> None:
 
 
 def test_threads_of_a_forked_child_share_one_new_key() -> None:
-    """Their first use is where the child's key is drawn and all of them meet: were it drawn twice,
-    one thread could take a counter of the second key just before another resets it."""
+    """Their first use draws the child's key, and it must be drawn only once.
+
+    If it were drawn twice, one thread could take a counter of the second key just before another
+    resets it.
+    """
     rng = SecureRandom()
     threads, each = 4, 200
 

@@ -1,6 +1,7 @@
 // The logarithmic pool of clipped log-ratios,
 //   p(v) ~ q(v) exp((kappa/N) sum_i u_i(v)),   u_i(v) = clip(log p_i(v) - log q(v), a, b),
-// with q = 0 giving p = 0. An absent or inactive slot has u_i = 0; N stays.
+// with q = 0 giving p = 0. An absent or inactive member has u_i = 0; N stays. The normaliser is
+// log sum_v q(v) exp((kappa/N) sum_i u_i(v)). The sums are in cpu.cpp, cpu_rows.h and cuda.cu.
 //
 // Every u_i is rounded to a multiple of 2^-k, k from N, a and b alone, so that sums over N slots
 // stay below 2^51 units. Hence all sums of u_i are exact, as integers and as doubles: the same in

@@ -1,6 +1,6 @@
 """Checks of arguments, shared by the whole package.
 
-Each returns the value in its plain type or raises a ValueError that names the argument, its value
+Each returns the value in its plain type, or raises a ValueError that names the argument, its value
 and what is allowed.
 """
 
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 NEIGHBOURS = ("add_remove", "zero_out")
-"""Neighbouring ensembles: one member's model is left out of the mean, or its shard is emptied."""
+"""Neighbours of realised losses: a member is left out of the mean, or its shard is emptied."""
 
 QUESTIONS = ("zero_out", "replace_one")
-"""Neighbours that an accountant can be asked about: a shard is emptied, or any change inside it."""
+"""Neighbours of an accountant's statement: a shard is emptied, or its records change."""
 
 MEASURES = ("renyi", "zcdp")
 """Units of individual charges: D↔_order at one Rényi order, or ρ of zCDP."""
 
 OVERFLOWS = ("refuse", "slide")
-"""What decoding does where the model's window is full."""
+"""Ways to decode when the model's window is full."""
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> int:
@@ -36,9 +36,9 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
     return count
 
 
-def check_optional_count(name: str, value: Any, minimum: int = 1) -> int | None:
-    """Return `value` as an int that is at least `minimum`, or None."""
-    return None if value is None else check_count(name, value, minimum)
+def check_optional_count(name: str, value: Any) -> int | None:
+    """Return `value` as an int that is at least 1, or None."""
+    return None if value is None else check_count(name, value)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -69,7 +69,19 @@ def check_number(
     most: float = math.inf,
     infinite: bool = False,
 ) -> float:
-    """Return a real number > above, >= least, <= most; finite unless `infinite`; never NaN."""
+    """Return `value` as a float that is > above, >= least and <= most.
+
+    Args:
+        name: name of the argument, for messages.
+        value: number to check.
+        above: exclusive lower bound.
+        least: inclusive lower bound.
+        most: inclusive upper bound.
+        infinite: True if +inf is allowed. NaN never is.
+
+    Raises:
+        ValueError: the value is not such a number.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
@@ -97,10 +109,10 @@ def check_real(name: str, value: Any, *, infinite: bool = False) -> float:
 
 
 def check_measure(measure: Any, order: Any) -> float | None:
-    """Return the order of a measure: > 1 for "renyi", None for "zcdp"."""
+    """Return the order of a unit of charges: > 1 for "renyi", None for "zcdp"."""
     check_option("measure", measure, MEASURES)
     if (order is None) != (measure == "zcdp"):
-        raise ValueError(f"order must be given for 'renyi' alone, got {order!r}")
+        raise ValueError(f"order must be given for 'renyi' and None for 'zcdp', got {order!r}")
     return None if order is None else check_order(order)
 
 

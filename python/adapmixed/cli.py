@@ -1,4 +1,4 @@
-"""The command line: ``adapmixed COMMAND``, one module of `adapmixed.commands` each."""
+"""The command line ``adapmixed COMMAND``, with one module of `adapmixed.commands` per command."""
 
 from __future__ import annotations
 
@@ -36,26 +36,29 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; an error is one line on standard error and exit status 2."""
+    """Run one command and return its exit status.
+
+    An error prints one line on standard error and gives exit status 2.
+    """
     return run_command(_parser(), arguments, lambda parsed: int(parsed.run(parsed)))
 
 
 def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.ArgumentParser:
-    """Return the parser of a program with these commands; the laboratory has its own."""
+    """Return the parser of a program with these commands."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in modules:
         module.add_parser(commands)
     for name, command in commands.choices.items():
-        private = "nothing of what depends on private text"
+        private = "without values that depend on private text"
         if name == "train":
-            private = "validation losses among them, which are the operator's"
+            private = "with validation losses, which are for the operator only"
         command.add_argument(
             "-v",
             "--verbose",
             action="store_true",
-            help=f"log the steps on standard error, {private}",
+            help=f"log the steps to standard error, {private}",
         )
     return parser
 
@@ -65,10 +68,10 @@ def run_command(
     arguments: Sequence[str] | None,
     run: Callable[[argparse.Namespace], int],
 ) -> int:
-    """Parse the arguments, run the command, and say in one line what went wrong.
+    """Parse the arguments, run the command, and print an error as one line.
 
     Returns:
-        the exit status: the command's, or 2 after an error.
+        The exit status of the command, or 2 after an error.
     """
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -78,9 +81,9 @@ def run_command(
             status = run(parsed)
             sys.stdout.flush()
             return status
-    except BrokenPipeError:  # whoever reads has seen enough, `| head` for instance
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
-        return 141  # as a shell says of a program that SIGPIPE ended
+        return 141  # a shell's status for a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
         text = as_typed(" ".join(str(error).split()))
         print(f"{parser.prog} {parsed.command}: {text}", file=sys.stderr)
@@ -91,7 +94,7 @@ def run_command(
 
 @contextmanager
 def _logging(shown: bool) -> Iterator[None]:
-    """Show the packages' logs on standard error while a command runs, if asked to."""
+    """Show the packages' logs on standard error while a command runs, if `shown`."""
     if not shown:
         yield
         return

@@ -1,11 +1,11 @@
-"""``adapmixed doctor``: what is installed, built and used, and what a model can share."""
+"""``adapmixed doctor``: installed versions, the build, the hardware, and what a model can share."""
 
 import platform
 from importlib import metadata
 
 
 def report_lines() -> list[str]:
-    """Return one ``name: value`` line per fact; nothing is changed or sent anywhere."""
+    """Return one ``name: value`` line per fact, without changing or sending anything."""
     import torch
 
     import adapmixed
@@ -31,13 +31,14 @@ def report_lines() -> list[str]:
 
 
 def sharing_lines(base: str) -> list[str]:
-    """Return one line for each kind of member: what it shares with this public model.
+    """Return one line for each kind of member with what it shares with this public model.
 
     Args:
-        base: folder or hub name; the model is loaded and tried on a few tokens.
+        base: folder or hub name. The model is loaded and tried on a few tokens.
 
     Raises:
-        ValueError, OSError: if there is no such model, or none that an ensemble can be built on.
+        ValueError: no ensemble can be built on the model.
+        OSError: there is no such model.
     """
     import torch
 
@@ -59,7 +60,7 @@ def sharing_lines(base: str) -> list[str]:
     if kind not in TESTED:
         size, vocab_size = model.get_output_embeddings().weight.T.shape
         update = torch.full((size, 1), 0.1), torch.full((1, vocab_size), 0.1)
-        Ensemble(model, [Adapter({head_name(model): update})])  # tries it
+        Ensemble(model, [Adapter({head_name(model): update})])  # raises if the model does not fit
     return lines
 
 

@@ -1,26 +1,26 @@
-"""Errors of the package. Bad arguments raise plain ValueErrors."""
+"""The package's own errors. Bad arguments raise ValueError."""
 
 from __future__ import annotations
 
 
 class BudgetSpentError(ValueError):
-    """Fewer queries are left of a plan than were asked for; nothing was charged."""
+    """A plan has fewer queries left than were asked for. Nothing was charged."""
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used; nothing may be released on it."""
+    """The ledger cannot be used, so nothing may be released."""
 
 
 class LedgerCorruptError(LedgerError, ValueError):
-    """The files are not an intact ledger: altered, truncated, rolled back or unknown."""
+    """The files are not an intact ledger: altered, truncated, rolled back or of another format."""
 
 
 class LedgerMismatchError(LedgerError, ValueError):
-    """The ledger was created for something else."""
+    """The ledger was created with other settings."""
 
 
 class LedgerClosedError(LedgerError, ValueError):
-    """The ledger was closed, failed before, or belongs to another process."""
+    """The ledger was closed, a charge failed before, or another process opened it."""
 
 
 class LedgerBusyError(LedgerError, OSError):
@@ -28,8 +28,8 @@ class LedgerBusyError(LedgerError, OSError):
 
 
 class LedgerWriteError(LedgerError, OSError):
-    """A file could not be read or written: full disk, missing permission, failed device."""
+    """A file of the ledger cannot be read or written, for example because the disk is full."""
 
 
 class ProcessError(RuntimeError):
-    """Another process of the run has ended or does not answer: the run is over."""
+    """Another process of the run has ended or does not answer, so the run is over."""

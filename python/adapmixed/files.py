@@ -1,8 +1,7 @@
-"""Files and folders that are there whole or not at all, whenever a process ends.
+"""Files and folders that exist whole or not at all, whenever a process ends.
 
-A new file is written next to its place, flushed to the device, and moved there in one step. A
-process that is killed leaves at most a name that begins with ".tmp-", which `remove_leftovers`
-clears.
+A new file is written next to its place, flushed to the device, and moved to its place in one step.
+A killed process leaves at most names that begin with ".tmp-", which `remove_leftovers` removes.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _PREFIX = ".tmp-"
 
 
 def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> None:
-    """Write a file, or replace it, in one step.
+    """Write or replace a file in one step.
 
     Args:
-        path: of the file.
+        path: path of the file.
         data: its whole content.
-        mode: permissions, from which the process's umask is taken away.
+        mode: permissions, before the process's umask is applied.
     """
     target = Path(path)
     temporary = _written_beside(target, data, mode)
@@ -37,7 +36,7 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) 
 
 
 def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> bool:
-    """Write a file unless there is one: of several processes exactly one is told True."""
+    """Write a file unless it exists; return True in exactly one of several processes."""
     target = Path(path)
     temporary = _written_beside(target, data, mode)
     try:
@@ -51,7 +50,7 @@ def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644)
 
 
 def temporary_folder(target: str | os.PathLike[str]) -> Path:
-    """Make an empty folder next to `target`, to be filled and handed to `publish_folder`."""
+    """Make an empty folder next to `target`, to fill and pass to `publish_folder`."""
     folder = _beside(Path(target))
     folder.mkdir()
     return folder
@@ -61,7 +60,8 @@ def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
     """Flush a folder of files and move it to its place in one step.
 
     Returns:
-        False if another process was first; the temporary folder is then removed.
+        True if it was moved. False if another process was first; the temporary folder is then
+        removed.
     """
     for file in temporary.iterdir():
         flush(file)
@@ -78,7 +78,7 @@ def publish_folder(temporary: Path, target: str | os.PathLike[str]) -> bool:
 
 
 def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
-    """Remove what processes that ended left next to `folder / name`."""
+    """Remove the temporary files that killed processes left next to `folder / name`."""
     for path in Path(folder).glob(f"{_PREFIX}{name}-*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -88,17 +88,19 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
 
 @contextmanager
 def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a lock that one process can have, a file next to `path` that is gone at the end.
+    """Hold a lock that only one process can have.
+
+    The lock is a file next to `path`, which is removed at the end.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
     """
     lock = Path(path).with_name(f".{Path(path).name}.lock")
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, lock):  # not one that its last holder has just removed
+            if _is_at(descriptor, lock):  # its last holder has not just removed it
                 break
         except BaseException:
             os.close(descriptor)

@@ -1,13 +1,12 @@
 """Random sources for the operators: keys and never-repeating counters of a ChaCha20 stream.
 
 A released token and a screening bit are private only if nobody can predict the randomness behind
-them, so :class:`SecureRandom` is what serves queries; :class:`SeededRandom` is for tests and
-evaluation and says so.
+them. So queries are answered with :class:`SecureRandom`. :class:`SeededRandom` is for tests and
+evaluation only.
 """
 
 import hashlib
 import os
-import secrets
 import threading
 import weakref
 from typing import TYPE_CHECKING, ClassVar
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Counter:
-    """(key, counter) pairs: the key as a tensor, each counter handed out once."""
+    """A source of (key, counter) pairs that returns every counter once."""
 
     seeded: ClassVar[bool]
 
@@ -32,16 +31,9 @@ class _Counter:
         self._next = 0
 
     def reserve(self) -> "tuple[Tensor, int]":
-        """The key, (32,) uint8, and a counter that was never returned with it before."""
+        """Return the key, (32,) uint8, and a counter that was never returned with it before."""
         with self._lock:
             return self._take()
-
-    def bits(self, count: int) -> int:
-        """A number in [0, 2^count), from a counter of its own."""
-        key, counter = self.reserve()
-        seed = b"adapmixed bits\0" + bytes(key.tolist()) + counter.to_bytes(16, "little")
-        size = -(-count // 8)
-        return int.from_bytes(hashlib.shake_256(seed).digest(size), "little") >> (8 * size - count)
 
     def _take(self) -> "tuple[Tensor, int]":
         counter = self._next
@@ -56,7 +48,10 @@ class _Counter:
 
 
 class SecureRandom(_Counter):
-    """Key from the operating system. A forked child draws a new key at its first use."""
+    """A random source whose key comes from the operating system, for answers to queries.
+
+    A forked child draws a new key at its first use. A source cannot be copied or pickled.
+    """
 
     seeded = False
 
@@ -66,15 +61,15 @@ class SecureRandom(_Counter):
         _secure.add(self)
 
     def child(self, label: str) -> "SecureRandom":
-        """A source for one of several users: an independent one."""
+        """Return an independent source, for one of several users.
+
+        Args:
+            label: name of the user; the keys differ in any case.
+        """
         return SecureRandom()
 
-    def bits(self, count: int) -> int:
-        """A number in [0, 2^count), from the operating system."""
-        return secrets.randbits(count)
-
     def reserve(self) -> "tuple[Tensor, int]":
-        """The key, (32,) uint8, and a counter that was never returned with it before."""
+        """Return the key, (32,) uint8, and a counter that was never returned with it before."""
         with self._lock:
             if os.getpid() != self._owner:
                 self._install(os.urandom(32))
@@ -86,8 +81,8 @@ _secure: "weakref.WeakSet[SecureRandom]" = weakref.WeakSet()
 
 
 def _renew_in_child() -> None:
-    # Another thread of the parent may have held a lock at the fork; it does not exist here. The
-    # owner is forgotten because a child in a new namespace can have its parent's process id.
+    # A lock may be held by a thread of the parent that does not exist in the child. The owner is
+    # cleared because a child in a new namespace can have its parent's process id.
     for source in _secure:
         source._lock = threading.Lock()
         source._owner = 0
@@ -97,14 +92,17 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 
 class SeededRandom(_Counter):
-    """Key derived from a seed: repeatable, for tests and evaluation only.
+    """A repeatable random source whose key comes from a seed, for tests and evaluation only.
+
+    Whoever knows the seed can undo the randomness. Guarantees of its answers say so, and a ledger
+    takes no charge for them.
 
     Args:
         seed: any integer.
-        label: tells apart several sources of one seed.
+        label: distinguishes several sources with one seed.
 
     Raises:
-        ValueError: seed is no integer.
+        ValueError: the seed is not an integer.
     """
 
     seeded = True
@@ -119,16 +117,19 @@ class SeededRandom(_Counter):
 
     @property
     def position(self) -> int:
-        """How many counters have been handed out."""
+        """Number of counters that were returned so far."""
         with self._lock:
             return self._next
 
     def skip_to(self, position: int) -> None:
-        """Goes on behind the counters of an earlier holder of this seed and label.
+        """Skip the counters that an earlier source of this seed and label has returned.
+
+        Args:
+            position: the next counter, as :attr:`position` of the earlier source.
 
         Raises:
-            ValueError: position is no integer, or lies before the next counter: one would be handed
-                out twice.
+            ValueError: the position is not an integer, or it lies before the next counter, so that
+                a counter would be returned twice.
         """
         if isinstance(position, bool) or not isinstance(position, int):
             raise ValueError(f"position must be an integer, got {position!r}")
@@ -138,5 +139,9 @@ class SeededRandom(_Counter):
             self._next = position
 
     def child(self, label: str) -> "SeededRandom":
-        """A source for one of several users, which does not depend on what the others draw."""
+        """Return a source for one of several users that does not depend on the others' draws.
+
+        Args:
+            label: name of the user. The same seed and labels give the same source.
+        """
         return SeededRandom(self.seed, f"{self.label}/{label}")

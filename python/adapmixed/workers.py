@@ -8,10 +8,10 @@ from multiprocessing.context import ForkServerContext
 
 
 def start_server() -> ForkServerContext:
-    """Start the server, which imports what training needs meanwhile; a second call finds it.
+    """Start the server, or return the context of the running one.
 
     Forks of this process could hang in its thread pools, and fresh interpreters import for seconds.
-    The server has imported and done nothing else.
+    The server only imports what training needs.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["adapmixed.training.member", "peft"])

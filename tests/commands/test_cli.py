@@ -47,7 +47,7 @@ def test_help_costs_no_torch() -> None:
 
 @pytest.mark.parametrize("command", ["generate", "chat", "evaluate"])
 def test_the_help_of_a_command_fits_one_screen(command: str) -> None:
-    """At most 26 options, all of them shown and each with a word of help."""
+    """A command has at most 26 options, all shown and each with a help text."""
     (commands,) = (
         action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
     )
@@ -59,7 +59,7 @@ def test_the_help_of_a_command_fits_one_screen(command: str) -> None:
         assert action.help and action.help != argparse.SUPPRESS, action.option_strings
         assert action.option_strings[-1] in shown
     assert parser._get_positional_actions() == []
-    # What another program takes is known by name, and is no option of ours.
+    # Options of other programs are known by name, but are not accepted.
     assert not {"--top-p", "--num-beams", "--greedy"} & set(parser._option_string_actions)
 
 
@@ -86,7 +86,7 @@ def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
         budget = float(method["name"][-1])
         assert method["kind"] == "fixed" and 0.8 * budget < method["epsilon"] <= budget
     assert {"format_version", "environment", "config"} <= set(report)
-    # The sample is drawn from the system's randomness: it may be over with its first token.
+    # The sample is drawn from the system's randomness, so it may end with its first token.
     assert isinstance(report["sample"]["text"], str)
 
 
@@ -173,7 +173,7 @@ def test_budgets_of_shards_go_on_from_their_ledger(
         (["--mechanism", "clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
         (["--mechanism", "adapmixed scale=2"], "--mechanism adapmixed does not take scale: keys"),
         (["--mechanism", "pmixed epsilon=8 top_k=2"], "--mechanism pmixed does not take top_k"),
-        (["--mechanism", "pmixed epsilon=8 delta=0.1"], "does not take delta: --delta gives it"),
+        (["--mechanism", "pmixed epsilon=8 delta=0.1"], "does not take delta: use --delta"),
         (["--mechanism", "adapmixed queries=2"], "--mechanism adapmixed does not take queries"),
         (["--mechanism", "public order=3"], "public does not take order: keys are none"),
         (["--mechanism", "pmixed preset=pubmed"], "--mechanism pmixed does not take preset"),
@@ -189,7 +189,7 @@ def test_budgets_of_shards_go_on_from_their_ledger(
         (["--mechanism", "adapmixed order=none"], "order must be a number, got 'none'"),
         (["--epsilon", "2"], "--epsilon must be None for AdaPMixED, got 2.0"),
         (["--mechanism", "adapmixed order=1"], "order must be > 1, got 1.0"),
-        (["--mechanism", "adapmixed"] * 2, "must not be given twice, got 'adapmixed' again"),
+        (["--mechanism", "adapmixed"] * 2, "must not be repeated, got 'adapmixed' twice"),
         (["--queries", "0"], "queries must be in"),
         (["--block", "100000"], "block must be in"),
     ],
@@ -237,7 +237,7 @@ def test_evaluate_with_a_budget_of_every_shard(
     public, pool = report["methods"]
     assert "a budget of every shard" in pool["guarantee"] and pool["adjacency"] == "replace_one"
     assert 0.29 < pool["epsilon"] <= 0.3
-    # With so small a budget hardly anything is contributed.
+    # With so small a budget the members contribute hardly anything.
     assert pool["perplexity"] == pytest.approx(public["perplexity"], rel=0.05)
     assert [queries for queries, _ in pool["perplexities"]] == [64, 70]
     assert "perplexity of queries" in output.out and "65 to 70" in output.out
@@ -258,7 +258,7 @@ def test_evaluate_with_a_budget_of_every_shard(
         (["--epsilon", "2", "--mechanism", f"{POOL[1]} queries=9"], "queries must be None if ev"),
         (
             ["--epsilon", "0.1", "--mechanism", "clipped-mixing lower=0.5 upper=2"],
-            "what the conversion takes at order 8.0",
+            "the cost of the conversion at order 8.0",
         ),
         (["--adjacency=replace_one"], "--adjacency must be 'zero_out' for AdaPMixED"),
         (["--memory", "1K", *POOL], "--memory must be >= "),
@@ -277,7 +277,7 @@ def test_generate_refuses(
 def test_the_neighbours_that_are_asked_for(
     adjacency: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The paper's leave-one-out is a setting of AdaPMixED, and its guarantee says so."""
+    """The paper's leave-one-out is a setting of AdaPMixED, and the guarantee states it."""
     given = {
         "zero_out": ["--mechanism", "adapmixed preset=wikitext-103"],
         "add_remove": ["--mechanism", "adapmixed preset=wikitext-103 adjacency=add_remove"],
@@ -310,7 +310,7 @@ def test_demo_for_other_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_demo_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["demo", "--out", str(tmp_path), "--queries", "12", "--diagnostics"]
     assert main(arguments) == 0
-    assert "the utility theorem (nats a token)" in capsys.readouterr().out
+    assert "the utility theorem (nats per token)" in capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     found = {one["name"]: one["diagnostics"]["utility"] for one in report["methods"]}
     for name in ("pmixed", "adapmixed"):

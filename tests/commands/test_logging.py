@@ -1,4 +1,4 @@
-"""What the program logs is the same whatever the private models answer."""
+"""Logs do not depend on the private models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MECHANISMS: dict[str, Mechanism] = {
 
 
 def serve(name: str, spread: float, ledger: Path | None) -> Accountant:
-    """Twenty steps with nearly public models, or with ones far from it."""
+    """Answer twenty steps with models close to the public one, or far from it."""
     epsilon = 4.0 if name.startswith("budgets") else None
     with Accountant(1e-5, epsilon=epsilon, path=ledger) as accountant:
         answered(
@@ -54,7 +54,7 @@ def test_private_values_are_in_no_message(
         messages.append([text.replace(str(path), "") for text in found])
     assert messages[0] == messages[1] and len(messages[0]) >= 2
     near, far = accountants
-    if near.epsilon is not None:  # nobody has retired there, everybody here
+    if near.epsilon is not None:  # near models spent little, far ones their whole budgets
         assert (near.spent < 0.1 * near.limit).all()
         assert (far.spent > 0.9 * far.limit).all()
         assert str(near.guarantee()) == str(far.guarantee())

@@ -1,4 +1,4 @@
-"""--mechanism "NAME KEY=VALUE ...", and ``adapmixed mechanisms``, which lists the keys."""
+"""The option --mechanism, and ``adapmixed mechanisms``, which lists its names and keys."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_budget_of_every_shard_has_no_plan() -> None:
     ],
 )
 def test_one_setting_has_one_text(one: str, other: str) -> None:
-    """An accountant, and a ledger, is bound to the `repr`."""
+    """Equal settings have one `repr`, to which accountants and ledgers are bound."""
     assert repr(made(one)) == repr(made(other))
 
 
@@ -76,7 +76,7 @@ def test_mechanisms_lists_names_and_keys(capsys: pytest.CaptureFixture[str]) -> 
         assert main(["mechanisms", name]) == 0
         first, *keys = capsys.readouterr().out.splitlines()
         assert first in listed
-        # What is listed is what is meant if nothing is given.
+        # The listed value is the one that is used by default.
         pairs = dict(line.strip().split("=", 1) for line in keys)
         pairs.pop("queries", None)
         must = {key: needed[key] for key, value in pairs.items() if value == "..."}

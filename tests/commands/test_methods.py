@@ -1,4 +1,4 @@
-"""Several --mechanism "NAME KEY=VALUE ...": what is built from them, and their errors."""
+"""Several --mechanism options: the methods built from them, and their errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ KEYS = "keys are epsilon, queries, order, sample_rate"
         (["pmixed eps=3"], "does not take eps"),
         (["pmixed epsilon=x"], "--mechanism pmixed: epsilon must be a number, got 'x'"),
         (["pmixed epsilon=nan"], "--mechanism pmixed: epsilon must be > 0, got nan"),
-        (["pmixed epsilon=6 delta=1e-6"], "does not take delta: --delta gives it"),
+        (["pmixed epsilon=6 delta=1e-6"], "does not take delta: use --delta"),
         (["pmixed"], "--mechanism pmixed needs epsilon"),
         (["pmixed greedy=1"], "does not take greedy"),
         (["pmixed lower=1"], "does not take lower"),
@@ -103,8 +103,8 @@ KEYS = "keys are epsilon, queries, order, sample_rate"
         (["clipped-mixing"], "--mechanism clipped-mixing needs lower, upper"),
         (["adapmixed preset=bogus"], "preset must be one of wikitext-103, .*, got 'bogus'"),
         (["adapmixed preset=pubmed x=1"], "--mechanism adapmixed does not take x"),
-        (["adapmixed", "adapmixed"], "--mechanism must not be given twice, got 'adapmixed' again"),
-        ([POOL, POOL.replace(" ", "  ")], f"must not be given twice, got '{POOL}' again"),
+        (["adapmixed", "adapmixed"], "--mechanism must not be repeated, got 'adapmixed' twice"),
+        ([POOL, POOL.replace(" ", "  ")], f"must not be repeated, got '{POOL}' twice"),
     ],
 )
 def test_refusals(texts: list[str], words: str) -> None:
@@ -128,7 +128,7 @@ def test_refusals(texts: list[str], words: str) -> None:
     ],
 )  # fmt: skip
 def test_combinations(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before the models are loaded: there is no text to read either."""
+    """The error comes before the models are loaded or the text is read."""
     assert main(["evaluate", *MODELS, "--text", "none", *options]) == 2
     assert words in capsys.readouterr().err
 
@@ -199,7 +199,7 @@ def test_runs_of_the_command_line(
         assert f"{mean:.2f} ± {deviation:.2f}" in printed
     assert unprotected["epsilon"] == [None] * 3 and unprotected["epsilon_mean"] is None
     assert len(set(ada["epsilon"])) == 3 and ada["epsilon_deviation"] > 0
-    # The report's own table and figures are those of the first run.
+    # The report's own table and figures show the first run.
     assert [m["perplexity"] for m in report["methods"]] == [
         one["perplexity"][0] for one in report["runs"]
     ]

@@ -1,4 +1,4 @@
-"""--device and --dtype of the commands, as far as they go without a GPU."""
+"""The options --device and --dtype, as far as they can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_gpu_that_is_not_there_is_refused(
     monkeypatch.setattr("adapmixed_ext.build_info", lambda: {"cuda": True})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert program(given) == 2
-    assert "--device cuda needs GPU 0, torch finds 0" in capsys.readouterr().err
+    assert "--device cuda needs GPU 0, but torch finds 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("local", ["0", "3"])

@@ -1,4 +1,4 @@
-"""What `adapmixed plan` prints keeps the budget when it is copied."""
+"""Settings copied from the output of `adapmixed plan` keep the budget."""
 
 import json
 import re
@@ -22,7 +22,7 @@ DELTA = 1e-5
 @pytest.mark.parametrize("target", [1.0, 2.3])
 @pytest.mark.slow
 def test_the_advice_for_replace_one_keeps_the_budget(target, capsys):
-    """As it is printed: half of ε, and a δ whose digits are rounded down."""
+    """The printed values are half of ε, and a δ whose digits are rounded down."""
     command = ["plan", f"--epsilon={target}", "--models=64", "--queries=508"]
     assert main([*command, "--adjacency=replace_one"]) == 0
     printed = capsys.readouterr().out
@@ -33,7 +33,7 @@ def test_the_advice_for_replace_one_keeps_the_budget(target, capsys):
     spent = 508 * sound_bound(mechanism.order, mechanism.radius(64), 64) * (1 + 2.0**-50)
     found = replace_one_epsilon(mechanism.order, spent, DELTA)
     assert 0.99 * target < found <= target
-    # An accountant of such a mechanism has its delta, and states the same at the other one.
+    # An accountant has the mechanism's delta, and states the same at the other one.
     accountant = Accountant(float(inner[1]), adjacency="replace_one")
     accountant.bind(mechanism, 64)
     single = sound_bound(mechanism.order, mechanism.radius(64), 64)
@@ -61,7 +61,7 @@ def test_settings_are_shown_inward():
     assert shown == "lower=0.778 upper=1.606 scale=1.999"
     shown = plan_command._values({"lower": -0.250999, "radius": 1.23456e-5, "target_leakage": 7.0})
     assert shown == "lower=-0.2509 radius=1.234e-05 target_leakage=7"
-    assert plan_command._values({"order": 1.107}) == "order=1.107"  # no inward: as it was planned
+    assert plan_command._values({"order": 1.107}) == "order=1.107"  # not rounded inward
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_the_command(capsys, tmp_path):
     assert "any change of the records in one shard" in output and "ε(1000)" in output
     for name in ("clipped-mixing", "clipped-log-pool", "pmixed"):
         assert name in output
-    # Settings that are copied from the table, four digits of them, keep the budget.
+    # Settings copied from the table, with four digits, keep the budget.
     rows = [line for line in output.splitlines() if line.startswith("clipped-")]
     rows = [row for row in rows if "lower=" in row]
     assert len(rows) == 8
@@ -97,7 +97,7 @@ def test_the_command(capsys, tmp_path):
     assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 9
     assert content["adapmixed"]["worst_case_epsilon"] == "inf"
     assert "must not be published" in output and "the rest are alternatives" in output
-    # What is said of ε(n): an accountant opened for all 1000 has charged them with the first 10.
+    # As the text about ε(n) says, an accountant for all 1000 charges them with the first 10.
     assert "ε(10)" in output and "(queries=1000) states ε(1000) from the first answer" in output
     pool = next(one for one in content["plans"] if one["mechanism"] == "clipped-log-pool")
     event = BoundedRangeAnswer(**pool["settings"], num_models=100, queries=10, budget=1000)

@@ -1,4 +1,4 @@
-"""``adapmixed generate`` and ``adapmixed chat`` as typed."""
+"""The commands ``adapmixed generate`` and ``adapmixed chat``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from adapmixed.privacy import Accountant, LeaveOneOutLoss
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
-FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token: no draw
+FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token, without a draw
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5"]
 
 
 def demo_base_name() -> str:
-    """What the demo's adapters call the model that they were trained on."""
+    """Return the base's name in the demonstration's adapters."""
     config = DEMO_ENSEMBLE / "member-000" / "adapter_config.json"
     return Path(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]).name
 
@@ -58,7 +58,7 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_many_prompts_are_answered_in_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """300 prompts in 64 MB; a batch's answers are written once they are there."""
+    """300 prompts fit 64 MB, and the answers of a batch are written before the next one."""
     file = tmp_path / "prompts.txt"
     file.write_text("The value of x is\n" * 300, encoding="utf-8")
     arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "1", "--prompts", str(file)]
@@ -93,7 +93,7 @@ def test_what_depends_on_private_data_is_for_the_operator(
     assert "ε = " in shown.err and "must not be published" in shown.err
     assert shown.out == plain.out
     assert main([*arguments, *POOL]) == 0
-    assert "ε = " in capsys.readouterr().err  # fixed beforehand: public
+    assert "ε = " in capsys.readouterr().err  # fixed in advance, so public
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
     cold = capsys.readouterr().out
     assert main([*arguments[:-2], "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
-    assert capsys.readouterr().out == cold  # whatever the randomness
+    assert capsys.readouterr().out == cold  # independent of the randomness
     assert main([*arguments, "--max-new-tokens", "6"]) == 0
     assert capsys.readouterr().out != cold
     assert main([*arguments, "--temp", "0.01", "--max-new", "6"]) == 0
@@ -136,7 +136,7 @@ def test_chat_line_by_line(
     typed(monkeypatch, "The value\n")
     assert main(arguments) == 2
     out = capsys.readouterr()
-    assert out.out == "" and "must have a chat template, it has none: --plain" in out.err
+    assert out.out == "" and "must have a chat template, but has none: use --plain" in out.err
     assert main([*arguments, "--turns", "0"]) == 2
     assert main([*arguments, "--plain", "--system", "x"]) == 2
 
@@ -171,12 +171,12 @@ def test_chat_remembers_the_conversation(
     assert conversation == first + capsys.readouterr().out
     assert main(["generate", *models, "--chat", "--prompt", "What is it?"]) == 0
     assert capsys.readouterr().out.strip()
-    # What the template itself refuses is one line; nothing could follow that it would take.
+    # An error of the template is one line, since no later line could succeed.
     typed(monkeypatch, "What is it?\n")
     assert main(["chat", *models, "--system", "No"]) == 2
     out = capsys.readouterr()
     assert out.out == "" and len(out.err.splitlines()) == 1
-    assert "chat template takes, it refuses: System role not supported" in out.err
+    assert "chat template, which rejects them: System role not supported" in out.err
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_refusals_name_the_options(
 
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
-    """As `adapmixed ledger export | head -n 1`: nothing on standard error."""
+    """A closed pipe, as with `ledger export | head -n 1`, prints nothing on standard error."""
     path = tmp_path / "ledger.db"
     with Accountant(1e-5, path=path) as accountant:
         for _ in range(3):

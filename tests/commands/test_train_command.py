@@ -1,4 +1,4 @@
-"""``adapmixed train``: presets, options, and the way from a corpus to an answer."""
+"""The command ``adapmixed train``: presets, options, and the path from a corpus to an answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parsed(*options: str) -> argparse.Namespace:
     return _parser().parse_args(["train", *required, *options])
 
 
-# Epochs and rate from the paper's table of training parameters, N from that of privacy parameters.
+# Epochs and learning rate come from the paper's table train_params, N from priv_params.
 @pytest.mark.parametrize(
     ("name", "epochs", "rate", "num_models"),
     [
@@ -49,7 +49,7 @@ def test_presets(name: str, epochs: int, rate: float, num_models: int) -> None:
     members = FinetuneConfig(**common, epochs=epochs, batch_size=8)
     assert train._config(parsed("--preset", name), FACTS) == members
     assert PRESETS[name].num_models == num_models
-    assert isinstance(AdaPMixED.preset(name), AdaPMixED)  # the other half goes by the same name
+    assert isinstance(AdaPMixED.preset(name), AdaPMixED)  # the mechanism's preset has the same name
 
 
 def test_options_come_before_presets() -> None:
@@ -75,14 +75,14 @@ def test_adapted_layers() -> None:
         "h.1.c_attn", "h.1.c_proj", "h.10.c_attn"
     )  # fmt: skip
     assert config("--adapt", "all").target_modules == FACTS.linear_layers[:-1]
-    # What head members begin with holds however they are asked for, and not for others.
+    # The defaults of output-layer members hold for every way to request them, and for no others.
     assert (config().rank, config().learning_rate) == (8, 6e-3)
     assert config("--target-modules", "lm_head") == config()
     assert config("--rank", "2", "--early-stopping") == replace(
         config(), rank=2, early_stopping=True
     )
     assert config("--adapt", "all").rank == FinetuneConfig().rank
-    # A preset keeps the paper's numbers, and its layers unless others are asked for.
+    # A preset keeps the paper's numbers, and its layers unless others are given.
     assert config("--preset", "pubmed").target_modules == ("c_attn",)
     of_preset = config("--preset", "pubmed", "--adapt", "head")
     assert (of_preset.rank, of_preset.target_modules) == (4, ("lm_head",))
@@ -104,7 +104,7 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["train", *models, *arguments, "--preset", "air-dialogue"]) == 0
     printed = capsys.readouterr()
     empty = sum(shard["documents"] == 0 for shard in read_manifest(output).shards)
-    assert f"40 members, {empty} of them the public model (empty shards)" in printed.out
+    assert f"40 members, {empty} of them with an empty shard (the public model)" in printed.out
     assert "What stays in one shard: all documents of one 'user'." in printed.err
     assert read_manifest(output).training["learning_rate"] == 4e-4
     answer = ["--ensemble", str(output), "--prompt", "user", "--max-new-tokens", "2", "--seed", "1"]

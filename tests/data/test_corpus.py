@@ -1,4 +1,4 @@
-"""Corpora: what a document is, what names it, what is refused."""
+"""Corpora: their documents, the names of documents, and their errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_headings_begin_documents(tmp_path: Path) -> None:
     corpus = Corpus(str(write_rows(tmp_path / "w.jsonl", rows)), new_document=heading)
     assert [name for name, _ in pairs(corpus)] == ["w.jsonl#0", "w.jsonl#1"]
     assert [text.split("\n")[0] for _, text in pairs(corpus)] == [" = Title = ", " = Other = "]
-    # Where documents have names, a preset's expression is not used.
+    # If documents have names, a preset's expression is not used.
     assert Corpus("builtin").with_new_document(heading) == Corpus("builtin")
 
 
@@ -191,5 +191,5 @@ def test_refused_sources(tmp_path: Path) -> None:
     refuses("split applies to hub data sets, got train", "builtin", split="train")
     refuses("id_column applies to rows, not to builtin: 'user'", "builtin", id_column="user")
     rows = str(tmp_path / "a.jsonl")
-    refuses("must be unset where documents have names", rows, id_column="u", new_document="x")
+    refuses("must be unset if documents have names", rows, id_column="u", new_document="x")
     refuses("must be a regular expression", rows, new_document="(")

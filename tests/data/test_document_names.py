@@ -1,4 +1,4 @@
-"""Documents named by position: which edits move other documents, and who says so."""
+"""Documents named by position: the edits that move other documents, and the caveats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = [{"user": f"user-{k}", "text": f"text of {k}"} for k in range(LENGTH)]
 
 
 def changed(folder: Path, first: str, second: str, name: str, **settings: Any) -> int:
-    """How many shards one edit changes."""
+    """Return the number of shards that one edit changes."""
     found = []
     for text in (first, second):
         (folder / name).write_text(text)
@@ -47,7 +47,7 @@ def changed(folder: Path, first: str, second: str, name: str, **settings: Any) -
 
 
 def edited(items: Sequence[Any], *new: Any) -> list[Any]:
-    """The eighth item is replaced by the new ones."""
+    """Return the items with the eighth replaced by new ones."""
     return [*items[:7], *new, *items[8:]]
 
 
@@ -125,7 +125,7 @@ def test_which_corpora_are_positional(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The public model, and an ensemble of two members trained on the articles of a text file."""
+    """Return a public model, and an ensemble of two members trained on a text file's articles."""
     folder = tmp_path_factory.mktemp("positions")
     base = write_base(folder / "base")
     (folder / "notes.txt").write_text("\n\n".join(ARTICLES[:12]))
@@ -152,7 +152,7 @@ def train(base: Path, corpus: Path, output: Path, *options: str) -> None:
 
 
 def named(ensemble: Path, folder: Path, names: str | None, **changes: Any) -> Path:
-    """The same members with another `document_names`; None: not recorded."""
+    """Copy the members with another `document_names`; None leaves it unrecorded."""
     content = json.loads((ensemble / "ensemble.json").read_text()) | changes
     del content["document_names"]
     folder.mkdir()
@@ -200,7 +200,7 @@ def test_a_guarantee_says_that_positions_assigned_the_shards(
             said = str(accountant.guarantee())
         for sentence in (said, str(read_ledger(path).guarantee)):
             assert [one for one in (POSITIONS, NAMES) if one in sentence] == ([words] * bool(words))
-    # What is known of no shard is said once; what is known of positions is said in any case.
+    # The caveat about shards appears once; the caveat about positions appears in any case.
     unknown = named(ensemble, tmp_path / "unknown", None, shards=[])
     assert Ensemble.from_pretrained(base, unknown).unverified == ("shards",)
     known = named(ensemble, tmp_path / "known", "positions", shards=[])

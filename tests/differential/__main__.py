@@ -2,9 +2,10 @@
 
     python -m tests.differential
 
-The earlier version is checked out beside this one and uses its own sources with the compiled module
-that is installed here, unless csrc differs: then it is built. Exits with 1 if anything differs but
-what `_expected` allows: an ε may be lower by rounding, and one may be stated where none was.
+The earlier version is checked out in a temporary folder. It uses its own sources with the compiled
+module that is installed here, which is built anew if csrc differs. The exit status is 1 if there is
+a difference that `_expected` does not allow. It allows an ε that is lower by rounding, and an ε
+that the earlier version did not state.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 
 NEWLY_STATED = tuple(f"/totals/bound {queries}/replace_one" for queries in (1, 1024, 99840))
-"""PMixED's ε for a replaced shard, through the emptied one. There was none before."""
+"""PMixED's ε for replace-one, which the earlier version did not state."""
 
 
 def main() -> int:
@@ -72,7 +73,7 @@ def _differences(path: str, before: Any, now: Any) -> Iterator[tuple[str, Any, A
 
 
 def _expected(path: str, before: Any, now: Any) -> bool:
-    """Whether it is newly stated, or an ε of counts times costs, which are rounded up once."""
+    """Return True for an ε that is newly stated, or lower because sums are rounded up only once."""
     if path in NEWLY_STATED:
         return before is None and now is not None
     if not (isinstance(before, list) and isinstance(now, list) and len(before) == len(now) == 3):

@@ -1,4 +1,4 @@
-"""Answers of the earlier version, run from its own checkout: `python before.py OUT`."""
+"""Write the answers of the earlier version, from its own checkout: `python before.py OUT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both versions are asked: events to compose, and logits to answer, as plain values."""
+"""Questions for both versions: events to compose and logits to answer, as plain values."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ SHAPES = ((1, 1, 17), (5, 3, 64), (12, 2, 1000), (100, 1, 4099))
 
 
 def logits(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(N, B, V) and (B, V) of members near the public model; the second member is the public one,
-    and a token is masked everywhere."""
+    """Return (N, B, V) and (B, V) logits of members near the public model.
+
+    The second member is the public model, and one token is masked everywhere.
+    """
     models, positions, vocabulary = shape
     generator = torch.Generator().manual_seed(models * 1000 + vocabulary)
     public = 3 * torch.randn(positions, vocabulary, generator=generator)
@@ -119,8 +121,8 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
 """(class, settings) under the new names."""
 
 BUDGETS = {"mixing charged": 1.25, "pool charged": 1.25}
-"""ε of a per-shard budget. Of 5 and 12 members it ends within `ANSWERS` answers, of 100 it does
-not. One member alone never contributes."""
+"""ε of per-shard budgets. With 5 or 12 members they end within `ANSWERS` answers, with 100 they do
+not. A single member never contributes."""
 
 ANSWERS = 12
 
@@ -134,7 +136,7 @@ def answer_cases() -> Iterator[tuple[str, str, tuple[int, int, int], torch.dtype
 
 
 def written(value: Any) -> Any:
-    """Floats of a nested list as hexadecimal text, which keeps every bit."""
+    """Return the floats of a nested list as hexadecimal text, which keeps every bit."""
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, list | tuple):

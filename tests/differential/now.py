@@ -1,4 +1,4 @@
-"""Answers of this version: `python now.py OUT`."""
+"""Write the answers of this version: `python now.py OUT`."""
 
 from __future__ import annotations
 

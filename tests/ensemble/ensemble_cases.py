@@ -1,4 +1,4 @@
-"""What tests of ensembles share."""
+"""Helpers for tests of ensembles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Make = Callable[..., list[Path]]
 
 
 def budget(ensemble: Ensemble, batch: int, length: int, chunk: int, last_only: bool) -> int:
-    """The smallest budget that gives this chunk."""
+    """Return the least `memory_bytes` that gives this chunk size."""
     low, high = 0, 1 << 30
     while low + 1 < high:
         middle = (low + high) // 2

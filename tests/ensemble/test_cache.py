@@ -1,4 +1,4 @@
-"""The cache with room: written in place, as large as was asked for, right however it is changed."""
+"""The preallocated cache: written in place, as large as requested, correct after any change."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ROWS, HEADS, WIDTH = 3, 2, 4
 
 
 def states(length: int, seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
-    """Keys and values as attention hands them over: heads and positions transposed."""
+    """Return keys and values as attention passes them, with heads and positions transposed."""
     generator = torch.Generator().manual_seed(seed)
     both = torch.randn(2, rows, length, HEADS, WIDTH, generator=generator).transpose(2, 3)
     return both[0], both[1]
 
 
 def blocks(cache: Any) -> list[int]:
-    """Positions that each tensor has room for."""
+    """Return the positions that each tensor has room for."""
     return [
         part.untyped_storage().nbytes() // part[..., :1, :].numel() // part.element_size()
         for layer in cache.layers for part in (layer.keys, layer.values)
@@ -52,7 +52,7 @@ def test_tokens_are_written_in_place_while_there_is_room() -> None:
 
 @pytest.mark.parametrize("room", [0, 4])
 def test_beyond_the_room_it_grows_by_a_quarter(room: int) -> None:
-    """Copied now and then, not with every token."""
+    """The cache is copied now and then, not with every token."""
     ours, theirs = PreallocatedLayer(room), DynamicLayer()
     copies, place = 0, None
     for step in range(101):
@@ -65,7 +65,7 @@ def test_beyond_the_room_it_grows_by_a_quarter(room: int) -> None:
     assert copies <= 16
     held = ours.keys.untyped_storage().nbytes()
     assert held <= 1.25 * length * ROWS * HEADS * WIDTH * 4
-    # Of a first pass of unknown end, nothing is kept free.
+    # A first pass with no known end reserves nothing.
     first = PreallocatedLayer(room)
     first.update(*states(7, 0))
     assert first.values.untyped_storage().nbytes() == 7 * ROWS * HEADS * WIDTH * 4
@@ -125,7 +125,7 @@ def held(decoder: Decoder) -> int:
 def test_a_decoder_has_room_for_all_that_was_counted_and_no_more(
     base: Any, make_adapters: Callable[..., list[Path]]
 ) -> None:
-    """Over chunks, decoding, an end and a restart: within what memory_bytes was refused by."""
+    """Chunks, decoding, an end and a restart stay within the counted bytes."""
     ensemble = Ensemble.from_pretrained(base, make_adapters(2))
     ids = torch.randint(0, VOCAB, (3, 7), generator=torch.Generator().manual_seed(0))
     counted = ensemble._forward.cache_bytes(3, 7 + 5)  # the largest of two layers counts twice
@@ -139,7 +139,7 @@ def test_a_decoder_has_room_for_all_that_was_counted_and_no_more(
         decoder.append(ids[:, 0])
     assert decoder._cache.layers[0].keys.data_ptr() == place
     decoder.drop(torch.tensor([False, True, False]))
-    assert held(decoder) == counted * 2 // 3 * 2 * 10 // (3 * 12)  # what was held, of two
+    assert held(decoder) == counted * 2 // 3 * 2 * 10 // (3 * 12)  # for two sequences
     for _ in range(2):
         decoder.append(ids[:2, 0])
     assert set(blocks(decoder._cache)) == {12} and held(decoder) == counted * 4 // 9

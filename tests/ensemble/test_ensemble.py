@@ -1,4 +1,4 @@
-"""Passes over an ensemble: shapes, chunks, decoding, padding, limits."""
+"""Forward passes of an ensemble: shapes, chunks, decoding, padding, limits."""
 
 from __future__ import annotations
 

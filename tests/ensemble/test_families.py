@@ -1,4 +1,4 @@
-"""Every family, fp32 and bf16: the peft loop, one pass, chunks, cache, padding, bits of rows."""
+"""Every family in fp32 and bf16: peft's loop, one pass, chunks, cache, padding, bits of rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from transformers import DynamicCache
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.support import TESTED
 
-# Of the largest logit. The loop multiplies the same shapes; passes of other shapes round all
-# activations otherwise. Positions left out move logits by 0.6 of it and more.
+# Tolerances relative to the largest logit. The loop multiplies the same shapes, while passes of
+# other shapes round all activations otherwise. Missing positions move logits by 0.6 of it or more.
 LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 PASSES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-4}
 LENGTH = 9
@@ -27,7 +27,7 @@ PADDING = 4
 
 @dataclass(frozen=True)
 class Family:
-    """A tiny model and adapters of unequal rank, scale and targets; the last one's B is zero."""
+    """A tiny model and adapters of unequal rank, scale and targets; the last one has B = 0."""
 
     base: Any
     folders: list[Path]
@@ -67,7 +67,7 @@ def family(request: pytest.FixtureRequest, adapted: tuple[Any, list[Path]]) -> F
 
 
 def passes(ensemble: Ensemble, ids: Tensor, mask: Any, chunk: int, cache: Any = None) -> Tensor:
-    """(N + 1, b, t, V) through a cache, `chunk` positions at a time."""
+    """Return logits (N + 1, b, t, V), computed through a cache in chunks of `chunk` positions."""
     forward = ensemble._forward
     cache = forward.new_cache() if cache is None else cache
     parts = [
@@ -87,7 +87,7 @@ def test_equals_peft_loop(family: Family) -> None:
 
 @pytest.mark.slow
 def test_public_row_and_empty_shards_are_the_public_model_bit_by_bit(family: Family) -> None:
-    """Also beside members that change, padded, in chunks and in decoding."""
+    """This also holds if other members change, with padding, in chunks and in decoding."""
     folders = family.folders
     ensemble = family.ensemble
     changed = [folders[1], folders[1].parent / "0", folders[2]]
@@ -125,7 +125,7 @@ def test_chunks_and_decoding_equal_one_pass(family: Family) -> None:
 
 @pytest.mark.slow
 def test_room_in_the_cache_changes_no_bit(family: Family) -> None:
-    """Of what transformers' own gives, none or much of it: in chunks, padded, after an end."""
+    """It agrees with transformers' cache for little or much room: chunks, padding, after an end."""
     ensemble, mask = family.ensemble, torch.ones_like(family.ids)
     mask[0, :PADDING] = 0
     longer = torch.cat([mask, mask[:, -1:]], dim=1)
@@ -165,7 +165,7 @@ def test_left_padding_equals_single_prompts(family: Family) -> None:
 
 
 def test_a_sequence_that_ends_leaves_the_others_as_they_were(family: Family) -> None:
-    """In every kind of cache: full, of few heads, or of a sliding window; padded, and twice."""
+    """This holds for every kind of cache: full, few heads, sliding window; padded, and twice."""
     ensemble = family.ensemble
     ids = torch.cat([family.ids, family.ids.flip(0) * 5 % VOCAB])
     mask = torch.ones_like(ids)
@@ -188,7 +188,7 @@ def test_a_sequence_that_ends_leaves_the_others_as_they_were(family: Family) -> 
 
 
 def test_the_cache_is_as_large_as_it_is_counted(family: Family) -> None:
-    """Exactly; but for the largest layer's copy, and a sliding window of w, which keeps w - 1."""
+    """Exactly, without the largest layer's copy; a sliding window of w keeps w - 1."""
     forward, cache = family.ensemble._forward, family.ensemble._forward.new_cache()
     forward(family.ids, None, cache)
     layers = [

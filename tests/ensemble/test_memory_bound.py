@@ -1,4 +1,4 @@
-"""--memory bounds what is held, as measured: the resident memory of a process of its own."""
+"""--memory bounds the memory in use, measured as resident memory of a separate process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ CASES = Path(__file__).parents[1] / "helpers" / "memory_cases.py"
 )
 @pytest.mark.slow
 def test_what_decoding_holds_stays_within_memory_bytes() -> None:
-    """What oneDNN holds for itself in bfloat16 depends on the processor and is not counted
-    (docs/generation.md, "Memory"): it is told to be the same on all of them."""
+    """oneDNN's own memory in bfloat16 depends on the processor and is not counted.
+
+    So the test makes oneDNN use the same kernels on all processors.
+    """
     environment = os.environ | {
         "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX2",
     }  # fmt: skip
@@ -31,5 +33,5 @@ def test_what_decoding_holds_stays_within_memory_bytes() -> None:
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(found) == 2 * 15 + 1
     for case in found:
-        # Also not a bound that is far too large: what is counted is there.
+        # The bound is not far too large either.
         assert 0.5 * case["needed"] < case["held"] <= 1.15 * case["needed"], case

@@ -1,8 +1,8 @@
-"""Removing a member: no shape, batch, error or bit of another member's logits tells of it.
+"""Removing a member changes no shape, batch, error or bit of another member's logits.
 
-Neighbours have the same N: `ensemble.json` says null where the member was. Matrix libraries round
-by the shapes of their operands. Here every logit does, as a hook that scales it by the number of
-rows, so that each test has a control that fails on any processor: the ensemble of N - 1 members.
+Neighbours have the same N, since `ensemble.json` has null in place of the member. Matrix libraries
+round by the shapes of their operands. Here a hook scales every logit by the number of rows. So each
+test has a control that fails on any processor: the ensemble of N - 1 members.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Members = Sequence[str | None]
 
 
 def write_members(base: Any, folder: Path, **settings: Any) -> None:
-    """Three members, one of another rank, and one that was trained on nothing."""
+    """Write three members, one of another rank, and one that was trained on nothing."""
     for seed, name in enumerate(("m0", "m1", "m2", "empty")):
         rank = 5 if name == "m1" else 3
         write_adapter(
@@ -60,7 +60,7 @@ def write_members(base: Any, folder: Path, **settings: Any) -> None:
 
 
 def load(base: Any, folder: Path, members: Members, **settings: Any) -> Ensemble:
-    """An ensemble of these; what members may adapt is the same for all of them."""
+    """Return an ensemble of these members, with the same adapted layers for every choice."""
     layers = adapted_layers([folder / name for name in ("m0", "m1")])
     write_manifest(folder, Manifest("tiny", tuple(members), layers))
     return Ensemble.from_pretrained(base, folder, **settings)
@@ -75,7 +75,7 @@ def tiny_members(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def of(request: Any, tiny_members: tuple[Any, Path]) -> Any:
-    """Members to their ensemble, of which every logit is rounded by the number of rows."""
+    """Return a function from members to their ensemble, whose logits depend on the row count."""
     base, folder = tiny_members
     dtype = request.param
 
@@ -92,7 +92,7 @@ def of(request: Any, tiny_members: tuple[Any, Path]) -> Any:
 
 
 def every_way(ensemble: Ensemble) -> list[Tensor]:
-    """(N + 1, ...) logits: whole passes, chunks, and decoding after prompts of unequal length."""
+    """Return logits (N + 1, ...) of whole passes, chunks, and decoding after padded prompts."""
     ids = torch.randint(1, VOCAB, (2, 9), generator=torch.Generator().manual_seed(7))
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
@@ -111,7 +111,7 @@ def every_way(ensemble: Ensemble) -> list[Tensor]:
 
 
 def test_a_removed_member_moves_no_bit_of_the_others(of: Any) -> None:
-    """Its own row becomes the public one."""
+    """The removed member's own row becomes the public one."""
     whole, removed, fewer = (every_way(of(members)) for members in (WHOLE, REMOVED, ANOTHER_N))
     assert len(whole) == len(removed)
     for here, there in zip(whole, removed, strict=True):
@@ -130,7 +130,7 @@ def distribution(ensemble: Ensemble, mechanism: Mechanism) -> tuple[Tensor, Any]
 def test_a_removed_member_that_was_empty_changes_no_probability(
     mechanism: Mechanism, of: Any
 ) -> None:
-    """Its removal costs nothing, so it must change nothing."""
+    """Removing such a member costs nothing, so it must change nothing."""
     here, _ = distribution(of(WHOLE), mechanism)
     there, _ = distribution(of(("m0", "m1", "m2", None)), mechanism)
     assert torch.equal(here, there)
@@ -139,14 +139,14 @@ def test_a_removed_member_that_was_empty_changes_no_probability(
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """(B,) D_ORDER both ways of normalised rows."""
+    """Return (B,) D_ORDER of normalised rows, the larger of both directions."""
     p, q = (one.double() / one.double().sum(-1, keepdim=True) for one in (p, q))
     ways = [(a**ORDER * b ** (1 - ORDER)).sum(-1).log() / (ORDER - 1) for a, b in ((p, q), (q, p))]
     return torch.maximum(*ways)
 
 
 def cost(mechanism: Mechanism, proposal: Any) -> Tensor:
-    """(B,) or (): what the removal of the second member costs at ORDER."""
+    """Return the charge for removing the second member at ORDER, (B,) or ()."""
     if isinstance(mechanism, AdaPMixED):
         (event,) = (one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss))
         inflated = event.loss[1, :, 0] * (1 + event.loss_error) + LOSS_ABSOLUTE_ERROR
@@ -165,19 +165,19 @@ def test_the_removal_of_a_member_costs_no_more_than_its_charge(
     there, _ = distribution(of(REMOVED), mechanism)
     true, charged = divergence(here, there), cost(mechanism, proposal)
     assert (true > 0).all()
-    assert (true <= charged + 1e-14).all()  # the divergence's own rounding
+    assert (true <= charged + 1e-14).all()  # 1e-14 for the divergence's rounding
 
 
 @pytest.fixture(scope="module")
 def with_a_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Members to their ensemble, on the demonstration's public model."""
+    """Return a function from members to their ensemble on the demonstration's public model."""
     folder = tmp_path_factory.mktemp("demo-members")
     write_members(load_base(demo_base(), None)[0], folder, target_modules=["c_attn", "lm_head"])
     return partial(load, demo_base(), folder)
 
 
 def public_shapes(ensemble: Ensemble) -> list[Any]:
-    """Batches, chunks, bytes and the errors that say what does not fit."""
+    """Return batches, chunks, bytes, and the errors about memory."""
     mechanism = ClippedLogPool(-0.25, 0.5, queries=10**6)
     beside, prompt = mechanism.held_bytes, "the function returns a list of values "
     found: list[Any] = []

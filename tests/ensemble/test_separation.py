@@ -1,4 +1,4 @@
-"""Answers of a member depend on it alone, bit by bit; an empty one answers as the public model."""
+"""A member's logits depend on it alone in every bit; an empty one answers as the public model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def assert_only_one_member_differs(
     changed: int,
     limit: int,
 ) -> None:
-    """Whole passes, padded passes, chunks and decoding agree bit by bit but for one member."""
+    """Assert that all passes and decoding agree in every bit, except for one member."""
     pairs = [
         (ensemble.logits(ids), neighbour.logits(ids)),
         (ensemble.logits(ids, mask), neighbour.logits(ids, mask)),
@@ -129,7 +129,7 @@ def test_zero_adapter_answers_exactly_the_public_model(
 def test_zero_adapter_is_exact_where_rows_round_differently(
     missing: bool, base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
-    """Matrix products may round a row by its place; the answer must not show it."""
+    """Matrix products may round a row by its index, but the answer must not show it."""
     empty = None if missing else make_adapters(1, first=60, zero=True)[0]
     ensemble = Ensemble.from_pretrained(base, [*make_adapters(1), empty])
 

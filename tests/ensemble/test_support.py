@@ -1,4 +1,4 @@
-"""Models that are refused in words, and those that are tried on loading."""
+"""Models that raise an error, and models that are tried on loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adapmixed.ensemble.support import TESTED
 
 
 def adapters(model: Any, count: int = 2, only: str = "") -> list[Adapter]:
-    """Random adapters of all linear layers whose name holds `only`, but for the output layer."""
+    """Return random adapters of the linear layers named with `only`, but for the output layer."""
     names = [
         name
         for name, _ in model.named_modules()
@@ -65,7 +65,7 @@ def test_an_encoder_decoder_is_refused() -> None:
 
 
 def test_experts_show_in_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why mixtures of experts are refused: the public row's last bits depend on the adapters."""
+    """Mixtures of experts raise, because the public row's last bits depend on the adapters."""
     from adapmixed.ensemble import ensemble
 
     monkeypatch.setattr(ensemble, "check_model", lambda model: None)
@@ -96,7 +96,7 @@ def test_families_without_tests_are_tried(dtype: torch.dtype) -> None:
     model = tiny("glm").to(dtype)
     members, name = adapters(model), "model.layers.0.self_attn.q_proj"
     layer = Ensemble(model, members)._forward.model.get_submodule(name)
-    for i, member in enumerate(members):  # what the trial takes away is put back
+    for i, member in enumerate(members):  # the trial restores the updates that it removed
         assert torch.equal(layer.groups[0].up[i], member.updates[name][1])
     bert = tiny("bert").to(dtype)
     with pytest.raises(ValueError, match="bert does not: a later token changes earlier logits"):
@@ -167,7 +167,7 @@ def test_a_longrope_window_ends_where_frequencies_change() -> None:
 def test_adapted_embeddings_are_refused(tmp_path: Path) -> None:
     model = tiny("llama")
     folder = write_adapter(model, tmp_path / "a", seed=0, target_modules=["embed_tokens"])
-    with pytest.raises(ValueError, match="lora_A, lora_B of linear layers"):
+    with pytest.raises(ValueError, match="lora_A and lora_B of linear layers"):
         Ensemble.from_pretrained(model, [folder])
 
 

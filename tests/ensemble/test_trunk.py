@@ -1,4 +1,4 @@
-"""Members that share the public trunk: every family, head members and those of the last block."""
+"""Members that share the public trunk: every family, adapted output layers and last blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = ("head", "last:1", "mixed")
 
 
 def targets(base: Any, kind: str) -> list[list[str]]:
-    """The target modules of three members."""
+    """Return the target modules of three members."""
     last = [f"{block_names(base)[-1]}.{name}" for name in _inside(base)]
     if kind == "mixed":
         return [["lm_head"], last, ["lm_head", *last]]
@@ -51,7 +51,7 @@ def close(found: Tensor, expected: Tensor, allowed: float) -> None:
 
 @pytest.fixture(autouse=True)
 def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of the output layer over two members and five positions: each call has several."""
+    """Limit products of the output layer to two members and five positions."""
     monkeypatch.setattr(batched_lora, "HEAD_MEMBERS", 2)
     monkeypatch.setattr(batched_lora, "HEAD_POSITIONS", 5)
 
@@ -102,7 +102,7 @@ def test_every_way_of_reading_equals_the_peft_loop(written: Any, kind: str, dtyp
 
 
 def _decode(ensemble: Ensemble, ids: Tensor, whole: Tensor, allowed: float) -> None:
-    """Token by token, the first sequence padded; then it is dropped."""
+    """Decode token by token with the first sequence padded, and later dropped."""
     padded, mask = torch.cat([ids[:1].roll(PADDING, 1), ids[1:]]), torch.ones_like(ids)
     padded[0, :PADDING], mask[0, :PADDING] = 9, 0
     single = ensemble._forward(ids[:1, : LENGTH - PADDING], None, None)
@@ -170,7 +170,7 @@ def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path
     deep = write_adapter(base, tmp_path / "b", seed=1, target_modules=["c_attn"])
     assert Ensemble.from_pretrained(base, [head, None]).trunk.head == "lm_head"
     for members in ([head, deep], [head, deep, None], [None, head, deep]):
-        with pytest.raises(ValueError, match="adapted must be given if members differ: .*a adapts"):
+        with pytest.raises(ValueError, match="if members differ: .*a and .*b adapt"):
             Ensemble.from_pretrained(base, members)
     with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
         Ensemble.from_pretrained(base, [None, None])
@@ -199,7 +199,7 @@ def test_a_missing_member_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
-    """The memory of a step is used again, unless a view of it or an array over it is left."""
+    """The memory of a step is used again, unless a view or an array over it is held."""
     base = tiny("gpt2")
     folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
     ensemble = Ensemble.from_pretrained(base, [folder])
@@ -219,7 +219,7 @@ def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_many_inputs_finds_the_memory_of_the_one_before(tmp_path: Path) -> None:
-    """Unless it keeps what it was given; the numbers are those of fresh memory, bit by bit."""
+    """The memory is used again unless it is held, with the same numbers as in fresh memory."""
     base = tiny("gpt2")
     folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
     ensemble = Ensemble.from_pretrained(base, [folder])

@@ -1,4 +1,4 @@
-"""Padded vocabularies, and adapters that come with a tokenizer of their own."""
+"""Padded vocabularies, and adapter folders with their own tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN = VOCAB - 7
 
 
 def tokenizer(ids: list[int], lower: bool = False, **settings: Any) -> Any:
-    """One word for each of the ids."""
+    """Return a tokenizer with one word for each of the ids."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -76,7 +76,7 @@ def test_a_tokenizer_wider_than_the_model_is_refused() -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """A public model with its tokenizer, and an adapter."""
+    """Return the folders of a public model with its tokenizer, and of an adapter."""
     base = tiny("gpt2")
     base.save_pretrained(tmp_path / "base")
     tokenizer(list(range(KNOWN)), eos_token="w0").save_pretrained(tmp_path / "base")
@@ -87,7 +87,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 def test_an_equal_copy_of_the_tokenizer_is_accepted(folders: tuple[Path, Path]) -> None:
     base, adapter = folders
     own = tokenizer(list(range(KNOWN)), eos_token="w0", pad_token="w0")
-    own("w1 w2", padding="max_length", max_length=5, truncation=True)  # is stored along
+    own("w1 w2", padding="max_length", max_length=5, truncation=True)  # these are stored, too
     own.save_pretrained(adapter)
     assert '"padding": null' not in (adapter / "tokenizer.json").read_text()
     assert Ensemble.from_pretrained(base, [adapter]).tokenizer is not None
@@ -99,8 +99,8 @@ def test_an_equal_copy_of_the_tokenizer_is_accepted(folders: tuple[Path, Path]) 
         (tokenizer(list(range(KNOWN + 1))), f"token 'w{KNOWN}' has id {KNOWN} there and None"),
         (tokenizer(list(range(KNOWN - 1))), f"it has {KNOWN - 1} tokens, the base {KNOWN}"),
         (tokenizer(list(range(KNOWN)), pad_token="[PAD]"), r"token '\[PAD\]'"),
-        (tokenizer(list(range(VOCAB + 1))), f"ids reach {VOCAB}, the base's vocab_size is {VOCAB}"),
-        (tokenizer(list(range(KNOWN)), eos_token="w0", lower=True), "by other rules"),
+        (tokenizer(list(range(VOCAB + 1))), f"reach {VOCAB}, but the base's vocab_size is {VOCAB}"),
+        (tokenizer(list(range(KNOWN)), eos_token="w0", lower=True), "other rules cut text"),
     ],
 )
 def test_another_tokenizer_is_refused(folders: tuple[Path, Path], other: Any, reason: str) -> None:

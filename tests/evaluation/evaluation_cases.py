@@ -44,7 +44,7 @@ def run(ensemble: Any, tokens: list[int], mechanisms: Any = None, **settings: An
 
 
 def target_log_probs(ensemble: Any, tokens: list[int], block: int) -> dict[str, Tensor]:
-    """log q(target) and log mean_i p_i(target) of every scored token, by plain softmax."""
+    """Return log q(target) and log mean_i p_i(target) of every scored token, by plain softmax."""
     public_parts, private_parts = [], []
     for start in range(0, len(tokens), block):
         ids = torch.tensor([tokens[start : start + block]])

@@ -1,4 +1,4 @@
-"""Tables of logits, random ones and those at the edges of what is defined; their diagnostics."""
+"""Tables of logits, random ones and edge cases, and their diagnostics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIXING: dict[str, Mechanism] = {
 
 
 class TableEnsemble(FakeEnsemble):
-    """Logits (N, V, V) and (V, V) by the token read."""
+    """An ensemble whose logits (N, V, V) and (V, V) depend on the token read."""
 
     def __init__(self, private: Tensor, public: Tensor) -> None:
         super().__init__(len(private), public.shape[-1])
@@ -54,7 +54,7 @@ def far(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def equal(seed: int) -> tuple[Tensor, Tensor]:
-    """λ = 1 everywhere."""
+    """Return logits with λ = 1 everywhere."""
     private, public = tables(seed)
     return public.expand_as(private).clone(), public
 
@@ -66,7 +66,7 @@ def one_apart(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def masked(seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens that no model gives, and some that all private models lack: p_j = 0."""
+    """Return logits with p = 0 for some tokens in all models, and for some in all private ones."""
     private, public = tables(seed)
     private[:, :, 0] = public[:, 0] = -INF
     private[:, :3, 1] = -INF
@@ -75,7 +75,7 @@ def masked(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def masked_public(seed: int) -> tuple[Tensor, Tensor]:
-    """q = 0 < p_j: such a model has weight 0."""
+    """Return logits with q = 0 < p_j for some tokens, so that such a model has weight 0."""
     private, public = tables(seed)
     public[:4, 3] = -INF
     private[1, :, 3] = -INF

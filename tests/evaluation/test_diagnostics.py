@@ -1,4 +1,4 @@
-"""The utility theorem holds on every table of logits; diagnostics are exact, bounded, resumable."""
+"""The utility theorem holds on all tables of logits; diagnostics are exact, bounded, resumable."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_theorem_holds(table: Callable[[int], tuple[Tensor, Tensor]]) -> Non
 def test_every_query_keeps_to_its_own_bound(
     table: Callable[[int], tuple[Tensor, Tensor]],
 ) -> None:
-    """Also against plain softmaxes, where p̄ is formed from λ as the paper writes it."""
+    """The theorem also holds for plain softmaxes, with p̄ formed from λ as in the paper."""
     private, public = table(0)
     for token in range(len(public)):
         for target in range(5):
@@ -133,18 +133,18 @@ def test_what_the_edges_are() -> None:
     weights = diagnosis(screened).weights
     assert screened.screened == 1.0 and weights is not None
     assert weights.zero == weights.screened == 3 * screened.queries
-    # The public model lacks a token that the private ones give: its bound and gap are infinite.
+    # The public model lacks a token that the private ones give, so its bound and gap are infinite.
     lacking = public.clone()
     lacking[:, 3] = -INF
     utility = diagnosis(diagnosed(TableEnsemble(private, lacking), MIXING, tokens)["noisy"]).utility
     assert utility is not None and utility.bound == utility.mean_bound == utility.gap == INF
-    # The private ones lack one that the public model gives: there is nothing to lose.
+    # The private models lack a token that the public model gives, so nothing can be lost.
     without = private.clone()
     without[:, :, 3] = -INF
     found = diagnosed(TableEnsemble(without, public), MIXING, tokens)["noisy"]
     utility = diagnosis(found).utility
     assert utility is not None and utility.gap == utility.mean_bound == -INF < utility.bound < INF
-    # Nobody gives it: both sides of the gap are infinite.
+    # No model gives the token, so both sides of the gap are infinite.
     found = diagnosed(TableEnsemble(without, lacking), MIXING, tokens)["noisy"]
     utility = diagnosis(found).utility
     assert utility is not None and utility.gap is None and found.perplexity == INF
@@ -192,7 +192,7 @@ def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
     assert done == QUERIES and max(charges) == pytest.approx(one.breakdown["mixing"], rel=1e-4)
     done, screened = diagnosis(one).screened[-1]
     assert (done, screened) == (QUERIES, round(one.screened * QUERIES))
-    # Answered again, one proposal for all: the same weights.
+    # Answered again in a single proposal, the weights are the same.
     rng = SeededRandom(5).child("noisy")
     expected = torch.zeros(BINS + 2)
     for start in (0, 20):
@@ -237,7 +237,7 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
         answer(path, diagnostics=True, progress=stop)
     half = read_result(path)
     assert not half.complete and half.runs[2].evaluations[0].diagnosis == reference[2 * RUNS]
-    with pytest.raises(ValueError, match="diagnostics is null, it was begun with true"):
+    with pytest.raises(ValueError, match="diagnostics is null, but the file was begun with true"):
         answer(path, resume=True)
     assert found(answer(path, resume=True, diagnostics=True)) == reference
     assert found(read_result(path).runs) == reference
@@ -245,7 +245,7 @@ def test_interrupted_diagnostics_go_on_to_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_several_processes_find_what_one_does(tmp_path: Path) -> None:
-    """Bit for bit: the main process has the rows of all members."""
+    """The results agree in every bit, because the main process has the rows of all members."""
     from adapmixed.ensemble import Ensemble
     from adapmixed.ranks import ALONE, Ranks
 

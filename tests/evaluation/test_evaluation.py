@@ -1,4 +1,4 @@
-"""Perplexity and queries against direct computations; conventions, repeatability."""
+"""Perplexity and queries compared with direct computations; conventions, repeatability."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_perplexity_of_a_real_model(
 
 
 def test_perplexity_over_several_calls_and_chunks() -> None:
-    """Blocks of 300 with chunks of 130: more positions than one call of a mechanism takes."""
+    """Blocks of 300 in chunks of 130 have more positions than one call of a mechanism takes."""
     fake, tokens = FakeEnsemble(), stream(1000)
     mechanisms = {"public": PublicOnly(), "unprotected": Unprotected()}
     results = run(fake, tokens, mechanisms, block=300, memory_bytes=130)
@@ -114,7 +114,7 @@ def test_the_memory_budget_of_a_real_model(ensemble: Ensemble) -> None:
 
 
 def numbers(results: list[Evaluation]) -> list[Any]:
-    """Everything but the clock."""
+    """Return all numbers but the times."""
     return [
         (r.name, r.perplexity, r.queries, r.guarantee, r.screened, r.curve, dict(r.breakdown))
         for r in results

@@ -1,4 +1,4 @@
-"""What an evaluation tells: guarantees, curves, progress, errors; and under budgets of shards."""
+"""Results of evaluations, with and without budgets: guarantees, curves, progress, errors."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_guarantees_shares_and_curves() -> None:
             assert parts["total"] == pytest.approx(
                 parts["mixing"] + parts["screening"] + parts["conversion"]
             )
-    # Screening is paid for all queries, answered publicly or not.
+    # Screening is charged for all queries, even for those that the public model answers.
     screening = 400 * 3.0 * (0.5 / (3 * 0.05)) ** 2
     assert results["adapmixed"].breakdown["screening"] == pytest.approx(screening)
 
 
 def test_rules() -> None:
-    """The paper's rule, Σ max, states no less than max Σ; answers are the same."""
+    """The paper's rule, Σ max, never states less than max Σ; the answers are the same."""
     adaptive = AdaPMixED(**SCREENED | dict(screen=None))
     mechanisms: dict[str, Mechanism] = {"per model": adaptive, "paper": PaperRule(adaptive)}
     ours, paper = run(FakeEnsemble(), stream(300), mechanisms)
@@ -138,7 +138,7 @@ def test_refusals(tokens: list[int], settings: dict[str, Any], message: str) -> 
 
 
 def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
-    """Screening noise comes from a source of the mechanism's own."""
+    """Screening noise comes from the mechanism's own source."""
     ensemble, tokens = FakeEnsemble(), [1, 2, 3, 0, 2, 1, 3, 3, 0, 1] * 6
     noisy = AdaPMixED(order=4.0, target_leakage=0.1, sigma=0.3, threshold=0.5, screen_top_k=3)
     alone = evaluate(ensemble, tokens, {"ada": noisy}, delta=1e-5, rng=SeededRandom(3))
@@ -169,7 +169,7 @@ def test_perplexity_under_budgets_of_shards(
     found = result.guarantee
     assert (found.method, found.kind) == ("per-shard budget", "fixed")
     assert {e for _, e in result.curve} == {found.epsilon} and found.epsilon <= epsilon
-    # Charged as generation charges: position after position, each shard until it cannot pay.
+    # It charges as generation does: position after position, each shard until it cannot pay.
     private, public = FakeEnsemble().logits(torch.tensor([stream(401)[:400]]))
     alone, log_probs, active = Accountant(DELTA, epsilon=epsilon), [], []
     for t, target in enumerate(stream(401)[1:]):
@@ -224,7 +224,7 @@ def test_neighbours() -> None:
     )
     assert default == zero_out and zero_out.epsilon < replaced.epsilon
     assert [g.adjacency for g in (zero_out, replaced)] == ["zero_out", "replace_one"]
-    # A guarantee of the paper's leave-one-out names it, whatever was asked.
+    # A guarantee under the paper's leave-one-out names it, even if another adjacency was given.
     for way in ("zero_out", "add_remove"):
         ada = {"ada": AdaPMixED(**SCREENED | dict(adjacency=way))}
         assert run(FakeEnsemble(), stream(101), ada)[0].guarantee.adjacency == way

@@ -1,4 +1,4 @@
-"""The scores of the harness are those of an evaluation, within a mechanism's budget."""
+"""The harness gets the scores of an evaluation, within a mechanism's plan."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_continuation_and_the_likeliest_token(ensemble: Ensemble) -> None:
 def test_more_than_was_planned_for_is_refused_before_the_models_run(
     ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests are counted together, and with what was answered before."""
+    """Requests count together with the queries answered before."""
     lm = harness(ensemble, ClippedLogPool(-0.5, 0.5, queries=10))
     context = lm.tok_encode("The try statement")
     text = ensemble.tokenizer.decode(held_out_tokens(ensemble.tokenizer)[:12])
@@ -113,5 +113,7 @@ def test_an_accountant_of_something_else_raises_at_construction(
 
 
 def test_generation_is_refused(ensemble: Ensemble) -> None:
-    with pytest.raises(ValueError, match="generation tasks must be answered by PrivateGenerator"):
+    with pytest.raises(
+        ValueError, match="generation tasks are not supported, .* use PrivateGenerator"
+    ):
         harness(ensemble, PublicOnly()).generate_until([])

@@ -1,4 +1,4 @@
-"""An evaluation as long as the paper's longest: memory, result file and curves do not grow."""
+"""In an evaluation as long as the paper's longest, memory, result file and curves do not grow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST = 99_840
 
 
 def measured(queries: int, result: Path) -> tuple[int, list[Any]]:
-    """(peak of Python's memory, evaluations); the text was there before."""
+    """Return (peak of Python's memory without the text, evaluations)."""
     mechanisms: dict[str, Mechanism] = {
         "adaptive": AdaPMixED(order=18.0, target_leakage=0.01, screen=None),
         "pool": ClippedLogPool(-0.05, 0.05, 1.0, queries=queries),
@@ -51,7 +51,7 @@ def test_memory_and_file_do_not_grow_with_the_queries(
     monkeypatch.setattr("adapmixed.evaluation.tally.CURVE_POINTS", 16)
     shorter, _ = measured(LONGEST // 8, tmp_path / "short.json")
     longer, found = measured(LONGEST, tmp_path / "long.json")
-    assert longer < shorter + LONGEST  # a byte more for every query would be seen
+    assert longer < shorter + LONGEST  # one more byte per query would fail
     sizes = [(tmp_path / name).stat().st_size for name in ("short.json", "long.json")]
     assert sizes[1] < sizes[0] + 1000 < 10_000
     for one in found:
@@ -64,7 +64,7 @@ def test_memory_and_file_do_not_grow_with_the_queries(
 
 
 class Lending(FakeEnsemble):
-    """Knows which of the logits that it handed out are still held, by whatever view."""
+    """An ensemble that knows which of its logits are still held, even through a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Lending(FakeEnsemble):
         self, ids: Tensor, *, memory_bytes: int, room: object = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for where, *logits in super().iter_logits(ids, memory_bytes=memory_bytes):
-            # The memory of such a tensor, and of its views, is an array's.
+            # An array owns the memory of such a tensor and of its views.
             arrays = [one.numpy().copy() for one in logits]
             private, public = map(torch.from_numpy, arrays)
             self.lent += map(weakref.ref, arrays)

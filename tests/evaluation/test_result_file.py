@@ -1,4 +1,4 @@
-"""An evaluation that is killed at any moment goes on as if it had not been; what is refused."""
+"""An evaluation that is killed at any moment continues as if it had not been; errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 
 FORMATS = Path(__file__).parents[1] / "formats"
-# Every call by which a result file changes what is on the disk.
+# Every call through which a result file is changed.
 CALLS = ("open", "fsync", "replace", "unlink")
 
 
@@ -43,7 +43,7 @@ def reference() -> list[Any]:
 
 
 def killed_before(number: int, path: Path, **changed: Any) -> int:
-    """Evaluates in a child that is killed before its number-th call: how it ended."""
+    """Evaluate in a child that is killed before its number-th call, and return its status."""
 
     def work() -> None:
         countdown = itertools.count(number, -1)
@@ -81,7 +81,7 @@ def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
         assert numbers(again) == reference, number
         if status == 0:
             break
-        # What was saved is not answered again; the first read is the probe.
+        # Saved windows are not answered again; the first read is the probe.
         assert len(ensemble.budgets) - 1 <= saves - max(saved, 1)
         left = {p.name for p in tmp_path.iterdir()} - {f"{n}.json" for n in range(number + 1)}
         assert not left
@@ -89,7 +89,7 @@ def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
 
 
 def test_goes_on_with_new_noise(tmp_path: Path) -> None:
-    """No noise is drawn twice: one interruption under the screening's seeded noise."""
+    """No noise is drawn twice after an interruption with seeded screening noise."""
     only = dict(mechanisms={"noisy": MECHANISMS["noisy"]}, epsilon=None, runs=1)
 
     def stop(done: int, of: int) -> None:
@@ -146,7 +146,7 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     os.write(end[1], b"x")
     assert status_of(child) == 0 and read_result(path).complete
     assert list(tmp_path.iterdir()) == [path]
-    # What a process that was killed has left is in nobody's way.
+    # Leftovers of a killed process do no harm.
     other = tmp_path / "other.json"
     (tmp_path / ".other.json.lock").touch()
     assert numbers(answer(other)) == numbers(read_result(path).runs)
@@ -165,19 +165,19 @@ def test_a_result_is_read_back_without_the_models(tmp_path: Path, reference: lis
     content = json.loads(path.read_text(encoding="ascii"))
     assert content["format_version"] == FORMAT_VERSION
     assert "PRIVATE, for the operator" in content["notice"]
-    # What it is given to keep is no part of what has to be the same to go on: the last one's stays.
+    # `about` need not be the same to continue, and the last one is kept.
     other = tmp_path / "other.json"
     interrupted(other, 2, about={"config": {"out": "first"}})
     assert numbers(answer(other, resume=True, about={"config": {"out": "second"}})) == reference
     assert read_result(other).about == {"config": {"out": "second"}}
-    # Complete: nothing is answered again, and nothing is written.
+    # A complete evaluation answers nothing again and writes nothing.
     before, ensemble = path.read_bytes(), FakeEnsemble()
     assert numbers(answer(path, resume=True, ensemble=ensemble)) == reference
     assert path.read_bytes() == before and len(ensemble.budgets) == 1
 
 
 def interrupted(path: Path, windows: int, **changed: Any) -> None:
-    """Evaluates and stops before that window, with what was saved until then."""
+    """Evaluate and stop before that window, with everything saved until then."""
 
     class Stopped(Exception):
         pass
@@ -219,13 +219,16 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4, it was begun with 3"),
+    "seed": (dict(rng=SeededRandom(4)), "randomness.seed is 4, but the file was begun with 3"),
     "system": (dict(rng=SecureRandom()), "randomness is"),
-    "delta": (dict(delta=1e-6, epsilon={"budgeted": 8.0}), "delta is 1e-06, it was begun with"),
-    "block": (dict(block=21), "block is 21, it was begun with 20"),
-    "stride": (dict(stride=19), "stride is 19, it was begun with null"),
-    "runs": (dict(runs=1), "runs is 1, it was begun with 2"),
-    "queries": (dict(queries=30), "queries is 30, it was begun with 38"),
+    "delta": (
+        dict(delta=1e-6, epsilon={"budgeted": 8.0}),
+        "delta is 1e-06, but the file was begun",
+    ),
+    "block": (dict(block=21), "block is 21, but the file was begun with 20"),
+    "stride": (dict(stride=19), "stride is 19, but the file was begun with null"),
+    "runs": (dict(runs=1), "runs is 1, but the file was begun with 2"),
+    "queries": (dict(queries=30), "queries is 30, but the file was begun with 38"),
     "text": (dict(tokens=stream(100, seed=2)), "text.sha256 is"),
     "more text": (dict(length=110), "text.tokens is 110"),
     "adjacency": (dict(adjacency={"pool": "replace_one"}), "methods.pool.adjacency is"),
@@ -236,10 +239,10 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "fewer": (dict(mechanisms=dict(list(MECHANISMS.items())[::-1])), "order is"),
     "epsilon": (
         dict(epsilon={"budgeted": 8.0}),
-        r"methods\.budgeted\.epsilon is 8.0, it was begun with",
+        r"methods\.budgeted\.epsilon is 8.0, but the file was begun with",
     ),
     "models": (dict(ensemble=FakeEnsemble(models=4)), "ensemble.num_models is 4"),
-    "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "ensemble is another by its logits"),
+    "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "ensemble is another one, by its logits"),
 }
 
 
@@ -257,7 +260,7 @@ def test_another_evaluation_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_other_files_of_the_same_answers_are_refused(tmp_path: Path, reference: list[Any]) -> None:
-    """By the fingerprint, which sees what eight tokens do not show; None is of no files."""
+    """The fingerprint shows differences that eight tokens do not; None stands for no files."""
     path, ensemble = tmp_path / "result.json", FakeEnsemble()
     ensemble.fingerprint = "a" * 64
     assert numbers(answer(path, ensemble=ensemble)) == reference
@@ -305,7 +308,7 @@ FOREIGN = [p for p in sorted(FORMATS.glob("*.json")) if not p.name.startswith("e
 
 @pytest.mark.parametrize("other", FOREIGN, ids=lambda path: path.name)
 def test_another_kind_of_file_is_called_that(tmp_path: Path, other: Path) -> None:
-    """Not damaged: whoever names a report.json is to hear that it is the wrong file."""
+    """The error for a report.json says that it is the wrong file, not a damaged one."""
     path, before = tmp_path / "result.json", other.read_bytes()
     path.write_bytes(before)
     with pytest.raises(ValueError) as refused:
@@ -361,7 +364,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_budgets_of_shards_that_go_on_say_what_was_spent(tmp_path: Path) -> None:
-    """After a break as without one: no shard begins with what it has spent already."""
+    """After a break, no shard starts again with a budget that it has spent."""
 
     def spent(path: Path) -> Any:
         content = json.loads(path.read_text(encoding="ascii"))
@@ -386,7 +389,7 @@ def test_budgets_of_shards_that_go_on_say_what_was_spent(tmp_path: Path) -> None
 
 
 def test_a_state_of_other_settings_is_no_accountants(tmp_path: Path) -> None:
-    """A larger budget, another delta or no budget at all: the checksum alone would not tell."""
+    """A larger budget, another delta or no budget raises, even with a correct checksum."""
     path = tmp_path / "result.json"
     interrupted(path, 3)
     whole = json.loads(path.read_text(encoding="ascii"))
@@ -401,7 +404,7 @@ def test_a_state_of_other_settings_is_no_accountants(tmp_path: Path) -> None:
         found["settings"][setting] = value
         del changed["checksum"]
         path.write_bytes(_text(changed | {"checksum": _checksum(changed)}))
-        with pytest.raises(ValueError, match="must follow|as set up|takes at order"):
+        with pytest.raises(ValueError, match="must follow|as set up|conversion at order"):
             answer(path, resume=True)
 
 

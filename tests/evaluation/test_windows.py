@@ -1,4 +1,4 @@
-"""How text is cut: the authors' blocks, sliding windows, runs; perplexity computed anew."""
+"""Cutting of text into the authors' blocks, sliding windows and runs; direct perplexity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stream(length: int, seed: int = 1) -> list[int]:
 
 
 def contexts(length: int, block: int, stride: int | None) -> dict[int, int]:
-    """Where the context of every scored token begins, said anew: token by token."""
+    """Return where each scored token's context begins, found independently token by token."""
     if stride is None:
         return {t: t - t % block for t in range(length) if t % block}
     found = {}
@@ -97,8 +97,8 @@ def test_perplexity_of_sliding_windows(stride: int | None, memory_bytes: int) ->
         (dict(runs=2.0), r"runs must be an integer >= 1, got 2\.0"),
         (dict(runs=4), "runs must be at most 3"),
         (dict(runs=2, queries=0), "queries must be an integer >= 1, got 0"),
-        (dict(runs=4, queries=30), "runs must be at most 3 .* 30 queries"),
-        (dict(runs=3, queries=32), "runs must be at most 2 .* 32 queries"),
+        (dict(runs=4, queries=30), "runs must be at most 3, .* 30 queries"),
+        (dict(runs=3, queries=32), "runs must be at most 2, .* 32 queries"),
         (dict(runs=2, queries=94), "runs must be at most 1"),
     ],
 )
@@ -121,7 +121,7 @@ def test_runs_are_disjoint_and_as_many_as_there_are(stride: int | None) -> None:
                     )
                 except ValueError:
                     continue
-                assert runs == 1 or most == runs - 1  # fewer are never refused
+                assert runs == 1 or most == runs - 1  # fewer runs never raise
                 most = runs
                 assert len(found) == runs
                 assert queries in (None, total)
@@ -136,7 +136,7 @@ def test_runs_are_disjoint_and_as_many_as_there_are(stride: int | None) -> None:
 
 
 def test_runs_answer_as_if_each_were_alone() -> None:
-    """Own text, accountant, budgets and randomness; mean and deviation over runs."""
+    """Every run has its own text, accountant, budgets and randomness; mean and deviation."""
     tokens = stream(400)
     mechanisms: dict[str, Mechanism] = {
         "public": PublicOnly(), "unprotected": Unprotected(), "noisy": PaperRule(NOISY),

@@ -1,4 +1,4 @@
-"""What tests of generated text share."""
+"""Parts that the tests of generated text share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import PublicOnly
 
 PROMPT = "The statement executes the first clause"
-# The likeliest public token: no draw, so that what comes is known.
+# The likeliest public token instead of a draw, so that the text is known.
 FIRST = PublicOnly()
 LIKELIEST: dict[str, Any] = {"top_k": 1}
 

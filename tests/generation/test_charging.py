@@ -1,4 +1,4 @@
-"""The decoding loop and the command line with a ledger: on the device, then released."""
+"""The decoding loop and the command line with a ledger: charges are durable before a release."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_charge_that_fails_releases_nothing(path: Path, monkeypatch: Any) -> N
             next(stepwise)
         assert spy.phases.count("release") == 1 and spy.phases[-1] == "fail"
         assert next(stepwise, None) is None
-        # What is on the device is not known: this accountant charges no more.
+        # It is not known what is on the device, so this accountant charges no more.
         monkeypatch.undo()
         with pytest.raises(LedgerClosedError):
             next(steps(ensemble, spy, **settings))
@@ -148,7 +148,7 @@ def test_no_ledger_is_created_for_what_cannot_be_charged(
 def test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call(
     path: Path, mechanism: Mechanism, settings: dict[str, Any]
 ) -> None:
-    """In memory or from a ledger; before anything is read or charged."""
+    """The error comes before anything is read or charged, with and without a ledger."""
     words = "within the 7 that .* was planned for, 6 of which are spent, got up to 2 more .*early"
     for place in (None, path):
         ensemble = FakeEnsemble()
@@ -172,9 +172,9 @@ def test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call(
 def test_generate_and_chat_refuse_what_a_budget_has_no_room_for(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, with status 2; what chat released before is on its output.
+    """The error is one line with status 2. The output holds what chat released before.
 
-    An answer may end after one token, so that ten are asked for: 8 are spent before that.
+    An answer may end after one token, so ten answers are asked for; 8 queries are spent before.
     """
     common = [*MODELS, "--mechanism", f"{POOL[1]} queries=8", "--ledger", str(path)]
     monkeypatch.setattr("sys.stdin", io.StringIO("The value\nIf the name\n" * 5))
@@ -267,7 +267,7 @@ def test_what_is_not_intact_has_status_2(
     output = capsys.readouterr()
     assert output.err.startswith("adapmixed ledger: ") and output.out == ""
     assert len(output.err.strip().splitlines()) == 1
-    assert "must lie beside its database" in output.err
+    assert "must lie next to its database" in output.err
     head.write_bytes(content)
     assert main(["ledger", action, str(charged.with_name("none.db"))]) == 2
     assert "there is no such file" in capsys.readouterr().err
@@ -275,7 +275,7 @@ def test_what_is_not_intact_has_status_2(
 
 @pytest.mark.parametrize("mechanism", [ClippedLogPool(-0.5, 0.5), ClippedMixing(0.5, 2.0, order=8)])
 def test_budgets_of_shards_go_on_from_the_ledger(path: Path, mechanism: Mechanism) -> None:
-    """A shard stops within its budget, whoever answers; its silence is the only sign of it."""
+    """A shard stops within its budget, with either command, and nothing else tells of it."""
     epsilon = 2.0
     settings: dict[str, Any] = dict(max_new_tokens=40, rng=SecureRandom())
 
@@ -287,7 +287,7 @@ def test_budgets_of_shards_go_on_from_the_ledger(path: Path, mechanism: Mechanis
 
     with Accountant(1e-5, epsilon=epsilon, path=path) as accountant:
         spent = serve(accountant)
-        assert spent.min() > 0.8 * accountant.limit  # all have retired, and all answers went on
+        assert spent.min() > 0.8 * accountant.limit  # all are exhausted, and the answers went on
     with Accountant(1e-5, epsilon=epsilon, path=path) as accountant:
         assert np.array_equal(accountant.spent, spent)
         again = serve(accountant)
@@ -315,7 +315,7 @@ def test_a_mechanism_without_individual_charges_has_no_budget_of_shards(
 def test_a_ledger_belongs_to_the_members_in_their_order(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Charges are those of members: in another order one shard would pay for another."""
+    """Charges belong to members: in another order, one shard would pay for another."""
     folder = tmp_path / "ensemble"
     shutil.copytree(DEMO_ENSEMBLE, folder)
     models = ["--base", str(demo_base()), "--ensemble", str(folder)]

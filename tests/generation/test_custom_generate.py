@@ -1,4 +1,4 @@
-"""transformers' own interface: `generate` with `custom_generate=private_generate`."""
+"""The interface of transformers: `generate` with `custom_generate=private_generate`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Streamer(BaseStreamer):
     [
         ({"token_type_ids": torch.zeros(1, 3)}, "attention_mask, got token_type_ids, too"),
         ({"streamer": Streamer()}, "streamer must not be 'Streamer'"),
-        ({"past_key_values": "filled"}, "past_key_values must be empty, got one of 2 positions"),
+        ({"past_key_values": "filled"}, "past_key_values must be empty, got 2 positions"),
     ],
 )
 def test_model_inputs_that_are_refused(
@@ -96,7 +96,7 @@ def test_model_inputs_that_are_refused(
 
 @pytest.mark.slow
 def test_transformers_stop_strings(demo: Ensemble, base: Any, ensemble: Ensemble) -> None:
-    """`generate` itself is called: it drops the tokenizer of a callable."""
+    """The test calls `generate` itself, which does not pass the tokenizer to a callable."""
     from transformers import AutoModelForCausalLM
 
     model, prompt = AutoModelForCausalLM.from_pretrained(demo_base()), tokens_of(demo, PROMPT)
@@ -136,7 +136,7 @@ def test_transformers_with_a_window_that_slides(base: Any, ensemble: Ensemble) -
 
 
 def test_every_setting_of_transformers_is_honoured_refused_or_of_a_pass_that_is_not_run() -> None:
-    """Those of the installed version; one that nobody has thought of is refused."""
+    """All settings of the installed version are covered, and an unknown one raises."""
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     kinds = (HONOURED, NOT_RUN, NEUTRAL.keys())
     assert not fields - set().union(*kinds), "say in generation/settings.py what becomes of them"
@@ -221,7 +221,7 @@ def test_transformers_settings_that_are_refused(
 
 
 def test_transformers_calls_share_an_accountant(base: Any, ensemble: Ensemble) -> None:
-    """One binding, one plan; temperature and top-k of a call are outside of both."""
+    """Calls share one binding and one plan, which temperature and top-k do not affect."""
     accountant, prompt = Accountant(1e-5), torch.tensor([[1, 2, 3]])
     given: dict[str, Any] = {"accountant": accountant, "mechanism": PMixED(8.0, 1e-5, 8, 3.0)}
     hf(base, ensemble, prompt, **given, temperature=0.7)

@@ -1,4 +1,4 @@
-"""The decoding loop: charge, then release; who is charged; what the models are fed."""
+"""The decoding loop: the order of charge and release, who is charged, and what models read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adapmixed.rng import SeededRandom
 
 
 class LoggedAccountant(Accountant):
-    """Logs charges, and fails after the first ``most`` of them."""
+    """An accountant that logs charges, and fails after the first ``most`` of them."""
 
     def __init__(
         self, log: list[tuple[str, Any]], most: int = 10**9, epsilon: float | None = None
@@ -78,7 +78,7 @@ def test_a_failed_charge_stops_the_token(name: str) -> None:
 
 @pytest.mark.parametrize("mechanism", [ClippedLogPool(-0.5, 0.5), ClippedMixing(0.5, 2.0, order=8)])
 def test_budgets_are_decided_and_charged_before_a_token_is_drawn(mechanism: Mechanism) -> None:
-    """Who has spent its budget answers q, and the stream goes on."""
+    """A member whose shard has spent its budget answers q, and the stream goes on."""
     spy = Spy(mechanism)
     accountant = LoggedAccountant(spy.log, epsilon=2.0)
     before = None
@@ -88,7 +88,7 @@ def test_budgets_are_decided_and_charged_before_a_token_is_drawn(mechanism: Mech
         assert active.shape == (3, len(PROMPT)) and bool((tokens >= 0).all())
         spent = accountant.spent
         assert bool((spent <= accountant.limit).all())
-        if before is not None:  # those who paid, and no other, have spent more
+        if before is not None:  # only those that paid have spent more
             assert np.array_equal(spent > before, active.any(1))
         before = spent
         spy.log.clear()
@@ -116,7 +116,7 @@ def test_ended_sequences_are_neither_charged_nor_sampled() -> None:
     assert tokens[:, :4].tolist() == [[1, 3, 6, -1], [6, -1, -1, -1], [2, 4, 5, 0]]
     assert tokens[:2, 4].tolist() == [-1, -1] and tokens[2, 4] >= 0
     assert [public.shape[0] for _, public in spy.asked] == [3, 2, 2, 1, 1]
-    # The stop tokens are charged, what follows them is not.
+    # The stop tokens are charged, but nothing after them.
     assert accountant.queries == 3 + 2 + 2 + 1 + 1
     # The rows that remain are those that go on, each with its own past.
     sequences = torch.cat([PROMPT, tokens.clamp_min(0)], dim=1)
@@ -127,7 +127,7 @@ def test_ended_sequences_are_neither_charged_nor_sampled() -> None:
 
 
 def test_ended_sequences_leave_the_forward_pass(ensemble: Ensemble) -> None:
-    """The rows that remain read on from caches of their own, padding included."""
+    """The remaining rows continue from their own caches, padding included."""
     prompt, mask = torch.tensor([[0, 9], [5, 6], [0, 7]]), torch.tensor([[0, 1], [1, 1], [0, 1]])
     # Row 1 ends at step 1, row 0 at step 2.
     spy = Spy(PublicOnly(), forced=((1, 2, 3), (4, 60, 5), (60, 6), (7,), (8,)))
@@ -195,7 +195,7 @@ def test_seeded_decoding_repeats_bit_by_bit(name: str, ensemble: Ensemble) -> No
 
 
 def test_a_row_of_a_batch_draws_as_it_does_alone() -> None:
-    """From the same seed the first row of a batch is a batch of one."""
+    """With the same seed, the first row of a batch equals a batch of one."""
     ensemble = FakeEnsemble()
     together = answered(ensemble, PublicOnly(), max_new_tokens=6)
     assert torch.equal(together[:1], answered(ensemble, PublicOnly(), PROMPT[:1], max_new_tokens=6))
@@ -236,9 +236,9 @@ def test_first_tokens_of_many_copies_follow_the_public_distribution() -> None:
 
 
 def test_total_of_a_stream_is_the_sum_of_its_steps() -> None:
-    """Screening for every query, and the realised losses of every model over all steps."""
+    """The total has the screening of every query and every model's losses over all steps."""
     ensemble, spy = FakeEnsemble(), Spy(MECHANISMS["adapmixed"])
-    ensemble.unverified = ("shards", "base")  # as of logits by hand
+    ensemble.unverified = ("shards", "base")  # as for logits given by hand
     accountant, again, rng = Accountant(1e-5), Accountant(1e-5), SeededRandom(0)
     answered(ensemble, spy, max_new_tokens=20, accountant=accountant)
     assert accountant.queries == 60
@@ -252,7 +252,7 @@ def test_total_of_a_stream_is_the_sum_of_its_steps() -> None:
 
 
 def test_a_yielded_tensor_is_the_callers_own() -> None:
-    """Writing into it must not change what the models read next."""
+    """A write into it must not change the tokens that the models read next."""
     plain = answered(FakeEnsemble(), PublicOnly(), max_new_tokens=5)
     assert plain.dtype == torch.int64
     found = []

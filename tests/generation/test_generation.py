@@ -1,4 +1,4 @@
-"""Text in, text out: pieces, padding, stop strings, templates."""
+"""Generated text: pieces, padding, stop strings, chat templates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def generator(
 
 
 def continued(ensemble: Ensemble, prompts: Any, **settings: Any) -> list[str]:
-    """By the likeliest public tokens."""
+    """Continue a text by the likeliest public tokens."""
     return generator(ensemble).generate(prompts, **(LIKELIEST | settings))
 
 
@@ -55,14 +55,14 @@ def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
     here = generator(demo, Unprotected())
     pieces = list(here.stream(PROMPT, max_new_tokens=40, temperature=1.3))
     assert "".join(piece for (piece,) in pieces) == expected
-    assert len(pieces) == tokens.shape[1] + 1  # the last one is what was held back
+    assert len(pieces) == tokens.shape[1] + 1  # the last one was held back
     assert here.guarantee.queries == int((tokens >= 0).sum())
     again = generator(demo, Unprotected())
     assert again.generate(PROMPT, max_new_tokens=40, temperature=1.3) == [expected]
 
 
 def test_temperature_and_top_k_are_of_each_call(demo: Ensemble) -> None:
-    """They shape rows before projection, and no accountant is bound to them."""
+    """They shape rows before projection, and the accountant's binding does not include them."""
     spy = Spy(POOL)
     here = generator(demo, spy, Accountant(1e-5, epsilon=2.0))
     limit = here.accountant.limit  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def test_a_stop_string_ends_its_own_text_and_is_charged(demo: Ensemble) -> None:
     stop = whole[20:23]
     here = generator(demo)
     answers = here.generate([PROMPT, "If"], max_new_tokens=30, stop_strings=[stop], **LIKELIEST)
-    # Nothing after the token in which it ends; the prompt's own text does not count.
+    # The text ends with the token that completes the string. The prompt does not count.
     assert stop in answers[0] and whole.startswith(answers[0]) and len(answers[0]) < len(whole)
     assert whole.index(stop) + len(stop) <= len(answers[0])
     assert stop not in answers[0][: whole.index(stop) + len(stop) - 1]
@@ -177,7 +177,7 @@ def test_a_chat_template_is_needed_and_used(
 def test_a_chat_adds_no_special_tokens_to_its_template(
     demo: Ensemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tokenizer that puts a token before every text: the template has written its own."""
+    """A tokenizer may put a token before every text, but the template has its own."""
     tokenizer = copy.deepcopy(demo.tokenizer)
     first = tokenizer.convert_ids_to_tokens(0)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -205,7 +205,7 @@ def test_what_a_chat_template_refuses_is_said(
         ("{% if %}", "Expected an expression"),
     ):
         monkeypatch.setattr(demo.tokenizer, "chat_template", template)
-        with pytest.raises(ValueError, match=f"chat template takes, it refuses: .*{why}"):
+        with pytest.raises(ValueError, match=f"chat template, which rejects them: .*{why}"):
             generator(demo).chat(messages, max_new_tokens=4)
 
 
@@ -322,7 +322,7 @@ def test_generators_of_one_binding_share_an_accountant_and_its_budget(
         assert first.guarantee == second.guarantee == accountant.guarantee()
         while bool((accountant.spent < 0.9 * accountant.limit).any()):
             first.generate(PROMPT, max_new_tokens=20)
-        # What one has spent, the other does not have: both answer q now.
+        # One has spent the budget that the other shares, so both answer q now.
         retired = accountant.spent
         second.generate(PROMPT, max_new_tokens=20)
         assert bool((accountant.spent <= accountant.limit).all())
@@ -351,7 +351,7 @@ def test_an_accountant_of_something_else_raises_at_construction(
     demo: Ensemble, base: Any, make_adapters: Callable[..., Any], epsilon: float | None,
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Another mechanism, other settings of it, another ensemble, another number of members."""
+    """Another mechanism, other settings, another ensemble and another N all raise."""
     words = "accountant must be charged for what it is bound to, .*'{}'.* needs an accountant of"
     with Accountant(1e-5, epsilon=epsilon, path=tmp_path / "ledger.db") as accountant:
         settings: dict[str, Any] = {"accountant": accountant, "rng": SecureRandom()}

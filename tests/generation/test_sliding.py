@@ -1,4 +1,4 @@
-"""A full window: refused, or a sequence's older half forgotten and the rest read anew."""
+"""A full window: it raises, or a sequence forgets its older half and the rest is read again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_after_sliding_it_is_a_fresh_read_of_what_is_left(ensemble: Ensemble) ->
 def test_each_sequence_forgets_as_it_does_alone(
     ensemble: Ensemble, lengths: tuple[int, ...]
 ) -> None:
-    """Whatever the others' lengths are, also after one of them has ended."""
+    """The others' lengths do not matter, also after one of them has ended."""
     generator = torch.Generator().manual_seed(4)
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
     more = torch.randint(0, VOCAB, (2 * POSITIONS + 6, len(lengths)), generator=generator)
@@ -112,7 +112,7 @@ def test_generating_beyond_the_window(ensemble: Ensemble) -> None:
 def test_memory_is_enough_to_the_end_or_nothing_is_answered(
     ensemble: Ensemble, overflow: str, count: int
 ) -> None:
-    """The largest window that will come is counted before the first token is charged."""
+    """The largest window of the whole answer is counted before the first token is charged."""
     ids, accountant = torch.tensor([[1, 2, 3]]), Accountant(1e-5)
     arguments: dict[str, Any] = dict(max_new_tokens=count, accountant=accountant, overflow=overflow)
     with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:

@@ -1,4 +1,4 @@
-"""Ensembles that AdaPMixED screens some queries of, and Algorithm 1 by hand."""
+"""Ensembles on which AdaPMixED screens some queries, and Algorithm 1 computed by hand."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from adapmixed.rng import SeededRandom
 POSITIONS, VOCAB, MODELS, SEED = 60, 8, 3, 11
 
 
-# Noise of the size of the scores and k well below V, so that the order of noise and re-scaling
-# decides some queries, and a threshold that splits them.
+# The noise is as large as the scores and k is well below V, so that the order of noise and
+# re-scaling decides some queries. The threshold splits the queries.
 SETTINGS: dict[str, Any] = dict(
     order=3.0, target_leakage=0.04, screen_weight=0.7, sigma=0.06, threshold=0.25, screen_top_k=3
 )
 
 
 def draws(positions: int, count: int, sigma: float, seed: int) -> Tensor:
-    """(positions, count) noise as the mechanism draws it: one draw a position."""
+    """Return (positions, count) noise as the mechanism draws it, with one draw per position."""
     rng = SeededRandom(seed)
     return torch.stack([ops.gaussian(count, sigma=sigma, rng=rng) for _ in range(positions)])
 
@@ -36,7 +36,7 @@ def ensemble(seed: int = 0, positions: int = POSITIONS) -> tuple[Tensor, Tensor]
 
 
 def by_hand(private: Tensor, public: Tensor, seed: int, **changes: Any) -> list[Step]:
-    """Algorithm 1 with the noise that the mechanism draws from the same seed."""
+    """Run Algorithm 1 with the noise that the mechanism draws from the same seed."""
     s = SETTINGS | changes
     noise = draws(len(public), min(s["screen_top_k"], public.shape[1]), s["sigma"], seed)
     arguments = dict(

@@ -1,4 +1,4 @@
-"""The compiled module of one tree, built where it stands; without CUDA."""
+"""Build the compiled module of a source tree in place, without CUDA."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def build_module(tree: Path, build: Path) -> None:
-    """Build the module from a tree's sources and put it into its adapmixed_ext, alone.
+    """Build the module from a tree's sources and put it into the tree's adapmixed_ext.
 
     Args:
         tree: root of the sources.
-        build: folder of what is built, which can be used again.
+        build: build folder, which can be used again.
 
     Raises:
-        RuntimeError: it cannot be built.
+        RuntimeError: if the module cannot be built.
     """
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -34,7 +34,7 @@ def build_module(tree: Path, build: Path) -> None:
 
 
 def copy_module(source: Path, target: Path) -> None:
-    """Put the module of one folder into another; a process may have the old one mapped."""
+    """Copy the module of one folder into another, even if a process has the old one mapped."""
     for path in source.glob("_C*.so"):
         fresh = target / f".{path.name}"
         shutil.copy2(path, fresh)
@@ -42,7 +42,7 @@ def copy_module(source: Path, target: Path) -> None:
 
 
 def _output(command: list[str], environment: dict[str, str]) -> str:
-    """Return what a command prints; RuntimeError with all of it if it fails."""
+    """Return the output of a command, or raise RuntimeError with it if the command fails."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")

@@ -1,4 +1,4 @@
-"""Mechanisms under the decoding loop, and one that logs what it is asked."""
+"""Run mechanisms in the decoding loop, and log the calls to one of them."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ def steps(
     memory_bytes: int = 1 << 30,
     **settings: Any,
 ) -> Iterator[Tensor]:
-    """The answers to token ids, step by step; without a source seeded, without an accountant with
-    one of its own."""
+    """Yield the answers to token ids step by step.
+
+    The default source of randomness is seeded, and the default accountant is a new one.
+    """
     accountant = Accountant(1e-5) if accountant is None else accountant
     rng = SeededRandom(0) if rng is None else rng
     answerer = Answerer(ensemble, mechanism, accountant, rng, overflow, memory_bytes)
@@ -62,13 +64,13 @@ def steps(
 def answered(
     ensemble: Any, mechanism: Mechanism, prompt: Tensor = PROMPT, **settings: Any
 ) -> Tensor:
-    """(b, s) int64, all steps at once; −1 after an end."""
+    """Return the tokens of all steps, (b, s) int64, with −1 after an end."""
     return torch.stack(list(steps(ensemble, mechanism, prompt, **settings)), dim=1)
 
 
 @dataclass(frozen=True)
 class Spy(Mechanism):
-    """Answers as another mechanism does and logs every phase."""
+    """A mechanism that answers as another one does and logs every phase."""
 
     inner: Mechanism
     log: list[tuple[str, Any]] = field(default_factory=list, repr=False, compare=False)
@@ -86,7 +88,7 @@ class Spy(Mechanism):
 
     @property
     def asked(self) -> list[tuple[Tensor, Tensor]]:
-        """(private, public) logits of every step."""
+        """The (private, public) logits of every step."""
         return [logits for phase, logits in self.log if phase == "propose"]
 
     def propose_rows(

@@ -1,6 +1,6 @@
-"""The distribution of an answer with 60 digits, and Algorithm 1 in float64 torch.
+"""Compute an answer's distribution with 60 digits, and Algorithm 1 in float64 torch.
 
-Independent of the operators: sums as they stand in the paper, weights by bisection.
+This is independent of the operators: sums are as in the paper, and weights come from bisection.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ CTX.dps = 60
 mpf = CTX.mpf
 Vector = list[mpmath.mpf]
 
-FLOOR = 1e-12  # what the accounting adds to every loss
-ERROR = 1e-6  # relative, likewise
+FLOOR = 1e-12  # the absolute error that the accounting adds to every loss
+ERROR = 1e-6  # the relative one
 
 
 def stated(proposal: Proposal, active: Any = None) -> Sequence[Any]:
-    """All events that an accountant would be told; nobody is charged."""
+    """Return the events that an accountant would get, without a charge."""
     return proposal._charge.events(active)
 
 
 def individual(proposal: Proposal) -> np.ndarray:
-    """(N, B) individual charges, likewise."""
+    """Return the (N, B) individual charges, without a charge."""
     return proposal._charge.individual_charges()
 
 
 def settled(proposal: Proposal, active: Any = None) -> Proposal:
-    """The proposal, which can be released though nobody is charged."""
+    """Return the proposal, made ready for release without a charge."""
     proposal._begin().settle(active)
     return proposal
 
 
 def costs(proposal: Proposal) -> list[Any]:
-    """The events of a proposal by hand, without what they say about its seeded source."""
+    """Return the events of a proposal, without their note about a seeded source."""
     events = stated(proposal)
     caveats = [event for event in events if isinstance(event, Caveat)]
     assert caveats == [Caveat(name) for name in ("seeded", "shards", "base")]
@@ -54,24 +54,24 @@ def costs(proposal: Proposal) -> list[Any]:
 
 
 def uncharged(proposal: Proposal) -> Answer:
-    """The answer if nobody is charged: for tests of the answer, more of them than any plan has."""
+    """Return the answer without a charge, for tests with more queries than a plan allows."""
     return settled(proposal).release()
 
 
 def answered_from_q(proposal: Proposal) -> Tensor:
-    """(B,) bool, which nobody is told before the charge."""
+    """Return which queries q answers, (B,) bool, which is secret before the charge."""
     return proposal._prepared.public
 
 
 def losses(proposal: Proposal) -> Tensor:
-    """(N, B, K) realised losses of AdaPMixED."""
+    """Return AdaPMixED's realised losses, (N, B, K)."""
     found = proposal._prepared.losses
     assert found is not None
     return found
 
 
 def softmax(logits: Tensor) -> Vector:
-    """The exact distribution of one row of logits (V,)."""
+    """Return the exact distribution of one row of logits (V,)."""
     values = [mpf(z) for z in logits.double().tolist()]
     top = max(values)
     weights = [CTX.exp(z - top) if z != -mpmath.inf else mpf(0) for z in values]
@@ -80,7 +80,7 @@ def softmax(logits: Tensor) -> Vector:
 
 
 def divergence(p: Sequence[mpmath.mpf], q: Sequence[mpmath.mpf], order: float) -> mpmath.mpf:
-    """D_order(p || q); P = Q = 0 counts 0, P > 0 = Q gives +inf."""
+    """Return D_order(p || q), where P = Q = 0 counts 0 and P > 0 = Q gives +inf."""
     pairs = [(a, b) for a, b in zip(p, q, strict=True) if a > 0]
     if any(b == 0 for _, b in pairs):
         return mpf("inf")
@@ -93,12 +93,12 @@ def divergence(p: Sequence[mpmath.mpf], q: Sequence[mpmath.mpf], order: float) -
 
 
 def both_ways(p: Sequence[mpmath.mpf], q: Sequence[mpmath.mpf], order: float) -> mpmath.mpf:
-    """D<->_order of two distributions."""
+    """Return D<->_order of two distributions."""
     return max(divergence(p, q, order), divergence(q, p, order))
 
 
 def mix(p: Sequence[mpmath.mpf], q: Sequence[mpmath.mpf], weight: float, rest: float) -> Vector:
-    """weight p + (1 - weight) q; of weight and 1 - weight the smaller is known exactly."""
+    """Return weight p + (1 - weight) q, from the smaller of weight and rest = 1 - weight."""
     w, c = (mpf(weight), 1 - mpf(weight)) if weight <= rest else (1 - mpf(rest), mpf(rest))
     return [w * a + c * b for a, b in zip(p, q, strict=True)]
 
@@ -110,7 +110,7 @@ def mean(rows: Sequence[Sequence[mpmath.mpf]]) -> Vector:
 def members(
     proposal: Proposal, private: Tensor, public: Tensor, b: int
 ) -> tuple[list[Vector], Vector]:
-    """(p_bar_i of every member, q) at position b, by the weights that the proposal answers with."""
+    """Return (p_bar_i of every member, q) at position b, with the weights of the proposal."""
     projection: Any = proposal._prepared.distribution.projection
     q = softmax(public[b])
     weights = zip(
@@ -120,15 +120,17 @@ def members(
 
 
 def cover(charge: float) -> float:
-    """The largest true loss that a recorded charge stands for. What is charged FLOOR alone has lost
-    nothing, in the cases of these tests: 0 up to the 60 digits used here."""
+    """Return the largest true loss that a recorded charge covers.
+
+    In these tests a charge of FLOOR alone stands for a loss of 0, up to the 60 digits used here.
+    """
     return charge * (1 + ERROR) + FLOOR if charge > 0 else 1e-55
 
 
 def log_probs(
     mechanism: Mechanism, private: Tensor, public: Tensor, *, seed: int = 0, **shape: Any
 ) -> Tensor:
-    """(B, V), log p of every token as it is released: one proposal for each, of the same seed."""
+    """Return log p of every token as released, (B, V), from one proposal per token and one seed."""
     columns = []
     for token in range(public.shape[1]):
         targets, rng = torch.full((len(public),), token), SeededRandom(seed)
@@ -138,7 +140,7 @@ def log_probs(
 
 
 def random_ensembles(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (private (N, 1, V), public (1, V)): flat, peaked, disjoint, masked."""
+    """Yield (private (N, 1, V), public (1, V)) without end: flat, peaked, disjoint, masked."""
     generator = torch.Generator().manual_seed(seed)
 
     def pick(*options: float) -> float:
@@ -150,16 +152,16 @@ def random_ensembles(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         noise = pick(1e-4, 0.1, 1, 5, 50) * torch.randn(models, 1, vocab, generator=generator)
         private = public + noise
         if turn % 3 == 0:
-            private[0, 0, 0] += 40.0  # one member is sure of a token
+            private[0, 0, 0] += 40.0  # one member is certain of a token
         if turn % 5 == 0 and vocab > 1:
             private[-1, 0, int(pick(0, vocab - 1))] = -math.inf
         if turn % 11 == 0 and vocab > 1:
-            public[0, 0] = -math.inf  # every member that does not mask it must be left out
+            public[0, 0] = -math.inf  # members that do not mask it must get weight 0
         dtype = (torch.float32, torch.float32, torch.bfloat16, torch.float16)[turn // 4 % 4]
         yield private.to(dtype), public.to(dtype)
 
 
-# Algorithm 1 in float64, a line of code for a line of the paper.
+# Algorithm 1 in float64, with one line of code per line of the paper.
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class Step:
 
 
 def renyi(p: Tensor, q: Tensor, order: float) -> float:
-    """D_order(p || q) of float64 vectors, q > 0."""
+    """Return D_order(p || q) of float64 vectors with q > 0."""
     return float(torch.log((q * (p / q) ** order).sum()) / (order - 1))
 
 
@@ -182,7 +184,7 @@ def renyi_both(p: Tensor, q: Tensor, order: float) -> float:
 
 
 def largest_weight(private: Tensor, public: Tensor, order: float, radius: float) -> float:
-    """Line 12 by bisection."""
+    """Return the weight of line 12, by bisection."""
     if renyi_both(private, public, order) <= radius:
         return 1.0
     low, high = 0.0, 1.0
@@ -194,7 +196,7 @@ def largest_weight(private: Tensor, public: Tensor, order: float, radius: float)
 
 
 def scores(p: Tensor, q: Tensor, weight: float) -> Tensor:
-    """Line 1: mean_i weight p_i + (1 - weight) q."""
+    """Return the scores of line 1, mean_i weight p_i + (1 - weight) q."""
     return (weight * p + (1 - weight) * q).mean(0)
 
 
@@ -209,7 +211,7 @@ def algorithm_1(
     threshold: float,
     noise_first: bool = True,
 ) -> Step:
-    """One position: private (N, V), public (V,) logits; noise (k,) by rank of the token."""
+    """Answer one position: private (N, V), public (V,) logits; noise (k,) by rank of the token."""
     p, q = torch.softmax(private.double(), -1), torch.softmax(public.double(), -1)
     s = scores(p, q, screen_weight)
     top = torch.sort(public.double(), descending=True, stable=True).indices[: len(noise)]

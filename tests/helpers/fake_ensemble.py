@@ -1,4 +1,4 @@
-"""An ensemble whose logits are a table: exact however a sequence is cut into chunks or batches."""
+"""An ensemble whose logits come from a table, so that chunks and batches cannot change them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapmixed.ranks import ALONE, Ranks
 
 
 class FakeDecoder:
-    """Records what it was fed."""
+    """A decoder that records the tokens it is given."""
 
     def __init__(self, ensemble: FakeEnsemble, ids: Tensor) -> None:
         self._ensemble = ensemble
@@ -31,11 +31,11 @@ class FakeDecoder:
 
 
 class FakeEnsemble:
-    """Logits of a position depend on its token and on its place; no padding.
+    """An ensemble whose logits depend on a position's token and index; it takes no padding.
 
     Attributes:
-        chunk: positions of one step of `iter_logits`; the memory budget itself when it is small.
-        decoders: every decoder that was made.
+        chunk: positions of one step of `iter_logits`; a small memory limit is taken for it.
+        decoders: all decoders that were made.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FakeEnsemble:
     def iter_logits(
         self, ids: Tensor, *, memory_bytes: int, room: object = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Chunks of ``memory_bytes`` positions."""
+        """Yield chunks of ``memory_bytes`` positions."""
         self.budgets.append(memory_bytes)
         private, public = self.logits(ids)
         for start in range(0, ids.shape[1], memory_bytes):
@@ -91,7 +91,7 @@ class FakeEnsemble:
 
 
 class SpreadEnsemble(FakeEnsemble):
-    """Each rank answers with the rows of its own members."""
+    """An ensemble over several processes, each of which answers for its own members."""
 
     def __init__(self, ranks: Ranks, **settings: Any) -> None:
         super().__init__(models=5, **settings)

@@ -1,4 +1,4 @@
-"""Tiny random models of every family that an ensemble is tested on, and of some that it refuses."""
+"""Tiny random models of every tested family, and of some families that raise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiny_models import POSITIONS, VOCAB
 
 from adapmixed.ensemble.support import TESTED
 
-# Names under which configurations of several families know their sizes.
+# Names of the sizes in the configurations of several families.
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "max_position_embeddings": POSITIONS, "hidden_size": 16,
     "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "starcoder2": {"sliding_window": 4},
-    # Refused, or tried on loading.
+    # These raise, or are tried on loading.
     "bart": {"d_model": 16, "decoder_layers": 1, "encoder_layers": 1},
     "bert": {},
     "glm": {"pad_token_id": 0},
@@ -71,7 +71,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def tiny(family: str, seed: int = 0, **settings: Any) -> Any:
-    """A random causal language model, fp32, eval mode; positions matter, biases are not zero."""
+    """Return a random causal language model in fp32 and eval mode.
+
+    Its logits depend on positions, and its biases are not zero.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {**_SIZES, **SETTINGS[family], **settings}
@@ -87,7 +90,7 @@ def tiny(family: str, seed: int = 0, **settings: Any) -> Any:
 
 
 def linear_names(model: Any) -> list[str]:
-    """Last names of all linear layers but the output layer, ascending."""
+    """Return the last parts of the names of all linear layers but the output layer, ascending."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()

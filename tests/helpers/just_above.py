@@ -1,4 +1,4 @@
-"""Values in 60 digits, and what is rounded up from them."""
+"""Check that values are rounded up from exact ones with 60 digits."""
 
 import mpmath
 
@@ -10,7 +10,7 @@ def exactly(function):
 
 
 def assert_just_above(value, exact, tolerance=1e-11):
-    """Assert that `value` is at least the exact one, and above it by rounding alone."""
+    """Assert that `value` is at least the exact one, and exceeds it by rounding alone."""
     with mpmath.workdps(60):
         assert value >= exact
         assert value - exact <= tolerance * abs(exact) + mpmath.mpf(10) ** -300

@@ -1,7 +1,7 @@
-"""Run as a program: what decoding holds at its least `memory_bytes`, one line of JSON a case.
+"""Measure, as a program, the memory of decoding at its least `memory_bytes`.
 
-A process of its own, whose freed blocks go back at once (`MALLOC_MMAP_THRESHOLD_`), so that its
-resident memory is what it holds.
+It prints one line of JSON per case. It runs as a separate process that returns freed blocks at once
+(`MALLOC_MMAP_THRESHOLD_`), so that its resident memory is what it holds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TOKENS = 2
 
 
 def wide(dtype: torch.dtype, *, head: bool = False) -> Ensemble:
-    """Almost all that it holds are logits: 32 members over 50 257 tokens."""
+    """Return an ensemble whose memory is almost all logits: 32 members, 50 257 tokens."""
     config = GPT2Config(
         n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
         bos_token_id=None, eos_token_id=None,
@@ -60,7 +60,7 @@ def wide(dtype: torch.dtype, *, head: bool = False) -> Ensemble:
 
 
 def mixed(dtype: torch.dtype) -> Ensemble:
-    """Members of the output layer, and of a block: most keep the output layer's bits."""
+    """Return members of which few adapt the output layer, so that most rows keep their bits."""
     config = GPT2Config(
         n_layer=1, n_embd=8, n_head=1, vocab_size=50257, n_positions=64,
         bos_token_id=None, eos_token_id=None,
@@ -72,7 +72,7 @@ def mixed(dtype: torch.dtype) -> Ensemble:
 
 
 def capped(dtype: torch.dtype) -> Ensemble:
-    """Almost all that it holds are logits, which a cap is put on."""
+    """Return an ensemble whose memory is almost all logits, which the model caps."""
     config = Gemma2Config(
         vocab_size=20000, hidden_size=8, intermediate_size=16, num_hidden_layers=1,
         num_attention_heads=1, num_key_value_heads=1, head_dim=8, max_position_embeddings=64,
@@ -83,7 +83,7 @@ def capped(dtype: torch.dtype) -> Ensemble:
 
 
 def deep(dtype: torch.dtype, layers: int) -> Ensemble:
-    """Almost all that it holds are keys, values and activations."""
+    """Return an ensemble whose memory is almost all keys, values and activations."""
     config = LlamaConfig(
         vocab_size=500, hidden_size=128, intermediate_size=512, num_hidden_layers=layers,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
@@ -128,21 +128,21 @@ def measure(
     stop: StopRule | None,
     shape: Shape,
 ) -> Any:
-    """(memory_bytes, bytes held at the peak): the least that is taken, and `spare` more."""
+    """Return (memory_bytes, peak bytes held) for the least accepted memory plus `spare`."""
     run(ensemble, mechanism, prompt[:1, :2], **shape)  # what libraries keep from their first use
     try:
         run(ensemble, mechanism, prompt, memory_bytes=1, **shape)
     except ValueError as error:
         needed = int(str(error).split(">= ")[1].split()[0]) + spare
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = status("VmRSS")
     run(ensemble, mechanism, prompt, memory_bytes=needed, stop=stop, **shape)
     return needed, status("VmHWM") - before
 
 
 def measure_reading() -> Any:
-    """As `measure`, of `iter_logits`: one room, an input in one pass, then one with a cache."""
+    """Measure `iter_logits` as `measure` does: one input in one pass, then one with a cache."""
     config = LlamaConfig(
         vocab_size=2000, hidden_size=256, intermediate_size=256, num_hidden_layers=16,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,

@@ -19,20 +19,20 @@ DELTA = 1e-5
 
 
 def budget(order: float, per_query: float, queries: int = 1, **settings: Any) -> PMixED:
-    """The mechanism whose Rényi budget of one query is ``per_query``."""
+    """Return the mechanism whose Rényi budget per query is ``per_query``."""
     epsilon = c_alpha(order, DELTA) + queries * per_query
     return PMixED(epsilon, DELTA, queries, order, **settings)
 
 
 def published(order: float, per_query: float, queries: int = 1, **settings: Any) -> PublishedPMixED:
-    """The published mechanism of that budget."""
+    """Return the published mechanism with this budget."""
     return PublishedPMixED(
         c_alpha(order, DELTA) + queries * per_query, DELTA, queries, order, **settings
     )
 
 
 def rows(masses: list[list[float]]) -> Tensor:
-    """float32 logits (B, V) of probability rows."""
+    """Return float32 logits (B, V) for rows of probabilities."""
     return torch.tensor(masses, dtype=torch.float64).log().float()
 
 

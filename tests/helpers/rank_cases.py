@@ -1,4 +1,4 @@
-"""Ranks as forked processes, and what they found."""
+"""Run ranks as forked processes and collect their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT = 20.0
 
 
 def write_models(folder: Path, *, members: int, zero: int | None = None) -> None:
-    """A base and an ensemble of `members`, one of them an emptied shard, as files."""
+    """Write a base and an ensemble of `members`, one with an empty shard, to files."""
     from transformers import GPT2LMHeadModel
 
     base = GPT2LMHeadModel.from_pretrained(write_base(folder / "base"))
@@ -53,13 +53,15 @@ def started(
     timeout: float = TIMEOUT,
     missing: int = 0,
 ) -> list[int]:
-    """The processes of so many ranks less the last ones; each leaves what the work gives, or its
-    ValueError or RuntimeError."""
+    """Start the processes of `world` ranks, without the last `missing` ones.
+
+    Each stores the result of the work, or its ValueError or RuntimeError.
+    """
     port = free_port()
 
     def one(rank: int) -> None:
         os.environ |= environment(rank, world, port)
-        signal.alarm(50)  # whatever happens, no process outlives the test
+        signal.alarm(50)  # no process may outlive the test
         found: object
         try:
             with joined(timeout_seconds=timeout) as ranks:
@@ -73,7 +75,7 @@ def started(
 
 
 def commands(world: int, arguments: list[str], folder: Path) -> list[int]:
-    """The processes of `adapmixed` in so many ranks, which write to `folder`; see `said`."""
+    """Start `adapmixed` in `world` ranks, whose output goes to `folder`; see `said`."""
     port = free_port()
 
     def one(rank: int) -> None:
@@ -90,12 +92,12 @@ def commands(world: int, arguments: list[str], folder: Path) -> list[int]:
 
 
 def said(folder: Path, rank: int) -> tuple[str, str]:
-    """Standard output and error of a rank of `commands`."""
+    """Return standard output and error of a rank of `commands`."""
     return (folder / f"out-{rank}").read_text(), (folder / f"err-{rank}").read_text()
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """What torchrun sets."""
+    """Return the environment variables that torchrun sets."""
     return {
         "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -107,7 +109,7 @@ def result(folder: Path, rank: int) -> Any:
 
 
 def in_ranks(world: int, work: Callable[[Group], object], folder: Path) -> list[Any]:
-    """What the work gives on each rank, or its ValueError or RuntimeError."""
+    """Return the result of the work on each rank, or its ValueError or RuntimeError."""
     children = started(world, work, folder)
     assert [status_of(child) for child in children] == [0] * world
     return [result(folder, rank) for rank in range(world)]

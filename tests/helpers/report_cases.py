@@ -1,4 +1,4 @@
-"""Evaluations of every kind, reports of them, and a page taken apart."""
+"""Evaluations of every kind, reports of them, and a parser of report pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluation(
     points: int = 12,
     **changes: Any,
 ) -> Evaluation:
-    """A method that spends `epsilon` evenly on 10 queries a point."""
+    """Return a method that spends `epsilon` evenly, with a point after every 10 queries."""
     bound = kind not in ("public", "none")
     guarantee = Guarantee(
         epsilon=epsilon,
@@ -91,7 +91,7 @@ def by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class Page(HTMLParser):
-    """Elements with their attributes, and all text outside the style sheet."""
+    """The elements of a page with their attributes, and its text without the style sheet."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An evaluation with every kind of total on a tiny table of logits, kept in a file or not."""
+"""An evaluation with every kind of total on a tiny table of logits, with or without a file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "budgeted": ClippedMixing(0.5, 2.0, order=4.0),
 }
 EPSILONS = {"budgeted": ShardBudget("renyi", 0.05, 4.0).epsilon(DELTA)}
-"""Of every shard's budget: some have spent it before the end."""
+"""Budget of every shard, which some shards spend before the end."""
 
 
 def stream(length: int, seed: int = 1) -> list[int]:
@@ -70,7 +70,7 @@ def answer(
 
 
 def numbers(runs: list[Runs] | tuple[Runs, ...]) -> list[Any]:
-    """Everything but the clock."""
+    """Return all numbers but the times."""
     return [
         (one.name, e.perplexity, e.queries, e.guarantee, e.screened, e.curve, e.perplexities,
          dict(e.breakdown))

@@ -22,11 +22,11 @@ ADAPTED = {
     for i in range(2)
     for name in ("attn.c_attn", "attn.c_proj", "mlp.c_proj")
 }
-"""What adapters of the tiny GPT-2 adapt."""
+"""The layers that adapters of the tiny GPT-2 adapt."""
 
 
 def tiny_model(family: str, seed: int = 0) -> Any:
-    """A random causal language model of one of the families, fp32, eval mode."""
+    """Return a random causal language model of a family, in fp32 and eval mode."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -62,7 +62,7 @@ def tiny_model(family: str, seed: int = 0) -> Any:
 
 
 def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Path:
-    """A peft folder with random A and B (`zero=True` keeps B = 0)."""
+    """Write a peft folder with random A and B (`zero=True` keeps B = 0)."""
     from peft import LoraConfig, get_peft_model
 
     zero = settings.pop("zero", False)
@@ -80,14 +80,14 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
 
 
 def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """What `ensemble.json` says that these peft folders adapt."""
+    """Return the layers that these peft folders adapt, as in `ensemble.json`."""
     from adapmixed.ensemble.adapted_layers import adapter_layers, merged_layers
 
     return merged_layers(adapter_layers(folder) for folder in folders)
 
 
 def peft_logits(base: Any, folders: list[Path], ids: torch.Tensor) -> torch.Tensor:
-    """(N, b, t, V): the oracle, one adapter after the other through peft itself."""
+    """Return the reference logits (N, b, t, V), from peft itself with one adapter at a time."""
     from peft import PeftModel
 
     with warnings.catch_warnings():

@@ -23,7 +23,7 @@ CONFIG = FinetuneConfig(
     rank=2, alpha=4, target_modules=("c_attn",), learning_rate=0.01, epochs=2, batch_size=2,
     block_size=16,
 )  # fmt: skip
-# Every call by which training changes what is on the disk.
+# Every call through which training changes files.
 CALLS = ("fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir")
 USERS = [f"user-{number}" for number in range(12)]
 KEY = "00112233445566778899aabbccddeeff" * 2
@@ -31,7 +31,7 @@ NUM_MODELS = 4
 
 
 def write_base(folder: Path) -> Path:
-    """A random GPT-2 that takes the demonstration's tokenizer."""
+    """Write a random GPT-2 with the demonstration's tokenizer."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -46,7 +46,7 @@ def write_base(folder: Path) -> Path:
 
 
 def rows() -> list[dict[str, str]]:
-    """Five sentences of each user, in turn."""
+    """Return five sentences of each user, with users in turn."""
     return [
         {"user": user, "text": f"{user} says that {number} and {len(user) * number} are numbers"}
         for number in range(5)
@@ -61,7 +61,7 @@ def write_corpus(path: Path, changed: list[dict[str, str]] | None = None) -> Cor
 
 
 def a_run(folder: Path, base: Path, name: str = "ensemble", **changes: Any) -> TrainingRun:
-    """A run into `folder / name` over the corpus, its key lying outside of the run's folders."""
+    """Return a run over the corpus into `folder / name`, with its key outside the run's folders."""
     key = folder / "operator.key"
     if not key.exists():
         key.write_text(KEY + "\n")
@@ -79,7 +79,7 @@ def a_run(folder: Path, base: Path, name: str = "ensemble", **changes: Any) -> T
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return the content of every file below a folder."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -88,14 +88,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def forked(work: Callable[[], object]) -> int:
-    """The process id of a child that does the work and ends with 0, or with 1 if it fails."""
+    """Fork a child that does the work and exits with 0, or 1 on failure; return its process id."""
     child = os.fork()
     if child:
         return child
     status = 1
     try:
         torch.set_num_threads(1)
-        forkserver._forkserver.__init__()  # the parent's server is none of this process's
+        forkserver._forkserver.__init__()  # forget the parent's server
         work()
         status = 0
     except BaseException:
@@ -105,7 +105,7 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def killed_before(work: Callable[[], object], number: int) -> int:
-    """Work in a child that is killed before its number-th change of the disk: how it ended."""
+    """Work in a child that is killed before its number-th file change; return its status."""
     left = number
 
     def dying(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,12 +127,12 @@ def killed_before(work: Callable[[], object], number: int) -> int:
 
 
 def status_of(child: int) -> int:
-    """How a child ended: its exit status, or minus the signal."""
+    """Return a child's exit status, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def until(condition: Callable[[], object], *, seconds: float) -> None:
-    """Waits; a condition that never comes fails the test."""
+    """Wait for a condition, and fail the test if it does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -52,7 +52,7 @@ every = pytest.mark.parametrize("name", list(MECHANISMS))
 
 
 class CountingRandom(SeededRandom):
-    """Counts the draws."""
+    """A random source that counts its draws."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -79,7 +79,7 @@ def propose(
 
 
 def same(events: Sequence[Event], others: Sequence[Event]) -> bool:
-    """Equality of events, arrays included."""
+    """Return True if two events are equal, arrays included."""
 
     def plain(event: Event) -> Any:
         fields = vars(event) | {"type": type(event)}

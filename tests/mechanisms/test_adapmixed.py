@@ -1,4 +1,4 @@
-"""AdaPMixED against Algorithm 1 line by line, and its ablations."""
+"""AdaPMixED compared with Algorithm 1 line by line, and its ablations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_algorithm_1_line_by_line() -> None:
 
 
 def test_a_loss_answered_as_zero_is_charged_for() -> None:
-    """Weights a rounding apart: floats see no difference, where the exact losses are above 0."""
+    """Weights differ by a rounding: floats show no difference, but the exact losses are > 0."""
     public = torch.full((1, 128), -math.inf)
     public[0, 1::2] = 0.0
     public[0, 1] = -8.0
@@ -84,7 +84,7 @@ def test_a_loss_answered_as_zero_is_charged_for() -> None:
 
 
 def test_total_is_screening_plus_realised_losses_plus_conversion() -> None:
-    """The largest sum of one member's losses; by the paper's rule the sum of the largest."""
+    """The total has the largest sum of one member's losses. The paper sums the largest losses."""
     private, public = ensemble()
     mechanism = AdaPMixED(**SETTINGS, adjacency="add_remove")
     steps = by_hand(private, public, SEED)
@@ -118,7 +118,7 @@ def test_a_single_model_is_compared_with_the_public_one() -> None:
 
 
 def test_screened_out_queries_are_answered_from_the_public_model_exactly() -> None:
-    """Up to the rounding of a mean of N equal terms, and whatever the private models say."""
+    """The answer is q up to the rounding of a mean of N equal terms, for any private models."""
     private, public = ensemble()
     private[0, 0, 1:] = -math.inf
     mechanism = AdaPMixED(**(SETTINGS | dict(threshold=0.0)))
@@ -136,7 +136,7 @@ def test_screened_out_queries_are_answered_from_the_public_model_exactly() -> No
         proposal = propose(mechanism, rows, public)
         assert bool(answered_from_q(proposal).all())
         screening, loss, answered = costs(proposal)
-        # Charged for the screening alone; the order stays declared although nothing passed.
+        # Only the screening is charged. The order stays declared although nothing passed.
         assert screening == GaussianScreening(len(rows), POSITIONS, 0.7, 0.06)
         assert loss.loss.shape == (len(rows), 0, 1) and loss.orders == (3.0,)
         assert answered == PublicAnswer(POSITIONS)
@@ -167,7 +167,7 @@ def test_screening_is_charged_whatever_its_outcome(threshold: float, loss: str) 
 
 
 def test_infinite_threshold_lets_all_zero_scores_pass() -> None:
-    """Every score negative after noise: D counts +inf, above any finite threshold only."""
+    """If all scores are negative after noise, D is +inf, which only T_s = +inf allows."""
     private, public = torch.zeros(2, 40, 4), torch.zeros(40, 4)
     for threshold, screened in ((1e300, True), (math.inf, False)):
         mechanism = AdaPMixED(

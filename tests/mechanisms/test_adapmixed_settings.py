@@ -1,4 +1,4 @@
-"""Settings of AdaPMixED: presets, orders, adjacencies, what raises."""
+"""Settings of AdaPMixED: presets, orders, adjacencies and errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_presets_are_the_papers_table() -> None:
 
 
 def test_paper_screening_total() -> None:
-    """9 728 queries of wikitext-103 with 100 models: 0.00175."""
+    """Screening of 9 728 queries of wikitext-103 with 100 models costs 0.00175."""
     private, public = torch.zeros(100, 1, 4), torch.zeros(1, 4)
     proposal = propose(AdaPMixED.preset("wikitext-103"), private, public)
     (event,) = events_of(proposal, GaussianScreening)
@@ -138,7 +138,7 @@ def test_top_k_beyond_the_vocabulary_draws_no_more_noise_than_tokens() -> None:
 
 
 def test_no_radius_makes_a_lost_token_free() -> None:
-    """D(q || p̄) is infinite at weight 1 when p lacks a token that q has, whatever the radius."""
+    """D(q || p̄) is infinite at weight 1 if p lacks a token that q has, whatever the radius is."""
     for radius in (600.0, 744.0, 800.0, 1e6):
         projection = ops.project(
             torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1, 2), order=3.0, radius=radius

@@ -1,4 +1,4 @@
-"""ClippedMixing and ClippedLogPool: every neighbour over a grid against what is charged for it."""
+"""ClippedMixing and ClippedLogPool: every neighbour over a grid, and the charge that covers it."""
 
 from itertools import product
 
@@ -22,7 +22,7 @@ ADJACENCIES = ("zero_out", "replace_one")
 
 
 def neighbours(private: Tensor, public: Tensor, adjacency: str, rows: Tensor) -> list[Tensor]:
-    """The ensembles that differ in one member; replaced rows are all those of the grid."""
+    """Return the ensembles that differ in one member, with every row of the grid in its place."""
     result = []
     for i in range(len(private)):
         for row in [public] if adjacency == "zero_out" else [r.expand_as(public) for r in rows]:
@@ -33,7 +33,7 @@ def neighbours(private: Tensor, public: Tensor, adjacency: str, rows: Tensor) ->
 
 
 def hockey_stick(p: Tensor, q: Tensor, epsilon: float) -> Tensor:
-    """(B,) of log-probabilities (B, V)."""
+    """Return the hockey stick, (B,), of log-probabilities (B, V)."""
     return (p.exp() - torch.exp(torch.tensor(epsilon)) * q.exp()).clamp(min=0).sum(1)
 
 
@@ -82,7 +82,7 @@ def test_no_neighbour_of_a_pool_costs_more_than_its_range(
 
 
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
-    """(N, B)."""
+    """Return the charges of every member, (N, B)."""
     proposal = mechanism.propose(private, public, rng=SeededRandom(0))
     return torch.from_numpy(individual(proposal))
 
@@ -100,7 +100,7 @@ def test_an_emptied_member_costs_at_most_its_own_charge(
     for i, neighbour in enumerate(neighbours(private, public, "zero_out", public)):
         true = both_ways(here, log_probs(mechanism, neighbour, public), order)
         assert bool((true <= charges[i] + 1e-13).all())
-    # Of an emptied shard: section 13 of docs/privacy.md, e₀ = 4e-12.
+    # For an emptied shard: "Rounding" in docs/theory/per-shard-budgets.md, e₀ = 4e-12.
     least = 1e-12 + (2 * order - 1) / (order - 1) * (4 * 4e-12 + len(private) * 2.0**-52)
     emptied = charges[:, (private == public).all(2).all(0)]
     assert bool(((emptied >= least) & (emptied <= least * (1 + 1e-12))).all())
@@ -114,7 +114,7 @@ def test_an_emptied_member_costs_at_most_its_own_charge(
 def test_an_exhausted_member_answers_as_an_emptied_one_to_the_last_bit(
     mechanism: Mechanism, num_models: int
 ) -> None:
-    """What it pays nothing for must change nothing, in more answers than any rounding allows."""
+    """A member that pays nothing must change no bit of the answer, over many answers."""
     generator = torch.Generator().manual_seed(num_models)
     public = 3 * torch.randn(40, 700, generator=generator)
     private = public + torch.randn(num_models, 40, 700, generator=generator)
@@ -166,7 +166,7 @@ def test_an_emptied_member_of_a_pool_costs_at_most_its_own_charge(
 def test_a_charge_does_not_depend_on_the_other_shards(
     mechanism: Mechanism, amount: float, top_k: int | None, changed: str
 ) -> None:
-    """To the last bit: what is proposed, what is charged, and what every shard has spent."""
+    """Proposed charges, paid charges and spent totals agree to the last bit."""
     models, answers, vocab = 6, 9, 300
     generator = torch.Generator().manual_seed(3)
     public = 2 * torch.randn(answers, vocab, generator=generator)
@@ -182,7 +182,7 @@ def test_a_charge_does_not_depend_on_the_other_shards(
     epsilon = ShardBudget(measure, amount, order).epsilon(1e-5)
 
     def charges(here: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(N, answers) each: proposed, by the events, and spent after each answer."""
+        """Return the proposed, paid and total charges after each answer, each (N, answers)."""
         accountant = Accountant(1e-5, epsilon=epsilon)
         found = []
         for t in range(answers):

@@ -1,4 +1,4 @@
-"""N is a public constant: an emptied member, a missing one and an exhausted one are the same."""
+"""N is a public constant: emptied, missing and exhausted members give the same answers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ SHAPES: list[dict[str, Any]] = [{}, {"top_k": 5}, {"temperature": 0.7}]
 def drawn(seed: int, models: int, vocab: int = 12) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     public = 2 * torch.randn(6, vocab, generator=generator)
-    public[5] *= 0.2  # surely not sure
+    public[5] *= 0.2  # a row that is surely not confident
     private = public + torch.randn(models, 6, vocab, generator=generator)
     private[0, 0, 3] = -torch.inf
     return private, public
 
 
 def exhausted(mechanism: Mechanism, models: int, member: int, **bound: Any) -> Accountant:
-    """An accountant of which one shard has spent its budget, and the others nothing."""
+    """Return an accountant with one shard that has spent its budget; the others spent nothing."""
     accountant = Accountant(DELTA, epsilon=50.0)
     accountant.bind(mechanism, models, **bound)
     spent = np.zeros(models)
@@ -66,7 +66,7 @@ def exhausted(mechanism: Mechanism, models: int, member: int, **bound: Any) -> A
 def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
     name: str, shape: dict[str, Any]
 ) -> None:
-    """Scores of all tokens, tokens, what q answered, and what every other shard pays."""
+    """Scores, tokens, public answers and the charges of every other shard are the same."""
     mechanism, (private, public) = CHARGED[name], drawn(1, 4)
     emptied = private.clone()
     emptied[2] = public  # also what a missing member answers
@@ -101,7 +101,7 @@ def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
 
 @pytest.fixture(scope="module")
 def ensembles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ensemble]:
-    """Of four members, the third trained, emptied, or missing."""
+    """Return ensembles of four members whose third is trained, emptied or missing."""
     folder, base = tmp_path_factory.mktemp("members"), tiny_model("gpt2")
     targets = ["c_attn", "c_proj"]
     paths: list[Path | None] = [
@@ -119,7 +119,7 @@ def ensembles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ensemble]:
 def test_a_missing_member_is_an_emptied_one_to_the_last_bit(
     ensembles: dict[str, Ensemble],
 ) -> None:
-    """Whatever answers: the logits are the same, and they are the public ones."""
+    """With any mechanism, the member's logits are the same, namely the public ones."""
     ids = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
     private, public = ensembles["missing"].logits(ids)
     there = ensembles["emptied"].logits(ids)
@@ -162,9 +162,9 @@ def test_missing_emptied_and_exhausted_members_generate_alike(
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("more", [0, 3])
 def test_no_missing_member_costs_more_than_an_emptied_one(grid: str, more: int) -> None:
-    """Over all rows of a grid, of which `more` are missing in both worlds.
+    """The test covers all rows of a grid, with `more` members missing in both ensembles.
 
-    It would, if the mean were over those that are there: the control.
+    The control shows that a mean over the present members would cost more.
     """
     private, public = everything(*GRIDS[grid])
     private = torch.cat([private, public.expand(more, -1, -1)])
@@ -205,7 +205,7 @@ def test_a_mean_over_those_that_are_there_would_break_the_pair_too() -> None:
 
 @pytest.mark.parametrize("models", [4, 9])
 def test_the_divisor_is_the_constant(models: int) -> None:
-    """All rows count, those of missing members too."""
+    """All rows count, also those of missing members."""
     private, public = drawn(2, 4)
     rows = torch.cat([private, public.expand(models - 4, -1, -1)])
     lower, upper, scale = SETTING
@@ -218,7 +218,7 @@ def test_the_divisor_is_the_constant(models: int) -> None:
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "add_remove"])
 def test_adapmixed_divides_by_the_constant_unless_it_is_the_papers(adjacency: str) -> None:
-    """Losses of zero-out are about an emptied member, those of the paper about one fewer."""
+    """Zero-out losses are about an emptied member, the paper's about one member fewer."""
     private, public = drawn(3, 3)
     mechanism = AdaPMixED(3.0, 0.05, screen=None, adjacency=adjacency)
     own = losses(mechanism.propose(private, public, rng=SeededRandom(0)))[0, :, 0]

@@ -1,4 +1,4 @@
-"""The distribution of an answer: what is scored, what is sampled and what is charged."""
+"""The distribution of an answer is the same in scores, samples and charges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adapmixed.rng import SeededRandom
 
 
 def scored(name: str, positions: int) -> Tensor:
-    """(B, V) through the public interface."""
+    """Return the probabilities, (B, V), through the public interface."""
     return log_probs(MECHANISMS[name], *logits(positions), seed=5)
 
 
@@ -56,7 +56,7 @@ def _by_formula(name: str, private: Tensor, public: Tensor, found: Tensor) -> No
 
 
 def _boxed(p: Tensor, q: Tensor) -> Tensor:
-    """clip(s p, 0.6 q, 1.7 q), s by bisection so that the sum is 1."""
+    """Return clip(s p, 0.6 q, 1.7 q), with s from bisection such that the sum is 1."""
     low, high = torch.full((len(p), 1), 1e-9), torch.full((len(p), 1), 1e9)
     low, high = low.double(), high.double()
     for _ in range(200):
@@ -76,7 +76,7 @@ def test_unprotected_is_the_plain_mean() -> None:
 def test_tokens_are_drawn_from_the_distribution_to_the_last_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fewer digits of it would show in no number of draws."""
+    """No number of draws would show that digits are missing, so the bits are compared."""
     drawn: list[Tensor] = []
 
     def watched(probabilities: Tensor, public_logits: Tensor, *, rng: Any) -> Tensor:
@@ -92,7 +92,7 @@ def test_tokens_are_drawn_from_the_distribution_to_the_last_bit(
 
 
 def chi_square(tokens: Tensor, p: Tensor) -> float:
-    """Standardised: (chi2 - dof) / sqrt(2 dof), summed over rows of tokens (B, n) and p (B, V)."""
+    """Return (chi2 - dof) / sqrt(2 dof), summed over rows of tokens (B, n) and p (B, V)."""
     draws = tokens.shape[1]
     observed = torch.stack([(tokens == v).sum(1) for v in range(p.shape[1])], dim=1).double()
     expected = draws * p
@@ -136,7 +136,7 @@ def test_tokens_follow_the_distribution(name: str) -> None:
 
 
 def _subsets_average_out(mechanism: Mechanism, private: Tensor, public: Tensor) -> None:
-    """Each copy draws its own subset: tokens follow the mean of the copies' distributions."""
+    """Check that tokens of copies, each with its own subset, follow the copies' mean."""
     draws = 2000
     copies = private.repeat(1, draws, 1), public.repeat(draws, 1)
     tokens = uncharged(mechanism.propose(*copies, rng=SeededRandom(2))).tokens
@@ -145,7 +145,7 @@ def _subsets_average_out(mechanism: Mechanism, private: Tensor, public: Tensor) 
 
 
 def test_screened_tokens_follow_q_and_the_others_the_mixture() -> None:
-    """With screening on: the tokens of either outcome follow the distribution of that outcome."""
+    """With screening, the tokens of each outcome follow the distribution of that outcome."""
     draws = 6000
     generator = torch.Generator().manual_seed(8)
     public = torch.randn(1, VOCAB, generator=generator)
@@ -166,8 +166,10 @@ def test_screened_tokens_follow_q_and_the_others_the_mixture() -> None:
 @every
 @pytest.mark.slow
 def test_tokens_and_scores_agree_on_masked_tokens(name: str) -> None:
-    """Token 0 is masked in the public row only, token 1 in every row, token 2 in one private row:
-    no token of probability 0 is drawn, and no other one is lost."""
+    """No token of probability 0 is drawn, and no other token is lost.
+
+    Token 0 is masked in the public row only, token 1 in every row, token 2 in one private row.
+    """
     generator = torch.Generator().manual_seed(9)
     public = torch.randn(1, VOCAB, generator=generator)
     private = public + torch.randn(MODELS, 1, VOCAB, generator=generator)

@@ -1,4 +1,4 @@
-"""What tokens are drawn from, to the ends of doubles: docs/privacy.md, section 8."""
+"""The distribution of drawn tokens, down to where doubles end: docs/theory/numerics.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.reference import sampling_weights
 
-# Each with the least and the largest log p/q, and log q below which it answers from q.
+# Each with the least and the largest log p/q, and the log q below which tokens take q.
 CASES: dict[str, tuple[Mechanism, float, float, float]] = {
     "box": (ClippedMixing(0.5, 2.0, 9), math.log(0.5), math.log(2.0), -700 - math.log(0.5)),
     "charged": (ClippedMixing(0.25, 8.0, order=3.0), -math.log(4), math.log(8.0), -698.614),
@@ -32,7 +32,7 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def drawn(mechanism: Mechanism, private: Tensor, public: Tensor) -> list[int]:
-    """Each token's weight in units of 2^-1074."""
+    """Return each token's weight in units of 2^-1074."""
     found = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     return sampling_weights(found.probabilities(), public)[0]
 
@@ -58,7 +58,7 @@ def test_drawn_ratios_keep_to_the_bounds_at_every_token(name: str) -> None:
             assert abs(weight - units) <= 1 + 1e-12 * units
         elif log_q > below + 0.01:
             assert least - 1e-9 <= log_ratio <= most + 1e-9
-            assert weight >= 2**52  # as many bits as any double has
+            assert weight >= 2**52  # as many bits as a double can have
     assert depth > 50
 
 

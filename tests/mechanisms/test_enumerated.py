@@ -1,6 +1,6 @@
-"""Every ensemble and every neighbour over a grid of logits on two and three tokens, none left out.
+"""Every ensemble and every neighbour over a grid of logits on two and three tokens.
 
-Each ensemble is one position of one call; the neighbours' distributions come from the mechanism.
+Each ensemble is one position of one call. The neighbours' distributions come from the mechanism.
 """
 
 from itertools import product
@@ -26,9 +26,9 @@ GRIDS = {
 
 
 def everything(vocab: int, models: int, values: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """(private (N, B, V), public (B, V)): B runs over all rows of all members, first logit 0.
+    """Return private (N, B, V) and public (B, V) logits: all rows of all members, first logit 0.
 
-    Fixing one logit of a row loses no distribution: only differences count.
+    A fixed first logit loses no distribution, because only differences count.
     """
     rows = [(0.0, *rest) for rest in product(values, repeat=vocab - 1)]
     ensembles = torch.tensor(list(product(rows, repeat=models + 1)))
@@ -68,7 +68,7 @@ def test_no_neighbour_costs_more_than_its_charge(
     here = log_probs(mechanism, private, public)
     for i, neighbour in enumerate(neighbours(private, public, adjacency)):
         true = both_ways(here, log_probs(mechanism, *neighbour), order)
-        # float64 resolves a divergence to some 1e-14 of its logarithms.
+        # float64 resolves a divergence to about 1e-14 of its logarithms.
         assert bool((true <= charge[i] + 1e-13).all()), (grid, i)
     assert float(charge.max()) > 1e-3
 

@@ -1,4 +1,4 @@
-"""Under a budget of every shard: the charged members are those that answer, and nobody else."""
+"""Per-shard budgets: exactly the charged members contribute to an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ charged = pytest.mark.parametrize("mechanism", CHARGED, ids=lambda one: one.name
 
 
 def logits(positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
-    """The first member says less than the others, at every position."""
+    """Return logits whose first member is nearer to the public model than the others."""
     generator = torch.Generator().manual_seed(0)
     public = torch.randn(positions, VOCAB, generator=generator)
     private = public + 3 * torch.randn(MODELS, positions, VOCAB, generator=generator)
@@ -35,14 +35,14 @@ def proposed(mechanism: Mechanism, positions: int = POSITIONS, **targets: Tensor
 
 
 def bounded(mechanism: Mechanism, amount: float) -> Accountant:
-    """With a budget of so much for every shard."""
+    """Return an accountant with this budget for every shard."""
     assert mechanism.measure is not None
     budget = ShardBudget(mechanism.measure[0], amount, mechanism.measure[1])
     return Accountant(DELTA, epsilon=budget.epsilon(DELTA))
 
 
 def first_alone(mechanism: Mechanism) -> Accountant:
-    """With a budget that the first member's charges keep to, and no other's."""
+    """Return an accountant whose budget only the first member's charges keep."""
     return bounded(mechanism, 1.5 * float(individual(proposed(mechanism))[0].sum()))
 
 
@@ -54,7 +54,7 @@ def active(*members: int) -> np.ndarray:
 
 @charged
 def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
-    """What is drawn, what is scored and what is charged are of the same members."""
+    """Draws, scores and charges are of the same members."""
     accountant, proposal = first_alone(mechanism), proposed(mechanism)
     accountant.charge(proposal)
     own = individual(proposal)
@@ -79,7 +79,7 @@ def test_the_charged_members_alone_are_released(mechanism: Mechanism) -> None:
 def test_nobody_is_charged_whose_member_answered_the_public_distribution(
     mechanism: Mechanism,
 ) -> None:
-    """And everybody may: the answers go on, they cost nothing, and they are q."""
+    """If all members are exhausted, the answers go on, cost nothing, and are q."""
     accountant = bounded(mechanism, float(individual(proposed(mechanism)).min()) / 2)
     for _ in range(3):
         proposal = proposed(mechanism)
@@ -88,14 +88,14 @@ def test_nobody_is_charged_whose_member_answered_the_public_distribution(
         q = logits()[1].double().softmax(1)
         torch.testing.assert_close(proposal._distribution.probabilities(), q, rtol=1e-13, atol=0.0)
         answer = proposal.release()
-        # That a member is exhausted is private: nothing says so.
+        # It is private that a member is exhausted, so nothing says so.
         assert not bool(answer.public.any())
     assert accountant.queries == 3 * POSITIONS
 
 
 @charged
 def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
-    """That all are exhausted depends on private data; that a public rule answered does not."""
+    """An answer shows that a public rule answered, but not that all members are exhausted."""
     own = individual(proposed(mechanism))
     for amount in (own.min() / 2, 1.5 * own[0].sum(), own.sum()):
         proposal = proposed(mechanism)
@@ -108,7 +108,7 @@ def test_an_answer_does_not_tell_who_contributed(mechanism: Mechanism) -> None:
 
 @charged
 def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> None:
-    """A batch is charged as its positions are, one after the other."""
+    """A batch is charged as its positions one after the other."""
     positions = 12
     own = individual(proposed(mechanism, positions))
     amount = float(own.sum(1).max()) / 3
@@ -144,7 +144,7 @@ def test_without_a_budget_all_members_answer(mechanism: Mechanism) -> None:
 
 @charged
 def test_a_mask_changed_in_place_is_another_one(mechanism: Mechanism) -> None:
-    """Whoever holds the array that was charged cannot change who answers."""
+    """A holder of the charged array cannot change which members contribute."""
 
     accountant, proposal = first_alone(mechanism), proposed(mechanism)
     held, settle = [], proposal._charge.settle
@@ -161,7 +161,7 @@ def test_a_mask_changed_in_place_is_another_one(mechanism: Mechanism) -> None:
 
 
 def test_threads_share_one_budget() -> None:
-    """Whatever the order in which they charge: no shard spends more than it has."""
+    """No shard spends more than its budget, in whatever order the threads charge."""
     mechanism = CHARGED[0]
     own = individual(proposed(mechanism)).sum(1)
     for _ in range(20):
@@ -183,7 +183,7 @@ def test_threads_share_one_budget() -> None:
 
 
 def test_a_budget_cannot_be_outrun_by_releasing_first() -> None:
-    """Answers that were drawn from all members and charged to the active ones alone."""
+    """An answer drawn from all members but charged to the active ones must be impossible."""
     mechanism = ClippedLogPool(-1.0, 1.0, scale=0.1)
     generator = torch.Generator().manual_seed(0)
     private, public = 3 * torch.randn(MODELS, 1, VOCAB, generator=generator), torch.zeros(1, VOCAB)
@@ -207,7 +207,7 @@ def test_a_budget_cannot_be_outrun_by_releasing_first() -> None:
     "mechanism", [ClippedMixing(0.6, 1.6, order=5.0), ClippedLogPool(-0.25, 0.5)]
 )
 def test_logits_changed_under_a_budget_raise(mechanism: Mechanism) -> None:
-    """Also if the answer is made anew for those who still contribute."""
+    """The error also comes if the answer is computed again for the remaining members."""
     generator = torch.Generator().manual_seed(2)
     public = torch.randn(2, 9, generator=generator)
     contributing = np.ones((3, 2), bool)

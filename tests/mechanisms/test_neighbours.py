@@ -1,7 +1,7 @@
-"""What AdaPMixED charges for a model covers what happens when that model really goes away.
+"""AdaPMixED's charge for a model covers the true effect of that model's removal.
 
-The mechanism itself is run on the ensemble and on every neighbour of it; the true divergence of the
-two distributions is computed with 60 digits from the weights that each answers with.
+The mechanism runs on the ensemble and on every neighbour. The true divergence of the two
+distributions is computed with 60 digits from the weights of both answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def answer(mechanism: AdaPMixED, private: Tensor, public: Tensor) -> list[mpmath
 
 
 def neighbour(mechanism: AdaPMixED, private: Tensor, public: Tensor, i: int) -> list[mpmath.mpf]:
-    """The answer without member i: taken away, or answering the public logits."""
+    """Return the answer without member i, which is removed or answers the public logits."""
     if mechanism.adjacency == "zero_out":
         emptied = private.clone()
         emptied[i] = public
@@ -65,7 +65,7 @@ def test_every_neighbour_costs_at_most_its_charge(adjacency: str) -> None:
             true = both_ways(here, neighbour(mechanism, private, public, i), order)
             context = (turn, i, order, beta, float(true), charge)
             assert true <= mpf(cover(charge)), context
-            # Nor is more charged than that, by more than the documented error.
+            # The charge exceeds the true divergence by no more than the documented error.
             assert charge <= true * (1 + mpf(loss_error)) + mpf(1e-12), context
             tight += charge > 1e-9
     assert tight > 300
@@ -85,7 +85,7 @@ def test_every_order_of_loss_orders_is_covered() -> None:
 
 
 def test_identical_models_cost_the_absolute_error_alone() -> None:
-    """Losses are exactly 0, and 1e-12 is charged for each of 20 answers: nothing that adds up."""
+    """Losses are exactly 0, and each of 20 answers is charged 1e-12."""
     public = torch.randn(20, 9, generator=torch.Generator().manual_seed(1))
     private = (public + torch.randn(20, 9, generator=torch.Generator().manual_seed(2))).expand(
         5, 20, 9
@@ -133,8 +133,7 @@ def test_a_batch_charges_each_position_for_itself(adjacency: str) -> None:
 
 
 def test_a_models_weight_does_not_depend_on_the_others() -> None:
-    """Otherwise the removal of one member would change the others, and the charge would be of
-    another distribution than the neighbour's."""
+    """Otherwise the removal of a member would change the others, and the charge would be wrong."""
     for private, public in islice(random_ensembles(8), 60):
         mechanism = AdaPMixED(6.0, 0.05, screen=None)
         together = weights(mechanism.propose(private, public, rng=SeededRandom(0)))

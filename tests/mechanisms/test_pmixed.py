@@ -1,4 +1,4 @@
-"""PMixED: the sound radius and bound, and what raises."""
+"""PMixED: the sound radius and bound, and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PRIVATE_ROWS = ([0.5, 0.5], [1e-3, 1 - 1e-3], [0.9, 0.1], [1 - 1e-12, 1e-12], [0
 def test_bound_holds_for_every_ensemble_on_a_grid(
     order: float, per_query: float, rate: float
 ) -> None:
-    """Two tokens: every public row, every member, every combination of the others, N = 1 to 3."""
+    """The grid has two tokens, N = 1 to 3, and every combination of public row and members."""
     largest = 0.0
     mechanism = budget(order, per_query, sample_rate=rate)
     for models in (1, 2, 3):
@@ -62,14 +62,14 @@ def test_bound_holds_for_every_ensemble_on_a_grid(
             true = both_ways(here, mean([q, *bars[1:]]), order)
             assert true <= mpf(event.epsilon), (models, ensembles[b])
             largest = max(largest, float(true / event.epsilon))
-    # A smaller bound would have been broken. With subsampling q stays in every mixture, so that the
-    # bound's supremum is not attained.
+    # A smaller bound would have been broken. With subsampling, q stays in every mixture, so the
+    # supremum of the bound is not attained.
     assert largest > (0.9 if rate == 1.0 else 0.2)
 
 
 @pytest.mark.parametrize("vocab_offset", [0, 1])
 def test_bound_holds_on_random_ensembles(vocab_offset: int) -> None:
-    """V and N up to 4, all dtypes, masked and disjoint rows, budgets from 1e-9 to 10."""
+    """The ensembles have V and N up to 4, all dtypes, masked rows and budgets from 1e-9 to 10."""
     ensembles = itertools.islice(random_ensembles(20 + vocab_offset), 300)
     for turn, (private, public) in enumerate(ensembles):
         order = (1.5, 2.0, 3.0, 6.0, 18.0, 64.0)[turn % 6]
@@ -101,7 +101,7 @@ def test_the_emptied_neighbour_is_the_mechanism_on_public_logits() -> None:
 
 
 def test_a_subsampled_answer_is_the_mean_over_hidden_subsets() -> None:
-    """(1/N) [sum over S of p_bar_i + (N - |S|) q], summed over every subset S."""
+    """The answer is (1/N) [sum over S of p_bar_i + (N - |S|) q], averaged over every subset S."""
     generator = torch.Generator().manual_seed(5)
     public = torch.randn(3, 4, generator=generator)
     private = public + 2 * torch.randn(3, 3, 4, generator=generator)
@@ -130,7 +130,7 @@ def test_a_subsampled_answer_is_the_mean_over_hidden_subsets() -> None:
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 @pytest.mark.parametrize("queries", [1, 7, 1024])
 def test_all_queries_together_cost_the_configured_epsilon(queries: int, rate: float) -> None:
-    """However they are batched; and what is printed is the configured number."""
+    """The cost does not depend on batches, and the printed number is the configured one."""
     mechanism = PMixED(8.0, DELTA, queries, 6, sample_rate=rate)
     private, public = torch.randn(4, 1, 5), torch.randn(1, 5)
     (event,) = costs(answer(mechanism, private, public))
@@ -145,8 +145,10 @@ def test_all_queries_together_cost_the_configured_epsilon(queries: int, rate: fl
 
 
 def test_no_rounding_exceeds_the_configured_epsilon() -> None:
-    """Not by one unit in the last place: it would be printed a digit higher. Also where most of
-    epsilon goes to the conversion."""
+    """One unit in the last place too much would be printed as a higher digit.
+
+    The settings include some where the conversion takes most of epsilon.
+    """
     generator = random.Random(1)
     private, public = torch.randn(3, 1, 4), torch.randn(1, 4)
     for _ in range(400):

@@ -52,7 +52,7 @@ def test_events_are_known_before_the_token_is_drawn(name: str) -> None:
 
 @every
 def test_nothing_is_released_before_the_charge(name: str) -> None:
-    """Neither tokens nor log p, nor from what, nor which queries a screening has stopped."""
+    """Tokens, log p, the distribution and the outcome of a screening all need the charge."""
     for targets in (None, torch.zeros(12, dtype=torch.int64)):
         rng = CountingRandom(1)
         proposal = propose(name, rng=rng, targets=targets)
@@ -83,7 +83,7 @@ def test_a_second_charge_raises_and_costs_nothing(name: str) -> None:
 
 @every
 def test_a_charge_is_begun_once_and_ends_once(name: str) -> None:
-    """Nobody else reads what an answer costs, or has another one released for the same charge."""
+    """Nobody else can read the costs, or have a second answer released for the same charge."""
     for last in ("settled", "failed"):
         proposal = propose(name)
         begun = proposal._begin()
@@ -163,7 +163,7 @@ def test_seeded_answers_repeat(name: str) -> None:
 
 @every
 def test_a_charge_pays_for_one_token_a_position(name: str) -> None:
-    """A second release hands out no fresh tokens that nobody charged."""
+    """A second release gives no new tokens without a charge."""
     rng = CountingRandom(5)
     proposal = propose(name, positions=40, rng=rng)
     first, draws = charged(proposal), rng.draws
@@ -174,7 +174,7 @@ def test_a_charge_pays_for_one_token_a_position(name: str) -> None:
 
 @every
 def test_copies_and_pickles_of_a_proposal_raise(name: str) -> None:
-    """Before the charge and after it: each copy would draw another token for one charge."""
+    """Each copy would draw another token for one charge, so both raise before and after it."""
     before, after = propose(name), propose(name)
     charged(after)
     for proposal in (before, after):
@@ -358,7 +358,7 @@ def test_rows_are_copied_once_and_only_if_the_caller_has_them() -> None:
 @every
 @pytest.mark.parametrize("shared", [False, True])
 def test_logits_of_inference_mode_are_kept_as_they_were_proposed(name: str, shared: bool) -> None:
-    """They carry no counter of changes, so that a change could not be noticed."""
+    """They have no counter of changes, so the proposal copies them."""
     with torch.inference_mode():
         rows = [2 * one for one in logits(3)]
     mechanism = MECHANISMS[name]
@@ -405,7 +405,7 @@ def test_threads_cannot_charge_one_answer_twice() -> None:
 
 
 def test_threads_cannot_draw_twice_for_one_charge() -> None:
-    """Nor before it: a release either raises or returns the one answer."""
+    """A release either raises or returns the one answer, also during the charge."""
     for _ in range(50):
         rng = CountingRandom(3)
         proposal, start = propose("clipped-log-pool", rng=rng), threading.Barrier(3)
@@ -429,7 +429,7 @@ def test_threads_cannot_draw_twice_for_one_charge() -> None:
 
 
 def test_a_screening_is_not_told_before_its_charge() -> None:
-    """It is private: what Algorithm 1 pays its Gaussian noise for."""
+    """The outcome is private; Algorithm 1 pays for it with Gaussian noise."""
     proposal = propose("adapmixed", positions=40)
     assert not any(
         isinstance(value, Tensor | tuple) for key, value in vars(proposal).items() if key[0] != "_"
@@ -438,7 +438,7 @@ def test_a_screening_is_not_told_before_its_charge() -> None:
 
 
 def test_an_order_of_its_own_is_needed_for_a_budget_of_every_shard() -> None:
-    """Mechanisms that such a budget cannot carry raise at the first charge, and name why."""
+    """A mechanism without such charges raises at the first charge, with the reason."""
     for name in ("pmixed", "adapmixed", "unprotected", "clipped-mixing"):
         accountant, proposal = Accountant(1e-5, epsilon=9.0), propose(name)
         with pytest.raises(ValueError, match="epsilon must be None for"):

@@ -1,4 +1,4 @@
-"""Temperature and top-k before projection: the answer, the charge and what raises."""
+"""Temperature and top-k before projection: answers, charges and errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor
 
 
 def stated(proposal: Proposal) -> Guarantee:
-    """Of a charge, after which the proposal can be released."""
+    """Charge a proposal, which can then be released; return the guarantee."""
     accountant = Accountant(1e-5)
     accountant.charge(proposal)
     return accountant.guarantee()
@@ -56,7 +56,7 @@ def released(proposal: Proposal) -> torch.Tensor:
 def by_hand(
     private: torch.Tensor, public: torch.Tensor, temperature: float, top_k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The kept columns of every row, one by one, and which tokens they are."""
+    """Return the kept columns of every row, one by one, and their tokens."""
     private, public = private.float() / temperature, public.float() / temperature
     kept = torch.tensor(
         [
@@ -70,7 +70,7 @@ def by_hand(
 
 
 def masked(logits: torch.Tensor, kept: torch.Tensor, temperature: float) -> torch.Tensor:
-    """All V columns, those that are not kept -inf."""
+    """Return all V columns, with -inf in those that are not kept."""
     mask = torch.full(logits.shape, -math.inf)
     index = kept.expand(*logits.shape[:-1], -1)
     return mask.scatter(-1, index, (logits.float() / temperature).gather(-1, index))
@@ -79,7 +79,7 @@ def masked(logits: torch.Tensor, kept: torch.Tensor, temperature: float) -> torc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("inner", INNER, ids=lambda m: m.name)
 def test_it_is_the_mechanism_on_shaped_rows(inner: Mechanism, dtype: torch.dtype) -> None:
-    """Bit for bit on the kept columns alone; but for rounding on masked rows."""
+    """The answer is the same bit for bit on kept columns, and up to rounding on masked rows."""
     private, public = rows(dtype)
     shape = {"temperature": 0.7, "top_k": 5}
     *expected_rows, kept = by_hand(private, public, 0.7, 5)
@@ -150,7 +150,7 @@ LEAST, MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 def test_no_finite_row_raises_once_rows_are_shaped(
     inner: Mechanism, dtype: torch.dtype, shape: dict[str, Any]
 ) -> None:
-    """An error would tell how large a private logit is."""
+    """An error would reveal how large a private logit is."""
     private, public = rows(dtype)
     largest = torch.finfo(dtype).max
     best = public.topk(5, dim=-1).indices
@@ -208,7 +208,7 @@ def test_far_rows_keep_their_differences_and_other_rows_their_bits(temperature: 
 
 
 def test_every_call_has_a_shape_of_its_own() -> None:
-    """One accountant, bound to one mechanism: what holds for every query holds for shaped rows."""
+    """One accountant takes calls of any shape, because every guarantee holds for shaped rows."""
     mechanism, accountant = ClippedLogPool(-0.5, 0.5, queries=100), Accountant(1e-5)
     for temperature, top_k in ((1.0, None), (0.5, 3), (2.0, 7)):
         accountant.charge(

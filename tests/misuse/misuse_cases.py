@@ -1,4 +1,4 @@
-"""What tests of the table "Misuse" in docs/privacy.md share."""
+"""What tests of the table "Misuse" in docs/concepts/threat-model.md share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table "Misuse" in docs/privacy.md: each is refused, or said by the guarantee.
+"""The table "Misuse" in docs/concepts/threat-model.md: each is refused, or said by the guarantee.
 
 Here: what is asked for, randomness, screening. `test_misuse_public_model.py` and
 `test_misuse_shards.py` have the rest of the table.
@@ -261,7 +261,7 @@ def test_no_filter_runs_on_adapmixed_by_option(
 
 
 def test_the_table_in_the_documentation_names_these_tests() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "privacy.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "threat-model.md"
     section = page.read_text(encoding="utf-8").split("## Misuse", 1)[1].split("\n## ", 1)[0]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| ")]
     listed = {name for row in rows[2:] for name in re.findall(r"`(\w+)`", row[-2])}

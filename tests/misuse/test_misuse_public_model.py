@@ -1,4 +1,4 @@
-"""The table "Misuse" in docs/privacy.md: another public model, or another tokenizer."""
+"""The table "Misuse" in docs/concepts/threat-model.md: another public model or tokenizer."""
 
 from __future__ import annotations
 
@@ -223,7 +223,13 @@ def test_a_public_model_from_the_hub_is_compared(
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256="0" * 64))
     with pytest.raises(ValueError, match="has another SHA-256"):
         Ensemble.from_pretrained("some-org/Tiny", folder)
-    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))  # no digest: the hub's full name
+    for members in (("m0", "m1"), ("m0", None), (None, None)):  # no digest: the hub's full name
+        write_manifest(folder, Manifest("some-org/Tiny", members, ADAPTED))
+        assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
+        write_manifest(folder, Manifest("", members, ADAPTED))
+        unnamed = Ensemble.from_pretrained("some-org/Tiny", folder)
+        assert unnamed.unverified == ("shards", "base")
+    write_manifest(folder, Manifest("some-org/Tiny", ("m0", "m1"), ADAPTED))
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     assert Ensemble.from_pretrained("Tiny", folder).unverified == ("shards", "base")
 

@@ -1,4 +1,4 @@
-"""The table "Misuse" in docs/privacy.md: shards that share identifiers, or may."""
+"""The table "Misuse" in docs/concepts/threat-model.md: shards that share identifiers, or may."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ def adapters(tmp_path: Path) -> list[Path]:
 
 def shard(*names: str, key: bytes = KEY) -> dict[str, Any]:
     return shard_record([Document(name, f"text of {name}") for name in names], key=key)
+
+
+def test_records_of_missing_members_count() -> None:
+    """What a guarantee says, and what is refused, must not tell who is missing."""
+    alice, bob, unknown = shard("alice"), shard("bob"), {"documents": 3, "sha256": "9" * 64}
+    for members in (("m0", "m1"), ("m0", None), (None, None)):
+        assert Manifest("", members, ADAPTED, shards=(alice, bob)).disjoint
+        assert not Manifest("", members, ADAPTED, shards=(alice, unknown)).disjoint
+        with pytest.raises(ValueError, match="shards must be disjoint, .* share the identifier"):
+            Manifest("", members, ADAPTED, shards=(alice, shard("alice", "bob")))
 
 
 def test_overlapping_shards_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import adapmixed
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "adapmixed_ext": ROOT / "adapmixed_ext",
@@ -172,6 +174,8 @@ def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:
     assert {"CMakeLists.txt", "csrc/common/operators.h", "README.md"} <= names
     assert {f"csrc/project/{name}" for name in ("formula.h", "cpu.cpp", "cuda.cu")} <= names
     assert {"tests/kernels/test_project.py", "constraints.txt", "LICENSE"} <= names
+    assert {"scripts/test_wheels.py", "tests/conftest.py", "CITATION.cff"} <= names
+    assert sdist.name == f"adapmixed-{adapmixed.__version__}.tar.gz"
     assert not any(n.endswith((".so", ".pyc")) for n in names)
 
 

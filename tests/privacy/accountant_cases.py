@@ -56,7 +56,7 @@ POOLED, BOXED = Kind(measure=("zcdp", None)), Kind(measure=("renyi", 4.0))
 
 
 class Offer:
-    """A proposal and its charge, as an accountant sees them, which keeps what became of it."""
+    """A proposal and its charge, as an accountant sees them, which records the outcome."""
 
     def __init__(self, events=(), charges=None, *, mechanism=None, ensemble=None, models=5):
         default = Kind() if charges is None else POOLED

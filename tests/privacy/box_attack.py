@@ -1,4 +1,4 @@
-"""Ensembles inside a box, for the tests that attack the dominating pairs."""
+"""Ensembles inside a box, for tests that attack the dominating pairs."""
 
 import numpy as np
 
@@ -17,18 +17,18 @@ BOXES = [
 
 
 def clip(p, q, lower, upper):
-    """clip(s p, lower q, upper q) with s such that the sum is 1, by bisection on log s."""
+    """Return clip(s p, lower q, upper q) with s such that the sum is 1, by bisection on log s."""
     low, high = np.full(p.shape[:-1] + (1,), -80.0), np.full(p.shape[:-1] + (1,), 80.0)
     for _ in range(80):
         middle = (low + high) / 2
         above = np.clip(np.exp(middle) * p, lower * q, upper * q).sum(-1, keepdims=True) > 1
         low, high = np.where(above, low, middle), np.where(above, middle, high)
-    # Bisection ends within 1e-22 of log s; sums differ from 1 by rounding.
+    # Bisection ends within 1e-22 of log s, so sums differ from 1 by rounding only.
     return np.clip(np.exp(low) * p, lower * q, upper * q)
 
 
 def random_distributions(generator, vocabulary, num_models, lower, upper):
-    """(q, p̄_1..p̄_N, another p̄_1): half of the time near corners of the box."""
+    """Return (q, p̄_1..p̄_N, another p̄_1), half of the time near corners of the box."""
     q = generator.dirichlet(np.full(vocabulary, generator.choice([0.3, 1.0, 5.0]))) + 1e-12
     q /= q.sum()
     shape = (num_models + 1, vocabulary)
@@ -42,7 +42,7 @@ def random_distributions(generator, vocabulary, num_models, lower, upper):
 
 
 def neighbours(q, clipped, other, adjacency):
-    """(P, Q) of one answer for member 0, which answers q or another distribution."""
+    """Return (P, Q) of one answer, where member 0 answers q or another distribution in Q."""
     num_models = len(clipped)
     p = clipped.mean(axis=0)
     rest = clipped[1:].sum(axis=0)
@@ -50,5 +50,5 @@ def neighbours(q, clipped, other, adjacency):
 
 
 def hockey_stick(p, q, ratios):
-    """Σ (p - γ q)_+ for every γ."""
+    """Return Σ (p - γ q)_+ for every γ."""
     return np.maximum(0.0, p - np.multiply.outer(ratios, q)).sum(-1)

@@ -1,12 +1,12 @@
-"""Kills a charging process at random moments: what was released must have been charged.
+"""Kill a charging process at random moments: all that it released must have been charged.
 
     python tests/privacy/kill_ledger.py --count 500
 
-A child, forked from this warm process, charges a proposal and then "releases" it, a line with its
-number written unbuffered to a file, again and again, and tells the parent each time. The parent
-waits for a random number of releases, none among them, and then for a random part of what the next
-charge (or the opening) has taken so far, so that kills fall within it however slow the machine is.
-After every kill the ledger is verified, opened and verified again: spent >= released.
+A child, forked from this warm process, repeatedly charges a proposal, "releases" it and tells the
+parent. A release is a line with its number, written unbuffered to a file. The parent waits for a
+random number of releases, possibly 0. It then waits for a random part of the time that a charge, or
+the opening, took before, so that the kill falls within it on any machine. After every kill, the
+ledger is verified, opened and verified again: spent >= released.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ledger_cases import DELTA, answer, exit_status, forked, state  # noqa: E402
 from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
 
 MODELS = 3
-EPSILON = 1.0  # of every shard: spent after about thirty queries of one ledger
-MOST = 3  # releases that are waited for
-OPENING, CHARGE = 0.02, 0.005  # seconds, guessed before any was seen
-ROUNDS = 10  # kills of one ledger, before a new one is begun
+EPSILON = 1.0  # budget of every shard, spent after about thirty queries of one ledger
+MOST = 3  # largest number of releases to wait for
+OPENING, CHARGE = 0.02, 0.005  # seconds, a guess before the first was measured
+ROUNDS = 10  # kills of one ledger before a new one is begun
 
 
 def offered(number: int, budget: bool) -> Offer:
-    """The proposal of one query."""
+    """Return the proposal of one query."""
     if not budget:
         return Offer(answer(number, MODELS), models=MODELS)
     charges = np.random.default_rng(number).exponential(2e-3, (MODELS, 1))
@@ -48,12 +48,12 @@ def offered(number: int, budget: bool) -> Offer:
 
 
 def settings(budget: bool) -> dict[str, Any]:
-    """Arguments of the accountant."""
+    """Return the arguments of the accountant."""
     return {"delta": DELTA, "epsilon": EPSILON if budget else None}
 
 
 def serve(path: Path, released: Path, told: int, budget: bool) -> None:
-    """Charge and release until killed; a byte to `told` when open and for each release."""
+    """Charge and release until killed. Write a byte to `told` when open and for each release."""
     file = os.open(released, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with Accountant(path=path, **settings(budget)) as accountant:
         os.write(told, b"o")
@@ -64,13 +64,17 @@ def serve(path: Path, released: Path, told: int, budget: bool) -> None:
 
 
 def last_released(released: Path) -> int:
-    """The largest number that was written; 0 if none was."""
+    """Return the largest number that was written; 0 if there is none."""
     text = released.read_bytes() if released.exists() else b""
     return max((int(line) for line in text.split()), default=0)
 
 
 def check(path: Path, released: Path, budget: bool) -> str:
-    """Verify what a kill left, in words; AssertionError if anything was released uncharged."""
+    """Verify the ledger after a kill; return a description of it.
+
+    Raises:
+        AssertionError: something was released without a charge.
+    """
     given = last_released(released)
     if not path.exists():
         assert given == 0, f"{given} released without a ledger"
@@ -90,7 +94,7 @@ def check(path: Path, released: Path, budget: bool) -> str:
     again = read_ledger(path)
     assert (again.charges, again.digest, again.behind) == (reading.charges, reading.digest, 0)
     if charged > given:
-        # The next child goes on from here: this charge paid for an answer nobody saw.
+        # The next child continues from here. This charge paid for an answer that nobody saw.
         with open(released, "ab") as file:
             file.write(b"%d\n" % charged)
         return "charged, not released" + (", head one behind" if reading.behind else "")
@@ -99,13 +103,13 @@ def check(path: Path, released: Path, budget: bool) -> str:
 
 @dataclass
 class Pace:
-    """How long the last opening and the last charge with its release took, in seconds."""
+    """Seconds that the last opening, and the last charge with its release, took."""
 
     opening: float = OPENING
     charge: float = CHARGE
 
     def watch(self, told: int, releases: int) -> None:
-        """Return after so many releases of a child that has just been started."""
+        """Wait for so many releases of a child that has just started."""
         before = time.monotonic()
         for number in range(1 + releases if releases else 0):
             assert os.read(told, 1), "the child ended by itself"
@@ -118,7 +122,7 @@ class Pace:
 
 
 def trials(count: int, folder: Path, seed: int) -> tuple[Counter[str], int]:
-    """Kill `count` times: how often each outcome was found, and how many charges there were."""
+    """Kill `count` times; return how often each outcome was found, and the number of charges."""
     generator, found, charges, pace = random.Random(seed), Counter[str](), 0, Pace()
     for number in range(count):
         path = folder / f"ledger-{number // ROUNDS}.db"

@@ -1,4 +1,4 @@
-"""Ledgers to try things on: sample events, files that a crash leaves, work in a forked child."""
+"""Ledgers for tests: sample events, files that a crash leaves, work in a forked child."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def losses(seed: int, models: int = 5) -> Event:
 
 
 def answer(seed: int, models: int = 5) -> list[Event]:
-    """What one query of AdaPMixED emits."""
+    """Return the events of one query of AdaPMixED."""
     return [GaussianScreening(models, 1, 1e-4, 1e-2), losses(seed, models), PublicAnswer(0)]
 
 
 def every_event() -> list[Event]:
-    """Every class, with values at the edges of float64."""
+    """Return an event of every class, with values at the edges of float64."""
     tiny, huge = 5e-324, float(np.finfo(np.float64).max)
     odd = np.array([0.0, -0.0, tiny, 1 / 3, huge, np.inf, 1e-12, 0.1]).reshape(2, 2, 2)
     return [
@@ -74,7 +74,7 @@ def every_event() -> list[Event]:
 
 
 def make(path: Path, charges: int, models: int = 5) -> Accountant:
-    """A new open ledger with some charges."""
+    """Return a new open ledger with some charges."""
     accountant = Accountant(DELTA, path=path)
     for number in range(charges):
         accountant.add(answer(number, models))
@@ -82,7 +82,7 @@ def make(path: Path, charges: int, models: int = 5) -> Accountant:
 
 
 def plain(charges: int, models: int = 5) -> Accountant:
-    """The same charges without a ledger."""
+    """Return an accountant with the same charges and no ledger."""
     accountant = Accountant(DELTA)
     for number in range(charges):
         accountant.add(answer(number, models))
@@ -90,18 +90,18 @@ def plain(charges: int, models: int = 5) -> Accountant:
 
 
 def state(one: Accountant | Account) -> str:
-    """Everything that was charged, to the bit."""
+    """Return everything that was charged, to the bit."""
     return canonical((one._account if isinstance(one, Accountant) else one).written())
 
 
 def file_of(accountant: Accountant) -> LedgerFile:
-    """The open ledger file of an accountant."""
+    """Return the open ledger file of an accountant."""
     assert accountant._file is not None
     return accountant._file
 
 
 def copy(path: Path, to: Path, *, shm: bool = False) -> Path:
-    """Copy the files of a ledger as they are, the open ones of a writer included."""
+    """Copy the files of a ledger, also those that a writer has open."""
     for suffix in SUFFIXES:
         source, target = Path(f"{path}{suffix}"), Path(f"{to}{suffix}")
         target.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ def copy(path: Path, to: Path, *, shm: bool = False) -> Path:
 
 
 def forked(work: Callable[[], object]) -> int:
-    """Start work in a forked child; its process id. The child's status is 0, or 1 on an error."""
+    """Start work in a forked child; return its process id. Its status is 0, or 1 on an error."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -130,7 +130,7 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def exit_status(child: int) -> int:
-    """Wait for a child: its status, negative for a signal."""
+    """Wait for a child; return its status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -140,7 +140,7 @@ def ends(work: Callable[[], Any]) -> int:
 
 
 def outcome(path: Path) -> object:
-    """What a ledger's files give: the totals in bits, or the class of the error."""
+    """Read a ledger's files; return the totals in bits, or the class of the error."""
     try:
         reading = read_ledger(path)
     except LedgerError as error:
@@ -149,7 +149,7 @@ def outcome(path: Path) -> object:
 
 
 def opened(path: Path) -> object:
-    """What opening for charging gives: the totals in bits, or the class of the error."""
+    """Open a ledger for charging; return the totals in bits, or the class of the error."""
     try:
         with Accountant(DELTA, path=path, create=False) as accountant:
             return accountant.charges, state(accountant)
@@ -160,7 +160,7 @@ def opened(path: Path) -> object:
 def flips(
     original: Path, suffix: str, scratch: Path, step: int, look: Callable[[Path], object]
 ) -> tuple[int, int]:
-    """Flip one bit at every `step`-th byte of a file; how often it was refused, and survived."""
+    """Flip one bit at every `step`-th byte of a file; count the errors and the survivals."""
     expected, generator = look(copy(original, scratch, shm=True)), random.Random(step)
     victim = Path(f"{scratch}{suffix}")
     content = Path(f"{original}{suffix}").read_bytes()
@@ -178,7 +178,7 @@ def flips(
 
 
 def charge_more(path: Path, charges: int) -> Path:
-    """Charge more and give a copy of the files as they were before."""
+    """Charge more; return a copy of the files as they were before."""
     before = copy(path, path.with_name("before.db"))
     with Accountant(DELTA, path=path) as accountant:
         for number in range(charges):
@@ -187,7 +187,7 @@ def charge_more(path: Path, charges: int) -> Path:
 
 
 def move(source: Path, target: Path, *suffixes: str) -> None:
-    """Put these files of one ledger in the place of another's."""
+    """Replace these files of a ledger by those of another."""
     for suffix in suffixes:
         Path(f"{target}{suffix}").unlink(missing_ok=True)
         if Path(f"{source}{suffix}").exists():
@@ -201,7 +201,7 @@ def remove(path: Path, *suffixes: str) -> None:
 
 
 def going_on(path: Path) -> object:
-    """What charging once more gives, and reading after it: totals in bits, or the error's class."""
+    """Charge once more and read; return the totals in bits, or the class of the error."""
     try:
         with Accountant(DELTA, path=path, create=False) as accountant:
             accountant.add(answer(50, models=3))

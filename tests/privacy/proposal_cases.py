@@ -26,7 +26,7 @@ MECHANISMS: list[Mechanism] = [
 def proposed(
     mechanism: Mechanism, models: int = 3, positions: int = 1, seed: int = 0, rng: Any = None
 ) -> Proposal:
-    """An answer that waits to be charged."""
+    """Return a proposal that was not charged."""
     generator = torch.Generator().manual_seed(seed)
     private = 3 * torch.randn(models, positions, 8, generator=generator)
     public = torch.randn(positions, 8, generator=generator)

@@ -1,4 +1,4 @@
-"""Accountants of every kind of total, by the events that make them."""
+"""Accountants with every kind of total, by the events that make them."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], list[Event]]]] = {
 
 
 def accountant(case: str, **changes: Any) -> Accountant:
-    """That of a case, before its first events."""
+    """Return the accountant of a case, before its first events."""
     return Accountant(DELTA, **{**CASES[case][0], **changes})

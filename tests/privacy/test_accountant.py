@@ -1,4 +1,4 @@
-"""Composition of realised losses, Rényi bounds and screenings: upper bounds, kinds, what mixes."""
+"""Composition of realised losses, Rényi bounds and screenings: upper bounds, kinds, mixtures."""
 
 import math
 from fractions import Fraction
@@ -15,7 +15,7 @@ from adapmixed.privacy.events import LOSS_ABSOLUTE_ERROR
 
 
 def test_table_2b():
-    """0.472 + 0.002 + 0.450 = 0.924 over 9 728 queries."""
+    """Table 2b of the paper: 0.472 + 0.002 + 0.450 = 0.924 over 9 728 queries."""
     mixing = losses(np.full((100, 1, 1), 0.472 - 1e-12))
     accountant = Accountant(DELTA)
     accountant.add([GaussianScreening(100, 9728, 1e-4, 1e-2), mixing])
@@ -62,7 +62,7 @@ def test_totals_are_upper_bounds_of_the_inflated_losses():
         for model, row in enumerate(values[:, :, 0].tolist()):
             exact[model] += sum(Fraction(x) * Fraction("1.000001") + Fraction("1e-12") for x in row)
     found = accountant.breakdown()["mixing"]
-    # The float 1e-6 lies below the decimal 1e-6 by less than an ulp; the rounding up covers it.
+    # The float 1e-6 lies below the decimal 1e-6 by less than an ulp, which rounding up covers.
     assert Fraction(found) >= max(exact)
     assert found <= float(max(exact)) * (1 + 1e-11)
 
@@ -84,7 +84,7 @@ def test_the_sum_inside_one_event_is_an_upper_bound():
 
 
 def test_per_model_never_exceeds_the_paper_rule():
-    """The paper charges the largest loss of each query to all: `experiments.published`."""
+    """The paper charges the largest loss of each query to all members."""
     for seed in range(40):
         event = random_losses(seed, num_models=1 + seed % 6)
         largest = losses(np.broadcast_to(event.loss.max(0), event.loss.shape))
@@ -281,7 +281,7 @@ def test_what_is_not_fixed_has_no_statement_for_a_replaced_shard(events) -> None
 
 @pytest.mark.parametrize("events", [bound(), random_losses(1, adjacency="add_remove"), []])
 def test_questions_are_zero_out_and_replace_one(events) -> None:
-    """Removing a member is no question: N is a public constant, a missing member answers q."""
+    """There is no statement about removal: N is a public constant, a missing member answers q."""
     for question in ("add_remove", "swap"):
         with pytest.raises(ValueError, match="adjacency must be one of .*'zero_out'"):
             Accountant(DELTA, adjacency=question)

@@ -45,7 +45,7 @@ def test_propose_charge_release(mechanism: Mechanism) -> None:
 
 
 def test_a_proposal_shows_public_constants_alone() -> None:
-    """What it is for; the screening's bits are in `_prepared`, what it costs in its charge."""
+    """Private attributes hold the bits of the screening and the costs."""
     proposal = proposed(AdaPMixED(18.0, 0.2))
     shown = {name: value for name, value in vars(proposal).items() if not name.startswith("_")}
     assert set(shown) == {"mechanism", "num_models", "ensemble"}
@@ -140,7 +140,7 @@ def in_a_child(ask: Callable[[], object], words: str) -> None:
 def test_a_child_of_a_fork_spends_nothing(
     recycled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not even one whose process id is its parent's, as in a namespace of its own."""
+    """This also holds for a child with its parent's process id, as in a new namespace."""
     parent = os.getpid()
     if recycled:
         monkeypatch.setattr(os, "getpid", lambda: parent)
@@ -206,7 +206,7 @@ def test_a_seeded_source_never_charges_a_ledger(tmp_path: Path) -> None:
 
 
 def test_what_raises_writes_nothing(tmp_path: Path) -> None:
-    """Neither a charge that cannot be kept nor the binding that would come before it."""
+    """Neither the failed charge is written nor the binding that would come before it."""
     path = tmp_path / "ledger.db"
     with Accountant(DELTA, path=path) as accountant:
         for wrong in (

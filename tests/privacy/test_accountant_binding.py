@@ -1,4 +1,4 @@
-"""What one accountant can be charged for: one mechanism, one ensemble, one N, one budget."""
+"""An accountant can be charged for one mechanism, one ensemble, one N and one budget."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def named(mechanism: Mechanism) -> str:
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_two_holders_of_one_accountant_spend_one_budget(durable: bool, tmp_path: Path) -> None:
-    """Two generators, interleaved: what one has spent the other has not."""
+    """Two interleaved generators share one budget: what one spends, the other cannot."""
     pool, epsilon = ClippedLogPool(-1.0, 1.0, scale=0.1), 0.5
     trial = Accountant(DELTA, epsilon=1.0)
     trial.charge(proposed(pool))
@@ -68,7 +68,7 @@ def test_two_holders_of_one_accountant_spend_one_budget(durable: bool, tmp_path:
 def test_an_exhausted_member_answers_as_a_missing_one(
     mechanism: Mechanism, members: list[int]
 ) -> None:
-    """Bit for bit, at once and silently; a missing member answers q."""
+    """The answers are the same bit for bit, at once and silently; a missing member answers q."""
     generator = torch.Generator().manual_seed(5)
     public = torch.randn(1, 8, generator=generator)
     private = public + 0.01 * torch.randn(3, 1, 8, generator=generator)
@@ -183,9 +183,9 @@ def test_a_realised_loss_has_no_answer_for_a_replaced_shard() -> None:
 
 
 def attained(lower: float, upper: float, models: int) -> list[tuple[float, float]]:
-    """(P, Q): all N members against those of whom member 0 is missing and answers q.
+    """Return (P, Q) of all N members, and of those with member 0 missing, which answers q.
 
-    Three tokens, every member at a corner of the box at each, mean 1 under q.
+    There are three tokens. Every member is at a corner of the box at each, with mean 1 under q.
     """
     mass = (1 - lower) / (upper - lower)  # of q; at most 1/2
     others = models - 1
@@ -198,7 +198,7 @@ def attained(lower: float, upper: float, models: int) -> list[tuple[float, float
 
 
 def largest_delta(pairs: list[tuple[float, float]], queries: int, epsilon: float) -> float:
-    """δ of so many answers at this ε, both ways, over all outcomes."""
+    """Return δ of so many answers at this ε, the larger of both ways, over all outcomes."""
     found = [0.0, 0.0]
     for draws in itertools.product(pairs, repeat=queries):
         p, q = (math.prod(pair[way] for pair in draws) for way in (0, 1))
@@ -213,9 +213,9 @@ LARGER = [pytest.param(models, marks=pytest.mark.slow) for models in (2, 3, 10)]
 @pytest.mark.parametrize("models", [1, *LARGER])
 @pytest.mark.parametrize("box", [(0.5, 2.0), (0.25, 4.0), (0.9, 1.1), (0.8, 8.0)])
 def test_a_missing_member_is_covered_whatever_n_is(box: tuple[float, float], models: int) -> None:
-    """N is a public constant: a member that is removed or added changes no other's share.
+    """N is a public constant, so a member that is removed or added changes no other's share.
 
-    With N = 1 the neighbour is q itself. Another N is another binding, and no question.
+    With N = 1, the neighbour is q itself. Another N is another binding, not a neighbour.
     """
     pairs = attained(*box, models)
     assert [math.fsum(distribution) for distribution in zip(*pairs, strict=True)] == pytest.approx(

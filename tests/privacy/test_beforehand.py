@@ -1,4 +1,4 @@
-"""What is said of AdaPMixED beforehand is its fixed loss."""
+"""The bounds of AdaPMixED in advance are those of its fixed loss."""
 
 import math
 from decimal import ROUND_FLOOR
@@ -33,7 +33,7 @@ def test_adapmixed_beforehand_is_its_fixed_loss(adjacency, beta):
     if adjacency == "zero_out":
         assert stated(found.largest_leakage) <= 8.0 < stated(found.largest_leakage * 1.001)
     elif beta < 0.2:
-        # Two zero-outs of ε/2, with the share of δ that leaves (1 + e^(ε/2)) δ' at most δ.
+        # Two zero-outs of ε/2, with the largest δ' such that (1 + e^(ε/2)) δ' is at most δ.
         share = DELTA / (1 + math.exp(found.epsilon / 2))
         spent = 1000 * (bound + 18 * 1e-8)
         assert spent + c_alpha(18.0, share) == pytest.approx(found.epsilon / 2, rel=1e-9)
@@ -41,7 +41,7 @@ def test_adapmixed_beforehand_is_its_fixed_loss(adjacency, beta):
 
 
 def test_adapmixed_beforehand_as_the_documentation_says():
-    """docs/privacy.md, section 12, "Planning"."""
+    """The numbers are those of "What can be said in advance" in docs/theory/adapmixed.md."""
     found = adapmixed_beforehand(1.0, DELTA, 64, 508)
     assert format_epsilon(found.epsilon) == "1705"
     assert four_digits(found.largest_leakage, ROUND_FLOOR) == "0.002559"

@@ -1,6 +1,6 @@
-"""Budgets of every shard: their ε, adversarial trees enumerated to the last leaf, what is charged.
+"""Per-shard budgets: their ε, adversarial trees enumerated to the last leaf, and the charges.
 
-The accountant's locks, forks and copies: `test_accountant_api.py`.
+`test_accountant_api.py` tests the accountant's locks, forks and copies.
 """
 
 import math
@@ -46,7 +46,7 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, adjacency):
         assert replaced == pytest.approx(zcdp_to_dp(4 * budget.amount, DELTA)[0], rel=1e-12)
     else:
         assert budget.epsilon(DELTA) == pytest.approx(budget.amount + c_alpha(order, DELTA))
-        # Through the emptied shard: (2 e, (1 + e^e) d) with the d that gives delta in all.
+        # Through the emptied shard: (2 e, (1 + e^e) d) with the d that gives delta in total.
         share = DELTA / (1 + math.exp(replaced / 2))
         assert replaced == pytest.approx(2 * (budget.amount + c_alpha(order, share)), rel=1e-9)
 
@@ -55,8 +55,11 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, adjacency):
     ("make", "message"),
     [
         (lambda: ShardBudget("pure", 1.0), "measure must be one of"),
-        (lambda: ShardBudget("renyi", 1.0), "order must be given for 'renyi' alone"),
-        (lambda: ShardBudget("zcdp", 1.0, 2.0), "order must be given for 'renyi' alone, got 2.0"),
+        (lambda: ShardBudget("renyi", 1.0), "order must be given for 'renyi' and None for 'zcdp'"),
+        (
+            lambda: ShardBudget("zcdp", 1.0, 2.0),
+            "order must be given for 'renyi' and None for 'zcdp', got 2.0",
+        ),
         (lambda: ShardBudget("zcdp", -1.0), "amount must be finite and >= 0, got -1.0"),
         (lambda: ShardBudget("zcdp", math.inf), "amount must be finite"),
         (lambda: ShardBudget("zcdp", 1.0).epsilon(0.0), "delta must be in"),
@@ -81,7 +84,7 @@ def test_the_history_stays_within_the_budget_on_every_adaptive_tree(seed, amount
 
 
 def test_without_the_budget_some_tree_exceeds_it():
-    """The test above could fail: with an endless budget for the same answers it does."""
+    """With an endless budget for the same answers, the test above fails."""
     adversary = Adversary(1, 2, 3, 0.85, 2.5)
     assert largest_divergence(adversary, 5, 1e9, ORDER) > 0.1
 
@@ -116,7 +119,7 @@ def test_no_charge_is_small_enough_to_be_missing():
 
 @pytest.mark.slow
 def test_what_was_admitted_can_be_charged():
-    """Admission and the total add in the same order, to the bit: the last charge fits, too."""
+    """Admission and the total add in the same order to the bit, so the last charge fits, too."""
     generator = np.random.default_rng(3)
     for _ in range(6):
         accountant = Accountant(DELTA, epsilon=float(generator.uniform(0.1, 2)))
@@ -212,7 +215,7 @@ def test_mechanisms_that_a_budget_cannot_carry_raise_before_a_charge():
     removed = Kind(no_replacement="a realised loss is about removal")
     with pytest.raises(ValueError, match="adjacency must be 'zero_out' for Kind"):
         Accountant(DELTA, adjacency="replace_one").bind(removed, 3)
-    with pytest.raises(ValueError, match="epsilon must be > .* what the conversion takes"):
+    with pytest.raises(ValueError, match="epsilon must be > .* the cost of the conversion"):
         Accountant(DELTA, epsilon=0.1).bind(BOXED, 3)
 
 
@@ -255,7 +258,7 @@ def test_threads_share_an_accountant():
 
 
 def test_an_accountant_goes_on_after_any_number_of_answers():
-    """Its ε is of the budget alone: tokens are drawn exactly from what was charged."""
+    """Its ε is that of the budget, because tokens are drawn exactly as they were charged."""
     begun = Accountant(DELTA, epsilon=2.0)
     begun.charge(Offer(charges=np.zeros((2, 1))))
     written = begun.state()

@@ -1,4 +1,4 @@
-"""ClippedLogPool: no pool beats its bound, and what rounding adds to the range is charged."""
+"""ClippedLogPool: no pool exceeds its bound, and the rounding of the range is charged."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ SETTINGS = list(itertools.product([1e-6, 0.5, 2.0, 300.0], [0.0, 1e-9, 0.25, 40.
 
 @pytest.mark.parametrize(("scale", "lower", "upper"), SETTINGS)
 def test_the_operators_bound_is_held_twice(scale, lower, upper):
-    """2^-49 (1 + κ max(-a, b) + L) with L = 750: csrc/log_pool/formula.h."""
+    """The bound is 2^-49 (1 + κ max(-a, b) + L) with L = 750; see csrc/log_pool/formula.h."""
     with mpmath.workdps(40):
         bound = mpmath.mpf(2) ** -49 * (1 + mpmath.mpf(scale) * max(lower, upper) + 750)
         assert 2 * bound * (1 - mpmath.mpf(2) ** -50) <= range_rounding(scale, -lower, upper)
@@ -61,7 +61,7 @@ def pool(q, clipped_ratios, scale):
 
 @pytest.mark.slow
 def test_no_log_pool_beats_its_bound():
-    """Random pools, half of them extremal: the Rényi divergence at six orders, both ways."""
+    """Random pools, half of them extremal, keep the bound at six orders, both ways."""
     generator, worst = np.random.default_rng(11), 0.0
     for _ in range(4000):
         models, vocabulary = int(generator.choice([1, 2, 3, 10])), int(generator.integers(2, 7))
@@ -90,7 +90,7 @@ def test_no_log_pool_beats_its_bound():
 
 
 def test_the_bounded_range_bound_is_tight():
-    """Two tokens at the ends of the range, near-equal masses: η → 0 attains it."""
+    """Two tokens of near-equal mass at the ends of the range attain the bound as η → 0."""
     eta, order = 1e-2, 2.0
     p = np.array([0.5, 0.5])
     other = p * np.exp([-eta / 2, eta / 2])

@@ -1,4 +1,4 @@
-"""Dominating pairs: their masses, random attacks on them, how they grow with box and ensemble."""
+"""Dominating pairs: their masses, random attacks, and their growth with box and ensemble."""
 
 import math
 from fractions import Fraction
@@ -73,7 +73,7 @@ def test_pairs_grow_with_the_box_and_shrink_with_the_ensemble(adjacency):
 
 @pytest.mark.parametrize("adjacency", QUESTIONS)
 def test_answers_computed_with_an_error_stay_below_the_accounted_pair(adjacency):
-    """The stated error of the mixture, at its limit and always to the attacker's advantage."""
+    """The error of the mixture is at its stated limit, always to the attacker's advantage."""
     generator, num_models, lower, upper = np.random.default_rng(8), 4, 0.7, 1.6
     error = BOX_ERROR * lower / (2 * num_models * upper)
     exact = clipped_mixing_pair(lower, upper, num_models, adjacency)
@@ -89,7 +89,7 @@ def test_answers_computed_with_an_error_stay_below_the_accounted_pair(adjacency)
 
 
 def test_where_the_widened_box_does_not_hold_the_rounding():
-    """Beyond the range of docs/privacy.md, section 11, the error is accounted by itself."""
+    """Beyond the range in docs/theory/clipped-mixing.md, the error is accounted separately."""
     covered = [(0.1, 250.0, 100), (0.6, 90.0, 1000), (0.5, 2.0, 2), (0.9, 1.3, 10_000)]
     beyond = [(0.1, 250.1, 100), (0.5651, 96.27, 1000), (0.5, 2.0, 1), (0.0, 2.0, 50)]
     assert all(answer_error(*box) == 0.0 for box in [*covered, (1.0, 1e9, 1), (0.0, 1.0, 10**6)])
@@ -107,7 +107,7 @@ def test_where_the_widened_box_does_not_hold_the_rounding():
 
 @pytest.mark.parametrize("num_models", [1, 2, 7])
 def test_rows_of_unequal_sums_are_near_a_mean_of_distributions(num_models):
-    """The proof beside it, at row sums that differ a million times as much: 4 e₀ is enough."""
+    """4 e₀ is enough, as in the proof, with row sums that differ a million times as much."""
     generator, apart = np.random.default_rng(12), 4e-6
     for _ in range(300):
         ratios = generator.exponential(size=(num_models, 6))
@@ -121,7 +121,7 @@ def test_rows_of_unequal_sums_are_near_a_mean_of_distributions(num_models):
 
 @pytest.mark.parametrize("order", [1.001, 2.0, 8.0, 1000.0])
 def test_what_rounding_adds_to_a_charge(order):
-    """(2α-1)/(α-1) (4 e₀ + N 2^-52) and 2 (α+1) e₀, e₀ = 4e-12, rounded up by little."""
+    """It is (2α-1)/(α-1) (4 e₀ + N 2^-52) and 2 (α+1) e₀ with e₀ = 4e-12, slightly rounded up."""
     for models in (1, 64, 10**6):
         relative, absolute = charge_rounding(order, models)
         growth, distribution = (2 * Fraction(order) - 1) / (Fraction(order) - 1), Fraction(2.0**-52)
@@ -133,7 +133,7 @@ def test_what_rounding_adds_to_a_charge(order):
 
 
 def test_a_charge_hardly_depends_on_what_others_hold():
-    """The relative part, at e₀ a million times as large: others hold c (1 - 1.01 e₀) q each."""
+    """The relative part is enough at e₀ a million times as large: others hold c (1 - 1.01 e₀) q."""
     generator, apart, largest = np.random.default_rng(9), 4e-6, 0.0
 
     def charge(q, ratio, lower, models, order):
@@ -171,7 +171,7 @@ def test_masses():
                 assert all(a > 0 or b > 0 for a, b in zip(pair.p, pair.q, strict=True))
     infinite = clipped_mixing_pair(0.0, 3.0, 5, "replace_one")
     assert infinite.largest_loss() == math.inf and infinite.renyi(2.0) == math.inf
-    # With lower = 0 a token may be held up by member i alone: emptying it is seen with mass 1/N.
+    # With lower = 0, member i alone may hold a token, so that emptying it shows with mass 1/N.
     emptied = clipped_mixing_pair(0.0, 3.0, 5, "zero_out").exchanged()
     assert emptied.hockey_stick(50.0) == pytest.approx(2 / 3 / 5)
 

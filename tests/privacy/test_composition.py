@@ -1,4 +1,4 @@
-"""Composed ε: the table of the documentation, exact enumeration, dp-accounting's own rounding."""
+"""Composed ε against the documented table, exact enumeration and dp-accounting's rounding."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ from adapmixed.privacy.costs.clipped_mixing import (
 
 DELTA = 1e-5
 QUERIES = (1024, 9728, 99_840)
-# N = 100, c = e^-r, C = e^r, δ = 1e-5: rounded up to three digits; docs/privacy.md, section 11.
+# ε at N = 100, c = e^-r, C = e^r, δ = 1e-5, rounded up to three digits.
 TABLE = {
     (0.10, "zero_out"): (0.104, 0.355, 1.27),
     (0.25, "zero_out"): (0.308, 1.05, 3.86),
@@ -55,7 +55,7 @@ def test_the_table(r, adjacency):
 
 
 def enumerated(pair, queries):
-    """All outcomes of `queries` independent draws of the pair: (P, Q)."""
+    """Return (P, Q) of all outcomes of `queries` independent draws of the pair."""
     masses = []
     for distribution in (pair.p, pair.q):
         total = np.array([1.0])
@@ -66,7 +66,7 @@ def enumerated(pair, queries):
 
 
 def exact_epsilon(pair, queries, delta):
-    """The smallest ε >= 0 with Σ (P - e^ε Q)_+ <= δ both ways, by bisection."""
+    """Return the smallest ε >= 0 with Σ (P - e^ε Q)_+ <= δ both ways, by bisection."""
     p, q = enumerated(pair, queries)
 
     def beyond(epsilon):
@@ -113,7 +113,7 @@ def test_infinite_ratios():
 
 
 def test_adaptive_answers_stay_below_the_composed_pair():
-    """Two queries; the second ensemble depends on the first token."""
+    """There are two queries, and the second ensemble depends on the first token."""
     generator = np.random.default_rng(4)
     ratios = np.exp(np.linspace(-3, 3, 61))
     for lower, upper, num_models in ((0.5, 2.0, 2), (0.2, 1.3, 3), (0.8, 4.0, 1)):
@@ -137,7 +137,7 @@ def test_adaptive_answers_stay_below_the_composed_pair():
 
 
 def rounded(pair, queries, interval, pessimistic):
-    """dp-accounting's composition, every loss rounded up, or down, to a multiple of interval."""
+    """Return dp-accounting's ε, with every loss rounded up or down to a multiple of interval."""
     logs = [
         {atom: math.log(mass) for atom, mass in enumerate(distribution) if mass > 0}
         for distribution in (pair.p, pair.q)
@@ -155,7 +155,7 @@ def rounded(pair, queries, interval, pessimistic):
 @pytest.mark.parametrize(
     ("lower", "upper", "models", "queries", "delta", "adjacency", "expected"),
     [
-        # dp-accounting composes none of these: nearly all losses are infinite, or out of range.
+        # dp-accounting composes none of these, as nearly all losses are infinite or out of range.
         (0.0, 4.0, 64, 99_840, 1e-5, "zero_out", math.inf),
         (0.0, 100.0, 1, 8, 1e-5, "zero_out", math.inf),
         (0.0, 1e60, 1, 12, 1e-5, "replace_one", math.inf),
@@ -179,7 +179,7 @@ def test_boxes_beyond_a_distribution_of_losses(
 
 @pytest.mark.slow
 def test_an_infinite_loss_among_all_answers():
-    """c = 0: ε is +inf just where the chance of one is above δ."""
+    """With c = 0, ε is +inf exactly if the probability of such a loss is above δ."""
     pair = clipped_mixing_pair(0.0, 1.5, 1000, "zero_out")
     infinite = max(
         math.fsum(a for a, b in zip(one.p, one.q, strict=True) if b == 0)
@@ -200,13 +200,13 @@ def test_an_infinite_loss_among_all_answers():
 def test_between_the_two_roundings_of_dp_accounting(queries, num_models, lower, upper, adjacency):
     """Rounding every loss up and down at a fine interval encloses the true value."""
     pair = clipped_mixing_pair(lower, upper, num_models, adjacency)
-    # So that one rounding of all losses moves the composed one by a 25th of its deviation.
+    # Then one rounding of all losses moves the composed loss by a 25th of its deviation.
     interval = _interval(pair, queries, 500 * queries)
     below, above = (rounded(pair, queries, interval, way) for way in (False, True))
     for delta in (1e-2, 1e-5, 1e-8):
         found = composed_epsilon(pair, queries, delta, points=2**15)
         least, most = (one.get_epsilon_for_delta(delta) for one in (below, above))
-        allowed = queries * 2.0**-47 + most * 2.0**-39  # for what float64 does to the masses
+        allowed = queries * 2.0**-47 + most * 2.0**-39  # for the rounding of the masses
         assert least <= found * (1 + 1e-12) and found <= most + allowed
         assert most - least <= 3 * queries * interval
 
@@ -230,11 +230,11 @@ def test_costs_rise_with_everything_that_costs():
     assert cost(r=0.3) > here and cost(queries=1100) > here
     assert cost(delta=1e-4) < here and cost(num_models=110) < here
     assert cost(queries=0) == 0.0 and cost(r=0.0) == 0.0
-    assert 0.0 < cost(delta=0.5) < 1e-10  # what the rounding of the distributions may take
+    assert 0.0 < cost(delta=0.5) < 1e-10  # allowed for the rounding of the distributions
 
 
 def test_any_delta():
-    """Where FFT noise is not small against δ the bound in closed form is given."""
+    """If FFT noise is not small against δ, the result is the bound in closed form."""
     pair, queries = clipped_mixing_pair(0.7, 1.5, 100, "zero_out"), 10_000
     found = [composed_epsilon(pair, queries, 10.0**-k, points=2**16) for k in range(2, 40, 3)]
     assert found == sorted(found) and math.isfinite(found[-1])
@@ -263,7 +263,7 @@ def test_arguments_in_words(changes, message):
 
 
 def test_every_pair_of_orders_is_the_larger_one():
-    """Exchanging the pair changes nothing: both orders are asked."""
+    """The exchanged pair gives the same ε, because both orders are computed."""
     for adjacency, queries in itertools.product(QUESTIONS, (3, 500)):
         pair = clipped_mixing_pair(0.8, 3.0, 20, adjacency)
         ways = [composed_epsilon(x, queries, DELTA, points=2**14) for x in (pair, pair.exchanged())]
@@ -271,8 +271,8 @@ def test_every_pair_of_orders_is_the_larger_one():
 
 
 @pytest.mark.parametrize("error", [1e-3, 0.02])
-def test_an_error_of_the_laws_costs_epsilon_and_delta(error):
-    """ε + 2Tη at a δ of e^{-Tη} of the given one: docs/privacy.md, section 8."""
+def test_an_error_of_the_distributions_costs_epsilon_and_delta(error):
+    """It costs 2Tη of ε and the factor e^{-Tη} of δ: docs/theory/numerics.md."""
     pair, queries, delta = clipped_mixing_pair(0.7, 1.6, 3, "zero_out"), 10, 1e-2
     within = {"points": 2**14}
     exact = composed_epsilon(pair, queries, delta * math.exp(-queries * error), **within)

@@ -1,4 +1,4 @@
-"""Noise of the FFT in composed loss distributions: far below what δ is lowered by for it."""
+"""The FFT's noise in composed loss distributions is far below the amount that δ is lowered by."""
 
 import math
 
@@ -13,9 +13,9 @@ from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 
 
 def tilted_delta(pair, queries, epsilon, points):
-    """δ of the composed pair on the same grid, by FFT of exponentially tilted distributions.
+    """Return δ of the composed pair on the same grid, by FFT of tilted distributions.
 
-    The tilt moves the bulk to ε, so rounding is relative to δ, not to 1.
+    The exponential tilt moves the bulk to ε, so rounding is relative to δ, not to 1.
     """
     interval = _interval(pair, queries, points)
     masses = _split(pair, interval)[0]
@@ -45,14 +45,17 @@ def test_fft_noise_is_far_below_what_is_allowed_for_it(adjacency, delta):
     epsilon = composed_epsilon(pair, queries, delta, points=points)
     found = max(tilted_delta(one, queries, epsilon, points) for one in (pair, pair.exchanged()))
     assert found <= delta
-    # T 2^-50, as docs/privacy.md, section 11, says; at δ = 1e-9 that is 9 % of it.
+    # T 2^-50, as in docs/theory/clipped-mixing.md; at δ = 1e-9 that is 9 % of it.
     assert found == pytest.approx(delta - queries * 2.0**-50, rel=1e-3)
 
 
 @pytest.mark.parametrize("queries, up, down", [(100, 100, 70), (9728, 3, 2), (99_840, 20, 19)])
 def test_fft_noise_of_a_composition_that_is_known(queries, up, down):
-    """Two losses on the grid: binomial masses, at 40 digits. δ(ε) weighs its tail by 1 - e^(ε-l),
-    which rises with l: the noise in it is at most that of the tail sum where that is largest."""
+    """With two losses on the grid, the masses are binomial, computed with 40 digits.
+
+    δ(ε) weighs its tail by 1 - e^(ε-l), which rises with l. So its noise is at most that of the
+    tail sum at its largest.
+    """
     interval, chance = 2.0**-20, 0.4999
     other = 1 - chance
     single = privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(

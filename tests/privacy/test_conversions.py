@@ -1,4 +1,4 @@
-"""Closed forms against 60-digit arithmetic and against dp-accounting; each on its safe side."""
+"""Closed forms against 60-digit arithmetic and dp-accounting; each errs on its safe side."""
 
 import itertools
 import math
@@ -126,7 +126,7 @@ def test_errors_in_words(call, message):
 
 
 def test_screening_bit_hardly_depends_on_private_data_at_the_published_settings():
-    """Replacing the whole ensemble by q moves the bit by less than 0.00565 in total variation."""
+    """To replace the whole ensemble by q moves the bit by less than 0.00565 in total variation."""
     weight, sigma = 1e-4, 1e-2
     shift = math.sqrt(2) * weight  # all N members at once: weight ‖mean p_i - q‖
     total_variation = math.erf(shift / (2 * math.sqrt(2) * sigma))

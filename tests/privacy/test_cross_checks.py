@@ -1,6 +1,7 @@
-"""Conversions and compositions against dp-accounting over a grid: never below it, hardly above.
+"""Conversions and compositions over a grid are never below dp-accounting's, and hardly above.
 
-Privacy loss distributions: `test_between_the_two_roundings_of_dp_accounting`, test_composition.py.
+`test_between_the_two_roundings_of_dp_accounting` in test_composition.py compares privacy loss
+distributions.
 """
 
 import math
@@ -35,13 +36,13 @@ def test_rdp_sums(order, delta):
             bound = RenyiBound(order, cost, 5, queries)
             ours = Accountant(delta).add(bound).guarantee().epsilon
             assert ours >= theirs * (1 - ULPS)
-            # Where a cost is small against δ theirs knows that ε = 0 by another theorem.
+            # If a cost is small against δ, dp-accounting states ε = 0 by another theorem.
             if delta**2 + math.expm1(-queries * cost) <= 0:
                 assert ours <= theirs * (1 + 1e-9) + 1e-12
 
 
 def gaussian_epsilon(shift, delta):
-    """The smallest ε >= 0 at which N(shift, 1) against N(0, 1) exceeds e^ε by at most delta."""
+    """Return the smallest ε >= 0 at which N(shift, 1) is (ε, delta)-close to N(0, 1)."""
 
     def beyond(epsilon):
         tail = math.erfc((shift / 2 + epsilon / shift) / math.sqrt(2)) / 2
@@ -67,7 +68,7 @@ def test_zcdp(rho, delta):
     assert ours <= theirs * (1 + 1e-9)  # every order, not those of a grid
     near = rdp.compute_epsilon([order], [order * rho], delta)[0]
     assert ours >= near * (1 - ULPS)
-    # ρ-zCDP is exactly what a Gaussian has: its tight ε can only be smaller.
+    # A Gaussian has exactly ρ-zCDP, so its tight ε can only be smaller.
     assert ours >= gaussian_epsilon(math.sqrt(2 * rho), delta)
     assert ShardBudget("zcdp", rho).epsilon(delta) == ours
 
@@ -78,7 +79,7 @@ def test_log_pools(queries, delta):
     for scale in (0.5, 2.0):
         accountant = rdp.RdpAccountant(ORDERS)
         rho = (scale * 0.75 / 20) ** 2 / 8
-        # ρ-zCDP costs what a Gaussian of sensitivity 1 and σ = 1/√(2ρ) does.
+        # ρ-zCDP costs as much as a Gaussian of sensitivity 1 and σ = 1/√(2ρ).
         accountant.compose(dp_accounting.GaussianDpEvent(1 / math.sqrt(2 * rho)), queries)
         event = BoundedRangeAnswer(scale, -0.25, 0.5, 20, queries)
         found = Accountant(delta).add(event).guarantee()

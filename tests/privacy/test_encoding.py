@@ -1,4 +1,4 @@
-"""Events survive writing and reading in every bit; what is not understood raises."""
+"""Events survive writing and reading in every bit, and unknown text raises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adapmixed.privacy.ledger.records import Record
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type and in bits."""
+    """Return True if two events are equal in type and in bits."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -35,7 +35,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def again(event: Event) -> Event:
-    """The event as it is read after it was written as text."""
+    """Write the event as text and return the event that is read back."""
     return read_event(parse(canonical(write_event(event))))
 
 
@@ -145,8 +145,8 @@ NAN = np.array([np.nan]).tobytes()
         ("[", "could not be read"),
         ("[" * 100000, "could not be read"),
         (bound(order="2"), "order must be float, got 2"),
-        (bound(order="NaN"), "NaN is no number"),
-        (bound(order="Infinity"), "Infinity is no number"),
+        (bound(order="NaN"), "numbers must be finite, got NaN"),
+        (bound(order="Infinity"), "numbers must be finite, got Infinity"),
         (bound(order="1e999"), "order must be a float64, got inf"),
         (bound(order="0.5"), "order must be > 1, got 0.5"),
         (bound(published="0"), "published must be bool, got 0"),

@@ -1,4 +1,4 @@
-"""Events are validated in words and cannot be changed afterwards."""
+"""Events with bad fields raise clear messages, and events cannot be changed afterwards."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Guarantees: their sentences, how ε is shown, what raises, caveats."""
+"""Guarantees: their sentences, the display of ε, errors and caveats."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_sentences_say_what_is_promised_and_what_is_not():
         "covers the removal of a member, not the addition",
     ):
         assert words in realised
-    assert "replace-one" not in realised  # the step to records needs a constant ε
+    assert "replace-one" not in realised  # the statement about records needs a constant ε
     fixed = str(Accountant(DELTA).add(bound()).guarantee())
     assert "zero-out" in fixed and "(2ε, (1 + e^ε) δ)" in fixed and "fixed in advance" in fixed
     split = str(Accountant(DELTA).add(random_losses(4, orders=(2.0, 18.0))).guarantee())

@@ -1,4 +1,4 @@
-"""The inverse questions agree with what they invert, as functions and as a command."""
+"""The inverse functions agree with the functions that they invert, also as a command."""
 
 import json
 

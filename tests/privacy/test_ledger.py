@@ -1,4 +1,4 @@
-"""Charging and reopening: the same totals, the same settings, nothing without need."""
+"""A reopened ledger has the same totals and settings, and no file is created needlessly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_reopening_gives_the_same_totals_in_every_bit(path: Path) -> None:
 
 
 def kinds() -> list[list[Any]]:
-    """Events that have a total with each other, of every class between them."""
+    """Return lists of events that share a total; together they have every class."""
     groups: dict[Any, list[Any]] = {}
     for event in every_event():
         key = type(event), getattr(event, "num_models", None), getattr(event, "adjacency", None)
@@ -80,7 +80,7 @@ def test_every_event_is_replayed(path: Path, events: list[Any]) -> None:
 
 
 def test_proposals_and_their_binding_are_replayed(path: Path) -> None:
-    """The binding is record 1; a charge of a budget holds what each shard paid."""
+    """The binding is record 1, and a charge of budgets holds the payment of each shard."""
     pool = Kind("a pool", ("zcdp", None))
     charges = np.random.default_rng(1).exponential(0.01, (3, 40))
     without = Accountant(DELTA, epsilon=2.0)
@@ -163,9 +163,9 @@ def test_changed_settings_are_refused(path: Path, changes: Any, words: str) -> N
 def test_bad_arguments_leave_no_files(path: Path, changes: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Accountant(**{"delta": DELTA, "path": path, **changes})
-    with pytest.raises(LedgerWriteError, match="must be a ledger, there is no such file"):
+    with pytest.raises(LedgerWriteError, match="must be a ledger, but there is no such file"):
         Accountant(DELTA, path=path, create=False)
-    with pytest.raises(LedgerWriteError, match="must be a ledger, there is no such file"):
+    with pytest.raises(LedgerWriteError, match="must be a ledger, but there is no such file"):
         read_ledger(path)
     assert not list(path.parent.iterdir())
 
@@ -187,7 +187,7 @@ def test_closed_means_closed(path: Path) -> None:
 
 
 class Statements:
-    """A connection that notes what it is asked."""
+    """A connection that records its statements."""
 
     def __init__(self, connection: Any, asked: list[str]) -> None:
         self._connection, self._asked = connection, asked
@@ -203,7 +203,7 @@ class Statements:
 def test_opening_reads_two_records_however_many_there_are(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest is the checkpoint, which equals a full replay."""
+    """The checkpoint stands for the other records and equals a full replay."""
     from adapmixed.privacy.ledger import store
 
     make(path, 50).close()
@@ -221,7 +221,7 @@ def test_opening_reads_two_records_however_many_there_are(
 
 
 def test_an_interruption_between_file_and_memory_ends_charging(path: Path) -> None:
-    """Else the next checkpoint would lack the charge that memory does not know of."""
+    """Otherwise the next checkpoint would lack the charge that is not in memory."""
     with make(path, 1) as ledger:
         before = ledger._account
         ledger.add(answer(1))

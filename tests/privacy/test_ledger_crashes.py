@@ -23,12 +23,12 @@ from adapmixed.privacy.ledger.store import Store
 
 
 def die(*arguments: object, **named: object) -> Any:
-    """Ends the process as a kill does: nothing is closed, flushed or undone."""
+    """End the process as a kill does: nothing is closed, flushed or undone."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def after(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, then the end."""
+    """Return a function that calls the given one and then ends the process."""
     return lambda *arguments, **named: (function(*arguments, **named), die())
 
 
@@ -60,7 +60,7 @@ def replaced(owner: Any, name: str, function: Any) -> Callable[[object], None]:
 
 
 def cut(length: int) -> Callable[[int, bytes, int], int]:
-    """A write that ends after so many bytes; what was there before stays behind them."""
+    """Return a write that ends the process after so many bytes; the older bytes stay behind."""
 
     def pwrite(file: int, data: bytes, offset: int) -> int:
         PWRITE(file, data[:length], offset)
@@ -70,15 +70,15 @@ def cut(length: int) -> Callable[[int, bytes, int], int]:
 
 
 def torn(file: int, data: bytes, offset: int) -> int:
-    """Not what a kill does: half of a slot, the rest of it lost, as when the power fails."""
+    """Write the start of a slot and lose the rest, as a power failure may; end the process."""
     PWRITE(file, data[:40] + b"\xff" * (len(data) - 40), offset)
     return int(die())
 
 
 PWRITE, RENAME = os.pwrite, os.rename
 
-# Step of a charge -> (how the process ends there, whether the charge must be found in the database,
-# whether in the head).
+# Step of a charge -> (how the process ends there, True if the charge must be found in the database,
+# True if in the head).
 CHARGE: dict[str, tuple[Callable[[Accountant], None], bool, bool]] = {
     "before the record": (replaced(Store, "append", die), False, False),
     "after begin": (statement("BEGIN"), False, False),
@@ -128,7 +128,7 @@ def test_a_process_that_ends_amid_a_charge(tmp_path: Path, name: str, charges: i
 
 @pytest.mark.parametrize("at", ["the binding", "the charge"])
 def test_a_process_that_ends_within_the_first_charge_of_a_proposal(tmp_path: Path, at: str) -> None:
-    """The binding is a record before it: found again, it binds, and nothing was spent."""
+    """The binding is an earlier record. It still binds when found, and nothing was spent."""
     path = tmp_path / "ledger.db"
     later = int(at == "the charge")
 
@@ -155,7 +155,7 @@ def test_a_process_that_ends_within_the_first_charge_of_a_proposal(tmp_path: Pat
 
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for the database; the head gets its name as ever."""
+    """Return a function that is called for the database only; the head is renamed as usual."""
     return lambda *names: (RENAME if names[1].endswith("-head") else function)(*names)
 
 
@@ -230,7 +230,7 @@ def test_a_head_that_is_cut_later_is_refused(tmp_path: Path, charges: int, datab
         path.unlink()
     for spoilt in (*(content[:length] for length in LENGTHS), bytes(8192)):
         head.write_bytes(spoilt)
-        with pytest.raises(LedgerCorruptError, match="holds no whole head in its"):
+        with pytest.raises(LedgerCorruptError, match="must hold a whole head, got"):
             Accountant(DELTA, path=path)
         assert head.read_bytes() == spoilt and path.exists() == database
 
@@ -240,7 +240,7 @@ def test_a_missing_database_is_forgiven_an_untouched_head_alone(tmp_path: Path) 
     make(path, 0).close()
     path.unlink()
     works_from_zero(path)
-    # The slot of the first charge, spoilt since: the other still says 0.
+    # The slot of the first charge was spoilt later; the other still says 0.
     path.unlink()
     head = Path(f"{path}-head")
     content = bytearray(head.read_bytes())

@@ -1,4 +1,4 @@
-"""What is on the device, and when: the flushes between a charge and the release of its answer."""
+"""The flushes to the device between a charge and the release of its answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of the system from here on, in its order: the call and the file's name."""
+    """Record system calls from here on, in order, as the call and the file's name."""
     asked: list[str] = []
 
     def name(file: int) -> str:
@@ -40,7 +40,7 @@ def log(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return "another"
 
     class Watched(sqlite3.Connection):
-        """Notes commits and checkpoints, and that they wait for the device."""
+        """A connection that records commits and checkpoints, and that they wait for the device."""
 
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
             execute = super().execute
@@ -104,7 +104,7 @@ def test_a_creation_that_is_begun_again_flushes_the_removal(path: Path, log: lis
 
 
 def charge_without_head(path: Path) -> None:
-    """Two charges; the process ends when the third is in the database, before the head is."""
+    """Charge twice; end the process when the third charge is in the database but not the head."""
 
     def work() -> None:
         ledger = make(path, 2)
@@ -115,7 +115,7 @@ def charge_without_head(path: Path) -> None:
 
 
 def in_the_file_alone(path: Path) -> int:
-    """Records in the database's file, without its log."""
+    """Return the number of records in the database's file, without its log."""
     alone = path.with_name("alone.db")
     shutil.copyfile(path, alone)
     connection = sqlite3.connect(f"file:{alone}?immutable=1", uri=True)
@@ -127,9 +127,12 @@ def in_the_file_alone(path: Path) -> int:
 def test_the_head_never_says_more_than_is_on_the_device(
     path: Path, log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed writer may have left a record in the system's cache alone: that of the log, which
-    only the next commit flushes. Were the head brought forward first and the power failed, the
-    head would name a charge that is lost, and the ledger be refused for good."""
+    """The log must be flushed before the head names the last record.
+
+    A killed writer may have left a record of the log in the system's cache only, and the next
+    commit would flush it. If the head were written first and the power failed, the head would name
+    a lost charge, and the ledger could never be opened again.
+    """
     charge_without_head(path)
     assert in_the_file_alone(path) < 3
     write, found = HeadFile.write, []
@@ -150,7 +153,7 @@ def test_a_record_that_cannot_be_made_durable_leaves_the_head(
 ) -> None:
     monkeypatch.setattr("adapmixed.privacy.ledger.database.BUSY_SECONDS", 0.1)
     ledger = make(path, 2)
-    reader = Store(str(path), read_only=True)  # of this moment: the log is needed to its end
+    reader = Store(str(path), read_only=True)  # at this moment, the log is needed to its end
     with monkeypatch.context() as patched:
         patched.setattr(HeadFile, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -1,6 +1,7 @@
-"""What a kill leaves, every file of it flipped, cut, removed and exchanged.
+"""The files that a kill leaves, with bits flipped, and each file cut, removed and exchanged.
 
-Each must raise a LedgerError or give the same totals: to who verifies, and to who goes on charging.
+Every case must raise a LedgerError or give the same totals, both to verification and to further
+charges.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ EXPECTED = (CHARGES, state(plain(CHARGES, models=3)))
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger that was closed: the database and its head."""
+    """Return a ledger that was closed: the database and its head."""
     path = tmp_path_factory.mktemp("closed") / "ledger.db"
     make(path, CHARGES, models=3).close()
     return path
@@ -45,7 +46,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a kill leaves: the charges are in the write-ahead log. Beside it an older copy."""
+    """Return a killed ledger, whose charges are in the write-ahead log, and an older copy."""
     folder = tmp_path_factory.mktemp("killed")
     with make(folder / "open.db", CHARGES - 2, models=3) as accountant:
         copy(folder / "open.db", folder / "older.db", shm=True)
@@ -56,13 +57,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def older(killed: Path) -> Path:
-    """The same ledger as it was two charges ago."""
+    """Return the same ledger as it was two charges ago."""
     return killed.with_name("older.db")
 
 
 @pytest.fixture(scope="module")
 def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another ledger, killed, too, with fewer charges: who reads its totals reads too little."""
+    """Return another killed ledger, with fewer charges, so that its totals would be too low."""
     folder = tmp_path_factory.mktemp("another")
     with make(folder / "open.db", 2, models=3):
         return copy(folder / "open.db", folder / "ledger.db", shm=True)
@@ -135,7 +136,7 @@ def test_files_of_another_ledger_or_of_an_older_copy(
     request: pytest.FixtureRequest, killed: Path, tmp_path: Path, taken: tuple[str, ...],
     whose: str, look: str,
 ) -> None:  # fmt: skip
-    """All three put back whole cannot be noticed: see docs/ledger.md, "What is not covered"."""
+    """Older copies of all three files cannot be noticed; docs/how-to/keep-a-ledger.md says so."""
     source = request.getfixturevalue(whose)
     path = copy(killed, tmp_path / "ledger.db", shm=True)
     move(source, path, *taken)
@@ -164,5 +165,5 @@ def test_a_log_without_its_database_is_no_new_ledger(killed: Path, tmp_path: Pat
     path = copy(killed, tmp_path / "ledger.db")
     path.unlink()
     Path(f"{path}-head").unlink()
-    with pytest.raises(LedgerCorruptError, match="must lie beside its .*-wal"):
+    with pytest.raises(LedgerCorruptError, match="must exist if .*-wal does"):
         Accountant(DELTA, path=path)

@@ -1,4 +1,4 @@
-"""Writes that fail: nothing is released, and the ledger must be opened again."""
+"""Failed writes: nothing is released, and the ledger must be opened again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def refuses_until_reopened(ledger: Accountant, path: Path, *, spent: tuple[int, ...]) -> None:
-    """After a failed second charge: no more charges, and what is found is one of `spent`."""
+    """Check that a failed second charge allows no more, and that the total is one of `spent`."""
     assert (ledger.charges, ledger.queries) == (1, 1)
     with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
         ledger.add(answer(2))
@@ -99,7 +99,7 @@ def test_an_interruption_in_the_middle_releases_nothing(
 
 
 def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
-    """The kernel's own refusal: RLIMIT_FSIZE, met by the write-ahead log."""
+    """The kernel refuses a write to the write-ahead log beyond RLIMIT_FSIZE."""
 
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -129,7 +129,7 @@ def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
 
 
 def as_nobody(folder: Path, work: Callable[[], None]) -> None:
-    """Runs work without the superuser's rights in a folder that everyone may enter."""
+    """Run work without the superuser's rights in a folder that everyone may enter."""
 
     def child() -> None:
         if os.geteuid() == 0:
@@ -194,14 +194,14 @@ def test_a_foreign_record_is_seen_at_once(path: Path) -> None:
     with pytest.raises(LedgerCorruptError, match="is not an intact ledger"):
         ledger.add(answer(1))
     ledger.close()
-    with pytest.raises(LedgerCorruptError, match="holds 2 records, its checkpoint is of 1"):
+    with pytest.raises(LedgerCorruptError, match="holds 2 records, but its checkpoint is of 1"):
         Accountant(DELTA, path=path)
     with pytest.raises(LedgerCorruptError, match="record 2 was altered"):
         read_ledger(path)
 
 
 def test_a_charge_of_another_writer_is_seen_at_once(path: Path) -> None:
-    """One that has got past the lock: the checkpoint is compared within the transaction."""
+    """The transaction compares the checkpoint, in case a writer got past the lock."""
     ledger = make(path, 1)
     other = Store(str(path), read_only=False)
     chain = other.chain()

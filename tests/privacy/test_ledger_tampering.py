@@ -1,6 +1,6 @@
-"""Files that were altered, cut, edited or rolled back: an error, or the same totals as before.
+"""Files that were altered, cut, edited or rolled back give an error, or the same totals.
 
-Every byte of every file, and files removed or exchanged: `test_ledger_exchange.py`.
+`test_ledger_exchange.py` covers every byte of every file, and removed or exchanged files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READERS = (read_ledger, lambda path: Accountant(DELTA, path=path))
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger that was closed: the database and its head."""
+    """Return a ledger that was closed: the database and its head."""
     path = tmp_path_factory.mktemp("closed") / "ledger.db"
     make(path, CHARGES, models=3).close()
     return path
@@ -47,7 +47,7 @@ def test_a_flipped_bit_of_the_newest_slot_is_reported(
         path = spoil(copy(closed, tmp_path / "ledger.db"), at)
         reading = read_ledger(path)
         assert (reading.charges, reading.behind, reading.torn) == (CHARGES, 1, True)
-        assert "slot of charge 4 is not whole: either it was being written" in str(reading.warning)
+        assert "slot of charge 4 is not whole: either a process or" in str(reading.warning)
         assert "or it was damaged later" in str(reading.warning)
         if at % 5:
             continue
@@ -60,7 +60,7 @@ def test_a_flipped_bit_of_the_newest_slot_is_reported(
 
 
 def test_a_flipped_bit_of_the_older_slot_is_refused(closed: Path, tmp_path: Path) -> None:
-    """It could be the newer one of a ledger that has lost its last charge."""
+    """The slot could be the newer one of a ledger that has lost its last charge."""
     for at in (*range(SLOT, SLOT + 200, 9), 2 * SLOT - 1):
         path = spoil(copy(closed, tmp_path / "ledger.db"), at)
         for reader in READERS:
@@ -71,7 +71,7 @@ def test_a_flipped_bit_of_the_older_slot_is_refused(closed: Path, tmp_path: Path
 def test_the_first_slot_is_not_written_before_the_second(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     make(path, 0).close()
-    with pytest.raises(LedgerCorruptError, match="whose slots say: spoilt, 0"):
+    with pytest.raises(LedgerCorruptError, match="with the slots spoilt, 0"):
         read_ledger(spoil(path, 30))
 
 
@@ -104,7 +104,7 @@ def _head(content: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 
 
 def _stale_slot(path: Path) -> None:
-    """The newest slot as it was when the ledger was made, beside a database one charge older."""
+    """Restore the newest slot as it was at creation, and a database that is one charge older."""
     head = Path(f"{path}-head")
     move(charge_more(path, 1), path, "")
     content = head.read_bytes()
@@ -149,22 +149,22 @@ def _no_trigger(path: Path) -> None:
 
 TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "older database": (_older_database, "must hold 5 charges, .* found 4: charges were lost"),
-    "older head": (_older_head, "holds 6 charges, its head 4: .* the head is an older copy"),
-    "no head": (lambda p: remove(p, "-head"), "ledger.db-head must lie beside its database"),
+    "older head": (_older_head, "holds 6 charges and its head 4: .* the head is an older copy"),
+    "no head": (lambda p: remove(p, "-head"), "ledger.db-head must lie next to its database"),
     "no database": (lambda p: remove(p, ""), "must hold 4 charges|no such file"),
-    "empty head": (_head(lambda was: b""), "holds no whole head in its 0 bytes"),
-    "unreadable head": (_head(lambda was: bytes(2 * SLOT)), "no whole head in its 8192 bytes"),
-    "cut head": (_head(lambda was: was[:SLOT]), "holds no whole head in its 4096 bytes"),
-    "long head": (_head(lambda was: was + b"\0"), "holds no whole head in its 8193 bytes"),
-    "stale slot": (_stale_slot, "no whole head in its 8192 bytes, whose slots say: 4, 0"),
-    "exchanged slots": (_head(lambda was: was[SLOT:] + was[:SLOT]), "whose slots say: 3, 4"),
+    "empty head": (_head(lambda was: b""), "must hold a whole head, got 0 bytes"),
+    "unreadable head": (_head(lambda was: bytes(2 * SLOT)), "a whole head, got 8192 bytes with"),
+    "cut head": (_head(lambda was: was[:SLOT]), "must hold a whole head, got 4096 bytes"),
+    "long head": (_head(lambda was: was + b"\0"), "must hold a whole head, got 8193 bytes"),
+    "stale slot": (_stale_slot, "whole head, got 8192 bytes with the slots 4, 0"),
+    "exchanged slots": (_head(lambda was: was[SLOT:] + was[:SLOT]), "with the slots 3, 4"),
     "another's database": (_database_of_another, "do not belong together"),
     "no ledger": (_no_ledger, "is not the database of a ledger"),
     "text": (lambda p: p.write_text("spent: nothing\n" * 500), "is not an intact ledger"),
     "empty": (lambda p: p.write_bytes(b""), "is not the database of a ledger"),
     "last record deleted": (
         _edit("DELETE FROM record WHERE sequence = 4"),
-        "holds 3 records, its checkpoint is of 4|the checkpoint is not what",
+        "holds 3 records, but its checkpoint is of 4|the checkpoint is not what",
     ),
     "last record altered": (
         _edit("UPDATE record SET text = replace(text, '1', '0') WHERE sequence = 4"),
@@ -172,7 +172,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "renumbered": (
         _edit("UPDATE record SET sequence = sequence - 1"),
-        "record 1 is missing|holds 3 records, its checkpoint is of 4",
+        "record 1 is missing|holds 3 records, but its checkpoint is of 4",
     ),
     "other type": (
         _edit("UPDATE record SET text = CAST(text AS BLOB)"), "does not have the columns of a rec"
@@ -198,7 +198,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "checkpoint of another number": (
         _edit("UPDATE checkpoint SET sequence = 3"),
-        "holds 4 records, its checkpoint is of 3|the checkpoint is not what the records give",
+        "holds 4 records, but its checkpoint is of 3|the checkpoint is not what the records give",
     ),
     "checkpoint and its digest altered": (
         _edit("UPDATE checkpoint SET digest = zeroblob(32)"),
@@ -234,7 +234,7 @@ EARLIER: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 def _lost_page(path: Path) -> None:
-    """The file's header says that a page is unused which there is not: no record is of that."""
+    """Make the file's header name an unused page that does not exist, which no record covers."""
     content = bytearray(path.read_bytes())
     content[36:40] = (1).to_bytes(4, "big")
     path.write_bytes(content)
@@ -247,7 +247,7 @@ EARLIER["lost page"] = (_lost_page, r"is damaged: [\s\S]*[Ff]reelist")
 def test_earlier_records_are_read_by_those_who_verify(
     closed: Path, tmp_path: Path, name: str
 ) -> None:
-    """Opening reads the last two records and the checkpoint: it gives the same totals."""
+    """Opening reads only the last two records and the checkpoint, and gives the same totals."""
     path = copy(closed, tmp_path / "ledger.db")
     change, words = EARLIER[name]
     change(path)
@@ -272,7 +272,7 @@ def test_a_head_that_is_one_behind_is_brought_forward(closed: Path, tmp_path: Pa
 def test_both_files_of_a_backup_cannot_be_told_from_the_ledger(
     closed: Path, tmp_path: Path
 ) -> None:
-    """What docs/ledger.md says is not covered; the noted count and digest tell."""
+    """docs/how-to/keep-a-ledger.md says so; a count and digest noted elsewhere tell."""
     path = copy(closed, tmp_path / "ledger.db")
     before = charge_more(path, 3)
     noted = read_ledger(path)

@@ -1,4 +1,4 @@
-"""One writer at a time, however processes end; readers beside it; the files themselves."""
+"""One writer at a time, however processes end; concurrent readers; the files themselves."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ def test_a_reader_waits_for_a_slot_that_is_being_written(
     make(path, 2).close()
     head = Path(f"{path}-head")
     whole = head.read_bytes()
-    for half in (whole[:60] + bytes(36) + whole[96:], whole[:4096] * 2):  # amid one, between two
+    for half in (
+        whole[:60] + bytes(36) + whole[96:],
+        whole[:4096] * 2,
+    ):  # within one write, between two
         head.write_bytes(half)
         waits: list[float] = []
         with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""ε read off a loss distribution: δ at 50 digits is kept, and the ε is hardly above the least."""
+"""ε read off a loss distribution keeps δ at 50 digits, and is hardly above the least."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_intervals_of_few_digits(value):
 
 
 def composed_delta(pair: DominatingPair, queries: int, epsilon: float) -> mpmath.mpf:
-    """δ of `queries` draws of the pair, both orders, over all counts of its atoms."""
+    """Return δ of `queries` draws of the pair, both orders, over all counts of its atoms."""
     atoms = [(mpmath.mpf(a), mpmath.mpf(b)) for a, b in zip(pair.p, pair.q, strict=True)]
     outcomes = [(0, mpmath.mpf(1), mpmath.mpf(1))]  # drawn so far, P and Q
     for a, b in atoms[:-1]:
@@ -82,7 +82,7 @@ def composed_delta(pair: DominatingPair, queries: int, epsilon: float) -> mpmath
 )
 @pytest.mark.slow
 def test_a_wide_box_at_the_default_points(upper, num_models, queries, adjacency):
-    """2^20 steps: where losses come from repeated subtraction, δ is exceeded by up to 1.4e-7."""
+    """With 2^20 steps, losses from repeated subtraction would exceed δ by up to 1.4e-7."""
     pair = clipped_mixing_pair(math.exp(-0.01), math.exp(upper), num_models, adjacency)
     found = composed_epsilon(pair, queries, DELTA)
     with mpmath.workdps(50):

@@ -71,7 +71,7 @@ def test_an_accountant_states_what_was_planned(plans):
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_a_ball_is_planned_inward(adjacency):
-    """ε left for the ball is rounded down: at no setting is the target passed by an ulp."""
+    """The ε left for the ball is rounded down, so no setting exceeds the target by an ulp."""
     for step in range(60):
         common = (0.8 + 0.37 * step, 10.0 ** -(3 + step % 7), 2 + 7 * step, 1 + 131 * step)
         found = planner._pmixed(*common, adjacency)
@@ -104,7 +104,7 @@ def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
 @pytest.mark.parametrize("power", [0.05, 0.5, 1.0, 7.0, 60.0])
 @pytest.mark.parametrize("start", [1e-9, 0.1, 2.9999, 20.0])
 def test_the_search_closes_in(power, start):
-    """Whatever the cost looks like: steep, flat, with a step, infinite from somewhere on."""
+    """Costs may be steep, flat, with a step, or infinite from some size on."""
     costs = {
         "power": lambda size: size**power,
         "step": lambda size: (size / 3) ** power * (1.0 if size <= 3.0 else 50.0),
@@ -122,7 +122,7 @@ def test_the_search_closes_in(power, start):
 
 
 def best_leakage(inner, delta, models, queries):
-    """β of the best of 20 000 orders."""
+    """Return β of the best of 20 000 orders."""
     best = 0.0
     for step in range(20_000):
         order = 1 + math.exp(-3 + 12 * step / 20_000)
@@ -180,7 +180,7 @@ def test_errors_in_words(changes, message):
 
 
 def test_a_plan_becomes_its_mechanism(plans):
-    """It states what was planned, charged with the first answer and for no query more."""
+    """It states the planned ε, charges it with the first answer, and answers no query more."""
     for adjacency, found in plans.items():
         for one in found:
             mechanism, half = planned(one, 1.0), one.mechanism == "pmixed"
@@ -200,7 +200,7 @@ def test_a_plan_becomes_its_mechanism(plans):
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.slow
 def test_one_of_each_clipped_mechanism_is_chosen(adjacency):
-    """By shape and κ alone, whatever else is listed."""
+    """The choice depends on shape and κ alone, whatever else is listed."""
     shapes, scales = (1.0, 8.0, 5.0, 4.5), (8.0, 3.5, 1.0)
     options = {"shapes": shapes, "scales": scales}
     found = plan(*QUESTION, adjacency, **options)

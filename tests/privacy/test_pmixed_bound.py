@@ -1,4 +1,4 @@
-"""PMixED's bound and radius against 60-digit arithmetic; each on its safe side."""
+"""PMixED's bound and radius against 60-digit arithmetic; each errs on its safe side."""
 
 import itertools
 import math

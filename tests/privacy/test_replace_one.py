@@ -1,4 +1,4 @@
-"""Two zero-out steps in a row: never below the exact optimum, and hardly above it."""
+"""Two zero-out steps in a row: ε is never below the exact optimum, and hardly above it."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ DELTAS = [0.999, 0.3, 1e-5, 1e-12, 1e-300]
 
 
 def optimum(order: float, spent: float, delta: float) -> mpmath.mpf:
-    """2ε₁ of the least ε₁ >= 0 with spent + c_α(δ/(1 + e^ε₁)) <= ε₁, by bisection."""
+    """Return 2ε₁ of the least ε₁ >= 0 with spent + c_α(δ/(1 + e^ε₁)) <= ε₁, by bisection."""
     a, b, d = mpmath.mpf(order), mpmath.mpf(spent), mpmath.mpf(delta)
 
     def above(e: mpmath.mpf) -> mpmath.mpf:
@@ -25,7 +25,7 @@ def optimum(order: float, spent: float, delta: float) -> mpmath.mpf:
     if above(mpmath.mpf(0)) <= 0:
         return mpmath.mpf(0)
     low, high = mpmath.mpf(0), mpmath.mpf(10) ** 5
-    if a < 2:  # convex: beyond its least point it only rises
+    if a < 2:  # convex, so it only rises beyond its least point
         if a <= 1.5:
             return mpmath.inf
         high = mpmath.log((a - 1) / (2 - a))
@@ -51,7 +51,7 @@ def test_never_below_the_optimum_and_hardly_above_it(order: float) -> None:
             finite += 1
             if delta == 1e-300 and found > 20:  # shares that have lost digits (subnormal)
                 continue
-            # Rounding of c_α, whose terms may be far larger than their sum.
+            # For the rounding of c_α, whose terms may be far larger than their sum.
             scale = 1 + spent + (abs(math.log(delta)) + found) / (order - 1)
             assert found - exact <= 1e-12 * scale, (spent, delta)
     assert finite > 4 or order < 1.5
@@ -78,7 +78,7 @@ def test_a_share_leaves_the_other_step_its_part(epsilon: float, delta: float) ->
 
 
 def test_an_order_below_two_is_stated_where_it_can_be() -> None:
-    """The product (1 + e^ε₁) δ₁ has no largest δ₁ from below there: it falls, then rises."""
+    """The difference of the two sides falls first and then rises, so there may be no solution."""
     stated = ShardBudget("renyi", 0.01, 1.99).epsilon(0.3, "replace_one")
     assert 0 < stated < 10
     once = 0.01 + c_alpha(1.99, emptied_share(stated / 2, 0.3))

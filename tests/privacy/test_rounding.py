@@ -1,4 +1,4 @@
-"""Sums and multiples are rounded up; the masses' own rounding is in ε: exact rationals decide."""
+"""Sums and multiples are rounded up, and ε covers the masses' rounding, by exact rationals."""
 
 import math
 import sys
@@ -34,7 +34,7 @@ def numbers(count):
 
 
 def exact_pair(lower, upper, num_models, adjacency):
-    """The atoms (P, Q) of docs/privacy.md, section 11, in rationals."""
+    """Return the atoms (P, Q) of docs/theory/clipped-mixing.md in rationals."""
     low, high, models = Fraction(lower), Fraction(upper), Fraction(num_models)
     raised, lowered = (1 - low) / (high - low), (high - 1) / (high - low)
     less, corner = min(raised, lowered), low if high + low >= 2 else high
@@ -47,7 +47,7 @@ def exact_pair(lower, upper, num_models, adjacency):
 
 
 def two_above(exact):
-    """The second float above an exact value: how far up a result may lie."""
+    """Return the second float above an exact value, the largest result that is allowed."""
     if exact > Fraction(LARGE):
         return math.inf
     return math.nextafter(math.nextafter(float(exact), math.inf), math.inf)
@@ -84,7 +84,7 @@ def test_a_multiple_is_never_below_the_exact_one():
 @pytest.mark.parametrize("screened", [True, False])
 @pytest.mark.slow
 def test_totals_of_many_single_charges_are_above_their_exact_sum(screened):
-    """Rounding to nearest would leave a part of these sums below."""
+    """With rounding to nearest, some of these sums would be too low."""
     for scale in (0.1, 0.3, 0.7, 1.1):
         if screened:
             total, one = Accountant(1e-5), GaussianScreening(7, 1, scale / 2, 0.3)
@@ -124,7 +124,10 @@ def test_every_part_of_a_total_is_rounded_up():
 
 @pytest.mark.parametrize("adjacency", QUESTIONS)
 def test_masses_are_within_what_is_allowed_for_them(adjacency):
-    """2^-49 of every mass, as docs/privacy.md, section 11, "Numbers", says; narrow boxes, too."""
+    """The error is at most 2^-49 of every mass, also for narrow boxes.
+
+    See "How ε is computed" in docs/theory/clipped-mixing.md.
+    """
     generator = np.random.default_rng(6)
     for step in range(600):
         size, models = 10.0 ** generator.uniform(-9, 0), int(generator.integers(2, 1000))
@@ -138,7 +141,7 @@ def test_masses_are_within_what_is_allowed_for_them(adjacency):
 
 
 def exact_largest_loss(*setting):
-    """max |log(p/q)| of the exact pair."""
+    """Return max |log(p/q)| of the exact pair."""
     with mpmath.workdps(60):
         ratios = [a / b for a, b in exact_pair(*setting)]
         return max(
@@ -148,7 +151,10 @@ def exact_largest_loss(*setting):
 
 @pytest.mark.parametrize("adjacency", QUESTIONS)
 def test_what_the_masses_lost_is_in_the_epsilon(adjacency):
-    """At a δ below every mass ε is T times the exact pair's largest loss; its floats lose some."""
+    """At a δ below every mass, ε is T times the exact pair's largest loss.
+
+    The floats of the pair alone would state less.
+    """
     short = 0
     for step in range(1, 60):
         size, models, queries = 1e-9 * 1.7**step, 2 + step % 7, 1 + step % 3

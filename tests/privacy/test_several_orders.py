@@ -17,7 +17,7 @@ def test_several_orders_split_delta():
     for seed in range(20):
         event = random_losses(seed, orders=orders, queries=200)
         guarantee = Accountant(DELTA).add(event).guarantee()
-        # Picking the best order of each model afterwards, for free, is not what is reported.
+        # The report does not pick the best order of each model afterwards for free.
         totals = event.loss.sum(axis=1)
         naive = (totals + [c_alpha(order, DELTA) for order in orders]).min(axis=1).max()
         assert guarantee.epsilon > naive + 1e-6
@@ -57,7 +57,7 @@ def test_picking_the_best_order_afterwards_breaks_delta_and_splitting_does_not()
 
 
 def test_ex_post_statement_on_random_adaptive_trees():
-    """P(S) <= ∫_S e^{E + c} dQ + δ, both ways, for two adaptive stages of random distributions."""
+    """P(S) <= ∫_S e^{E + c} dQ + δ holds both ways for two adaptive stages."""
     generator, order, delta, largest = np.random.default_rng(5), 3.0, 0.05, 0.0
     for _ in range(300):
         paths = []

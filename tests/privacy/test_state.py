@@ -1,4 +1,4 @@
-"""States of accountants: given back to the bit at any moment, or a ValueError that says why."""
+"""States of accountants come back to the bit at any moment, or raise a clear ValueError."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_accountant_goes_on_as_if_it_had_not_stopped(case: str) -> None:
         whole.add(events(number))
         again.add(events(number))
         assert text(again) == text(whole)
-        if case != "clipped":  # a second for each distribution of losses
+        if case != "clipped":  # each distribution of losses takes a second
             assert repr(again.guarantee()) == repr(whole.guarantee())
             assert again.breakdown() == whole.breakdown()
 
@@ -68,7 +68,7 @@ def test_a_bound_accountant_goes_on_bound(individual: bool, ensemble: str | None
 
 
 def _changed(case: str, *path: Any) -> dict[str, Any]:
-    """The state after one call, with the entry at the path replaced by the last argument."""
+    """Return the state after one call, with the entry at the path replaced."""
     written = copy.deepcopy(accountant(case).add(CASES[case][1](2)).state())
     entry: Any = written
     for key in path[:-2]:
@@ -151,7 +151,7 @@ def test_a_state_of_something_else_is_refused() -> None:
 @settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.data())
 def test_states_of_whatever_was_added_are_accepted(data: st.DataObject) -> None:
-    """Every kind of events, in any order and number, public, caveats and unprotected between."""
+    """Events of every kind, in any order and number, give a state that is accepted."""
     case = data.draw(st.sampled_from([name for name in CASES if name != "unprotected"]))
     added = accountant(case)
     others: list[Event] = [PublicAnswer(3), UnprotectedAnswer(1), Caveat("base")]

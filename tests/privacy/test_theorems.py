@@ -1,4 +1,4 @@
-"""What the privacy layer computes says which theorem it is: functions, and methods of classes."""
+"""Every function and method of the privacy layer that computes a cost names its theorem."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ BOOKKEEPING = {
     "rounding",  # sums
     "search",  # for settings, by the cost that it is given
 }  # fmt: skip
-"""Modules that state no ε and no cost; nor does the package `ledger`, which keeps both."""
+"""Modules that compute no ε and no cost. Neither does the package `ledger`, which stores them."""
 
 ACCESSORS = {
     "Account.added", "Account.bound", "Account.fixed_epsilon", "Account.from_state",
@@ -35,7 +35,7 @@ ACCESSORS = {
     "Totals.public_queries", "Totals.queries", "Totals.renyi",
     "bound_to", "check_left", "checked_array", "format_epsilon",
 }  # fmt: skip
-"""What was handed in, in another form: added up, counted, written down, checked."""
+"""Methods that return given values in another form: added up, counted, written or checked."""
 
 
 def _named(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -64,7 +64,7 @@ COMPUTED = {
 @pytest.mark.parametrize("name", sorted(COMPUTED.keys() - ACCESSORS))
 def test_what_is_computed_names_its_theorem(name: str) -> None:
     words = " ".join((inspect.getdoc(COMPUTED[name]) or "").split())
-    named = re.search(r"docs/privacy\.md, sections? \d+", words)
+    named = re.search(r"docs/(theory|concepts)/[a-z-]+\.md", words)
     assert named or re.search(r"\b(Theorem|Proposition|Lemma|Corollary) \d", words), words
 
 

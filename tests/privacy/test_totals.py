@@ -1,4 +1,4 @@
-"""ClippedAnswer and BoundedRangeAnswer in the accountant: plans, what may not mix, neighbours."""
+"""ClippedAnswer and BoundedRangeAnswer in the accountant: plans, mixtures, neighbours."""
 
 import math
 
@@ -24,7 +24,7 @@ CONDITION = "may be published if the number of queries and the settings of each 
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
-    """Fewer grid points: quick, and every statement below holds for any number of them."""
+    """Use fewer grid points, which is fast; every test here holds for any number of them."""
 
     def quick(*arguments, **options):
         return clipped_mixing_epsilon(*arguments, **options, points=2**13)
@@ -97,7 +97,7 @@ def test_every_question_is_answered():
     accountant = Accountant(DELTA).add(clipped())
     found = {way: accountant.guarantee(way) for way in QUESTIONS}
     assert found["zero_out"].epsilon < found["replace_one"].epsilon
-    # Two zero-outs are a replacement: never cheaper than the direct statement.
+    # Two zero-outs are a replacement, so they are never cheaper than the direct statement.
     assert found["replace_one"].epsilon < 2 * found["zero_out"].epsilon * 1.2
     assert {way: one.adjacency for way, one in found.items()} == {way: way for way in QUESTIONS}
     asked = Accountant(DELTA, adjacency="replace_one").add(clipped())
@@ -157,7 +157,7 @@ def test_a_public_schedule_adds_up():
     ],
 )
 def test_what_may_follow_a_schedule_says_that_it_must_be_fixed(events):
-    """No event tells whether the second setting was chosen by what the first one answered."""
+    """No event tells if the first answer decided the second setting."""
     guarantee = Accountant(DELTA).add(events).guarantee()
     assert guarantee.kind == "fixed" and CONDITION in str(guarantee)
 

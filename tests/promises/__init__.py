@@ -1,1 +1,1 @@
-"""What is promised, and planted faults that show that the tests hold it."""
+"""The promises of the library, and planted faults that show that the tests hold them."""

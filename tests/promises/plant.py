@@ -2,16 +2,16 @@
 
     python -m tests.promises.plant [--only WORD] [--python-only] [--keep-going]
 
-The copy holds what git tracks or does not ignore, and the compiled module. At first all tests that
-are named run there unchanged, and must pass. Then each fault is planted alone, its tests run, and
-its file is restored. Faults in csrc/ need cmake, ninja and pybind11: the module is built in a
-folder that is kept from fault to fault. One line says of each fault which test caught it. The exit
-status is 1 if one was not caught, or if a test fails without a fault.
+The copy holds all files that git tracks or does not ignore, and the compiled module. First, all
+named tests run there without a fault, and must pass. Then each fault is planted alone, its tests
+run, and its file is restored. Faults in csrc/ need cmake, ninja and pybind11, and share one build
+folder. One line per fault names the test that caught it. The exit status is 1 if a fault was not
+caught, or if a test fails without a fault.
 
 Options:
-    --only WORD     the faults with this word in their promise, file or description.
+    --only WORD     plant the faults with this word in their promise, file or description.
     --python-only   leave out the faults of the compiled module.
-    --keep-going    go on after a fault that was not caught.
+    --keep-going    continue after a fault that was not caught.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600.0
-"""How long the tests of one fault may take."""
+"""Seconds that the tests of one fault may take."""
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -64,20 +64,20 @@ class Copy:
         """Build the compiled module from the sources of the copy and put it in its place.
 
         Raises:
-            RuntimeError: if it cannot be built.
+            RuntimeError: the module cannot be built.
         """
         build_module(self.root, self._build)
 
     def keep_module(self) -> None:
-        """Take the module that is in place for the one without a fault."""
+        """Remember the present module as the one without a fault."""
         copy_module(self.root / "adapmixed_ext", self._module)
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
-        """Have a fault in the copy; afterwards its file and the module are as they were.
+        """Plant a fault in the copy; restore its file and the module afterwards.
 
         Raises:
-            ValueError: if its text does not occur exactly once.
+            ValueError: the fault's text does not occur exactly once.
         """
         path = self.root / fault.file
         text = path.read_text(encoding="utf-8")
@@ -99,7 +99,7 @@ class Copy:
             tests: files or single tests, from the root.
 
         Returns:
-            (exit status of pytest, None if it took too long; what it wrote).
+            The exit status of pytest, or None if it took too long, and its output.
         """
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         environment = os.environ | {
@@ -123,11 +123,13 @@ class Copy:
 
 
 def verdict(status: int | None, output: str) -> tuple[bool, str]:
-    """Return whether a fault was caught, and the words for it.
+    """Return True if a fault was caught, and a description.
+
+    Only a test that fails catches a fault, not a test that cannot be collected.
 
     Args:
-        status, output: of `Copy.run`. Only a test that fails catches a fault, not a test that
-            cannot be collected.
+        status: exit status from `Copy.run`.
+        output: output from `Copy.run`.
     """
     if status == 1:
         found = _FAILED.search(output)
@@ -147,10 +149,10 @@ def chosen(only: str | None, python_only: bool) -> list[Fault]:
 
 
 def plant(faults: Sequence[Fault], *, keep_going: bool = False) -> int:
-    """Plant these faults one after the other and say which test caught each.
+    """Plant these faults one after the other and print which test caught each.
 
     Returns:
-        0 if all were caught, else 1.
+        0 if all were caught, otherwise 1.
     """
     missed = 0
     with tempfile.TemporaryDirectory(prefix="adapmixed-faults-") as folder:
@@ -180,11 +182,13 @@ def plant(faults: Sequence[Fault], *, keep_going: bool = False) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; see the module's text."""
+    """Run the command; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.promises.plant")
-    parser.add_argument("--only", metavar="WORD", help="in the promise, file or description")
-    parser.add_argument("--python-only", action="store_true", help="leave out csrc/")
-    parser.add_argument("--keep-going", action="store_true", help="also after a miss")
+    parser.add_argument(
+        "--only", metavar="WORD", help="only faults with this word in promise, file or description"
+    )
+    parser.add_argument("--python-only", action="store_true", help="leave out faults in csrc/")
+    parser.add_argument("--keep-going", action="store_true", help="continue after a miss")
     options = parser.parse_args(arguments)
     faults = chosen(options.only, options.python_only)
     if not faults:

@@ -1,4 +1,4 @@
-"""What is promised, each promise with the faults that break it and the tests that hold it.
+"""The promises of the library, each with the faults that break it and the tests that hold it.
 
 `python -m tests.promises.plant` plants every fault in a copy of the sources and checks that one of
 its tests fails; `test_promises.py` checks the table itself.
@@ -14,7 +14,7 @@ PROMISES: dict[str, str] = {
     "exact sampling": "A token is drawn from the distribution that was charged, exactly.",
     "unpredictable randomness": "No counter or key of a source is ever used twice.",
     "rounding toward privacy": "Every cost is rounded up, every admissible setting down.",
-    "costs are the theorems'": "What is charged is what the proofs in docs/privacy.md bound.",
+    "costs are the theorems'": "Every charge is a bound that a proof in docs/theory gives.",
     "feasible weights": "The mixing weight is never above the exact optimum.",
     "losses in full": "A privacy loss or charge is never under-reported beyond its stated error.",
     "charge before draw": "A charge is complete, and durable with a ledger, before the draw.",
@@ -25,22 +25,22 @@ PROMISES: dict[str, str] = {
     "row independence": "No member's data move a bit of another member's row or of the public one.",
     "emptied is missing": "An emptied member, a missing one and an exhausted one answer alike.",
     "whole statements": "Every epsilon comes with kind, unit, neighbours and caveats.",
-    "voiding raises": "What would void a guarantee raises an error before anything is released.",
+    "voiding raises": "A use that would void a guarantee raises before anything is released.",
     "changed logits raise": "Logits changed between propose and release raise, or change nothing.",
-    "budgets are not copied": "Forks, copies and pickles of what holds a budget raise an error.",
+    "budgets are not copied": "Forks, copies and pickles of an object with a budget raise.",
     "nothing private in the open": "No message, log or public result holds a private number.",
     "vocabulary mask": "Ids that stand for no token are never released.",
     "resumable": "Evaluation and training go on after a kill, with the same result.",
     "repeatable evaluation": "An evaluation with a seed gives the same bits again.",
     "bounded memory": "Logits, activations and caches stay within the stated bound.",
     "ledger notices": "A ledger that was altered, truncated or rolled back raises an error.",
-    "shards are disjoint": "Nobody is in two shards and no edit moves others, or it is said.",
+    "shards are disjoint": "Nobody is in two shards and no edit moves others, or a caveat says so.",
     "provenance is checked": "Another public model, tokenizer or order of members is noticed.",
     "screening is paid": "Every screening is charged whatever its outcome.",
     "processes equal one": "Several processes answer and charge as one does, bit for bit.",
-    "one process charges": "Of several processes one charges, and then all are told one token.",
+    "one process charges": "One of several processes charges, and then all receive one token.",
 }
-"""Name -> sentence."""
+"""Sentences of the promises by name."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Promise:
     """One promise.
 
     Attributes:
-        name, sentence: as in `PROMISES`.
-        faults: that break it.
+        name: name in `PROMISES`.
+        sentence: sentence in `PROMISES`.
+        faults: faults that break it.
     """
 
     name: str

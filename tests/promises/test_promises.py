@@ -1,4 +1,4 @@
-"""The table of promises and faults is whole, and fits the sources and tests of today."""
+"""The table of promises and faults is complete, and fits the present sources and tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mechanisms and logits of an ensemble of five, for tests that spread it over processes."""
+"""Mechanisms and logits of five members, for tests that spread them over processes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SCREEN: dict[str, Any] = dict(
     order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.02, threshold=0.15, screen_top_k=9
 )
 POOL: dict[str, Any] = dict(lower=-0.5, upper=1.0, scale=2.0)
-# With epsilon of a budget of every shard, None without one. The budgets are such that some members,
-# not all, have retired before the last position.
+# Each mechanism with the epsilon of every shard's budget, or None. Some members, but not all, spend
+# their budgets before the last position.
 MECHANISMS: dict[str, tuple[Mechanism, float | None]] = {
     "public": (PublicOnly(), None),
     "unprotected": (Unprotected(), None),
@@ -49,7 +49,7 @@ MECHANISMS: dict[str, tuple[Mechanism, float | None]] = {
 
 
 def logits(seed: int = 3) -> tuple[Tensor, Tensor]:
-    """(N, B, V) and (B, V): an emptied shard, tokens that q or a model lacks, ties in q."""
+    """Return logits (N, B, V) and (B, V) with an empty shard, masked tokens and ties in q."""
     generator = torch.Generator().manual_seed(seed)
     public = (2.0 * torch.randn(POSITIONS, VOCAB, generator=generator)).round(decimals=0)
     private = public + torch.randn(MODELS, POSITIONS, VOCAB, generator=generator)

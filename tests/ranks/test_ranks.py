@@ -1,4 +1,4 @@
-"""An ensemble that is spread over processes answers and is charged as in one, bit for bit."""
+"""An ensemble spread over processes answers and charges as one process does, in every bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.7, "top_k": 11})
 
 
 def answered(ranks: Ranks) -> dict[str, Any]:
-    """Return all that mechanisms give: tokens, log-probabilities, charges, guarantees."""
+    """Return the mechanisms' tokens, log-probabilities, charges and guarantees."""
     found: dict[str, Any] = {}
     if isinstance(ranks, Group):
         ranks = ranks.over(MODELS)
@@ -106,7 +106,7 @@ def test_generation_and_evaluation_charge_as_one_process(world: int, tmp_path: P
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.slow
 def test_processes_answer_as_one(world: int, tmp_path: Path) -> None:
-    """5 members are not divisible by either number. The other processes get nothing."""
+    """5 members are not divisible by either number. Other processes get nothing."""
     expected = answered(ALONE)
     for name in ("clipped-mixing, budgets", "clipped-log-pool, budgets"):
         spent = expected[f"{name}, 0"][1]
@@ -132,7 +132,7 @@ def test_processes_that_differ_raise(tmp_path: Path) -> None:
         assert "at most as many as members, got 2 processes for 1 members" in str(error)
     for rank, error in enumerate(in_ranks(2, other_facts, tmp_path)):
         assert isinstance(error, ValueError)
-        assert "ranks must agree on the mechanism: rank 1 has another than rank 0" in str(error)
+        assert "ranks must agree on the mechanism, but rank 1 differs from rank 0" in str(error)
         assert f"one of rank {rank}" in str(error)
 
 
@@ -154,7 +154,7 @@ def test_slices_are_contiguous_and_whole() -> None:
 
 
 def test_what_is_sent(tmp_path: Path) -> None:
-    """Each process sends its members' rows; members that all processes have are not sent."""
+    """Each process sends its members' rows, unless all processes hold all members."""
 
     def work(ranks: Group) -> Any:
         private, public = logits()
@@ -186,7 +186,7 @@ def test_what_is_sent(tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_what_gathering_holds(tmp_path: Path) -> None:
-    """The rows of all members, once: what `--memory` counts (`Ranks.held`)."""
+    """The main process holds the rows of all members once, as `--memory` counts (`Ranks.held`)."""
 
     def work(ranks: Group) -> Any:
         found = []

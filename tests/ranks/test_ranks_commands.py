@@ -1,4 +1,4 @@
-"""Two ranks under torchrun against one process, on models that are loaded from folders."""
+"""Two ranks under torchrun compared with one process, on models loaded from folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=1 scale=2"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base and an ensemble of three, one of them an emptied shard."""
+    """Return the folder of a base and an ensemble of three, one with an empty shard."""
     folder = tmp_path_factory.mktemp("models")
     write_models(folder, members=3, zero=2)
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
@@ -73,7 +73,7 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
 
 
 def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:
-    """Two processes print and write once, the numbers of one but for the forward pass."""
+    """Two processes print and write once, with one process's numbers up to the forward pass."""
     arguments = ["evaluate", *options(models), "--text", str(models / "text.txt"), "--seed", "4"]
     arguments += ["--queries", "40", "--block", "16", "--json"]
     assert main([*arguments, str(tmp_path / "1.json")]) == 0
@@ -102,7 +102,7 @@ finally:
 
 @pytest.mark.slow
 def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m adapmixed` as torchrun starts it; no thread is left that could abort its end."""
+    """`python -m adapmixed` under torchrun leaves no thread that could abort its end."""
     script = tmp_path / "as_a_module.py"
     script.write_text(AS_A_MODULE, encoding="utf-8")
     arguments = ["generate", *options(models), *POOL, "--prompt", "The value", "--seed", "5"]
@@ -123,7 +123,7 @@ def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_generate_in_two_ranks(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same text for the same seed, written once; one ledger."""
+    """The same seed gives the same text, written once, and one ledger."""
     prompts = ["--prompt", "The value", "--prompt", "If"]
     for method in ([*POOL, "--top-k", "40"], ["--mechanism", "adapmixed"]):
         arguments = ["generate", *options(models), *method, *prompts, "--max-new-tokens", "8"]
@@ -134,7 +134,7 @@ def test_generate_in_two_ranks(
         assert said(tmp_path, 0)[0] == expected and said(tmp_path, 1) == ("", "")
     ledger = tmp_path / "ledger.db"
     budgets = [*arguments[:5], *POOL, *prompts, "--max-new-tokens", "8", "--epsilon", "1"]
-    for records in (9, 17):  # the binding; the second run goes on from what the first has spent
+    for records in (9, 17):  # with the binding; the second run continues the first one's account
         children = commands(2, [*budgets, "--ledger", str(ledger)], tmp_path)
         assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
         assert f"holds {records} records" in said(tmp_path, 0)[1] and said(tmp_path, 1) == ("", "")
@@ -160,7 +160,7 @@ def test_refused_in_ranks(
 
 @pytest.mark.usefixtures("endless")
 def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
-    """Without torchrun's own watch: the rank that lives says why it ends, and what was charged."""
+    """Without torchrun's own watch, the remaining rank says why it ends and what was charged."""
     ledger = tmp_path / "ledger.db"
     arguments = ["generate", *options(models), *POOL, "--prompt", "The", "--ledger", str(ledger)]
     children = commands(

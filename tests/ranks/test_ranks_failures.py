@@ -1,4 +1,4 @@
-"""A rank that ends, hangs or raises ends the run; the ledger never says less than was released."""
+"""A rank that ends, hangs or raises ends the run; the ledger covers all that was released."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADAPTIVE = AdaPMixED(3.0, 0.2, screen_weight=0.5, sigma=0.1, threshold=4.0, scre
 
 
 def serve(ranks: Group, folder: Path, mechanism: Mechanism, seen: str = "seen") -> None:
-    """Generates; every rank writes down what it is told, at once."""
+    """Generate; every rank writes down at once the tokens that it is told."""
     ensemble = SpreadEnsemble(ranks)
     accountant = Accountant(1e-5, path=folder / "ledger.db") if ranks.is_main else None
     answerer = Answerer(ensemble, mechanism, accountant, SecureRandom())  # type: ignore[arg-type]
@@ -41,17 +41,17 @@ def serve(ranks: Group, folder: Path, mechanism: Mechanism, seen: str = "seen") 
 
 
 def charged(folder: Path) -> int:
-    """Return the queries in the ledger of a run that ended somehow."""
+    """Return the number of queries in the ledger of an ended run."""
     return read_ledger(folder / "ledger.db").guarantee.queries
 
 
 def released(folder: Path) -> int:
-    """Tokens of which any rank knows."""
+    """Return the number of tokens that some rank knows."""
     return max((len(path.read_bytes()) for path in folder.glob("seen-*")), default=0)
 
 
 def dies_before(number: int, victim: int, how: int) -> Any:
-    """The rank is killed or stopped before its number-th collective."""
+    """Return a hook that kills or stops a rank before its number-th collective."""
 
     def arm(ranks: Group) -> None:
         inner, count = Group._run, [number]
@@ -68,7 +68,7 @@ def dies_before(number: int, victim: int, how: int) -> Any:
     return arm
 
 
-# 1: of the construction. 2, 3: the agreement and its check. Then of each query: rows, tokens.
+# Collective 1 belongs to the construction, 2 and 3 to the agreement; then two to every query.
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 6, 7, 8])
 def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) ->
 
 
 def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
-    """The main process ends in the middle of a charge that never reaches the disk."""
+    """The main process ends during a charge that never reaches the disk."""
 
     def work(ranks: Group) -> None:
         inner, count = LedgerFile.append, [0]
@@ -98,7 +98,7 @@ def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
         def append(self: LedgerFile, *arguments: Any) -> None:
             count[0] += 1
             if count[0] == 3:  # the binding, a charge
-                time.sleep(0.3)  # what the other process was told by now it writes down
+                time.sleep(0.3)  # the other process writes down what it was told so far
                 os.kill(os.getpid(), signal.SIGKILL)
             inner(self, *arguments)
 
@@ -186,7 +186,7 @@ def test_ranks_that_run_something_else(tmp_path: Path) -> None:
 
     for error in in_ranks(2, work, tmp_path):
         assert isinstance(error, ValueError)
-        assert "ranks must agree on the mechanism: rank 1 has another than rank 0" in str(error)
+        assert "ranks must agree on the mechanism, but rank 1 differs from rank 0" in str(error)
     assert charged(tmp_path) == 0 == released(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""An evaluation over ranks that is killed goes on from its result file, over as many ranks."""
+"""An evaluation over ranks that is killed continues from its result file, on as many ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def answer(
 def killed(
     models: Path, path: Path, folder: Path, after: int, victims: tuple[int, ...] = (0, 1)
 ) -> None:
-    """Ends ranks after so many queries; one that is left hears of it."""
+    """Kill ranks after some queries; a remaining rank raises."""
     reached, go = folder / "reached", folder / "go"
 
     def wait(done: int, total: int) -> None:
@@ -105,7 +105,7 @@ def test_resumed_over_another_number_of_ranks(models: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_what_the_main_process_refuses_ends_all(models: Path, tmp_path: Path) -> None:
-    """No rank answers anything, and the file stays as it is."""
+    """No rank answers anything, and the file does not change."""
     path = tmp_path / "result.json"
 
     def refused() -> str:

@@ -40,7 +40,7 @@ def write(folder: Path, members: list[list[str] | None]) -> None:
 
 
 def answers(ensemble: Ensemble) -> list[tuple[Tensor, Tensor]]:
-    """At once, in chunks, from the cache."""
+    """Return logits computed at once, in chunks, and from the cache."""
     found = [ensemble.logits(IDS)]
     smallest = 2 * ensemble.sequence_bytes(IDS.shape[1])
     chunks = [part[1:] for part in ensemble.iter_logits(IDS, memory_bytes=smallest)]
@@ -59,7 +59,7 @@ def test_ranks_answer_as_one_process(kind: str, tmp_path: Path) -> None:
 
     def work(ranks: Group) -> Any:
         ensemble = load(ranks=ranks)
-        # As where matrix products of other sizes round otherwise: each process has its own logits.
+        # Give each process its own logits, as if matrix products of other sizes rounded otherwise.
         head = ensemble._forward.model.lm_head
         head.register_forward_hook(lambda *call: call[-1].mul_(1 + 2e-6 * ranks.rank))
         return str(ensemble.trunk), answers(ensemble)

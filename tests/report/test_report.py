@@ -76,7 +76,7 @@ def test_change_is_against_the_public_method() -> None:
     assert methods["unprotected"]["change"] == pytest.approx(-0.25, rel=1e-12)
     assert methods["AdaPMixED"]["change"] == pytest.approx(-0.15, rel=1e-12)
     assert methods["lost"]["change"] == "inf"
-    # The kind decides, not the name.
+    # The kind of the guarantee decides, not the name.
     without = build([evaluation("public", "fixed", epsilon=1.0), evaluation("other", "none")])
     assert [m["change"] for m in without["methods"]] == [None, None]
     infinite = build([evaluation("public", "public", epsilon=0.0, perplexity=math.inf)])
@@ -109,7 +109,7 @@ def test_what_cannot_be_reported_is_refused() -> None:
     with pytest.raises(ValueError, match="'kind'"):
         build(sample={"text": "x", "guarantee": "y", "kind": "good"})
     for view in (table, render):
-        for version in (1, 3):  # one that was written earlier, and one of a later program
+        for version in (1, 3):  # an older version, and a newer one
             with pytest.raises(ValueError, match=f"format_version must be 2, got {version}"):
                 view(build() | {"format_version": version})
 
@@ -179,7 +179,7 @@ def test_table_says_what_is_known_and_what_is_not() -> None:
 
 @pytest.mark.slow
 def test_every_epsilon_is_shown_with_its_neighbours() -> None:
-    """Table, page and figures: an ε for other neighbours is no ε to compare with."""
+    """Table, page and figures name the adjacency, since other ε are not comparable."""
     seen = []
     for way, words in NEIGHBOUR_LABELS.items():
         source = evaluation("m", "fixed", epsilon=1.0)
@@ -189,7 +189,7 @@ def test_every_epsilon_is_shown_with_its_neighbours() -> None:
         assert f"<td>{words}</td>" in render(report)
         seen.append([drawing.svg for drawing in draw(report)])
     assert list(NEIGHBOUR_LABELS) == ["zero_out", "add_remove", "replace_one"]
-    # The legends of both figures and the marks of the second.
+    # Legends of both figures, and marks of the second.
     assert all(len(set(drawn)) == 3 for drawn in zip(*seen, strict=True)) and len(seen[0]) == 2
 
 

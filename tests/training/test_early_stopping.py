@@ -1,4 +1,4 @@
-"""What is held out of a shard, what is recorded of it, and which epoch is kept."""
+"""The held-out text of a shard, its record, and the epoch that is kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(kind: str, **changes: Any) -> FinetuneConfig:
 
 
 def stream(seed: int, length: int = 90) -> list[int]:
-    """Tokens that follow each other in a few ways only, so that there is something to learn."""
+    """Return tokens with few possible successors, so that there is something to learn."""
     generator = torch.Generator().manual_seed(seed)
     steps = torch.randint(1, 3, (length,), generator=generator)
     return (steps.cumsum(0) % VOCAB).tolist()
@@ -44,7 +44,7 @@ def base() -> Any:
 
 @pytest.mark.parametrize("kind", ["head", "deep"])
 def test_the_best_epoch_is_kept(base: Any, kind: str) -> None:
-    """It is the one with the least held-out loss; training itself goes the same way."""
+    """The kept epoch has the least held-out loss; training itself does not change."""
     plain = train_adapter(base, stream(1), config(kind), seed=0, shard=0, held_out=stream(2, 20))
     best = train_adapter(
         base, stream(1), config(kind, early_stopping=True), seed=0, shard=0, held_out=stream(2, 20)
@@ -95,8 +95,10 @@ def test_the_end_of_a_stream_is_held_out() -> None:
 @pytest.mark.parametrize("target", ["lm_head", "c_attn"])
 @pytest.mark.slow
 def test_every_shard_of_some_text_is_validated(tmp_path: Path, target: str) -> None:
-    """Of a shard of one user the end of the text is held out, of others whole users or the end;
-    an empty shard is the public model."""
+    """A shard of one user holds out the end of its text, other shards whole users or the end.
+
+    An empty shard gives the public model.
+    """
     folder = write_base(tmp_path / "tiny-base")
     run = a_run(
         tmp_path, folder, num_models=40, validation_fraction=0.1,
@@ -133,7 +135,7 @@ def test_divergence_is_an_error_with_early_stopping_too(tmp_path: Path) -> None:
 
 
 def test_a_shards_hold_out_depends_on_it_alone(tmp_path: Path) -> None:
-    """Another user's text changes no other member, with the end of the text held out."""
+    """A user's text changes no other member, even if the end of the text is held out."""
     folder = write_base(tmp_path / "tiny-base")
     config = replace(RUN_CONFIG, target_modules=("lm_head",), early_stopping=True, epochs=1)
     files = []

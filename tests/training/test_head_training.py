@@ -1,4 +1,4 @@
-"""Members that adapt the output layer alone: peft's own training, with the trunk run once."""
+"""Members that adapt the output layer alone train as with peft, but the trunk runs once."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ CONFIG = FinetuneConfig(
     rank=3, alpha=6, target_modules=("lm_head",), learning_rate=0.02, epochs=3, batch_size=2,
     block_size=16, weight_decay=0.1,
 )  # fmt: skip
-# Of the largest weight, and nats per token. On one machine bfloat16 gives the same bits; others may
-# round its products of other shapes otherwise.
+# Tolerances relative to the largest weight, and in nats per token. Some machines round bfloat16
+# products of other shapes otherwise.
 WEIGHTS = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 LOSSES = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 
@@ -54,7 +54,7 @@ def weights(model: Any) -> dict[str, Tensor]:
 
 
 def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, list[float]]:
-    """Train with peft and transformers alone, dropout off: the model, and its epochs' losses."""
+    """Train with peft and transformers alone, without dropout; return the model and its losses."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(shard_seed(5, 2))
@@ -97,7 +97,7 @@ def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, 
 @pytest.mark.parametrize("family", sorted(TESTED))
 @pytest.mark.slow
 def test_equals_peft_without_dropout(family: str, dtype: torch.dtype) -> None:
-    """Tied and untied heads, soft caps and scales: the same A, B and losses, up to rounding."""
+    """Tied and untied heads, caps and scales give the same A, B and losses, up to rounding."""
     base = tiny(family).to(dtype)
     config = settings(base)
     trained = train_adapter(base, stream(1), config, seed=5, shard=2)
@@ -114,7 +114,7 @@ def test_equals_peft_without_dropout(family: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("adapt", ["head", "all"])
 def test_steps_in_several_passes_equal_peft(adapt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block a pass, of which the last one is shorter than the others."""
+    """Passes of one block work, even if the last block is shorter than the others."""
     monkeypatch.setattr(finetune, "PASS_TOKENS", 1)
     base = tiny("llama")
     names = (head_name(base),) if adapt == "head" else linear_names(base)
@@ -132,7 +132,7 @@ def test_steps_in_several_passes_equal_peft(adapt: str, monkeypatch: pytest.Monk
 def test_the_trunk_runs_once_per_block(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base = tiny(family)
     trunk, calls = base.get_decoder(), []
-    monkeypatch.setattr(head_module, "_TOKENS", 1)  # one block a pass
+    monkeypatch.setattr(head_module, "_TOKENS", 1)  # one block per pass
     model = adapted_copy(base, settings(base)).eval()
     inner = model.get_base_model().get_decoder()
     inner.register_forward_hook(lambda module, given, found: calls.append(1))
@@ -162,7 +162,7 @@ def test_the_trunk_has_no_dropout_and_the_base_stays() -> None:
 
 
 def test_a_trunk_that_is_not_found_runs_in_every_epoch(caplog: pytest.LogCaptureFixture) -> None:
-    """A head that reads more than the trunk's output is trained as any other layer."""
+    """An output layer that reads more than the trunk's output is trained as any other layer."""
     base = tiny("llama")
     forward = type(base).forward
 
@@ -174,7 +174,7 @@ def test_a_trunk_that_is_not_found_runs_in_every_epoch(caplog: pytest.LogCapture
 
     base.__class__ = Odd
     trained = train_adapter(base, stream(1), settings(base), seed=5, shard=2)
-    assert "does not show its trunk" in caplog.text
+    assert "was not found: it runs in every epoch" in caplog.text
     expected, _ = by_peft(base, stream(1), settings(base))
     for name, value in weights(expected).items():
         torch.testing.assert_close(weights(trained.model)[name], value, rtol=1e-3, atol=1e-4)
@@ -195,7 +195,7 @@ def test_only_head_members_use_stored_states() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
 def test_the_folder_is_an_ordinary_one(family: str, tmp_path: Path) -> None:
-    """peft itself reads it and answers as the trained model; it holds no weight of the base."""
+    """peft reads the folder and answers as the trained model; it holds no weight of the base."""
     from peft import PeftModel
 
     base = tiny(family)
@@ -219,7 +219,7 @@ def test_the_folder_is_an_ordinary_one(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("family", "depth"), [("gpt2", "n_layer"), ("llama", "num_hidden_layers")])
 def test_layers_by_full_name_are_those_that_peft_adapts(family: str, depth: str) -> None:
-    """Full names match their own layers alone: h.1, not h.11."""
+    """Full names match their own layers alone, so h.1 does not match h.11."""
     depth = {"num_hidden_layers": 12} | ({"n_layer": 12} if family == "gpt2" else {})
     base = tiny(family, **depth)
     blocks = block_names(base)
@@ -233,7 +233,7 @@ def test_layers_by_full_name_are_those_that_peft_adapts(family: str, depth: str)
 
 
 def test_states_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits from a file; it has no name while it is in use, and needs room."""
+    """A file gives the same bits, has no name while in use, and raises without room."""
     base = tiny("llama").to(torch.bfloat16)
     expected = train_adapter(base, stream(1), settings(base), seed=5, shard=2)
     opened: list[tuple[str, int]] = []

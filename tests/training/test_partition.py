@@ -1,4 +1,4 @@
-"""Shards by keyed hash of identifiers; training that depends on one shard alone."""
+"""Shards come from a keyed hash of identifiers, and training depends on one shard alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_assignment_depends_on_the_identifier_alone() -> None:
 
 
 def test_assignment_is_fixed_for_all_time() -> None:
-    """Stored ensembles rely on it: an edited corpus must fall into the same shards."""
+    """Stored ensembles need an edited corpus to fall into the same shards."""
     assert assign_shards(["", "user-1", "ünïcode"], 1000, key=KEY) == [577, 321, 316]
 
 
@@ -127,7 +127,7 @@ def test_training_learns_and_leaves_the_base_alone(base: Any, family: str) -> No
 
 def test_training_depends_on_shard_and_seed_only(base: Any, family: str) -> None:
     def weights(seed: int, shard: int) -> list[torch.Tensor]:
-        torch.rand(5)  # whatever ran before
+        torch.rand(5)  # the global random state must not matter
         model = train_adapter(base, stream(1), settings(family), seed=seed, shard=shard).model
         return [p for name, p in model.named_parameters() if "lora_" in name]
 

@@ -1,4 +1,4 @@
-"""One shard is trained again: what changes, what may not have, and kills at every moment."""
+"""Training one shard again: its changes, its errors, and kills at every moment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ensemble before, and a fresh one on the corpus without some of a user's documents."""
+    """Return the old ensemble, and a new one on the corpus without some of a user's documents."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ensembles")
     train(a_run(folder, base, "old", config=HEAD))
@@ -52,7 +52,7 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(run: TrainingRun, **settings: Any) -> list[str]:
-    """Train; return the lines about finished members."""
+    """Train, and return the lines about finished members."""
     lines: list[str] = []
     train_ensemble(run, say=lines.append, **settings)
     return [line for line in lines if "finished" in line]
@@ -63,7 +63,7 @@ def less(folder: Path, run: TrainingRun) -> TrainingRun:
 
 
 def old_copy(folders: Path, folder: Path, base: Path, name: str) -> TrainingRun:
-    """The ensemble before as `folder / name`, with a run over the corpus as it is now."""
+    """Copy the old ensemble to `folder / name`; return a run over the current corpus."""
     shutil.copytree(folders / "old", folder / name)
     shutil.copytree(folders / "old.private", folder / f"{name}.private")
     return less(folder, a_run(folder, base, name, config=HEAD))
@@ -80,7 +80,7 @@ def run_file(folder: Path) -> bytes:
 def test_one_member_is_trained_again(
     base: Path, tmp_path: Path, folders: Path, member: int | str, workers: int
 ) -> None:
-    """The result is what a fresh training on the corpus as it is now gives, in every bit."""
+    """The result equals a fresh training on the current corpus in every bit."""
     run = old_copy(folders, tmp_path, base, "ensemble")
     before = {path: path.stat().st_mtime_ns for path in run.output.glob("member-*/*")}
     old, new = contents(folders / "old"), contents(folders / "new")
@@ -93,7 +93,7 @@ def test_one_member_is_trained_again(
     after = {path: path.stat().st_mtime_ns for path in run.output.glob("member-*/*")}
     assert {path.parent.name for path in after if after[path] != before[path]} == {name}
     assert list(run.output.glob(".tmp-*")) == []
-    # Once more, or as the ordinary command: nothing is left to do.
+    # Repeated, or as the ordinary command, nothing is left to do.
     assert train(run, retrain=member) == train(run) == []
     assert contents(run.output) == new
 
@@ -104,7 +104,7 @@ def test_other_shards_must_be_as_they_were(base: Path, tmp_path: Path, folders: 
     changed = [row for row in LESS if row["user"] != other]
     run = replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", changed))
     second = f"member-{HOMES[USERS.index(other)]:03d}"
-    with pytest.raises(ValueError, match=f"member-{HOME:03d}; {second} would have to be"):
+    with pytest.raises(ValueError, match=f"member-{HOME:03d}, but {second} would have to be"):
         train(run, retrain=HOME)
     with pytest.raises(ValueError, match="was begun with corpus_hmac"):
         train(run)
@@ -113,7 +113,7 @@ def test_other_shards_must_be_as_they_were(base: Path, tmp_path: Path, folders: 
 
 
 def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) -> None:
-    """With its folder or without; neither its shard's text nor a kill brings it back."""
+    """A withdrawn member stays so, with or without its folder, after new text and after a kill."""
     other = next(home for home in HOMES if home != HOME)
     name = f"member-{other:03d}"
     for removed in (False, True):
@@ -126,7 +126,7 @@ def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) 
         run = replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", left))
         assert [line.split(":")[0] for line in train(run, retrain=HOME)] == [f"member-{HOME:03d}"]
         assert train(run) == train(run, retrain=HOME) == []
-        (run.output / "ensemble.json").unlink()  # as a kill amid the exchange leaves it
+        (run.output / "ensemble.json").unlink()  # as after a kill during the exchange
         assert train(run) == []
         found = read_manifest(run.output)
         expected = read_manifest(folders / "new")
@@ -143,7 +143,7 @@ def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) 
             train(run)
         record.write_text(text)
         (tmp_path / "kept").rename(run.output / "ensemble.json")
-        # Its own number brings it back.
+        # Retraining it brings it back.
         run = less(tmp_path, run)
         train(run, retrain=other)
         assert contents(run.output) == contents(folders / "new")
@@ -173,7 +173,7 @@ def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path, folders: Path) -> None:
-    """A member in place is the old or the new one, whole; an ensemble that loads is consistent."""
+    """A member in place is complete, old or new, and an ensemble that loads is consistent."""
     old, new = contents(folders / "old"), contents(folders / "new")
     corpora = {run_file(folders / name): files for name, files in (("old", old), ("new", new))}
     seen = set()
@@ -191,7 +191,7 @@ def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path, fold
         if status == 0:
             break
         assert status == -signal.SIGKILL
-        # Either command goes on: the ordinary one with the corpus that is recorded.
+        # Either command continues, the ordinary one with the recorded corpus.
         if known is new and number % 2 and "ensemble.json" not in left:
             train(run)
         else:

@@ -1,4 +1,4 @@
-"""From a corpus to an ensemble: what is written, what a member depends on, what is refused."""
+"""Training an ensemble on a corpus: its files, the dependencies of a member, and errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of an undisturbed run."""
+    """Return the files of an uninterrupted run."""
     torch.set_num_threads(1)
     run = a_run(tmp_path_factory.mktemp("reference"), base)
     train_ensemble(run, say=lambda line: None)
@@ -73,7 +73,7 @@ def test_an_ensemble_is_whole_and_loads(
     for name, content in contents(run.output).items():
         assert str(tmp_path).encode() not in content, name
         assert b"user-1" not in content and b"says that" not in content, name
-    # Progress: each member once, with the time that is left; the last line leaves none.
+    # Each member has one line with the time left, which is 0 in the last line.
     assert all(f"({number} of 40, " in line for number, line in enumerate(lines, start=1))
     assert lines[-1].endswith("(40 of 40, 0 s left)")
     ensemble = Ensemble.from_pretrained(base, run.output)
@@ -84,7 +84,7 @@ def test_an_ensemble_is_whole_and_loads(
         assert (
             caplog.messages[index].endswith(": 0 documents, 0 tokens, the public model")
         ) == same
-    # Each member has a seed of its own: what empty shards begin with (A, while B = 0) differs.
+    # Each member has its own seed, so the initial A of empty shards (with B = 0) differs.
     empty = [
         n for n, s in zip(manifest.members, manifest.shards, strict=True) if not s["documents"]
     ]
@@ -99,7 +99,7 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "shard.key").stat().st_mode) == 0o600
     assert len(bytes.fromhex((private / "shard.key").read_text())) == 32
-    # The shards' text is gone.
+    # The shards' text was removed.
     assert sorted(path.name for path in private.iterdir()) == [
         "folder.lock", "rank-000.lock", "run.json", "shard.key",
     ]  # fmt: skip
@@ -114,8 +114,10 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
 def test_a_member_depends_on_its_shard_alone(
     base: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
-    """Members of other shards are the same in every bit; so is everything where identifiers come in
-    another order. In the order of one identifier's documents its own member is another."""
+    """Members of other shards are the same in every bit, and identifiers may come in any order.
+
+    The order of one identifier's documents changes its own member.
+    """
     victim = USERS[3]
     edited = [row if row["user"] != victim else row | {"text": "something else"} for row in rows()]
     removed = [row for row in rows() if row["user"] != victim]
@@ -145,7 +147,7 @@ def test_seed_and_settings_matter(base: Path, tmp_path: Path, reference: dict[st
 
 
 def test_validation_text_is_not_trained_on(base: Path, tmp_path: Path) -> None:
-    """Whole users are held out; without a fraction none is."""
+    """Whole users are held out, and none without a fraction."""
     losses: list[dict[str, Any] | None] = []
     tokens = []
     for fraction in (0.0, 0.4):
@@ -176,7 +178,7 @@ def test_a_rank_that_never_began_is_an_error(
     with pytest.raises(RuntimeError, match="rank 1 of 2 never began and left 2 members untrained"):
         quietly(run, place=Place(0, 2))
     assert not (run.output / "ensemble.json").exists()
-    # The other rank finds its members missing only, and finishes.
+    # Only the other rank's members are missing, and it trains them.
     assert quietly(run, place=Place(1, 2)) == reference
 
 
@@ -186,11 +188,11 @@ def test_a_rank_that_ended_is_an_error(base: Path, tmp_path: Path) -> None:
     run.output.with_name("ensemble.private").mkdir(mode=0o700)
     looks = iter([[1], [1], [1]])
     with place.lock(tmp_path / "ensemble.private"):
-        with pytest.raises(StopIteration):  # while it lives, it is waited for
+        with pytest.raises(StopIteration):  # it is waited for while it runs
             Place(0, 2).wait(tmp_path / "ensemble.private", lambda: next(looks))
 
     class Ending:
-        """Missing members; the rank's lock is released after the first look."""
+        """A list of missing members that releases the rank's lock after the first look."""
 
         lock = place.lock(tmp_path / "ensemble.private")
         looks = 0
@@ -270,7 +272,7 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
 def test_hidden_states_are_no_larger_than_said(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a short text, whose training and held-out blocks are mostly padding."""
+    """This holds even for a short text, whose blocks are mostly padding."""
     stored: list[int] = []
     storage = head._storage
 
@@ -319,7 +321,7 @@ def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
     refuses("corpus must hold text", replace(run, corpus=empty))
     foreign = tmp_path / "foreign"
     (foreign / "member-000").mkdir(parents=True)
-    refuses("does not say how it was trained", replace(run, output=foreign))
+    refuses("has no record of its training", replace(run, output=foreign))
     (tmp_path / "open.private").mkdir()
     (tmp_path / "open.private").chmod(0o755)
     refuses("open to its owner alone", replace(run, output=tmp_path / "open"))
@@ -358,7 +360,7 @@ def test_bfloat16_base(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_document_is_in_the_shard_of_its_name(tmp_path: Path) -> None:
-    """Wherever it stands in the corpus: every other one removed, or all in another order."""
+    """The shard does not depend on other documents or on the order of the corpus."""
     documents = [Document(f"name-{number}", f"text {number}") for number in range(40)]
 
     def shards(name: str, found: list[Document]) -> list[set[str]]:
@@ -376,7 +378,7 @@ def test_a_document_is_in_the_shard_of_its_name(tmp_path: Path) -> None:
 def test_a_member_appears_whole(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder has its name only when everything in it is written."""
+    """A member's folder gets its name only after everything in it is written."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

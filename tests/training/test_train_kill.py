@@ -1,4 +1,4 @@
-"""A trainer that is killed at any moment: what it leaves is whole, and the next run ends alike."""
+"""A trainer killed at any moment leaves complete files, and the next run ends with the same."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train(run: TrainingRun) -> None:
 
 
 def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
-    """What has its final name is final: temporary files apart, nothing differs from the end."""
+    """Assert that every file but temporary ones equals the file of the finished run."""
     for path, content in contents(folder).items() if folder.exists() else ():
         if not path.startswith(".tmp-"):
             assert content == reference[path], path
@@ -59,7 +59,7 @@ def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
 def test_killed_before_every_change_of_the_disk(
     base: Path, tmp_path: Path, config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of head members' hidden states, too, which are in a file here."""
+    """This includes the hidden states of output-layer members, which are in a file here."""
     monkeypatch.setattr(head, "IN_MEMORY", 0)
     small = {"num_models": 1, "config": replace(config, epochs=1), "validation_fraction": 0.0}
     run = a_run(tmp_path, base, "undisturbed", **small)
@@ -133,14 +133,14 @@ def test_worker_processes_give_the_same_and_end_with_their_parent(
     assert status_of(child) == -signal.SIGKILL
     assert contents(whole.output) == reference
     assert_whole(killed.output, reference)
-    assert len(workers) >= 3  # those of the second run, and the server they are forked from
+    assert len(workers) >= 3  # the workers of the second run, and the server that forks them
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=30)
     train(killed)
     assert contents(killed.output) == reference
 
 
 def descendants(process: int) -> set[int]:
-    """Processes that a process has started, and they in turn."""
+    """Return the processes that a process has started, directly or not."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

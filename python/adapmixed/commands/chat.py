@@ -1,4 +1,4 @@
-"""``adapmixed chat``: a conversation on the terminal, every token of it charged."""
+"""``adapmixed chat``: hold a private conversation on the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adapmixed.commands.serving import add_serving_options, opened, shape_of
 if TYPE_CHECKING:
     from adapmixed.generation import PrivateGenerator
 
-# What is typed to end the conversation, besides the end of the input.
+# These words end the conversation, as the end of the input does.
 _LEAVE = ("/quit", "/exit")
 
 
@@ -21,17 +21,22 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "chat",
-        help="a private conversation on the terminal",
-        description="Answers what is typed, line by line, until /quit or the end of the input; "
-        "/new forgets the conversation so far. The base's chat template is used; without one, "
-        "--plain continues every line by itself.",
+        help="hold a private conversation on the terminal",
+        description="Answer each line that is typed, until /quit or the end of the input. /new "
+        "starts a new conversation. The public model's chat template is used. If it has none, "
+        "--plain continues every line by itself. Every released token is charged.",
     )
     parser.add_argument(
-        "--plain", action="store_true", help="no chat template: continue every line by itself"
+        "--plain",
+        action="store_true",
+        help="use no chat template and continue every line by itself",
     )
-    parser.add_argument("--system", help="the conversation's first message (chat template only)")
+    parser.add_argument("--system", help="system message of the conversation (not with --plain)")
     parser.add_argument(
-        "--turns", type=int, default=64, help="at most so many answers; what a plan is for (64)"
+        "--turns",
+        type=int,
+        default=64,
+        help="maximum number of answers; fixed guarantees are planned for them (default: 64)",
     )
     add_serving_options(parser)
     parser.set_defaults(run=run)
@@ -43,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.ranks import Place
 
     if Place.from_environment().world > 1:
-        raise ValueError("chat must run in one process: what is typed reaches one of them only")
+        raise ValueError("chat must run in one process: only one process reads the terminal")
     if arguments.turns < 1:
         raise ValueError(f"--turns must be >= 1, got {arguments.turns}")
     if arguments.plain and arguments.system is not None:
@@ -69,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 pieces = _pieces(generator, asked, arguments)
             except BudgetSpentError:
-                raise  # no later line could be answered
-            except ValueError as error:  # the window is full, for instance: nothing was charged
+                raise  # no later line can be answered
+            except ValueError as error:  # nothing was charged, for instance if the window is full
                 print(f"adapmixed chat: {as_typed(str(error))}", file=sys.stderr)
                 continue
             answer = ""

@@ -1,4 +1,4 @@
-"""``adapmixed demo``: train members on the built-in text and answer with all methods, offline."""
+"""``adapmixed demo``: train on the built-in text and compare all methods, offline."""
 
 import argparse
 import time
@@ -19,7 +19,7 @@ PROMPT = "The try statement"
 SAMPLE_TOKENS = 40
 DELTA = 1e-5
 BUDGETS = (1.0, 3.0)
-# From benchmarks/results/reproduce-kinds.json: hours of training are quoted, not repeated.
+# Quoted from benchmarks/results/reproduce-kinds.json, since the training takes hours.
 DEEP = (
     "deeper members (from 'adapmixed-lab reproduce kinds': this corpus, 100 members of rank 8,\n"
     "clipped-log-pool, ε ≤ 3): perplexity 68.62 if all linear layers are adapted, 71.62 if the\n"
@@ -31,33 +31,37 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "demo",
-        help="trains members on the built-in text and answers: all methods, one table",
-        description="Divides the built-in corpus into 64 shards, trains a member on each, answers "
-        "held-out text with every method, prints a table and writes report.json. "
-        "Needs no network.",
+        help="train on built-in text and compare all methods in one table",
+        description="Divide the built-in corpus into 64 shards, train a member on each, and "
+        "evaluate every method on held-out text. The table is printed and written to report.json. "
+        "No network is needed.",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"),
-        help="folder of the report and of the ensemble; members that are there are kept",
+        help="folder for the report and the ensemble; trained members are kept (default: report)",
     )  # fmt: skip
-    parser.add_argument("--queries", type=int, default=1024, help="tokens answered per method")
-    parser.add_argument("--seed", type=int, default=0, help="of the evaluation's randomness")
+    parser.add_argument(
+        "--queries", type=int, default=1024, help="tokens that each method answers (default: 1024)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the evaluation's randomness (default: 0)"
+    )
     parser.add_argument(
         "--diagnostics",
         action="store_true",
-        help="as of evaluate: the utility theorem, weights, losses of single models over time",
+        help="add the utility theorem, and weights and privacy losses of single models over time",
     )
     parser.add_argument(
         "--adjacency",
         choices=("zero_out", "replace_one"),
         default="zero_out",
-        help="neighbours of the guarantees (zero_out)",
+        help="neighbouring relation of the guarantees (default: zero_out)",
     )
     parser.set_defaults(run=run)
 
 
 def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> "dict[str, Mechanism]":
-    """Return the compared methods; fixed guarantees are for exactly these queries."""
+    """Return the methods to compare; fixed guarantees are planned for `queries` tokens."""
     from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected
 
     found: dict[str, Mechanism] = {
@@ -70,18 +74,18 @@ def methods(queries: int, num_models: int, adjacency: str = "zero_out") -> "dict
 
 
 def left_out(compared: "dict[str, Mechanism]", adjacency: str) -> dict[str, str]:
-    """Return the methods without a guarantee for these neighbours, with the reason."""
+    """Return the methods that have no guarantee under this adjacency, each with the reason."""
     if adjacency != "replace_one":
         return {}
     return {name: one.no_replacement for name, one in compared.items() if one.no_replacement}
 
 
 def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechanism]":
-    """Return ClippedMixing and ClippedLogPool as the planner chooses them, by public numbers."""
+    """Return ClippedMixing and ClippedLogPool with the settings that the planner chooses."""
     from adapmixed.mechanisms.planned import planned
     from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
 
-    shapes, scales = (CHOSEN_SHAPE,), (CHOSEN_SCALE,)  # the others take seconds
+    shapes, scales = (CHOSEN_SHAPE,), (CHOSEN_SCALE,)  # planning the others takes seconds
     found = {
         f"{one.mechanism}, ε ≤ {epsilon:g}": planned(one, epsilon)
         for epsilon in BUDGETS
@@ -100,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     quiet_libraries()
     from adapmixed.workers import start_server
 
-    start_server()  # imports what training needs while this process imports the rest
+    start_server()  # it imports what training needs while this process imports the rest
     from adapmixed.data.demo import demo_base
     from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
@@ -158,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tokens(queries: int) -> list[int]:
-    """Return the held-out text; ValueError if it is too short for so many queries."""
+    """Return the tokens of the held-out text; raise ValueError if there are too few."""
     from transformers import AutoConfig, AutoTokenizer
 
     from adapmixed.data.demo import demo_base, held_out_tokens
@@ -172,7 +176,7 @@ def _tokens(queries: int) -> list[int]:
 
 
 def _sample(ensemble: Any, compared: "dict[str, Mechanism]", adjacency: str) -> dict[str, str]:
-    """Return a short private continuation with what it cost, from unseeded randomness."""
+    """Return a short private continuation and its guarantee, drawn without a seed."""
     from adapmixed.generation import PrivateGenerator
     from adapmixed.privacy import Accountant
 

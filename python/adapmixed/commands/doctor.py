@@ -1,4 +1,4 @@
-"""``adapmixed doctor``: what is installed, built and used."""
+"""``adapmixed doctor``: print versions, build facts and hardware."""
 
 import argparse
 from typing import Any
@@ -6,8 +6,16 @@ from typing import Any
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("doctor", help="what is installed, built and used")
-    parser.add_argument("--base", help="public model to try: what can its members share?")
+    parser = commands.add_parser(
+        "doctor",
+        help="print versions, build facts and hardware",
+        description="Print the installed versions, how the extension was built, and the hardware "
+        "in use. Nothing is changed or sent anywhere.",
+    )
+    parser.add_argument(
+        "--base",
+        help="public model (folder or hub name): also print which layers members could share",
+    )
     parser.set_defaults(run=run)
 
 

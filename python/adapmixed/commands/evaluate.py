@@ -1,4 +1,4 @@
-"""``adapmixed evaluate``: perplexity and privacy of mechanisms over a text."""
+"""``adapmixed evaluate``: measure perplexity and privacy of mechanisms on a text."""
 
 import argparse
 from pathlib import Path
@@ -29,41 +29,60 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "evaluate",
-        help="perplexity and privacy over a text",
-        description="Scores every token of a text with the public model and with one mechanism, or "
-        "several side by side (docs/evaluation.md). "
-        "Evaluation reveals probabilities: its output is for the operator.",
+        help="measure perplexity and privacy on a text",
+        description="Score every token of a text with the public model and with one or several "
+        "mechanisms. An evaluation reveals probabilities, so its output is for the operator only.",
     )
     parser.add_argument("--base", required=True, help="public model: folder or hub name")
     parser.add_argument("--ensemble", required=True, help="ensemble folder (ensemble.json)")
-    parser.add_argument("--text", required=True, type=Path, help="UTF-8 text file or folder")
-    parser.add_argument("--json", type=Path, help="write the report there as JSON")
-    parser.add_argument("--queries", type=int, help="stop after this many tokens, in every run")
-    parser.add_argument("--block", type=int, help="tokens per block (512, or the model's window)")
     parser.add_argument(
-        "--stride", type=int, help="windows slide by this many tokens (blocks do not overlap)"
+        "--text", required=True, type=Path, help="UTF-8 text file, or folder of *.txt files"
+    )
+    parser.add_argument("--json", type=Path, help="file to write the report to, as JSON")
+    parser.add_argument(
+        "--queries", type=int, help="tokens to score in every run (default: the whole text)"
+    )
+    parser.add_argument(
+        "--block",
+        type=int,
+        help="tokens per block (default: 512, or the model's window if that is shorter)",
+    )
+    parser.add_argument(
+        "--stride",
+        type=int,
+        help="tokens by which overlapping windows advance (default: blocks do not overlap)",
     )
     parser.add_argument(
         "--runs",
         type=int,
         default=1,
-        help="over disjoint stretches of the text: mean ± deviation",
+        help="number of runs on disjoint parts of the text, shown as mean ± standard deviation "
+        "(default: 1)",
     )
     parser.add_argument(
-        "--result", type=Path, help="PRIVATE: keep the state there, to go on from after a kill"
+        "--result",
+        type=Path,
+        help="PRIVATE: file for the state of the evaluation, from which --resume continues",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from --result, if it is there")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the --result file, if it exists"
+    )
     parser.add_argument(
         "--diagnostics",
         action="store_true",
-        help="PRIVATE: the utility theorem, weights, losses of single models over time",
+        help="PRIVATE: add the utility theorem, and weights and privacy losses of single models "
+        "over time",
     )
-    parser.add_argument("--seed", type=int, help="repeatable randomness (evaluation only)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="seed for repeatable randomness (default: the system's randomness)",
+    )
     parser.add_argument(
         "--memory",
         type=memory_bytes,
         default=1 << 30,
-        help="of logits, activations, keys and values, e.g. 512M or 5G (1G)",
+        help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
     )
     add_mechanism_options(parser, several=True)
     add_placing_options(parser)
@@ -71,10 +90,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate and print the table; of several processes the main one prints and writes."""
+    """Evaluate and print the table; among several processes only the main one writes."""
     _check_accounts(arguments)
     if arguments.result is None and arguments.resume:
-        raise ValueError("--resume needs --result, the file to go on from")
+        raise ValueError("--resume needs --result, the file to continue from")
     with joined_ranks(arguments) as ranks:
         return _run(arguments, ranks)
 
@@ -110,7 +129,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
         "environment": environment(),
         "training": training_losses(Path(arguments.ensemble)),
     }
-    about = plain(about, "about")  # what no file could hold is refused before the models run
+    about = plain(about, "about")  # raise before the models run if a file could not hold it
     update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
     runs = _evaluated(arguments, ensemble, tokens, asked, about, update)
     close()
@@ -123,7 +142,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     print(report_text(report))
     if arguments.json is not None:
         if arguments.seed is not None:
-            # What a seed repeats is the evaluation, not its speed.
+            # A seed repeats the evaluation, but not its speed.
             methods = cast("list[dict[str, Any]]", report["methods"])
             report["methods"] = [one | {"tokens_per_second": None} for one in methods]
         arguments.json.write_text(report_json(report), encoding="utf-8")
@@ -138,7 +157,7 @@ def _check_accounts(arguments: argparse.Namespace) -> None:
 
 
 def _epsilon(arguments: argparse.Namespace, mechanism: "Mechanism") -> float | None:
-    """Return the budget of every shard; the two baselines have nothing to keep within one."""
+    """Return the budget of every shard; None for the two baselines, which take no budget."""
     from adapmixed.mechanisms import PublicOnly, Unprotected
 
     baseline = isinstance(mechanism, PublicOnly | Unprotected)
@@ -159,7 +178,9 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mecha
     """Return the mechanisms by label, the public model first.
 
     Args:
-        queries: of a run, which plans are for unless --mechanism says otherwise.
+        arguments: the command's arguments.
+        queries: tokens of a run; fixed guarantees are planned for them unless --mechanism says
+            otherwise.
     """
     from adapmixed.mechanisms import PublicOnly
 
@@ -170,7 +191,7 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mecha
         one = mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=queries)
         label = name if names.count(name) == 1 else label_of(text)
         if label in found and label != PublicOnly.name:
-            raise ValueError(f"--mechanism must not be given twice, got {label!r} again")
+            raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")
         found[label] = one
     return found
 

@@ -1,4 +1,4 @@
-"""``adapmixed generate``: privately generated continuations of prompts."""
+"""``adapmixed generate``: continue prompts privately."""
 
 from __future__ import annotations
 
@@ -16,24 +16,30 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "generate",
         help="continue prompts privately",
-        description="Continues prompts token by token. Every token is one query; standard output "
-        "carries the text alone, standard error what it cost. Several prompts are answered "
-        "in batches, as one JSON object a line.",
+        description="Continue prompts token by token. Every released token is one query. The text "
+        "goes to standard output, its guarantee to standard error. Several prompts are answered in "
+        "batches and printed as JSON lines.",
     )
     parser.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="may be repeated"
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="prompt to continue; may be repeated",
     )
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="UTF-8 text, one prompt a line"
+        "--prompts", type=Path, metavar="FILE", help="UTF-8 file with one prompt per line"
     )
     parser.add_argument(
-        "--chat", action="store_true", help="by the base's chat template, as a user's message"
+        "--chat",
+        action="store_true",
+        help="answer the prompt as a user's message, with the public model's chat template",
     )
     parser.add_argument(
         "--batch",
         type=int,
         metavar="SIZE",
-        help="prompts answered together, and written when they are (as many as fit --memory)",
+        help="number of prompts answered together (default: as many as --memory allows)",
     )
     add_serving_options(parser)
     parser.set_defaults(run=run)
@@ -65,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(pieces: Iterator[str], is_main: bool) -> None:
-    """Write the text as it comes; every process asks for it and the main one writes."""
+    """Write the text as it is released; every process takes part and the main one writes."""
     for piece in pieces:
         if is_main:
             print(piece, end="", flush=True)

@@ -1,4 +1,4 @@
-"""``adapmixed ledger show | verify | export``: reads a ledger, also while it is being charged."""
+"""``adapmixed ledger show | verify | export``: read a ledger, even while it is being charged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from adapmixed.privacy.ledger.records import Record
 
 ACTIONS = {
-    "show": "what was charged, and what it promises (for the operator only)",
-    "verify": "check every record and the head; exit status 2 if anything was altered or lost",
-    "export": "every record as a JSON line, after one that describes the ledger",
+    "show": "print what was charged and its guarantee, for the operator only",
+    "verify": "check every record; exit status 2 if anything was altered or lost",
+    "export": "print every record as a JSON line, after a line that describes the ledger",
 }
 
 
@@ -23,20 +23,28 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "ledger",
         help="show, verify or export a ledger",
-        description="Reads and checks a ledger without writing to it. Charges and totals depend on "
-        "the private data: the output is for the operator.",
+        description="Read and check a ledger without writing to it. Charges and totals depend on "
+        "the private data, so the output is for the operator only.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
-        action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
-        action.add_argument("path", type=Path, help="the ledger's database")
+        action = actions.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+        )
+        action.add_argument("path", type=Path, help="the ledger's database file")
         if name != "export":
-            action.add_argument("--json", action="store_true", help="as one JSON object")
+            action.add_argument("--json", action="store_true", help="print one JSON object")
         action.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the ledger; one that is not intact raises."""
+    """Read the ledger and print it.
+
+    Raises:
+        LedgerCorruptError: if the ledger was altered or lost records.
+    """
     if arguments.action == "export":
         return _export(arguments.path)
     from adapmixed.privacy import read_ledger

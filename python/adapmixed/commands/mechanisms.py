@@ -1,4 +1,4 @@
-"""--mechanism "NAME KEY=VALUE ...", and ``adapmixed mechanisms``, which lists the keys."""
+"""The option --mechanism, and ``adapmixed mechanisms``, which lists its names and keys."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ NAMES = (
 )  # fmt: skip
 
 _PAPER = {"adapmixed": {"order": 18.0, "target_leakage": 0.2}, "pmixed": {"order": 3.0}}
-"""Keys that have a default on the command line alone: the paper's."""
+"""Defaults of the command line alone: the paper's settings."""
 
-_GIVEN = {"delta": "--delta gives it"}
-"""Keys of Python that options of their own give."""
+_GIVEN = {"delta": "use --delta"}
+"""Arguments in Python that have their own option on the command line."""
 
 
 def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add --mechanism, --epsilon, --delta and --adjacency.
 
     Args:
-        several: --mechanism may be repeated.
+        parser: gets the options, in a group of their own.
+        several: whether --mechanism may be repeated.
     """
     group = parser.add_argument_group("mechanism and guarantee")
     group.add_argument(
@@ -34,20 +35,25 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
         action="append" if several else "store",
         default=None if several else "adapmixed",
         metavar='"NAME KEY=VALUE ..."',
-        help="such as 'clipped-log-pool lower=-0.25 upper=1 scale=2'; 'adapmixed mechanisms' lists "
-        "names and keys" + (" (may be repeated)" if several else "") + " (adapmixed)",
+        help="mechanism and its settings, such as 'clipped-log-pool lower=-0.25 upper=1 scale=2'; "
+        "'adapmixed mechanisms' lists names and keys"
+        + ("; may be repeated" if several else "")
+        + " (default: adapmixed)",
     )
     group.add_argument(
         "--epsilon",
         type=float,
-        help="a budget of every shard, for any number of queries (clipped mechanisms)",
+        help="budget of every shard, for any number of queries (clipped mechanisms only)",
     )
-    group.add_argument("--delta", type=float, default=1e-5, help="delta of the guarantee (1e-5)")
+    group.add_argument(
+        "--delta", type=float, default=1e-5, help="delta of the guarantee (default: 1e-5)"
+    )
     group.add_argument(
         "--adjacency",
         choices=("zero_out", "replace_one"),
         default="zero_out",
-        help="neighbours of the guarantee (zero_out)",
+        help="neighbouring relation of the guarantee: one shard is emptied, or its records change "
+        "(default: zero_out)",
     )
 
 
@@ -55,15 +61,17 @@ def add_parser(commands: Any) -> None:
     """Add the command ``mechanisms``."""
     parser = commands.add_parser(
         "mechanisms",
-        help="names and keys of --mechanism",
-        description="Lists the mechanisms, and the keys of one with their defaults.",
+        help="list the names and keys of --mechanism",
+        description="List the mechanisms, or the keys of one mechanism with their defaults.",
     )
-    parser.add_argument("name", nargs="?", choices=NAMES, help="one mechanism (all)")
+    parser.add_argument(
+        "name", nargs="?", choices=NAMES, help="mechanism whose keys to list (default: list names)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the names, or one mechanism with its keys."""
+    """Print all mechanisms, or one mechanism with its keys."""
     for name in NAMES if arguments.name is None else (arguments.name,):
         kind = _classes()[name]
         first = (inspect.getdoc(kind) or "").split("\n\n")[0]
@@ -75,15 +83,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def label_of(text: str) -> str:
-    """Return the words of a mechanism with single spaces."""
+    """Return the text of --mechanism with single spaces."""
     return " ".join(shlex.split(text))
 
 
 def check_charged(mechanism: Mechanism, *, delta: float, epsilon: float | None, way: str) -> None:
-    """Raise if no accountant with these settings can be charged for a mechanism, whatever N is.
+    """Check that an accountant with these settings can be charged for a mechanism.
 
     Raises:
-        ValueError: as `Accountant.bind`.
+        ValueError: as `Accountant.bind`, for any N.
     """
     from adapmixed.privacy import Accountant
 
@@ -94,13 +102,14 @@ def mechanism_of(text: str, *, delta: float, epsilon: float | None, queries: int
     """Return the mechanism that a text describes.
 
     Args:
-        text: "NAME KEY=VALUE ...", the keys of Python's class.
+        text: "NAME KEY=VALUE ..."; the keys are the arguments of the class in Python.
         delta: δ of the guarantee.
-        epsilon: of every shard's budget; None without one.
-        queries: of this run: what a plan is for unless the text says otherwise.
+        epsilon: budget of every shard, or None.
+        queries: tokens of this run; a fixed guarantee is planned for them unless the text says
+            otherwise.
 
     Raises:
-        ValueError: an unknown name or key, or a value that the mechanism does not take.
+        ValueError: if a name or key is unknown, or if the mechanism does not take a value.
     """
     name, given = _parsed(text)
     kind: Any = _classes()[name]
@@ -111,7 +120,7 @@ def mechanism_of(text: str, *, delta: float, epsilon: float | None, queries: int
     settings = _PAPER.get(name, {}) | given
     if "delta" in {one.name for one in dataclasses.fields(kind)}:
         settings["delta"] = delta
-    planned = epsilon is None or name == "pmixed"  # which no budget of every shard can replace
+    planned = epsilon is None or name == "pmixed"  # no budget of the shards can replace its plan
     if "queries" in known and "queries" not in given and planned:
         settings["queries"] = queries
     if name == "clipped-mixing" and epsilon is not None:
@@ -119,8 +128,8 @@ def mechanism_of(text: str, *, delta: float, epsilon: float | None, queries: int
     missing = [key for key, value in known.items() if value == "..." and key not in settings]
     if missing:
         raise ValueError(
-            f"--mechanism {name} needs {', '.join(missing)} ('adapmixed plan' says what an epsilon "
-            "buys)"
+            f"--mechanism {name} needs {', '.join(missing)} ('adapmixed plan' lists settings for "
+            "an epsilon)"
         )
     return _made(name, lambda: kind(**settings))
 
@@ -154,13 +163,13 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _types(name: str) -> dict[str, str]:
-    """Return the annotations of a mechanism's settings, as they are written."""
+    """Return the annotations of a mechanism's settings as strings."""
     kind: Any = _classes()[name]
     return {one.name: str(one.type) for one in dataclasses.fields(kind)}
 
 
 def _value(annotation: str, text: str) -> Any:
-    """Return what a text says; one that is not of the type is the mechanism's to reject."""
+    """Return the value of a text; the mechanism rejects a value of another type."""
     types = annotation.split(" | ")
     if annotation.startswith("tuple"):
         return () if text == "none" else tuple(_number(float, part) for part in text.split(","))
@@ -168,7 +177,7 @@ def _value(annotation: str, text: str) -> Any:
         return None
     if "int" in types:
         return _number(int, text)
-    # 18 and 18.0 are one setting, and one text in a ledger.
+    # As numbers, 18 and 18.0 are the same setting in a ledger.
     return _number(float, text) if "float" in types else text
 
 
@@ -194,7 +203,7 @@ def _classes() -> dict[str, type[Mechanism]]:
 
 
 def _keys(name: str) -> dict[str, Any]:
-    """Return the keys of a mechanism with their defaults; "..." for those that must be given."""
+    """Return the keys of a mechanism with their defaults; "..." stands for no default."""
     kind: Any = _classes()[name]
     found: dict[str, Any] = {"preset": None} if name == "adapmixed" else {}
     for one in dataclasses.fields(kind):
@@ -202,5 +211,5 @@ def _keys(name: str) -> dict[str, Any]:
             default = "..." if one.default is dataclasses.MISSING else one.default
             found[one.name] = _PAPER.get(name, {}).get(one.name, default)
     if "queries" in found:
-        found["queries"] = "all queries of the run, without --epsilon"
+        found["queries"] = "without --epsilon, all queries of the run"
     return found

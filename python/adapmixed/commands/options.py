@@ -1,4 +1,4 @@
-"""Options that commands share, and what they build from them."""
+"""Options that commands share, and the objects built from them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from adapmixed.rng import SecureRandom, SeededRandom
 
 PRESETS = ("wikitext-103", "one-billion-word", "pubmed", "air-dialogue")
-"""The paper's data sets, by which its settings are named."""
+"""The paper's data sets, which name its presets."""
 
-# Arguments of the API that an error begins with, and what they are called on the command line.
+# Arguments in Python that errors begin with, and their options on the command line.
 _TYPED = {
     "memory_bytes": "--memory",
     "max_new_tokens": "--max-new-tokens",
@@ -29,15 +29,15 @@ _TYPED = {
 
 
 def as_typed(message: str) -> str:
-    """Return an error of the API in the words of the command line."""
+    """Return an error message with the option's name instead of the argument's."""
     name, rest = (*message.split(" ", 1), "")[:2]
     return f"{_TYPED[name]} {rest}" if name in _TYPED else message
 
 
 def unknown_options(names: Sequence[str]) -> str:
-    """Return the error for options that the command does not have.
+    """Return the error message for options that the command does not have.
 
-    One of another program that would void the guarantee is named with the reason.
+    If an option would void the guarantee, the message says why.
     """
     from adapmixed.generation.refused import REASONS
 
@@ -50,14 +50,14 @@ def unknown_options(names: Sequence[str]) -> str:
 
 
 def random_source(seed: int | None) -> SecureRandom | SeededRandom:
-    """Return a source from this seed, or from the operating system without one."""
+    """Return a seeded source of randomness, or the operating system's without a seed."""
     from adapmixed.rng import SecureRandom, SeededRandom
 
     return SecureRandom() if seed is None else SeededRandom(seed)
 
 
 def memory_bytes(text: str) -> int:
-    """Return a size such as 512M or 2G in bytes."""
+    """Return the bytes of a size such as 512M or 2G."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     unit = units.get(text[-1:].upper(), 1)
     number = text[:-1] if unit > 1 else text
@@ -71,10 +71,11 @@ def memory_bytes(text: str) -> int:
 
 
 def check_output(path: Path | None, *, folder: bool = False) -> None:
-    """Raise for an output that could not be written, before any work is done for it.
+    """Raise ValueError for an output that cannot be written, before any work is done.
 
     Args:
-        path: a file, or with ``folder`` a folder, which is created.
+        path: a file, or a folder if ``folder`` is set; None passes.
+        folder: whether the path is a folder, which is created.
     """
     if path is None:
         return
@@ -93,7 +94,7 @@ def check_output(path: Path | None, *, folder: bool = False) -> None:
 
 
 def quiet_libraries() -> None:
-    """Silence the libraries' own progress bars off a terminal, as ours are."""
+    """Silence the libraries' progress bars if standard error is no terminal."""
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         from transformers.utils import logging
@@ -104,7 +105,7 @@ def quiet_libraries() -> None:
 def progress_bar(
     total: int, unit: str, *, shown: bool = True
 ) -> tuple[Callable[[int, int], None], Callable[[], None]]:
-    """Return (update(done, total), close) of a bar with the time left, silent off a terminal."""
+    """Return (update(done, total), close) of a progress bar, silent without a terminal."""
     from tqdm import tqdm
 
     bar = tqdm(total=total, unit=unit, disable=not (shown and sys.stderr.isatty()), leave=False)

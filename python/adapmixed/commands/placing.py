@@ -1,4 +1,4 @@
-"""Where `evaluate`, `generate`, `chat` and `reproduce` compute: device, precision, processes."""
+"""Device, precision and processes of `evaluate`, `generate`, `chat` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def add_placing_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="under torchrun: how long a process waits for the others before the run ends (300)",
+        help="under torchrun, seconds that a process waits for the others before the run ends "
+        "(default: 300)",
     )
 
 
@@ -31,15 +32,19 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="of models and mechanisms; under torchrun each process takes a GPU of its own",
+        help="device of models and mechanisms; under torchrun each process takes its own GPU "
+        "(default: cpu)",
     )
     parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of the public model; adapters: float32"
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="dtype of the public model; adapters stay in float32 (default: float32)",
     )
 
 
 def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:
-    """Join the processes of `torchrun`, which talk through NCCL between GPUs.
+    """Join the processes of `torchrun`; GPUs communicate through NCCL.
 
     Raises:
         ValueError: as `check_device`.
@@ -51,7 +56,7 @@ def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]
 
 
 def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
-    """Load --base and --ensemble on the device that was asked for."""
+    """Load --base and --ensemble on the requested device."""
     import torch
 
     from adapmixed.ensemble import Ensemble
@@ -60,7 +65,7 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
     device = arguments.device
     if device == "cuda":
         device = f"cuda:{Place.from_environment().local_rank}"
-        torch.cuda.set_device(device)  # NCCL's, too
+        torch.cuda.set_device(device)  # NCCL uses the current device
     return Ensemble.from_pretrained(
         arguments.base,
         arguments.ensemble,
@@ -71,7 +76,7 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
 
 
 def check_device(arguments: argparse.Namespace) -> None:
-    """Raise ValueError if a GPU is asked for and there is none, or no kernels for one."""
+    """Raise ValueError if --device cuda is given without a GPU or without CUDA kernels."""
     if arguments.device != "cuda":
         return
     import torch
@@ -81,8 +86,9 @@ def check_device(arguments: argparse.Namespace) -> None:
 
     if not build_info()["cuda"]:
         raise ValueError(
-            "--device cuda needs adapmixed_ext built with CUDA (docs/cuda.md), this build has none"
+            "--device cuda needs adapmixed_ext built with CUDA (docs/develop/cuda.md), this build "
+            "has no CUDA kernels"
         )
     local, found = Place.from_environment().local_rank, torch.cuda.device_count()
     if local >= found:
-        raise ValueError(f"--device cuda needs GPU {local}, torch finds {found}")
+        raise ValueError(f"--device cuda needs GPU {local}, but torch finds {found}")

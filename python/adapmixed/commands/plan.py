@@ -1,4 +1,4 @@
-"""``adapmixed plan``: what a privacy budget buys, before anything is trained or answered."""
+"""``adapmixed plan``: find the settings that a privacy budget allows, before any training."""
 
 import argparse
 import json
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from adapmixed.privacy.beforehand import Beforehand
     from adapmixed.privacy.planner import Plan
 
-MOST_QUERIES, MOST_MODELS = 10**9, 10**7  # where the inverse questions end
+MOST_QUERIES, MOST_MODELS = 10**9, 10**7  # the largest answers of the inverse questions
 FORMAT_VERSION = 1
-"""Of the JSON that is written."""
+"""Version of the JSON that is written."""
 _ASKED = ("epsilon", "models", "queries")
 _NEIGHBOURS = {
-    "zero_out": "one shard is emptied, its member answers the public distribution",
+    "zero_out": "one shard is emptied and its member answers the public distribution",
     "replace_one": "any change of the records in one shard",
 }
 
@@ -30,24 +30,40 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "plan",
-        help="the settings that a privacy budget buys",
-        description="Lists, for every mechanism with a guarantee fixed beforehand, the widest "
-        "settings within (epsilon, delta), chooses one of each clipped mechanism by a rule, and "
-        "says what fewer queries would cost. With --lower and "
-        "--upper the settings are given, and what is left out of --epsilon, --models and --queries "
-        "is the answer. Public numbers only.",
+        help="find the settings that a privacy budget allows",
+        description="List the widest settings within (epsilon, delta) for every mechanism with a "
+        "fixed guarantee, choose one setting of each clipped mechanism, and show the epsilon of "
+        "fewer queries. With --lower and --upper, compute instead whichever of --epsilon, --models "
+        "and --queries is left out. Only public numbers are used.",
     )
-    parser.add_argument("--epsilon", type=float)
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--models", type=int, help="shards, one model each")
-    parser.add_argument("--queries", type=int, help="answers (tokens) in all")
-    parser.add_argument("--adjacency", choices=QUESTIONS, default="zero_out")
+    parser.add_argument("--epsilon", type=float, help="epsilon of the guarantee")
     parser.add_argument(
-        "--lower", type=float, help="ratio of clipped-mixing, with --scale a log-ratio"
+        "--delta", type=float, default=1e-5, help="delta of the guarantee (default: 1e-5)"
     )
-    parser.add_argument("--upper", type=float, help="as --lower")
-    parser.add_argument("--scale", type=float, help="of clipped-log-pool; without: clipped-mixing")
-    parser.add_argument("--json", type=Path, help="write the plans, or the answer, there as JSON")
+    parser.add_argument("--models", type=int, help="number of shards, with one model each")
+    parser.add_argument("--queries", type=int, help="total number of answered tokens")
+    parser.add_argument(
+        "--adjacency",
+        choices=QUESTIONS,
+        default="zero_out",
+        help="neighbouring relation of the guarantee: one shard is emptied, or its records change "
+        "(default: zero_out)",
+    )
+    parser.add_argument(
+        "--lower",
+        type=float,
+        help="lower bound of clipped-mixing (a ratio) or, with --scale, of clipped-log-pool (a "
+        "log-ratio)",
+    )
+    parser.add_argument("--upper", type=float, help="upper bound, in the unit of --lower")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        help="scale of clipped-log-pool (default: --lower and --upper are of clipped-mixing)",
+    )
+    parser.add_argument(
+        "--json", type=Path, help="file to write the plans or the answer to, as JSON"
+    )
     parser.set_defaults(run=run)
 
 
@@ -60,14 +76,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.lower is not None:
         if len(missing) != 1:
             raise ValueError(
-                "of --epsilon, --models and --queries one must be left out if --lower and "
-                f"--upper are given, got {3 - len(missing)} of them"
+                "of --epsilon, --models and --queries one must be left out with --lower "
+                f"and --upper, got {3 - len(missing)} of them"
             )
         content = _answer(arguments, missing[0])
     elif missing or arguments.scale is not None:
         raise ValueError(
-            "--epsilon, --models and --queries must be given, or --lower, --upper and two of them, "
-            f"got no {', '.join('--' + name for name in missing or ['lower'])}"
+            "--epsilon, --models and --queries must be given, or two of them with --lower and "
+            f"--upper, got no {', '.join('--' + name for name in missing or ['lower'])}"
         )
     else:
         content = _plans(arguments)
@@ -79,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
-    """Print which ε, how many models or how many queries the given settings allow."""
+    """Print the ε, the number of models or the number of queries that the settings allow."""
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
@@ -126,7 +142,7 @@ def _plural(number: int, noun: str) -> str:
 
 
 def _plans(arguments: argparse.Namespace) -> dict[str, object]:
-    """Print what the budget buys."""
+    """Print the settings that the budget allows."""
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import adapmixed_beforehand, plan
 
@@ -151,14 +167,15 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     ]
     print(_table([header, *rows]))
     print(
-        "\nclipped-mixing: lower and upper bound p_i/q; clipped-log-pool: log p_i/q, times scale."
-        "\nWider is closer to the private models. All fit the budget."
+        "\nclipped-mixing bounds p_i/q between lower and upper, clipped-log-pool log(p_i/q), which "
+        "it multiplies\nby scale. Wider settings are closer to the private models. All fit the "
+        "budget."
     )
     print(_chosen_words(plans))
     print(
-        "ε(n) is what n queries cost if n is fixed beforehand. An accountant that is opened for "
-        f"all\n{arguments.queries} (queries={arguments.queries}) states ε({arguments.queries}) "
-        "from the first answer on, however few are asked for."
+        "ε(n) is the guarantee of n queries if n is fixed in advance. An accountant for all "
+        f"{arguments.queries} queries\n(queries={arguments.queries}) states ε({arguments.queries}) "
+        "from the first answer on, even if fewer follow."
     )
     for mechanism, note in dict.fromkeys((one.mechanism, one.note) for one in plans if one.note):
         print(f"{mechanism}: {note}.")
@@ -172,22 +189,24 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _chosen_words(plans: "list[Plan]") -> str:
-    """Return what was chosen, by which rule, and what is known of it."""
+    """Return the chosen settings, the rules that chose them, and the evidence for the rules."""
     from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE
 
     rules = {
         "clipped-mixing": f"the widest box of shape log upper = {CHOSEN_SHAPE:g} |log lower|",
         "clipped-log-pool": f"the widest clip at scale = {CHOSEN_SCALE:g}",
     }
-    lines = ["\nChosen by a rule of these public numbers, one of each; the rest are alternatives:"]
+    lines = [
+        "\nChosen from these public numbers, one of each mechanism; the rest are alternatives:"
+    ]
     for name, rule in rules.items():
         found = [_settings(one) for one in plans if one.mechanism == name and one.chosen]
         lines.append(f"  {name} {found[0]}: {rule}" if found else f"  {name}: nothing fits")
     lines.append(
-        "What is known of utility is from the built-in demo: there this shape had a lower "
-        "perplexity than 1\nat equal ε, and scale = 4 a lower one than 1 and 2, for every ε from "
-        "0.5 to 8 (docs/reproduce.md).\nFor other models perplexity on public text tells which "
-        "is best, and whether a box or a log pool is.\n"
+        "The rules come from the built-in demo. There this shape had a lower perplexity than shape "
+        "1 at equal ε,\nand scale = 4 was within 0.4 % of the best of scales 1, 2 and 4 for every "
+        "tried ε from 0.5 to 8\n(docs/how-to/plan-a-budget.md). For other models, compare the "
+        "settings by perplexity on public text.\n"
     )
     return "\n".join(lines)
 
@@ -196,10 +215,10 @@ def _adaptive_words(one: "Beforehand", epsilon: float) -> str:
     from adapmixed.privacy.guarantee import format_epsilon
 
     words = (
-        "adapmixed: its ε depends on the private data, is known after the answers only, and must "
+        "adapmixed: its ε depends on the private data, is known only after the answers, and must "
         "not be published.\n"
-        f"  Beforehand (loss=fixed), order={one.order:g}: at the paper's "
-        f"target_leakage={one.target_leakage:g} all queries cost at most\n"
+        f"  With loss=fixed and order={one.order:g}, all queries at the paper's "
+        f"target_leakage={one.target_leakage:g} cost at most\n"
         f"  ε = {format_epsilon(one.epsilon)}; "
     )
     if one.largest_leakage is None:
@@ -225,9 +244,9 @@ def _settings(one: "Plan") -> str:
 
 
 def _values(settings: "Mapping[str, float]") -> str:
-    """Return settings to four digits, rounded inward, so that what is copied from here keeps ε.
+    """Return settings to four digits, rounded inward, so that copied values keep ε.
 
-    An order is shown as it was planned.
+    An order is shown as planned.
     """
     from adapmixed.privacy.rounding import four_digits
 

@@ -1,4 +1,4 @@
-"""What ``generate`` and ``chat`` share: their options, and a generator made from them."""
+"""The options that ``generate`` and ``chat`` share, and the generator made from them."""
 
 from __future__ import annotations
 
@@ -19,46 +19,69 @@ if TYPE_CHECKING:
 
 
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
-    """Add where the models are, how tokens are chosen, and who is charged."""
+    """Add the options for the models, the choice of tokens and the ledger."""
     parser.add_argument("--base", required=True, help="public model: folder or hub name")
     parser.add_argument("--ensemble", required=True, help="ensemble folder (ensemble.json)")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="of each answer (64)")
     parser.add_argument(
-        "--temperature", type=float, default=1.0, help="of every row, before it is projected (1)"
+        "--max-new-tokens",
+        type=int,
+        default=64,
+        help="maximum number of tokens of an answer (default: 64)",
     )
     parser.add_argument(
-        "--top-k", type=int, help="likeliest public tokens kept, before rows are projected (all)"
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="temperature of every model, applied before the mechanism (default: 1)",
     )
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="ends an answer; repeatable"
+        "--top-k",
+        type=int,
+        help="keep this many tokens, the public model's likeliest, before the mechanism "
+        "(default: all)",
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that ends an answer; may be repeated",
     )
     parser.add_argument(
         "--overflow",
         choices=("refuse", "slide"),
         default="refuse",
-        help="if the model's window is full: refuse, or forget its older half",
+        help="if the model's window is full, end with an error or forget the older half "
+        "(default: refuse)",
     )
-    parser.add_argument("--seed", type=int, help="repeatable randomness (never for serving)")
     parser.add_argument(
-        "--ledger", type=Path, help="charge every token there, durably before it is drawn"
+        "--seed",
+        type=int,
+        help="seed for repeatable randomness; never use it to release text (default: the system's "
+        "randomness)",
+    )
+    parser.add_argument(
+        "--ledger",
+        type=Path,
+        help="ledger file; every token is charged there, durably, before it is drawn",
     )
     parser.add_argument(
         "--memory",
         type=memory_bytes,
         default=1 << 30,
-        help="of logits, activations, keys and values, e.g. 512M or 5G (1G)",
+        help="memory for logits, activations, keys and values, such as 512M or 5G (default: 1G)",
     )
     parser.add_argument(
         "--operator",
         action="store_true",
-        help="PRIVATE: say also what depends on private data, on standard error",
+        help="PRIVATE: also print costs that depend on private data, to standard error",
     )
     add_mechanism_options(parser)
     add_placing_options(parser)
 
 
 def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return how each answer is asked for."""
+    """Return the arguments of `generate` that shape an answer."""
     return {
         "max_new_tokens": arguments.max_new_tokens,
         "temperature": arguments.temperature,
@@ -69,12 +92,15 @@ def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGenerator]:
-    """Open a generator as the options describe it; at the end standard error says what it cost.
+    """Open the generator that the options describe, and print its costs at the end.
 
-    Under `torchrun` every process has one; the main one has the accountant and says what it cost.
+    Under `torchrun` every process has a generator. The main process alone has the accountant, and
+    prints the costs on standard error.
 
     Args:
-        queries: at most so many: what a plan is for unless --mechanism says otherwise.
+        arguments: the command's arguments.
+        queries: the largest number of queries; a fixed guarantee is planned for them unless
+            --mechanism says otherwise.
     """
     if arguments.ledger is not None and arguments.seed is not None:
         raise ValueError(
@@ -119,7 +145,7 @@ def _accountant(arguments: argparse.Namespace) -> Accountant:
 
 
 def _close(arguments: argparse.Namespace, accountant: Accountant) -> None:
-    """Say what was charged, also of a conversation that was broken off, and close the ledger."""
+    """Print what was charged, even after an interruption, and close the ledger."""
     try:
         if accountant.queries:
             for line in cost_lines(accountant, operator=arguments.operator):
@@ -129,18 +155,18 @@ def _close(arguments: argparse.Namespace, accountant: Accountant) -> None:
 
 
 def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:
-    """Yield what was charged; what depends on private data is for the operator alone."""
+    """Yield lines about what was charged; private numbers only if `operator` is set."""
     guarantee = accountant.guarantee()
     if guarantee.kind.startswith("data-dependent") and not operator:
         yield (
-            f"{guarantee.queries} answered queries; what they cost depends on the private data and "
-            "is for the operator alone (--operator)."
+            f"{guarantee.queries} answered queries; their cost depends on the private data and is "
+            "for the operator alone (--operator)."
         )
         yield from guarantee.warnings
     else:
         yield str(guarantee)
     if accountant.durable:
-        yield f"The ledger holds {accountant.charges} records; the sentence covers all of them."
+        yield f"The ledger holds {accountant.charges} records; the guarantee covers all of them."
     if operator and accountant.epsilon is not None:
         yield f"PRIVATE, for the operator: spent of a budget of {accountant.limit:.6g}, by member:"
         for number, amount in enumerate(accountant.spent):

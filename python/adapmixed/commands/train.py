@@ -22,54 +22,72 @@ if TYPE_CHECKING:
     from adapmixed.training.presets import TrainingPreset
 
 NUM_MODELS = 64
-ADAPT = "head"  # of an ensemble without a preset
+ADAPT = "head"  # without a preset
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "train",
-        help="a private corpus to an ensemble",
-        description="Distributes a corpus over N shards by a keyed hash of user or document names, "
-        "before any block is cut, and trains one peft adapter per shard. Begun again after a kill, "
-        "it goes on. Under torchrun, ranks take members in turn.",
+        help="train an ensemble on a private corpus",
+        description="Divide a corpus into N shards by a keyed hash of user or document names, and "
+        "train one peft adapter per shard. After an interruption the same command continues. Under "
+        "torchrun the processes take members in turn.",
     )
-    add_model_options(parser, output="ensemble folder; OUTPUT.private lies beside it")
-    parser.add_argument("--seed", type=int, default=0, help="of the members' training (0)")
+    add_model_options(
+        parser, output="ensemble folder; OUTPUT.private, in the same place, holds the private files"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the members' training (default: 0)"
+    )
     add_corpus_options(parser)
     group = parser.add_argument_group("ensemble")
-    group.add_argument("--models", type=int, help=f"N (the preset's, or {NUM_MODELS})")
-    group.add_argument("--key-file", type=Path, help="64 hex digits (OUTPUT.private/shard.key)")
+    group.add_argument(
+        "--models",
+        type=int,
+        help=f"number N of shards and members (default: the preset's, or {NUM_MODELS})",
+    )
+    group.add_argument(
+        "--key-file",
+        type=Path,
+        help="file with the key of the division, 64 hexadecimal digits (default: "
+        "OUTPUT.private/shard.key, created if missing)",
+    )
     group.add_argument(
         "--validation-fraction",
         type=float,
         default=0.05,
-        help="of each shard's names, not trained on (0.05)",
+        help="share of each shard's names that is held out for validation (default: 0.05)",
     )
     group.add_argument(
         "--retrain",
         metavar="MEMBER",
-        help="train this member alone again, by number or folder name: its shard has changed, the "
-        "others have not",
+        help="train one member again, given by number or folder name, after its shard alone has "
+        "changed",
     )
-    group.add_argument("--workers", type=int, default=1, help="members trained at a time (1)")
-    group.add_argument("--threads", type=int, default=1, help="of each worker (1)")
+    group.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        help="processes, each of which trains one member at a time (default: 1)",
+    )
+    group.add_argument("--threads", type=int, default=1, help="threads of each worker (default: 1)")
     group = add_adapter_options(
-        parser, adapt=f"{ADAPT}; with --preset peft's choice for the architecture"
+        parser, adapt=f"{ADAPT}, or with --preset peft's choice for the architecture"
     )
     group.add_argument(
         "--early-stopping",
         action="store_true",
         default=None,
-        help="keep each member's best epoch, or the public model, by its own held-out text",
+        help="keep each member's best epoch, or the public model, as measured on its held-out text",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; standard error says which members are finished."""
+    """Train, and print on standard error which members are finished."""
     if arguments.workers > 1:
-        start_server()  # before this process imports the same for seconds
+        start_server()  # early, since this process imports the same modules for seconds
     corpus = corpus_of(arguments)
     quiet_libraries()
     from adapmixed.training.base import base_facts
@@ -84,8 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     if corpus.positional:
         print(
             "Its documents have no names of their own: an edit that changes their number or order "
-            "can move all later ones to other shards. Every guarantee of the ensemble will say so. "
-            "Rows with --id-column and folders of text files have names.",
+            "can move all later ones to other shards, which every guarantee of the ensemble will "
+            "state. Rows with --id-column and folders of text files have names.",
             file=sys.stderr,
         )
     place = Place.from_environment()
@@ -116,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         empty = sum(shard["documents"] == 0 for shard in present)
         gone = len(manifest.members) - len(present)
-        note = f", {empty} of them the public model (empty shards)" if empty else ""
+        note = f", {empty} of them with an empty shard (the public model)" if empty else ""
         note += f", {gone} of them withdrawn (null)" if gone else ""
         print(f"wrote {arguments.output}: {len(manifest.members)} members{note}")
     return 0
@@ -129,7 +147,7 @@ def _num_models(arguments: argparse.Namespace, preset: "TrainingPreset | None") 
 
 
 def _config(arguments: argparse.Namespace, facts: "BaseFacts") -> "FinetuneConfig":
-    """Return the options that were given, then the preset, then the class's defaults."""
+    """Return the training settings from the options, else the preset, else the defaults."""
     from adapmixed.training.presets import HEAD, PRESETS
 
     preset = PRESETS.get(arguments.preset)

@@ -1,4 +1,4 @@
-"""Options of training that commands share: the base, the corpus, the adapters' settings."""
+"""Training options that commands share: the base, the corpus, the adapters' settings."""
 
 from __future__ import annotations
 
@@ -13,44 +13,62 @@ if TYPE_CHECKING:
     from adapmixed.training import FinetuneConfig
     from adapmixed.training.base import BaseFacts
 
-# FinetuneConfig's fields and how the options read them; defaults are those of the class or preset.
+# Fields of FinetuneConfig with their types and help; defaults come from the class or a preset.
 _NUMBERS = {
     "epochs": (int, "passes over the text"),
-    "learning_rate": (float, "AdamW's, falling linearly to zero"),
-    "weight_decay": (float, "AdamW's"),
-    "rank": (int, "of the adapters"),
-    "alpha": (float, "LoRA's scale: the update is multiplied by alpha / rank"),
+    "learning_rate": (float, "initial learning rate of AdamW, which falls linearly to zero"),
+    "weight_decay": (float, "decoupled weight decay of AdamW"),
+    "rank": (int, "rank of the adapters"),
+    "alpha": (float, "scale of the adapters: the update is multiplied by alpha / rank"),
     "batch_size": (int, "blocks per step"),
     "block_size": (int, "tokens per block"),
 }
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, output: str) -> None:
-    """Add the public model, what is written, and where the training runs."""
+    """Add the public model, the output, and where the training runs.
+
+    Args:
+        parser: gets the options.
+        output: help of --output.
+    """
     parser.add_argument("--base", required=True, help="public model: folder or hub name")
-    parser.add_argument("--revision", help="of a hub name: commit, tag or branch")
+    parser.add_argument("--revision", help="commit, tag or branch of a hub name (default: newest)")
     parser.add_argument("--output", required=True, type=Path, help=output)
     parser.add_argument("--preset", choices=PRESETS, help="the paper's training settings")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="device to train on (default: cpu)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of the public model; adapters are trained in float32 (default: float32)",
+    )
 
 
 def add_corpus_options(parser: argparse.ArgumentParser) -> None:
-    """Add the corpus and how it is cut into documents."""
+    """Add the corpus and how it is divided into documents."""
     group = parser.add_argument_group("corpus")
     group.add_argument(
         "--corpus",
         required=True,
-        help="*.txt, *.jsonl or *.parquet, a folder of one kind, hub:NAME, or builtin",
+        help="file (*.txt, *.jsonl or *.parquet), folder of such files, hub:NAME, or builtin",
     )
-    group.add_argument("--text-column", help="of rows (text)")
-    group.add_argument("--id-column", help="of rows: the user or document that is protected whole")
-    group.add_argument("--split", help="of a hub data set (train)")
-    group.add_argument("--config", help="of a hub data set")
-    group.add_argument("--corpus-revision", help="of a hub data set")
+    group.add_argument("--text-column", help="column with the text of a row (default: text)")
+    group.add_argument(
+        "--id-column", help="column that names the user or document whose rows stay in one shard"
+    )
+    group.add_argument("--split", help="split of a hub data set (default: train)")
+    group.add_argument("--config", help="configuration of a hub data set")
+    group.add_argument("--corpus-revision", help="commit, tag or branch of a hub data set")
     group.add_argument(
         "--new-document",
-        help="regular expression: a line or row it matches begins a document (blank lines; a row)",
+        help="regular expression for a line or row that begins a document (default: blank lines "
+        "separate documents, or each row is one)",
     )
 
 
@@ -58,24 +76,25 @@ def add_adapter_options(parser: argparse.ArgumentParser, *, adapt: str) -> Any:
     """Add the settings of an adapter's training and return their group.
 
     Args:
-        adapt: which layers are adapted unless options or a preset say otherwise, in words.
+        parser: gets the options.
+        adapt: the default of --adapt, as a phrase for its help.
     """
-    group = parser.add_argument_group("training (defaults: the preset's)")
+    group = parser.add_argument_group("training (defaults come from --preset)")
     for name, (kind, text) in _NUMBERS.items():
         group.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
     layers = group.add_mutually_exclusive_group()
     layers.add_argument(
         "--adapt",
         metavar="head|last:K|all",
-        help="adapted layers: the output layer, or all linear layers of the last K or all blocks "
-        f"({adapt})",
+        help="layers to adapt: the output layer, or all linear layers of the last K blocks or of "
+        f"all blocks (default: {adapt})",
     )
-    layers.add_argument("--target-modules", nargs="+", help="adapted layers by name")
+    layers.add_argument("--target-modules", nargs="+", help="names of the layers to adapt")
     return group
 
 
 def corpus_of(arguments: argparse.Namespace) -> Corpus:
-    """Return the corpus that the options name; a preset knows where its documents begin."""
+    """Return the corpus that the options name; a preset gives the default of --new-document."""
     from adapmixed.data import Corpus
     from adapmixed.training.presets import PRESETS as SETTINGS
 
@@ -96,12 +115,15 @@ def corpus_of(arguments: argparse.Namespace) -> Corpus:
 def targets_of(
     arguments: argparse.Namespace, facts: BaseFacts, adapt: str | None
 ) -> tuple[str, ...]:
-    """Return the layers that were asked for: by name, by kind, or by default.
+    """Return the layers to adapt: given by name, by --adapt, or by default.
 
     Args:
-        arguments: the command's.
-        facts: of the base.
-        adapt: which, if the options say nothing; None: peft's choice for the architecture.
+        arguments: the command's arguments.
+        facts: facts about the base.
+        adapt: the default of --adapt; None for peft's choice for the architecture.
+
+    Raises:
+        ValueError: if there is no default for this architecture, or no such layer.
     """
     if arguments.target_modules:
         return tuple(arguments.target_modules)
@@ -110,7 +132,7 @@ def targets_of(
         return facts.adapt(adapt)
     if not facts.default_targets:
         raise ValueError(
-            f"--adapt or --target-modules must be given: peft knows no layers to adapt in "
+            "--adapt or --target-modules must be given: peft has no default layers for "
             f"{facts.name}"
         )
     return facts.default_targets
@@ -123,14 +145,17 @@ def config_of(
     settings: dict[str, Any],
     *more: str,
 ) -> FinetuneConfig:
-    """Return the options that were given, then these settings, then the class's defaults.
+    """Return the training settings from the options, else `settings`, else the defaults.
 
     Args:
-        arguments: the command's.
-        facts: of the base.
-        targets: the adapted layers; ValueError for names of no layer.
-        settings: of a preset, perhaps.
-        more: names of further options of this command that `FinetuneConfig` has.
+        arguments: the command's arguments.
+        facts: facts about the base.
+        targets: names of the adapted layers.
+        settings: for instance those of a preset.
+        more: further options of this command that are fields of `FinetuneConfig`.
+
+    Raises:
+        ValueError: if a value is out of range.
     """
     from adapmixed.training import FinetuneConfig
 

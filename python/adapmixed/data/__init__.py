@@ -1,4 +1,4 @@
-"""Corpora: text that every Python installation carries, and local files."""
+"""Read corpora: text that every Python installation contains, local files and hub data sets."""
 
 from adapmixed.data.builtin import (
     Document,

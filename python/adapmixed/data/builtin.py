@@ -1,15 +1,15 @@
-"""Text that is present wherever Python is: a public and a "private" corpus that need no network.
+"""Read a public and a "private" corpus from the Python installation, without a network.
 
 * public: the docstrings of the standard library (about 7 800 documents, 1.7 million characters);
 * private: the paragraphs of `pydoc_data.topics`, the language reference behind `help("if")`
   (about 80 topics, 1 600 paragraphs, 0.36 million characters).
 
-Both are read where they lie in the running Python, so they vary a little from one Python version to
-the next, and so do numbers computed from them. The second corpus plays the part of private text; it
-is of course public, which is what makes it fit for a demonstration.
+Both are read from the running Python. They vary a little between Python versions, and so do numbers
+computed from them. The second corpus stands for private text in the demonstration, although it is
+public.
 
-Some topics are held out for evaluation. Which ones is decided by a keyed hash of the topic's name
-alone, so that a topic stays on its side whatever other topics a Python version brings.
+Some topics are held out for evaluation. A keyed hash of a topic's name alone decides which ones, so
+a topic keeps its side even if another Python version has other topics.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _MIN_PARAGRAPH = 40
 
 @dataclass(frozen=True)
 class Document:
-    """One text with the name it is known by.
+    """One text and its name.
 
     Attributes:
-        identifier: assigns the document to a shard. It should not depend on the text, nor on other
-            documents: then no edit moves another document.
+        identifier: the name, which assigns the document to a shard. It should depend neither on the
+            text nor on other documents; then no edit moves another document.
         text: the content.
     """
 
@@ -46,14 +46,16 @@ class Document:
 
 
 def docstring_documents() -> list[Document]:
-    """Docstrings of the standard library's modules, classes and functions, each content once.
+    """Return the docstrings of the standard library's modules, classes and functions.
+
+    A repeated content is kept once.
 
     Returns:
-        documents in the order of file and position; the identifier is `path:line` within the
+        documents in the order of file and position. An identifier is `path:line` within the
         library.
 
     Raises:
-        RuntimeError: if the running Python carries no readable standard library sources.
+        RuntimeError: if the running Python has no readable sources of its standard library.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     documents: list[Document] = []
@@ -65,7 +67,7 @@ def docstring_documents() -> list[Document]:
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (OSError, SyntaxError, ValueError):
-            continue  # templates and deliberately broken sources carry no docstrings
+            continue  # templates and deliberately broken sources have no docstrings
         for node in ast.walk(tree):
             if not isinstance(
                 node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -83,20 +85,20 @@ def docstring_documents() -> list[Document]:
 
 
 def is_held_out(topic: str) -> bool:
-    """Whether a topic is kept for evaluation: a keyed hash of its name, nothing else, decides."""
+    """Return whether a topic is held out for evaluation, by a keyed hash of its name alone."""
     digest = hashlib.blake2b(topic.encode(), digest_size=8, key=HELD_OUT_KEY).digest()
     return int.from_bytes(digest, "big") < HELD_OUT_FRACTION * 2.0**64
 
 
 def topic_documents() -> dict[str, list[Document]]:
-    """Paragraphs of the language reference, by topic.
+    """Return the paragraphs of the language reference by topic.
 
-    Topics quote one another; a paragraph is kept once. One that occurs in a training topic is never
-    part of a held-out topic, so that evaluation text is new to every shard.
+    Topics quote one another, but a repeated paragraph is kept once. A paragraph of a training topic
+    is never part of a held-out topic, so evaluation text is new to every shard.
 
     Returns:
-        topic -> its paragraphs in order; the identifier of each is the topic's name, so that a
-        topic is never divided between shards. Topics that keep no paragraph are left out.
+        for each topic its paragraphs in order. Their identifier is the topic's name, so that a
+        topic is never divided between shards. Topics without a paragraph of their own are left out.
 
     Raises:
         RuntimeError: if the running Python was installed without `pydoc_data`.
@@ -105,8 +107,8 @@ def topic_documents() -> dict[str, list[Document]]:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise RuntimeError(
-            "this Python carries no pydoc_data.topics (a stripped installation); "
-            "the built-in private corpus is read from it"
+            "this Python must have pydoc_data.topics, from which the built-in private corpus is "
+            "read, but has none (a stripped installation)"
         ) from error
     seen: set[str] = set()
     result: dict[str, list[Document]] = {}
@@ -125,7 +127,7 @@ def topic_documents() -> dict[str, list[Document]]:
 
 
 def private_documents() -> list[Document]:
-    """Paragraphs of the topics that shards are made of (the held-out topics are not among them)."""
+    """Return the paragraphs of all topics but the held-out ones, for training."""
     return [
         document
         for topic, paragraphs in topic_documents().items()
@@ -135,7 +137,7 @@ def private_documents() -> list[Document]:
 
 
 def held_out_documents() -> list[Document]:
-    """Paragraphs of the topics that no shard holds, for evaluation."""
+    """Return the paragraphs of the held-out topics, for evaluation."""
     return [
         document
         for topic, paragraphs in topic_documents().items()

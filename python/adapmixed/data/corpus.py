@@ -1,4 +1,4 @@
-"""A corpus named on a command line: documents and their identifiers, read as a stream.
+"""Read a corpus as a stream of documents with their identifiers.
 
 | source | a document is | its identifier |
 | --- | --- | --- |
@@ -8,17 +8,17 @@
 | `*.jsonl`, `*.parquet`, a folder of them, `hub:NAME` | a row | the value of `id_column` |
 | the same without `id_column` | a row, or rows joined by `new_document` | its position |
 
-Ends of names count in any case; `*.jsonlines` and `*.ndjson` are JSON lines, too. Tables of other
-forms (`*.csv`, `*.tsv` ...) are refused: as text, everybody's rows would be one document.
+The case of a suffix does not matter; `*.jsonlines` and `*.ndjson` are JSON lines, too. Other tables
+(`*.csv`, `*.tsv` ...) raise, because as text all rows would be one document.
 
-Documents that share an identifier stay in one shard, so the identifier is what a shard's guarantee
-is about: name a column of users, and each user is protected whole.
+Documents that share an identifier stay in one shard, and a guarantee covers one shard. So with a
+column of users as `id_column`, each user is protected with all rows.
 
-A name is stable: whatever happens to other documents, a document keeps its shard. A position is not
-stable. It counts from the beginning of a file, or of the split of a hub data set, so one edit can
-renumber all later documents there and move them to other shards (`Corpus.positional`):
+A name is stable: a document keeps its shard if other documents change. A position is not stable. It
+counts from the beginning of a file or of the split of a hub data set. So one edit can renumber all
+later documents there and move them to other shards (`Corpus.positional`):
 
-| named by position | keeps all others in their shards | moves later ones |
+| named by position | edits that move no other document | edits that move later ones |
 | --- | --- | --- |
 | rows | editing or emptying the text of a row | inserting or removing a row |
 | articles between blank lines | changing words | a blank line inside one, emptying one |
@@ -45,15 +45,22 @@ HUB = "hub:"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where documents come from, and what names them.
+    """The source of documents and of their names.
 
     Attributes:
         source: "builtin", "hub:NAME", a file or a folder.
-        text_column: of rows; a list of strings there is joined by line breaks.
-        id_column: of rows: the user or document, a string or an integer; None: the row's position.
-        split, config, revision: of a hub data set; split None means "train".
-        new_document: regular expression, matched at the beginning of a line or row that begins a
-            document, for text files and for rows without `id_column`.
+        text_column: the column of rows that holds the text. A list of strings there is joined by
+            line breaks.
+        id_column: the column of rows that names the user or document, as a string or an integer;
+            None for the row's position.
+        split: the split of a hub data set; None for "train".
+        config: the configuration of a hub data set, or None.
+        revision: commit, tag or branch of a hub data set, or None.
+        new_document: a regular expression that matches the beginning of a document's first line
+            or row, for text files and for rows without `id_column`; or None.
+
+    Raises:
+        ValueError: if an attribute does not apply to the source.
     """
 
     source: str
@@ -76,7 +83,7 @@ class Corpus:
             return
         if self._has_names:
             raise ValueError(
-                f"new_document must be unset where documents have names, got {self.new_document!r}"
+                f"new_document must be unset if documents have names, got {self.new_document!r}"
             )
         try:
             re.compile(self.new_document)
@@ -87,11 +94,11 @@ class Corpus:
 
     @cached_property
     def kind(self) -> str:
-        """ "builtin", "hub", "text", "json" or "parquet".
+        """The kind of the source: "builtin", "hub", "text", "json" or "parquet".
 
         Raises:
-            ValueError: if the source is none of them, or a folder holds several kinds or none, or
-                what is not read.
+            ValueError: if the source is of no such kind, or if a folder holds several kinds, none,
+                or files that are not read.
         """
         if self.source == BUILTIN:
             return BUILTIN
@@ -109,19 +116,19 @@ class Corpus:
         if len(kinds) != 1:
             found = " and ".join(sorted(kinds)) or "none of them"
             raise ValueError(
-                f"corpus must be a folder of *.txt, of *.jsonl or of *.parquet files; {path} holds "
-                f"{found}"
+                f"corpus must be a folder of *.txt, of *.jsonl or of *.parquet files, but {path} "
+                f"holds {found}"
             )
         return kinds.pop()
 
     @property
     def name(self) -> str:
-        """The source without a path of this machine."""
+        """The source's name, without a path of this machine."""
         return self.source if self.kind in (BUILTIN, "hub") else Path(self.source).resolve().name
 
     @property
     def unit(self) -> str:
-        """What one identifier stands for, in words."""
+        """A phrase that says what one identifier stands for."""
         if self.id_column is not None:
             return f"all documents of one {self.id_column!r}"
         if self.kind == BUILTIN:
@@ -132,17 +139,17 @@ class Corpus:
 
     @property
     def positional(self) -> bool:
-        """Whether documents are named by their position, so that an edit can rename later ones."""
+        """Whether documents are named by position, so that an edit can rename later ones."""
         return not self._has_names
 
     def with_new_document(self, pattern: str | None) -> Corpus:
-        """The same with a default for `new_document`, where documents have no names."""
+        """Return this corpus with a default for `new_document` if documents have no names."""
         if pattern is None or self._has_names or self.new_document is not None:
             return self
         return replace(self, new_document=pattern)
 
     def description(self) -> dict[str, Any]:
-        """What a manifest says about the corpus."""
+        """Return the description of the corpus for a manifest."""
         columns = self.kind in ("hub", "json", "parquet")
         return {
             "source": self.name,
@@ -156,11 +163,11 @@ class Corpus:
         }
 
     def documents(self) -> Iterator[Document]:
-        """Documents that hold text, in the order of the source.
+        """Yield the documents that hold text, in the order of the source.
 
         Raises:
-            ValueError: while reading, naming the place: a column is missing, an identifier is
-                neither string nor integer, a text is no text.
+            ValueError: while reading, if a column is missing, an identifier is neither a string
+                nor an integer, or a text is no text. The message names the place.
         """
         if self.kind == BUILTIN:
             return iter(private_documents())
@@ -194,7 +201,7 @@ class Corpus:
         return files_below("corpus", self._path)[self.kind]
 
     def _parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
-        """(name, rows) of every file, or of the data set; positions count within a part."""
+        """Yield (name, rows) of every file or of the data set; positions count within each."""
         if self.kind == "hub":
             name = self.source.removeprefix(HUB)
             yield self._split, hub_rows(name, self.config, self._split, self.revision)
@@ -244,7 +251,7 @@ def _identifier(where: str, column: str, row: Any) -> str:
 
 
 def _encodable(where: str, column: str, value: str) -> str:
-    """JSON can write half of a surrogate pair, which is no text."""
+    """Return the value if it is Unicode text; JSON can hold half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

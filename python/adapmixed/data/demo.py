@@ -1,4 +1,4 @@
-"""The demonstration that travels with the package: a public model and held-out text."""
+"""The demonstration's public model, which comes with the package, and its held-out text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adapmixed.data.builtin import held_out_documents
 
 
 def demo_base() -> Path:
-    """Folder of the demonstration's public model and tokenizer.
+    """Return the folder of the demonstration's public model and tokenizer.
 
     Raises:
         FileNotFoundError: if the package was installed without its assets.
@@ -18,19 +18,21 @@ def demo_base() -> Path:
     folder = Path(str(files("adapmixed").joinpath("assets", "demo", "base")))
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
-            f"the demonstration's base is not installed ({folder} has no config.json); "
-            "scripts/build_demo_base.py writes it"
+            f"the demonstration's base must be installed, but {folder} has no config.json "
+            "(scripts/build_demo_base.py writes it)"
         )
     return folder
 
 
 def held_out_text() -> list[str]:
-    """Evaluation text that no shard holds: one string per held-out paragraph."""
+    """Return the held-out text for evaluation, one string per paragraph."""
     return [document.text for document in held_out_documents()]
 
 
 def held_out_tokens(tokenizer: Any) -> list[int]:
-    """The held-out text as one token stream, each paragraph followed by the end-of-text token.
+    """Return the held-out text as one token stream.
+
+    Each paragraph is followed by the end-of-text token.
 
     Args:
         tokenizer: the base's tokenizer, as transformers loads it.

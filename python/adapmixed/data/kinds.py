@@ -1,4 +1,4 @@
-"""What a local file holds, by the end of its name, in whatever case that is written."""
+"""Tell the kind of a local file from its suffix, in upper or lower case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KINDS = {
     ".parquet": "parquet",
 }  # fmt: skip
 _ROWS = "rows of JSON lines (*.jsonl) or Parquet"
-# Read as running text, the rows of a table would be one document, whoever they belong to.
+# As plain text, all rows of a table would be one document, although they belong to many people.
 _REFUSED = {
     **dict.fromkeys((".csv", ".tsv", ".tab", ".xls", ".xlsx", ".arrow", ".feather"), _ROWS),
     ".json": "one JSON object a line (*.jsonl)",
@@ -18,17 +18,17 @@ _REFUSED = {
 
 
 def kind_of(file: Path) -> str | None:
-    """One of the values of `KINDS`, or None for any other name."""
+    """Return the file's kind, a value of `KINDS`, or None for any other suffix."""
     return KINDS.get(file.suffix.lower())
 
 
 def check_kind(name: str, file: Path, allowed: str | None = None) -> None:
-    """Refuses a file whose content is known not to be read.
+    """Raise ValueError for a file of a kind that is known not to be read.
 
     Args:
-        name: of the argument, for the message.
-        file: of any name.
-        allowed: the kind that is read alone; None: all of `KINDS`. Other names pass as text.
+        name: the argument's name, for the message.
+        file: the file; an unknown suffix passes as text.
+        allowed: the only kind that is read; None for all of `KINDS`.
     """
     words = _REFUSED.get(file.suffix.lower())
     kind = kind_of(file)
@@ -39,16 +39,16 @@ def check_kind(name: str, file: Path, allowed: str | None = None) -> None:
 
 
 def files_below(name: str, folder: Path) -> dict[str, list[Path]]:
-    """The files beneath a folder by their kind, sorted; files of other names are left out.
+    """Return the files below a folder by kind, sorted, without files of other suffixes.
 
     Raises:
-        ValueError: tables and archives are among them, which would be left out silently.
+        ValueError: if there are tables or archives, which must not be left out silently.
     """
     found: dict[str, list[Path]] = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         kind = kind_of(file)
         if kind is not None:
             found.setdefault(kind, []).append(file)
-        elif file.suffix.lower() != ".json":  # what data sets say about themselves
+        elif file.suffix.lower() != ".json":  # data sets describe themselves in such files
             check_kind(name, file)
     return found

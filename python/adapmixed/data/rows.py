@@ -1,4 +1,4 @@
-"""Rows of JSON lines, Parquet files and hub data sets, read one at a time."""
+"""Read the rows of JSON lines, Parquet files and hub data sets one at a time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 Row = tuple[str, Mapping[str, Any]]
-"""Where the row is, in words for errors, and its columns."""
+"""The row's place, as a phrase for errors, and its columns."""
 
 
 def json_rows(file: Path) -> Iterator[Row]:
-    """The objects of a file of JSON lines; blank lines are left out.
+    """Yield the objects of a file of JSON lines, without blank lines.
 
     Raises:
-        ValueError: naming the line that is not a JSON object.
+        ValueError: if a line is no JSON object; the message names it.
     """
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -32,7 +32,7 @@ def json_rows(file: Path) -> Iterator[Row]:
 
 
 def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a Parquet file, of which only `columns` are read, batch by batch.
+    """Yield the rows of a Parquet file, read batch by batch and only in `columns`.
 
     Raises:
         ValueError: if the file is unreadable, lacks a column, or pyarrow is not installed.
@@ -57,13 +57,13 @@ def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
-    """The rows of one split of a data set, streamed through `datasets`.
+    """Yield the rows of one split of a data set, streamed through `datasets`.
 
     Args:
-        name: on the hub, or a local folder that `datasets` can load.
-        config: the data set's configuration, if it has several.
-        split: e.g. "train".
-        revision: commit, tag or branch; None: the newest.
+        name: name on the hub, or a local folder that `datasets` can load.
+        config: the data set's configuration if it has several, or None.
+        split: the split, for instance "train".
+        revision: commit, tag or branch; None for the newest.
 
     Raises:
         ValueError: if the data set cannot be opened, or `datasets` is not installed.
@@ -74,19 +74,19 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
         raise missing_extra("reading hub data sets", "datasets", "train", error) from error
     try:
         rows = load_dataset(name, config, split=split, revision=revision, streaming=True)
-    except Exception as error:  # of many kinds: no network, no such name, split or configuration
+    except Exception as error:  # for instance no network, or no such name or split
         raise ValueError(f"corpus hub:{name}, split {split!r}, cannot be read: {error}") from error
     for number, row in enumerate(rows):
         yield f"hub:{name}, {split} row {number}", row
 
 
 def check_column(where: str, column: str, names: Sequence[str]) -> None:
-    """Refuses a column that is not there, naming those that are."""
+    """Raise ValueError if there is no such column; the message names those that exist."""
     if column not in names:
         listed = ", ".join(sorted(map(str, names)))
         raise ValueError(f"{where}: column must be one of {listed}, got {column!r}")
 
 
 def missing_extra(what: str, package: str, extra: str, error: ImportError) -> ValueError:
-    """Return the error for work that takes a package which only an extra brings."""
+    """Return the error for a missing package that an extra installs."""
     return ValueError(f"{what} needs {package}: pip install 'adapmixed[{extra}]' ({error})")

@@ -1,4 +1,4 @@
-"""Local UTF-8 text: files as documents, or the articles of one file."""
+"""Read local UTF-8 text: files as documents, or the articles of one file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from adapmixed.data.kinds import check_kind, files_below
 
 
 def read_text(path: str | os.PathLike[str]) -> list[Document]:
-    """Reads a local UTF-8 text file (one document), or every `*.txt` file beneath a directory.
+    """Read a UTF-8 text file as one document, or every `*.txt` file below a folder.
 
     Returns:
-        documents sorted by identifier, which is the path relative to `path` (the file's own name
-        for a single file); files without any text are left out.
+        documents sorted by identifier, without files that hold no text. The identifier is the path
+        relative to `path`, or the file's own name for a single file.
 
     Raises:
-        ValueError: if `path` does not exist, is not UTF-8, holds no text, or rows (`*.jsonl`,
-            `*.csv` ...), which are no running text.
+        ValueError: if `path` does not exist, is not UTF-8, holds no text, or holds rows
+            (`*.jsonl`, `*.csv` ...).
     """
     root = Path(path)
     if not root.exists():
@@ -32,12 +32,12 @@ def read_text(path: str | os.PathLike[str]) -> list[Document]:
         files = files_below("path", root).get("text", [])
     documents = list(file_documents(root, files))
     if not documents:
-        raise ValueError(f"path must hold text, {root} has none (*.txt files are read)")
+        raise ValueError(f"path must hold text, but {root} has none (*.txt files are read)")
     return documents
 
 
 def file_documents(root: Path, files: Iterable[Path]) -> Iterator[Document]:
-    """Each file as one document, named by its path below `root`; blank files are left out.
+    """Yield each file as one document, named by its path below `root`, without blank files.
 
     Raises:
         ValueError: if a file is not UTF-8.
@@ -52,20 +52,20 @@ def file_documents(root: Path, files: Iterable[Path]) -> Iterator[Document]:
 
 
 def relative_name(root: Path, file: Path) -> str:
-    """The file's path below `root`, or its own name if it is `root`."""
+    """Return the file's path below `root`, or its own name if it is `root`."""
     return file.name if file == root else file.relative_to(root).as_posix()
 
 
 def article_documents(file: Path, new_document: str | None) -> Iterator[Document]:
     """Yield the articles of one file, named by their position: `name#0`, `name#1` ...
 
-    Articles without text are left out and not counted. So an edit that begins, joins or empties an
-    article renames all later ones.
+    Articles without text are neither yielded nor counted. So an edit that begins, joins or empties
+    an article renames all later ones.
 
     Args:
-        file: UTF-8 text, read line by line.
-        new_document: regular expression; a line that it matches begins an article. None: articles
-            are separated by blank lines.
+        file: a UTF-8 text file, read line by line.
+        new_document: a regular expression; a line that it matches begins an article. None if blank
+            lines separate articles.
 
     Raises:
         ValueError: if the file is not UTF-8.
@@ -79,7 +79,7 @@ def article_documents(file: Path, new_document: str | None) -> Iterator[Document
 
 
 def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
-    """Texts in order, each that the expression matches being the first of a new document."""
+    """Yield documents of joined texts; a text that the expression matches begins a document."""
     begins = re.compile(new_document)
     parts: list[str] = []
     for text in texts:
@@ -92,7 +92,7 @@ def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
 
 
 def _articles(lines: Iterable[str], new_document: str | None) -> Iterator[str]:
-    """Articles that hold text, one at a time."""
+    """Yield the articles that hold text."""
     found = _paragraphs(lines) if new_document is None else joined(lines, new_document)
     return (text.strip("\n") for text in found if text.strip())
 

@@ -1,4 +1,4 @@
-"""N adapters and a public model: from token ids to logits."""
+"""Run N adapters and their public model together: token ids in, logits out."""
 
 from adapmixed.ensemble.adapters import Adapter, read_adapter
 from adapmixed.ensemble.batched_lora import BatchedLoRA, stack_adapters

@@ -1,4 +1,4 @@
-"""Which layers members adapt, and with which ranks: a public constant of an ensemble."""
+"""The layers that members adapt and their ranks, a public constant of an ensemble."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from adapmixed.ensemble.adapters import LAYER_PREFIX, WEIGHTS_FILE
 
 
 def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """Return the layers that a peft folder adapts, each with its rank, without reading weights.
+    """Return the layers that a peft folder adapts, each with its rank.
+
+    Only the header of the weights file is read.
 
     Raises:
         ValueError: if the folder holds no readable weights.
@@ -35,7 +37,7 @@ def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]
 def merged_layers(
     members: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, tuple[int, ...]]:
-    """Return the layers that any of the members adapts, each with all ranks, ascending."""
+    """Return every layer that some member adapts, with all its ranks in ascending order."""
     found: dict[str, set[int]] = {}
     for layers in members:
         for name, ranks in layers.items():
@@ -63,24 +65,34 @@ def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
 def ensemble_layers(
     paths: Sequence[Path | None], adapted: Mapping[str, Sequence[int]] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The layers that members may adapt, which must not depend on which members there are."""
+    """Return the layers that members may adapt, with their ranks.
+
+    The answer must not depend on which members are present.
+
+    Args:
+        paths: one peft folder per member, None for a missing member.
+        adapted: the layers and ranks that the caller declares, or None.
+
+    Raises:
+        ValueError: if `adapted` is needed and missing, or does not cover every member.
+    """
     found = {path: adapter_layers(path) for path in paths if path is not None}
     if adapted is None:
         if not found:
             raise ValueError("adapted must be given if all members are missing")
         first = next(iter(found))
         other = next((path for path in found if found[path] != found[first]), None)
-        if other is not None:  # else the layers would follow from which members there are
+        if other is not None:  # else the layers would depend on which members are present
             raise ValueError(
-                f"adapted must be given if members differ: {first} adapts other layers or ranks "
-                f"than {other}"
+                f"adapted must be given if members differ: {first} and {other} adapt different "
+                "layers or ranks"
             )
         return merged_layers(found.values())
     for path, layers in found.items():
         for name, (rank,) in layers.items():
             if rank not in adapted.get(name, ()):
                 raise ValueError(
-                    f"adapted must hold the layers and ranks of every member, {path} adapts {name} "
+                    f"adapted must hold the layers and ranks of every member: {path} adapts {name} "
                     f"with rank {rank}, got {adapted.get(name)}"
                 )
     return {name: tuple(ranks) for name, ranks in adapted.items()}

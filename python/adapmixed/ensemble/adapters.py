@@ -1,4 +1,4 @@
-"""One member's adapter, read from its ordinary peft folder; what is not accepted raises."""
+"""Read one member's adapter from an ordinary peft folder and check it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 LAYER_PREFIX = "base_model.model."
 
-# Settings that are read, that describe without changing the computation, or that concern only how
-# the adapter was initialised or trained. Any other setting must be unset.
+# Settings that are read here, or that do not change the trained adapter's computation.
+# Any other setting must be unset.
 _READ = frozenset(
     {
         "peft_type", "task_type", "r", "lora_alpha", "target_modules", "fan_in_fan_out", "bias",
@@ -34,8 +34,12 @@ _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter, checked: module name -> (A (in, r), scale * B (r, out)), both fp32; `base_name`
-    is the public model that its folder names, if any."""
+    """One checked adapter.
+
+    Attributes:
+        updates: maps a layer's full name to (A, scale * B), of shapes (in, r) and (r, out), fp32.
+        base_name: the public model that the adapter's folder names, or None.
+    """
 
     updates: Mapping[str, tuple[Tensor, Tensor]]
     base_name: str | None = None
@@ -47,20 +51,27 @@ class Adapter:
 
     @property
     def is_zero(self) -> bool:
-        """Whether every update vanishes, so that the model is the public one."""
+        """Whether every update is zero, so that the adapted model equals the public one."""
         return all(not bool(up.any()) for _, up in self.updates.values())
 
 
 MISSING = Adapter({})
-"""In the place of a member that is not there: it answers as the public model does."""
+"""Stands for a missing member, which answers as the public model does."""
 
 
 def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
-    """Reads an ordinary peft LoRA folder for `model`, which is not changed.
+    """Read an ordinary peft LoRA folder for `model`, which is not changed.
+
+    Args:
+        model: the public model.
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
+
+    Returns:
+        the adapter, checked, in fp32.
 
     Raises:
-        ValueError: naming the folder and the reason, if the adapter is not a plain LoRA adapter
-            (another peft type, DoRA, biases, extra trained modules ...), or does not fit the model.
+        ValueError: if the adapter does not fit the model or is not plain LoRA, for instance
+            another peft type, DoRA, biases or extra trained modules.
     """
     path = Path(folder)
     config = _read_config(path)
@@ -71,7 +82,9 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
         if match is None and _is_copy_of_base(path, model, key, value):
             continue
         if match is None:
-            raise ValueError(f"{path}: weights must be lora_A, lora_B of linear layers, got {key}")
+            raise ValueError(
+                f"{path}: weights must be lora_A and lora_B of linear layers, got {key}"
+            )
         pairs.setdefault(match[1], {})[match[2]] = value
     if not pairs:
         raise ValueError(f"{path}: the adapter holds no weights")
@@ -79,14 +92,14 @@ def read_adapter(model: nn.Module, folder: str | os.PathLike[str]) -> Adapter:
     updates: dict[str, tuple[Tensor, Tensor]] = {}
     for name, pair in sorted(pairs.items()):
         if name not in modules:
-            raise ValueError(f"{path}: the base has no module {name}, which the adapter adapts")
+            raise ValueError(f"{path}: the adapter adapts {name}, which the base does not have")
         updates[name] = _update(path, config, name, modules[name], pair)
     _check_targets(path, config, modules, set(updates))
     return Adapter(updates, config.get("base_model_name_or_path"))
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:
-    """(in, out) of an `nn.Linear` or a `Conv1D`.
+    """Return (in, out) of an `nn.Linear` or a `Conv1D`.
 
     Raises:
         ValueError: for any other layer.
@@ -105,7 +118,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"{path} must be a peft folder, it holds no {CONFIG_FILE}") from error
+        raise ValueError(f"{path} must be a peft folder, but has no {CONFIG_FILE}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} must be JSON: {error}") from error
     kind = config.get("peft_type") if isinstance(config, dict) else config
@@ -156,24 +169,24 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _is_copy_of_base(path: Path, model: nn.Module, key: str, value: Tensor) -> bool:
-    """Whether a tensor is one of the base's own, which peft stores along with adapted heads.
+    """Return whether a tensor is the base's own; peft stores some of them with adapted heads.
 
     Raises:
-        ValueError: if it was trained: the base is shared by all members.
+        ValueError: if the tensor differs from the base's, which all members share.
     """
     name = key.removeprefix(LAYER_PREFIX).replace(".base_layer.", ".")
     own = dict(model.named_parameters(remove_duplicate=False)).get(name)
     if own is None:
         return False
     if own.shape != value.shape or not torch.equal(own.detach().cpu(), value.to(own.dtype)):
-        raise ValueError(f"{path}: {key} differs from the base's, members share the base's weights")
+        raise ValueError(f"{path}: {key} must equal the base's weights, which all members share")
     return True
 
 
 def _update(
     path: Path, config: Mapping[str, Any], name: str, layer: nn.Module, pair: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """(A (in, r), scale * B (r, out)) of one layer, fp32."""
+    """Return (A, scale * B) of one layer, of shapes (in, r) and (r, out), fp32."""
     try:
         size_in, size_out = layer_shape(layer)
     except ValueError as error:
@@ -198,7 +211,7 @@ def _update(
 
 
 def _pattern(config: Mapping[str, Any], setting: str, name: str, default: Any) -> Any:
-    """peft's per-layer override: the first key that is a suffix pattern of the layer's name."""
+    """Return peft's override for a layer: the first key that matches the end of its name."""
     for key, value in (config.get(setting) or {}).items():
         if re.match(rf"(.*\.)?({key})$", name):
             return value
@@ -208,7 +221,7 @@ def _pattern(config: Mapping[str, Any], setting: str, name: str, default: Any) -
 def _check_targets(
     path: Path, config: Mapping[str, Any], modules: Mapping[str, nn.Module], found: set[str]
 ) -> None:
-    """Refuses files that miss a targeted layer and flags that belong to another architecture."""
+    """Check that the weights cover the targeted layers and that `fan_in_fan_out` fits them."""
     targets = config.get("target_modules")
     plain = not config.get("layers_to_transform") and not config.get("exclude_modules")
     expected: set[str] | None = None
@@ -220,7 +233,8 @@ def _check_targets(
     if expected is not None and (found - expected or (plain and expected - found)):
         difference = sorted(found - expected or expected - found)
         raise ValueError(
-            f"{path}: target_modules {targets!r} and the weights do not agree on {difference[0]}"
+            f"{path}: target_modules {targets!r} and the weights must agree, got a difference at "
+            f"{difference[0]}"
         )
     linear = {isinstance(modules[name], nn.Linear) for name in found}
     flag = config.get("fan_in_fan_out")

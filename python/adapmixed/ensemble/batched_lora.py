@@ -4,24 +4,23 @@ A LoRA adapter changes a linear layer y = x W + b to
 
     y_i = x W + b + scale_i (x A_i) B_i,      A_i (in, r), B_i (r, out).
 
-Rows are laid out member-major: of (N + 1) b rows, block 0 is the public model's and block i + 1 is
-member i's. The base is computed once over all rows; the updates are one batched product per
-distinct rank, added to the rows of the members of that rank alone. No update reads another
-member's rows, so changing one adapter, also to another rank or other layers, leaves the bits of all
-other rows as they were.
+There are (N + 1) b rows. Block 0 belongs to the public model, block i + 1 to member i. The base
+layer is computed once over all rows. The updates are one batched product per distinct rank. A
+product is added only to the rows of members of that rank, and no update reads another member's
+rows. So changing one adapter leaves every bit of all other rows, even if its rank or layers change.
 
-The last holds only if no shape tells of the other adapters. Matrix libraries choose kernel and
-order of summation by the shapes and the alignment of their operands, so that neither padding
-adapters to the largest rank nor batching only the members of one rank will do: another adapter's
-rank would show in the last bits. Every product therefore is a batch of N at the rank itself, with
-member i in place i and zeros in the places of members of other ranks, whose rows are restored.
-Usually all ranks are equal and nothing is restored; each further rank costs one more batch.
+This holds only if no operand's shape depends on the other adapters. Matrix libraries choose kernel
+and order of summation by the shapes and alignment of their operands. So adapters must not be padded
+to the largest rank, nor batched with members of their own rank only. Either would show another
+adapter's rank in the last bits. Therefore every product is a batch of N at one rank. Member i has
+place i, and members of other ranks have zeros there; their rows are restored afterwards. Usually
+all ranks are equal and nothing is restored. Each further rank costs one more batch.
 
 A and B are kept in fp32, whatever the base's dtype, and the update is added in fp32 before rounding
 to it, as peft does. `scale` is folded into B.
 
-If members adapt the output layer alone, everything below it is the public model's and is computed
-once (`HeadLoRA`).
+If members adapt the output layer alone, `HeadLoRA` computes everything below it once, as the
+public model.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ HEAD_POSITIONS = 24
 
 
 class RankGroup(nn.Module):
-    """The updates that n members add to a layer's output, if they have rank r.
+    """The updates of rank r that n consecutive members add to a layer's output.
 
     Attributes:
         first: the number of the first of these members.
-        down: A, (n, in, r) fp32, zero for members of other ranks.
-        up: scale * B, (n, r, out) fp32, zero likewise.
-        others: places of the members that are not of this rank, ascending, int64.
+        down: A, (n, in, r) fp32; zero for members of another rank.
+        up: scale * B, (n, r, out) fp32; zero for members of another rank.
+        others: indices of the members of another rank, ascending, int64.
     """
 
     down: Tensor
@@ -78,32 +77,32 @@ class RankGroup(nn.Module):
 
         Args:
             outputs: (n, m, out), the base's output for each of these members.
-            inputs: (n, m, in), or (m, in) if all members have the same, in the dtype of `down`.
+            inputs: (n, m, in), or (m, in) if all members share one input; in the dtype of `down`.
         """
         # Adding zeros is not enough: 0 * inf is NaN, and -0.0 + 0.0 is 0.0.
         kept = outputs.index_select(0, self.others) if len(self.others) else None
         hidden = torch.matmul(inputs, self.down)
         if outputs.dtype == self.up.dtype:
             outputs.baddbmm_(hidden, self.up)
-        else:  # add before rounding: rounding the update on its own costs a second error
+        else:  # add before rounding: rounding the update first would add a second error
             outputs.copy_(outputs.to(self.up.dtype).baddbmm_(hidden, self.up))
         if kept is not None:
             outputs.index_copy_(0, self.others, kept)
 
 
 class BatchedLoRA(nn.Module):
-    """A linear layer with the updates of N members (see the module's text).
+    """A linear layer with the updates of N members, computed as the module's docstring explains.
 
     Args:
         base: the adapted layer, `nn.Linear` or GPT-2's `Conv1D`.
-        updates: per member (A (in, r), scale * B (r, out)), or None for a member without an update
-            here. They are kept as fp32 on the base's device, 4 N r (in + out) bytes for each rank.
+        updates: for each member (A, scale * B), of shapes (in, r) and (r, out), or None if the
+            member does not adapt this layer. They are kept in fp32 on the base's device, which
+            takes 4 N r (in + out) bytes for each rank.
         ranks: all ranks that a member may have here; None for those of `updates`.
-        at_once: members that one product takes; None for all. What a product holds besides its
-            outputs, copies of them in fp32 or of those that keep their bits, is of so many.
+        at_once: members per product; None for all. It bounds a product's temporary copies.
 
     Attributes:
-        parts: the `RankGroup`s of so many members at a time, one for each rank, ascending.
+        parts: for each group of `at_once` members its `RankGroup`s, one per rank, ascending.
 
     Raises:
         ValueError: if there are no members, or an update does not fit the base or `ranks`.
@@ -124,7 +123,7 @@ class BatchedLoRA(nn.Module):
 
     @property
     def groups(self) -> list[RankGroup]:
-        """Those of all parts."""
+        """The `RankGroup`s of all parts."""
         return [group for part in self.parts for group in _groups(part)[1]]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,18 +147,20 @@ class BatchedLoRA(nn.Module):
 class HeadLoRA(nn.Module):
     """The output layer of members that share everything below it with the public model.
 
-    It reads b rows and answers with (N + 1) b. The base is computed once, in the public model's own
-    shape, so that the public rows are the public model's in every bit.
+    It maps b rows to (N + 1) b rows. The base is computed once, in the public model's own shape.
+    So the public rows equal the public model's in every bit.
 
     Args:
-        base, updates, ranks: as `BatchedLoRA`.
+        base: as in `BatchedLoRA`.
+        updates: as in `BatchedLoRA`.
+        ranks: as in `BatchedLoRA`.
 
     Attributes:
-        room: where the answers are written; None for new memory in every call.
-        parts: the `RankGroup`s of a few members at a time, one for each rank.
+        room: the memory that outputs are written to; None for new memory in every call.
+        parts: for each group of a few members its `RankGroup`s, one per rank.
 
     Raises:
-        ValueError: as `BatchedLoRA`.
+        ValueError: as in `BatchedLoRA`.
     """
 
     def __init__(
@@ -203,18 +204,20 @@ def stack_adapters(
     head: str | None = None,
     shared: bool = False,
 ) -> None:
-    """Swap every adapted layer of `model`, in place, for one with the updates of all adapters.
+    """Replace every adapted layer of `model`, in place, by one with the updates of all adapters.
 
-    A layer that some adapters leave alone gets no update for them. Memory: the sum of
-    4 N r (in + out) bytes over adapted layers and the ranks r in each.
+    An adapter that does not adapt a layer adds no update there. The stacked weights take
+    4 N r (in + out) bytes for each adapted layer and each of its ranks r.
 
     Args:
-        adapted: layers and their ranks, a public constant; None for what the adapters adapt.
-        head: the output layer's name; a product of it takes a few members at a time.
-        shared: whether everything below the output layer is shared.
+        model: the public model, which is changed.
+        adapters: one for each member, N >= 1.
+        adapted: the layers with their ranks, a public constant; None for those of `adapters`.
+        head: full name of the output layer, or None; its products take a few members at a time.
+        shared: whether members share everything below the output layer.
 
     Raises:
-        ValueError: if there are no adapters, or one adapts a layer or has a rank that is not in
+        ValueError: if there are no adapters, or if an adapter has a layer or rank that is not in
             `adapted`.
     """
     if not adapters:
@@ -223,7 +226,7 @@ def stack_adapters(
         adapted = merged_layers([adapter.layers for adapter in adapters])
     for adapter in adapters:
         for name in adapter.updates.keys() - adapted.keys():
-            raise ValueError(f"adapted must name every adapted layer, {name!r} is not in it")
+            raise ValueError(f"adapted must name every adapted layer, but lacks {name!r}")
     for name in sorted(adapted):
         parent, _, leaf = name.rpartition(".")
         updates = [adapter.updates.get(name) for adapter in adapters]
@@ -243,7 +246,7 @@ def stack_adapters(
 def _parts(
     base: nn.Module, updates: Sequence[Update | None], ranks: Sequence[int] | None, at_once: int
 ) -> nn.ModuleList:
-    """The `RankGroup`s of so many members at a time, one for each rank, on the base's device."""
+    """Return a list of `RankGroup`s, one per rank, for each `at_once` members."""
     shape, ranks = _checked(base, updates, ranks)
     parts = nn.ModuleList(
         nn.ModuleList(
@@ -255,7 +258,7 @@ def _parts(
 
 
 def _groups(part: nn.Module) -> tuple[slice, list[RankGroup]]:
-    """The members of a part, and its groups."""
+    """Return the members of a part as a slice, and its groups."""
     groups: list[RankGroup] = list(part.children())  # type: ignore[arg-type]
     if not groups:
         return slice(0, 0), []
@@ -265,7 +268,7 @@ def _groups(part: nn.Module) -> tuple[slice, list[RankGroup]]:
 def _checked(
     base: nn.Module, updates: Sequence[Update | None], ranks: Sequence[int] | None
 ) -> tuple[tuple[int, int], list[int]]:
-    """The layer's (in, out) and its ranks, ascending."""
+    """Return the layer's (in, out) and its ascending ranks."""
     if not updates:
         raise ValueError("updates must hold an entry for at least one member, got 0")
     size_in, size_out = layer_shape(base)

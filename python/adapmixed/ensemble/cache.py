@@ -1,7 +1,7 @@
-"""Keys and values of past positions, with room for those to come: a token is written in place.
+"""A key/value cache with room for later positions, so that a token is written in place.
 
-transformers' own cache joins all past positions with the new one (`torch.cat`) in every step, which
-was half of a step of GPT-2 small with N = 100 after 128 tokens (`benchmarks.forward`).
+transformers' own cache copies all past positions at every step (`torch.cat`), which takes a large
+part of a step (`benchmarks.forward`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-_GROWTH = 4  # beyond the room, a layer grows by one part in so many
+_GROWTH = 4  # a full layer grows by a quarter
 
 
 def key_value_cache(config: Any, positions: int) -> DynamicCache:
-    """An empty cache for a model of this configuration.
+    """Return an empty cache for a model of this configuration.
 
-    Layers of any other kind than plain attention (a sliding window) are transformers' own.
+    Layers that are not plain attention, for instance with a sliding window, use transformers'
+    own cache layers.
 
     Args:
-        positions: that every layer makes room for when it is first written; it may hold more.
+        config: the model's transformers configuration.
+        positions: how many positions each layer reserves when it is first written. A layer grows
+            if more come.
     """
     cache = DynamicCache(config=config)
     cache.layers = [
@@ -31,10 +34,11 @@ def key_value_cache(config: Any, positions: int) -> DynamicCache:
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not followed
-    """The same numbers as transformers' layer, as views of the front of larger blocks.
+    """A cache layer whose keys and values are views into larger, reserved blocks.
 
-    `keys` and `values` are (rows, heads, length, head_dim) views of blocks with `positions` in
-    place of the length. What lies behind the views is not initialised, and never read.
+    It holds the same numbers as transformers' layer. `keys` and `values` are (rows, heads, length,
+    head_dim) views of blocks of length `positions`. The rest of a block is uninitialised and never
+    read.
     """
 
     keys: Tensor | None
@@ -48,14 +52,14 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends (rows, heads, new, head_dim); returns all keys and values."""
+        """Append (rows, heads, new, head_dim) and return all keys and values."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         keys = self.keys = self._append(0, self.keys, key_states)
         values = self.values = self._append(1, self.values, value_states)
         return keys, values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Selects rows; the blocks of the old ones go at once, layer by layer."""
+        """Keep the rows `beam_idx`; each layer's old blocks are freed before the next layer's."""
         super().reorder_cache(beam_idx)
         self._blocks = [None, None]
 
@@ -75,5 +79,5 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
 
 
 def _begins(block: Tensor, held: Tensor | None) -> bool:
-    """Whether `held` is the front of the block: transformers' methods may have put others there."""
+    """Return whether `held` is the front of the block; transformers may have replaced it."""
     return held is None or (held.data_ptr() == block.data_ptr() and held.shape[0] == block.shape[0])

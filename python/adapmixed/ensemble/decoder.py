@@ -1,4 +1,4 @@
-"""Step-by-step decoding of an ensemble: one key/value cache, the same tokens for every member."""
+"""Decode step by step: one key/value cache, and the same tokens for every member."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from adapmixed.ensemble.room import LogitsRoom
 
 
 class Decoder:
-    """Holds the next position's logits and advances by the tokens that were chosen for it.
+    """The next position's logits, and the cache that advances by the chosen tokens.
 
-    Made by `Ensemble.decoder`. The cache holds b rows of keys and values in layers that the members
-    share with the public model and (N + 1) b rows in the others. It has room for all positions that
-    were counted when the memory was asked for.
+    `Ensemble.decoder` makes it. The cache holds b rows of keys and values in layers that members
+    share with the public model, and (N + 1) b rows in all other layers. It reserves room for every
+    position that `memory_bytes` was checked for.
 
-    Where the window slides, it is each sequence's own: what is forgotten, and when, is what would
-    be if the sequence were alone, whatever lies beside it. All are read anew when one is cut.
+    If the window slides, it slides for each sequence by itself. What a sequence forgets, and when,
+    does not depend on the other sequences of the batch. When one sequence is cut, all are read
+    again.
     """
 
     def __init__(
@@ -39,39 +40,40 @@ class Decoder:
         self._ids = ids
         self._mask = mask
         self._logits: Tensor
-        self._going: Tensor | None = None  # sequences of these logits that were not dropped
+        self._going: Tensor | None = None  # the sequences of `_logits` that were not dropped
         self._room = LogitsRoom()
         limit = forward.max_positions if slide else None
         if limit is not None:
             self._keep(limit, limit)
-        # The most positions that will ever be read at once: no later read can need more memory.
+        # The largest number of positions read at once, so that no later read needs more memory.
         window = self.length + new_tokens
         self._window = window if limit is None else min(window, limit)
         self._read()
 
     @property
     def length(self) -> int:
-        """Positions that the next token is predicted from, padding included."""
+        """The number of positions that the next token is predicted from, with padding."""
         return self._ids.shape[1]
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
-        """(private (N, b, V), public (b, V)) of the next position, in the model's dtype."""
+        """The next position's logits: private (N, b, V) and public (b, V), in the model's dtype."""
         logits = self._logits[:, :, -1]
         if self._going is not None:
             logits = logits[:, self._going]
         return logits[1:], logits[0]
 
     def append(self, tokens: Tensor) -> None:
-        """Advances by one token per sequence, the same for every member.
+        """Advance by one token per sequence, the same for every member.
 
-        Where a sequence's window is full and may slide, its later half and the new token are kept.
+        If a sequence's window is full and may slide, its later half and the new token are kept.
 
         Args:
             tokens: (b,) int64 or int32.
 
         Raises:
-            ValueError: if the shape or a token is wrong, or the context is full; nothing advances.
+            ValueError: if the shape or a token is wrong, or if the context is full. Nothing
+                advances then.
         """
         batch, length = self._ids.shape
         if tuple(tokens.shape) != (batch,):
@@ -91,7 +93,7 @@ class Decoder:
             self._advance(new, self._mask)
 
     def drop(self, ended: Tensor) -> None:
-        """Forgets sequences; the others keep their order, and only they are read from here on.
+        """Drop sequences that ended; the others keep their order.
 
         Args:
             ended: (b,) bool, at least one of them False.
@@ -100,15 +102,15 @@ class Decoder:
         blocks = torch.arange(len(self._logits), device=going.device)[:, None] * len(ended)
         for layer in self._cache.layers:
             rows = going if len(layer.keys) == len(ended) else (blocks + going).flatten()
-            layer.reorder_cache(rows)  # what beam search reorders with also selects
-        # Their logits are usually done with, and a copy of the others' would be for nothing.
+            layer.reorder_cache(rows)  # made for beam search, but it also selects rows
+        # The logits are not copied here: usually nobody reads them again.
         self._going = going if self._going is None else self._going[going]
         self._ids = self._ids[going]
         if self._mask is not None:
             self._mask = self._mask[going]
 
     def _keep(self, limit: int, count: int) -> None:
-        """Cuts sequences of more than `limit` tokens to their last `count`, and pads no further."""
+        """Cut sequences of more than `limit` tokens to their last `count`; trim the padding."""
         mask = torch.ones_like(self._ids) if self._mask is None else self._mask
         held = mask.sum(dim=1)
         held = torch.where(held > limit, held.clamp_max(count), held)
@@ -120,7 +122,7 @@ class Decoder:
         self._mask = None if bool(mask.all()) else mask
 
     def _read(self) -> None:
-        """Fills a new cache with all positions, chunk by chunk."""
+        """Fill a new cache with all positions, chunk by chunk."""
         batch, length = self._ids.shape
         chunk = self._forward.chunk_size(
             batch, length, self._memory_bytes, last_only=True, window=self._window,
@@ -134,5 +136,5 @@ class Decoder:
 
     def _advance(self, ids: Tensor, mask: Tensor | None) -> None:
         self._going = None
-        self._logits = ids.new_empty(0)  # the old ones go before the new ones are computed
+        self._logits = ids.new_empty(0)  # free the old logits before computing the new ones
         self._logits = self._forward(ids, mask, self._cache, last_only=True, room=self._room)

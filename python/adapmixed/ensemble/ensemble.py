@@ -1,4 +1,4 @@
-"""N private models and their public one, loaded from disk and evaluated together."""
+"""Load N private models and their public one from disk, and evaluate them together."""
 
 from __future__ import annotations
 
@@ -32,32 +32,36 @@ _LOG = logging.getLogger(__name__)
 class Ensemble:
     """A public causal language model with N LoRA adapters, as one batched model.
 
-    Spread over several processes, each has a contiguous slice of the members, with its own public
-    model; of members of the output layer alone each has all. Then private logits are those of this
-    process's members, and every process must call every method with the same arguments in the same
-    order (docs/ranks.md).
+    Several processes can share an ensemble: each then holds a contiguous slice of the members and
+    its own public model. If members adapt the output layer alone, every process holds all of them.
+    Private logits are those of this process's members. Every process must call every method with
+    the same arguments in the same order (docs/how-to/several-gpus.md).
 
-    Every method runs without gradients, in eval mode (no dropout). Logits are in the model's dtype
-    and raw: softmax is the reader's. N and the order of members are those of the folder. Ids that
-    stand for no token of the tokenizer (a padded vocabulary) have logit -inf in every row, private
-    and public: a public rule, by which they are never released.
+    Every method runs without gradients and in eval mode (no dropout). Logits are raw and in the
+    model's dtype: callers apply the softmax. N and the order of members are those of the folder.
+    Some ids may stand for no token of the tokenizer, because models pad their vocabulary. These
+    have logit -inf in every private and public row, so they are never released.
 
     Attributes:
-        num_models: N >= 1, of all processes.
-        ranks: the processes that share the members; `ALONE` if this one has them all.
+        num_models: N >= 1, over all processes.
+        ranks: the processes that share the members; `ALONE` if this process has all of them.
         vocab_size: V, the width of the logits.
         tokenizer: the base's tokenizer, or None if it has none.
         config: the base's transformers configuration.
-        trunk: what the members share with the public model, which is computed once; prints as a
-            phrase.
+        trunk: the layers that members share with the public model, computed once. `str(trunk)` is
+            a phrase for people.
         max_positions: longest input in tokens, or None if the base sets no limit.
-        unverified: what loading could not check or found missing; every guarantee says it.
-            "shards": they may overlap. "positions": positions in a file assigned them, so one edit
-            can move other documents. "names": what assigned them is not recorded. "base": the
-            public model may not be that of the training. "tokenizer": only its tokenizer may not.
-        fingerprint: of the base (its files where it is a folder, else its name) and the members'
-            files in their order, hexadecimal; None if it was not loaded from files. An accountant
-            is bound to it, since what member i has spent is that of shard i.
+        unverified: what loading could not verify, which every guarantee repeats as a caveat.
+            "shards": shards may overlap.
+            "positions": documents were assigned by their position in a file, so that one edit can
+            move others.
+            "names": the folder does not record how documents were assigned.
+            "base": the public model may not be the one of the training.
+            "tokenizer": the tokenizer may not be the one of the training.
+        fingerprint: hexadecimal digest of the base and of the members' files in their order; None
+            if the ensemble was not loaded from files. A base folder counts with its files, another
+            base with its name. An accountant is bound to it, because it counts what each shard
+            spent.
     """
 
     def __init__(
@@ -71,15 +75,21 @@ class Ensemble:
         ranks: Ranks = ALONE,
         num_models: int | None = None,
     ) -> None:
-        """Takes over `model`, which is changed; `from_pretrained` is the ordinary way in.
+        """Take over `model` and change it; use `from_pretrained` to load from files.
 
-        `adapters` are those of this rank; `ranks` know the number of all (`Ranks.over`). `adapted`
-        names the layers that members may adapt, with their ranks: a public constant; None for what
-        these adapters adapt.
+        Args:
+            model: a transformers causal language model without adapters.
+            adapters: those of this process's members.
+            adapted: the layers that members may adapt, with their ranks, a public constant; None
+                for those of `adapters`.
+            tokenizer: the model's tokenizer, or None.
+            unverified: see the attribute.
+            ranks: the processes that share the members, and how many there are (`Ranks.over`).
+            num_models: N; None for the number of `adapters`.
 
         Raises:
-            ValueError: if there are no adapters, tokenizer and model do not fit, or the model is
-                not of a kind that an ensemble can be built on (`support`).
+            ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
+                ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
         if not adapters:
             raise ValueError("an ensemble must have at least one private model, got 0")
@@ -127,30 +137,37 @@ class Ensemble:
         device: str | torch.device | None = None,
         ranks: Ranks = ALONE,
     ) -> Ensemble:
-        """Loads the public model and its adapters.
+        """Load the public model and its adapters.
 
         Args:
-            base: a folder, a hub name (given to `from_pretrained`), or a transformers model, which
-                is copied and never changed (its tokenizer is then None).
-            folder: an ensemble folder (`ensemble.json`), or a sequence of peft folders, one per
-                private model, and None for a missing one, which answers as the public model does.
-            adapted: of a sequence: the layers that members may adapt, with their ranks, for
-                instance {"lm_head": [8]}. It must not depend on which members there are: without
-                it all must adapt the same ones, which are taken for those of a missing member,
-                too. `ensemble.json` has its own.
-            dtype: of the base; None means fp32, or a model object's own. Adapters stay in fp32.
-            device: None means the CPU, or a model object's own.
-            ranks: among which the members are spread (`adapmixed.ranks.joined`): this process reads
-                its own alone, and all of them call this together.
+            base: a folder, a hub name, or a transformers model. A model is copied and never
+                changed; `tokenizer` is then None.
+            folder: an ensemble folder (with `ensemble.json`), or a sequence of peft folders, one
+                per member. None in the sequence stands for a missing member, which answers as the
+                public model does.
+            adapted: for a sequence of folders only: the layers that members may adapt, with their
+                ranks, for instance {"lm_head": [8]}. It must not depend on which members are
+                present. Without it all members must adapt the same layers with the same ranks.
+            dtype: the base's dtype; None for fp32, or for a model object's own. Adapters stay in
+                fp32.
+            device: the device; None for the CPU, or for a model object's own.
+            ranks: the processes that share the members (`adapmixed.ranks.joined`). All of them must
+                call this together; each reads only its own members.
+
+        Returns:
+            the ensemble, ready to answer.
 
         Raises:
-            ValueError: if the folder is unreadable, newer than this version, empty or lists a
-                member twice; if its shards overlap; if members adapt other layers than `adapted`,
-                or `adapted` is needed and not given; if an adapter is not a plain LoRA adapter or
-                does not fit the base; if the base or its tokenizer is not the one that the ensemble
-                was trained with: by its digest or, where none was recorded, by the name in
-                `adapter_config.json`; or if the base is of a kind that is refused (docs/models.md);
-                if there are more ranks than members, or ranks that have read something else.
+            ValueError: if the folder is unreadable, empty, of another format, or lists a member
+                twice.
+            ValueError: if shards overlap.
+            ValueError: if members adapt layers outside `adapted`, or if `adapted` is needed and
+                missing.
+            ValueError: if an adapter is not plain LoRA or does not fit the base.
+            ValueError: if the base or its tokenizer differs from the one of the training. Digests
+                are compared or, if none was recorded, the name in `adapter_config.json`.
+            ValueError: if the base is not supported (docs/reference/supported-models.md).
+            ValueError: if there are more processes than members, or processes read different files.
         """
         members = read_members(
             base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks
@@ -164,7 +181,7 @@ class Ensemble:
             ranks=members.ranks,
             num_models=len(members.paths),
         )
-        if not members.ranks.alone:  # each has tried its own device: caches must have the same rows
+        if not members.ranks.alone:  # devices may differ, but all caches must have the same rows
             members.ranks.agree({"what members share": ensemble.trunk})
         ensemble.fingerprint = fingerprint(base, members.paths, members.base_sha256)
         _LOG.info(
@@ -179,13 +196,13 @@ class Ensemble:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device that the model computes on."""
         device: torch.device = self._forward.model.device
         return device
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """The tokens that end a text: the tokenizer's, and those of the base's own settings."""
+        """Return the ids that end a text, from the tokenizer and the base's generation settings."""
         settings = getattr(self._forward.model, "generation_config", None)
         tokens: set[int] = set()
         for owner in (self.tokenizer, settings):
@@ -196,15 +213,17 @@ class Ensemble:
     def logits(
         self, input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Logits of every position at once, for small inputs: N b t V numbers are held.
+        """Return the logits of every position at once.
+
+        This is for small inputs, since it holds N b t V numbers.
 
         Args:
             input_ids: (b, t) int64 or int32.
-            attention_mask: (b, t) of 0 and 1, 0 marking padding on either side; what is answered
-                at padding is unspecified.
+            attention_mask: (b, t) of 0 and 1, where 0 marks padding on either side. Logits at
+                padding are unspecified.
 
         Returns:
-            (private (N, b, t, V), public (b, t, V)); N of this rank.
+            private (N, b, t, V) and public (b, t, V), with the N of this process.
 
         Raises:
             ValueError: if shapes, tokens or the length (> max_positions) are wrong.
@@ -221,23 +240,25 @@ class Ensemble:
         attention_mask: Tensor | None = None,
         room: LogitsRoom | None = None,
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Logits in chunks of positions, under a memory budget.
+        """Return the logits in chunks of positions, within a memory limit.
 
-        The input is run through a key/value cache chunk by chunk, which gives the same logits as
-        one pass (up to rounding). A chunk's tensors are free to go when the next one is asked for.
+        The input passes through a key/value cache chunk by chunk. Up to rounding this gives the
+        logits of a single pass. A chunk's tensors may be freed when the next chunk is requested.
 
         Args:
-            input_ids, attention_mask: as `logits`.
-            memory_bytes: bounds the logits of a chunk, an estimate of a layer's activations and,
-                where there are several chunks, the cache; weights and adapters come on top.
-            room: kept by a reader of many inputs, so that each finds the memory of the one before.
+            input_ids: as in `logits`.
+            memory_bytes: limit in bytes for a chunk's logits, an estimate of one layer's
+                activations and, if there are several chunks, the cache. Weights and adapters are
+                not counted.
+            attention_mask: as in `logits`.
+            room: memory that a caller keeps between inputs, so that it is used again.
 
         Returns:
             iterator of (slice of positions, private (N, b, chunk, V), public (b, chunk, V)).
 
         Raises:
-            ValueError: as `logits`, or if the budget does not hold the cache and one position (the
-                message names the bytes needed). Raised at the call, not at the first step.
+            ValueError: as in `logits`, or if the limit does not hold the cache and one position;
+                the message names the bytes needed. It is raised at the call, not at the first step.
         """
         ids, mask = self._forward.check_ids(input_ids, attention_mask)
         batch, length = ids.shape
@@ -254,21 +275,26 @@ class Ensemble:
         new_tokens: int = 0,
         beside: Beside | None = None,
     ) -> Decoder:
-        """Reads a prompt and stands ready to decode after it.
+        """Read a prompt and return a decoder that continues it.
 
         Args:
-            input_ids: (b, t) prompts, t <= max_positions unless the window slides.
-            memory_bytes: as `iter_logits`; it must hold the cache of all positions that will come.
+            input_ids: (b, t) prompts, with t <= max_positions unless the window slides.
+            memory_bytes: as in `iter_logits`; it must hold the cache of all positions to come.
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
-            overflow: one of `OVERFLOWS`: what happens where the context is full. "slide" forgets
-                the older half of a sequence and reads the rest anew; of a longer prompt the last
-                max_positions tokens are read. The window is each sequence's own, without padding.
-            new_tokens: how many will be appended at most, for `memory_bytes`. The cache has room
-                for them from the first; for more it grows by a quarter, which is not counted.
-            beside: what the reader holds beside the logits, for `memory_bytes`, too.
+            overflow: what happens when the context is full, one of `OVERFLOWS`. "refuse" raises.
+                "slide" forgets the older half of a sequence and reads the rest again; of a longer
+                prompt only the last max_positions tokens are read. Each sequence has its own
+                window, without padding.
+            new_tokens: the largest number of tokens that will be appended. The cache reserves room
+                for them, within `memory_bytes`. Beyond that it grows by a quarter, uncounted.
+            beside: returns the bytes that the caller holds together with a position's logits, which
+                count towards `memory_bytes`.
+
+        Returns:
+            the decoder, which holds the logits after the prompt.
 
         Raises:
-            ValueError: as `iter_logits`, or if a row ends in padding, or overflow is unknown.
+            ValueError: as in `iter_logits`, or if a row ends in padding or `overflow` is unknown.
         """
         check_option("overflow", overflow, OVERFLOWS)
         slide = overflow == "slide"
@@ -283,9 +309,15 @@ class Ensemble:
         overflow: str = "refuse",
         beside: Beside | None = None,
     ) -> int:
-        """The least `memory_bytes` of `decoder` for one prompt of this length; for b, b times.
+        """Return the least `memory_bytes` with which `decoder` takes one prompt of this length.
 
-        Other arguments as `decoder`.
+        A batch of b prompts needs b times as much.
+
+        Args:
+            length: of the prompt, in tokens.
+            new_tokens: as in `decoder`.
+            overflow: as in `decoder`.
+            beside: as in `decoder`.
         """
         window = length + new_tokens
         if overflow == "slide" and self.max_positions is not None:

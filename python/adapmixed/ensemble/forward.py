@@ -1,4 +1,4 @@
-"""The forward pass behind an ensemble: repeated rows, positions, padding, cache, memory budget."""
+"""The forward pass of an ensemble: repeated rows, positions, padding, cache, memory limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from adapmixed.ranks import ALONE, Ranks
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 Beside = Callable[[int, int, int], int]
-"""Rows N + 1, V and the bytes of a logit to the bytes that answering one query takes besides."""
+"""Maps (rows N + 1, V, bytes per logit) to the bytes that answering one query takes beyond the
+logits."""
 _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -26,21 +27,21 @@ _LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 class BatchedForward:
     """Runs a model with stacked adapters on the same tokens for every member.
 
-    Threads may share it; their passes come one after the other.
+    Threads may share it; their passes run one after the other.
 
     Attributes:
         model: a causal language model with stacked adapters (`stack_adapters`).
-        num_models: N, of this rank.
+        num_models: N of this process.
         vocab_size: V, the width of the logits.
-        max_positions: longest input, or None if the model sets no limit.
-        zero_members: members whose update vanishes. Their logits are a copy of the public block:
-            the same numbers computed in another row of a matrix product may round differently, and
-            an empty shard must answer exactly as the public model does.
-        trunk: what the members share; the model repeats its rows where it ends.
-        masked_ids: (m,) int64 on the model's device, whose logits are -inf in every row, or None.
+        max_positions: longest input in tokens, or None if the model sets no limit.
+        zero_members: members whose updates are all zero. Their logits are copied from the public
+            block, because an empty shard must answer exactly as the public model does. Computed in
+            another row of a matrix product, the same numbers may round differently.
+        trunk: the layers that members share; rows are repeated where it ends.
+        masked_ids: (m,) int64 on the model's device: ids with logit -inf in every row; or None.
         adapts_head: whether members may adapt the output layer, alone or with others.
-        ranks: that run other members on the same tokens; all answer with the public row of the
-            leading one, since the same numbers in another batch may round differently.
+        ranks: the processes that run the other members on the same tokens. All use the main
+            process's public row, since another batch may round the same numbers differently.
     """
 
     model: Any
@@ -52,15 +53,21 @@ class BatchedForward:
     masked_ids: Tensor | None = None
     adapts_head: bool = False
     ranks: Ranks = ALONE
-    # The layers where rows part remember the shapes of the pass that they are in.
+    # Hooks at the end of the trunk store the shapes of the current pass.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def check_ids(
         self, input_ids: Tensor, attention_mask: Tensor | None, *, any_length: bool = False
     ) -> tuple[Tensor, Any]:
-        """Validated (input_ids, attention_mask) on the model's device, int64; see `Ensemble`.
+        """Return the validated ids and mask, int64 and on the model's device.
 
-        `any_length` leaves out the model's window.
+        Args:
+            input_ids: as in `Ensemble.logits`.
+            attention_mask: as in `Ensemble.logits`.
+            any_length: whether inputs may be longer than `max_positions`.
+
+        Raises:
+            ValueError: as `Ensemble.logits`.
         """
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(
@@ -83,7 +90,7 @@ class BatchedForward:
         return ids, mask
 
     def check_tokens(self, name: str, tokens: Tensor) -> None:
-        """Refuses anything but token ids of this vocabulary."""
+        """Raise ValueError unless all tokens are ids of this vocabulary."""
         if tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"{name} must be int64 or int32, got {tokens.dtype}")
         low, high = int(tokens.min()), int(tokens.max())
@@ -93,7 +100,7 @@ class BatchedForward:
             )
 
     def check_length(self, length: int) -> None:
-        """Refuses more positions than the model has."""
+        """Raise ValueError if the model has fewer positions."""
         if self.max_positions is not None and length > self.max_positions:
             raise ValueError(
                 f"input must have at most max_positions = {self.max_positions} positions, "
@@ -101,7 +108,7 @@ class BatchedForward:
             )
 
     def new_cache(self, positions: int = 0) -> Any:
-        """An empty key/value cache for this model, with room for so many positions, or more."""
+        """Return an empty key/value cache for this model that reserves `positions` positions."""
         from adapmixed.ensemble.cache import key_value_cache
 
         return key_value_cache(self.model.config, positions)
@@ -122,9 +129,9 @@ class BatchedForward:
             ids: (b, s) int64, the tokens that the cache does not hold yet.
             mask: (b, cached + s) int64 or None.
             cache: a transformers cache, which advances by s, or None for a single pass.
-            last_only: only the last position's logits are computed.
-            room: memory for the logits, used if the output layer alone is adapted and its output is
-                not scaled: it would be held beside the scaled logits.
+            last_only: whether to compute the last position's logits alone.
+            room: memory for the logits. It is used if the output layer alone is adapted and the
+                model does not scale its output; otherwise it would add to the scaled logits.
 
         Returns:
             (N + 1, b, s or 1, V) in the model's dtype, block 0 public.
@@ -162,24 +169,24 @@ class BatchedForward:
     def chunks(
         self, ids: Tensor, mask: Tensor | None, chunk: int, room: LogitsRoom
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield the logits of `chunk` positions at a time: (slice, private, public)."""
+        """Yield (slice of positions, private logits, public logits), `chunk` positions each."""
         batch, length = ids.shape
-        room.release(chunk * self.logits_size(batch))  # not beside what this input needs
+        room.release(chunk * self.logits_size(batch))  # too much room would exceed the limit
         cache = self.new_cache(length) if chunk < length else None
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
             part = None if mask is None else mask[:, :stop]
             result = self(ids[:, start:stop], part, cache, room=room)
             yield slice(start, stop), result[1:], result[0]
-            del result  # gone, if the reader's are, before the next one is computed
+            del result  # so that the caller can free it before the next one is computed
 
     @cached_property
     @torch.no_grad()
     def _cached_bytes(self) -> tuple[tuple[int, bool, int | None], ...]:
-        """Of each layer: bytes of a row's keys and values of one position, whether every member has
-        rows of its own, and the window or None.
+        """Return (bytes per row and position, whether members have own rows, window) per layer.
 
-        Read off a cache that holds one position: configurations name heads in too many ways.
+        The window is None if it does not slide. The sizes are read from a cache with one position,
+        because configurations name the heads in many ways.
         """
         cache = self.new_cache()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.model.device)
@@ -192,11 +199,12 @@ class BatchedForward:
         return tuple(found)
 
     def cache_bytes(self, batch: int, positions: int) -> int:
-        """Return the bytes of a key/value cache of b sequences.
+        """Return the bytes of a key/value cache of `batch` = b sequences.
 
-        A layer has 2 rows positions heads head_dim numbers: b rows in the trunk, (N + 1) b above.
-        Layers with a sliding window keep no more positions than it. The largest layer counts twice:
-        layer by layer it is copied when sequences end, and a sliding window with every token.
+        A layer holds 2 rows positions heads head_dim numbers, with b rows in the trunk and
+        (N + 1) b above. Layers with a sliding window keep no more positions than the window. The
+        largest layer counts twice: layers are copied one by one when a sequence ends, and a layer
+        with a sliding window at every token.
         """
         layers = [
             (self._rows(batch) if own else batch)
@@ -216,16 +224,27 @@ class BatchedForward:
         window: int | None = None,
         beside: Beside | None = None,
     ) -> int:
-        """Positions per pass so that cache, logits and activations fit the budget.
+        """Return how many positions one pass may take so that everything fits the limit.
 
-        Counted: the key/value cache of `window` positions (None: of `length`; without `last_only`
-        it is left out where all are computed in one pass), (N + 1) b V logits per position (once in
-        all if `last_only`; twice these where the model caps or scales them), what is held `beside`
-        the last position's logits when they are answered, and an estimate of one layer's
-        activations. Not counted: weights and adapters.
+        These are counted; weights and adapters are not:
+
+        - the key/value cache of `window` positions. Without `last_only` it is not needed if all
+          positions fit one pass;
+        - (N + 1) b V logits per position, or of one position if `last_only`; twice as many if the
+          model caps or scales its logits;
+        - the bytes that `beside` adds for the last position's query;
+        - an estimate of one layer's activations.
+
+        Args:
+            batch: b, the number of sequences.
+            length: positions of the input.
+            memory_bytes: the limit, in bytes.
+            last_only: whether only the last position's logits are computed.
+            window: positions that the cache holds; None for `length`.
+            beside: as in `Ensemble.decoder`.
 
         Raises:
-            ValueError: naming the bytes needed, if not even one position fits.
+            ValueError: if not even one position fits; the message names the bytes needed.
         """
         window = length if window is None else window
         logits, activations = self._position_bytes(batch, window, beside)
@@ -238,17 +257,17 @@ class BatchedForward:
             needed = min(needed, length * per_position)
         if memory_bytes < needed:
             raise ValueError(
-                f"memory_bytes must be >= {needed} for {self._rows(batch)} rows (a row for the "
-                f"public and each private model, times the batch): {cache} bytes of keys and "
-                f"values of {window} positions, and {fixed + per_position} to compute one, got "
-                f"{memory_bytes}"
+                f"memory_bytes must be >= {needed} for {self._rows(batch)} rows (one for the "
+                f"public and each private model, times the batch), got {memory_bytes}: keys and "
+                f"values of {window} positions take {cache} bytes, and computing one position "
+                f"{fixed + per_position}"
             )
         return min(length, (memory_bytes - cache - fixed) // per_position)
 
     def sequence_bytes(self, window: int, beside: Beside | None) -> int:
-        """The least `memory_bytes` of a sequence that is decoded over this window; of b, b times.
+        """Return the least `memory_bytes` to decode one sequence over this window.
 
-        See `chunk_size`.
+        A batch of b needs b times as much. `chunk_size` says what is counted.
         """
         cache = self.cache_bytes(1, window)
         return cache + sum(self._position_bytes(1, window, beside))
@@ -259,20 +278,20 @@ class BatchedForward:
         return any(getattr(config, name, None) for name in _LOGIT_SCALES)
 
     def logits_size(self, batch: int) -> int:
-        """Return how many numbers the logits of one position are, on this rank."""
+        """Return how many logits one position has in this process, (N + 1) b V."""
         return (self.num_models + 1) * batch * self.vocab_size
 
     def _rows(self, batch: int) -> int:
         return (self.ranks.held(self.num_models)[0] + 1) * batch  # the same on every process
 
     def _position_bytes(self, batch: int, window: int, beside: Beside | None) -> tuple[int, int]:
-        """Of one position: its logits as they are answered, and a layer's activations."""
+        """Return the bytes of one position's logits, and those of a layer's activations."""
         rows = self._rows(batch)
         config = self.model.config.get_text_config()
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
         element = int(next(self.model.parameters()).element_size())
-        # Caps and scales of the output are computed beside what they are applied to.
+        # Capping or scaling the output needs a second copy of it.
         logits = (2 if self._scales_logits else 1) * rows * self.vocab_size * element
         gathered = self.ranks.held(self.num_models)[1]
         if beside is not None:
@@ -282,16 +301,16 @@ class BatchedForward:
             logits = max(logits, answering)
         else:
             logits += gathered * batch * self.vocab_size * element
-        # Residual stream, normed input, q, k, v, attention output, the wider hidden layer twice;
-        # attention adds a score or mask row over all positions for every head at worst.
+        # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
+        # and, at worst, a row of scores or masks over all positions for every head.
         heads = int(getattr(config, "num_attention_heads", 1))
         computed = batch if self.trunk.head is not None else rows
         activations = computed * (element * (8 * hidden + 2 * inner) + 4 * heads * window)
-        if element < 4:  # adapters read and add in fp32
+        if element < 4:  # adapters compute in fp32
             activations += computed * 4 * (hidden + inner)
         if self.adapts_head:
-            # Beside the logits of a few members: a copy of those that keep their bits, and in
-            # 16 bits one in fp32.
+            # With a few members' logits come a copy of the rows that keep their bits and, for
+            # 16-bit models, one in fp32.
             members = min(HEAD_MEMBERS, rows // batch)
             copied = element + (4 if element < 4 else 0)
             activations += batch * (copied * members * self.vocab_size + 4 * hidden)

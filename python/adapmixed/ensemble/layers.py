@@ -1,4 +1,4 @@
-"""Where a causal language model keeps its decoder blocks and its output layer."""
+"""Find the decoder blocks, the output layer and the linear layers of a causal language model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def head_name(model: Any) -> str:
 def block_names(model: Any) -> tuple[str, ...]:
     """Return the full names of the decoder blocks from the first to the last.
 
-    The blocks are the only list of as many modules as the configuration has hidden layers; the
-    result is empty if there is no such list, or more than one.
+    The blocks are the only list with as many modules as the configuration has hidden layers. The
+    result is empty if there is no such list or more than one.
     """
     depth = model.config.get_text_config().num_hidden_layers
     lists = [

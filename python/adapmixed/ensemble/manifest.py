@@ -1,4 +1,4 @@
-"""`ensemble.json`: what an ensemble folder says about itself.
+"""Read and write `ensemble.json`, which describes an ensemble folder.
 
     {"format_version": 2, "base_model": "...", "num_models": N,
      "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
@@ -6,11 +6,12 @@
      "document_names": "stable",
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
-The members are ordinary peft folders in the same place. `null` stands for a missing member, which
-answers as the public model does. N and `adapted` are public constants: they decide what members
-share with the public model and every shape of the computation, whichever members are there.
-`shards.check_shards` reads `shards`. Shard digests tell whoever holds a shard's data that a member
-was trained on it; they are the operator's and must not be published.
+The members are ordinary peft folders in the same folder. `null` stands for a missing member, which
+answers as the public model does. N and `adapted` are public constants. They determine the layers
+that members share and all shapes of the computation, so these do not depend on which members are
+present.
+`shards.check_shards` reads `shards`. Its digests must not be published: whoever holds a shard's
+data can tell from them that a member was trained on it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from adapmixed.files import write_file
 FORMAT_VERSION = 2
 FILE_NAME = "ensemble.json"
 DOCUMENT_NAMES = ("stable", "positions")
-"""What assigned the shards: names that no other document can change, or positions in a file."""
+"""How documents are named for their shards: by names that no other document can change ("stable"),
+or by positions in a file."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,17 @@ class Manifest:
     """The content of `ensemble.json`.
 
     Attributes:
-        base_model: name of the public model, for people; loading is given the base itself.
+        base_model: name of the public model, for people; callers pass the base itself to loading.
         members: folder names, N = len(members) >= 1; None for a missing member.
         adapted: names of the layers that members may adapt, each with its ranks, ascending.
-        tokenizer_sha256: digest of the bytes of the base's `tokenizer.json`, or None; what early
-            ensembles recorded.
-        tokenizer_files: digests of the base's tokenizer (`provenance.tokenizer_files`), by file.
+        tokenizer_sha256: digest of the bytes of the base's `tokenizer.json`, as early ensembles
+            recorded it, or None.
+        tokenizer_files: digest of each of the base's tokenizer files
+            (`provenance.tokenizer_files`).
         base_sha256: digest of the base's weights (`provenance.base_sha256`), or None.
-        revision: the hub's commit of the base, or None; loading by hub name asks for it.
-        training: settings the members were trained with.
-        shards: per member what `training.shard_record` makes; empty if not recorded.
+        revision: the hub commit of the base, used when it is loaded by its hub name; or None.
+        training: the settings that the members were trained with.
+        shards: one `training.shard_record` per member; empty if not recorded.
         document_names: one of `DOCUMENT_NAMES`, or None if not recorded. With "positions", one edit
             can move all later documents of a file to other shards.
         disjoint: whether `shards` shows that no two members share an identifier.
@@ -70,7 +73,7 @@ class Manifest:
             raise ValueError("members must name at least one private model, got none")
         present = [name for name in self.members if name is not None]
         if len(set(present)) != len(present):
-            raise ValueError("members must be distinct: one listed twice counts its shard twice")
+            raise ValueError("members must be distinct: a repeated member counts its shard twice")
         for name in present:
             if not name or name in (".", "..") or "/" in name or "\\" in name:
                 raise ValueError(f"members must be plain folder names, got {name!r}")
@@ -84,10 +87,10 @@ class Manifest:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Reads `folder/ensemble.json`.
+    """Read `folder/ensemble.json`.
 
     Raises:
-        ValueError: if the file is missing, not JSON, of a newer format, or contradicts itself.
+        ValueError: if the file is missing, not JSON, of another format, or inconsistent.
     """
     path = Path(folder) / FILE_NAME
     try:
@@ -103,14 +106,14 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         raise ValueError(f"{path}: format_version must be an integer >= 1, got {version!r}")
     if version < FORMAT_VERSION:
         raise ValueError(
-            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, which does not say "
-            "what members adapt: train the ensemble again, or add adapted (as a new ensemble.json "
-            "has it) and num_models"
+            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, which lacks the "
+            "adapted layers: train the ensemble again, or add adapted and num_models as in a new "
+            "ensemble.json"
         )
     if version > FORMAT_VERSION:
         raise ValueError(
-            f"{path}: format_version must be <= {FORMAT_VERSION}, got {version}; "
-            "the ensemble was written by a newer adapmixed"
+            f"{path}: format_version must be <= {FORMAT_VERSION}, got {version}, "
+            "written by a newer adapmixed"
         )
     members = data.get("members")
     if not isinstance(members, list) or not all(isinstance(name, str | None) for name in members):
@@ -138,7 +141,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
-    """Writes `folder/ensemble.json` in the current format, in one step."""
+    """Write `folder/ensemble.json` in the current format, atomically."""
     data = {
         "format_version": FORMAT_VERSION,
         "base_model": manifest.base_model,
@@ -158,7 +161,7 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
-    """Hexadecimal SHA-256 of a file."""
+    """Return the hexadecimal SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         while block := stream.read(1 << 20):

@@ -1,4 +1,7 @@
-"""The members of an ensemble and their public model, read from disk and checked against it."""
+"""Read all members and the public model from disk, and check that they belong together.
+
+One member's peft folder is read by `adapters.read_adapter`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from adapmixed.ensemble.adapted_layers import checked_layers, ensemble_layers
 from adapmixed.ensemble.adapters import MISSING, Adapter, read_adapter
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.manifest import Manifest, read_manifest
-from adapmixed.ensemble.provenance import check_files, check_names, check_one_base, source_of
+from adapmixed.ensemble.provenance import (
+    check_files,
+    check_names,
+    check_one_base,
+    is_hub_name,
+    source_of,
+)
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.ensemble.vocabulary import check_tokenizers
 from adapmixed.ranks import Ranks
@@ -26,16 +35,17 @@ Folder = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Members:
-    """What an ensemble is built of.
+    """The parts that an ensemble is built from.
 
     Attributes:
-        model, tokenizer: the public model, to be changed, and its tokenizer or None.
-        paths: the folders of all members, None for a missing one.
-        adapters: of this rank's members.
+        model: the public model; the ensemble may change it.
+        tokenizer: the public model's tokenizer, or None.
+        paths: the folders of all members, None for a missing member.
+        adapters: the adapters of this process's members.
         adapted: the layers that members may adapt, each with its ranks.
-        ranks: among which the members are spread.
-        unverified: what could not be checked; see `Ensemble`.
-        base_sha256: what `ensemble.json` recorded of the base, None if nothing.
+        ranks: the processes that share the members.
+        unverified: what could not be verified; see `Ensemble`.
+        base_sha256: the digest of the base in `ensemble.json`, or None.
     """
 
     model: Any
@@ -57,13 +67,13 @@ def read_members(
     device: str | torch.device | None,
     ranks: Ranks,
 ) -> Members:
-    """Read the public model and this rank's adapters; see `Ensemble.from_pretrained`."""
+    """Read the public model and this process's adapters; see `Ensemble.from_pretrained`."""
     manifest, root, paths, adapted = _listed(folder, adapted)
     source = source_of(base)
     compared = check_files(source, root, manifest)
     revision = None if manifest is None else manifest.revision
     model, tokenizer = load_base(base, dtype, revision=revision)
-    if not all(compared):  # the files of a hub name are there once it is loaded
+    if not all(compared):  # loading has downloaded the files of a hub name
         compared = check_files(source, root, manifest)
     same_base, same_tokenizer = compared
     if device is not None:
@@ -81,8 +91,12 @@ def read_members(
     if same_base:
         check_one_base(names)
     else:
-        # Of a hub name in full, the tokenizer goes with the weights.
-        same_base = same_tokenizer = check_names(source, names)
+        check_names(source, names)
+        # A full hub name identifies the tokenizer together with the weights. The members' own names
+        # verify nothing, so that the guarantee does not depend on who is missing.
+        same_base = same_tokenizer = (
+            manifest is not None and is_hub_name(source) and manifest.base_model == source
+        )
     if not ranks.alone:
         facts = {
             "the ensemble": manifest or [path and path.name for path in paths],
@@ -94,7 +108,7 @@ def read_members(
             "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
         }
         ranks.agree(facts)
-    # A model object may have been changed since it was read from the files it names.
+    # A model object may have changed since it was loaded from the files that it names.
     same_base = same_base and isinstance(base, str | os.PathLike)
     return Members(
         model=model,
@@ -131,12 +145,12 @@ def _listed(
         raise ValueError("an ensemble must have at least one private model, got 0")
     resolved = [path.resolve() for path in paths if path is not None]
     if len(set(resolved)) != len(resolved):
-        raise ValueError("members must be distinct: one listed twice counts its shard twice")
+        raise ValueError("members must be distinct: a repeated member counts its shard twice")
     return manifest, root, paths, adapted
 
 
 def _unverified_shards(manifest: Manifest | None, num_models: int) -> tuple[str, ...]:
-    """Return what is not known of how documents were assigned to shards."""
+    """Return the caveats about how documents were assigned to shards."""
     disjoint = num_models == 1 if manifest is None else manifest.disjoint
     assigned_by = None if manifest is None else manifest.document_names
     checked = {

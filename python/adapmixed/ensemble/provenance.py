@@ -1,4 +1,4 @@
-"""Whether the public model is the one that the adapters were trained on."""
+"""Check that the public model is the one that the adapters were trained on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _VOCABULARIES = (
     "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken",
 )  # fmt: skip
 TOKENIZER_PARTS = (TOKENIZER, *_SETTINGS, *_VOCABULARIES)
-"""Files that determine how text is cut into which ids."""
-# What does not: names and versions, lengths, padding, and how a chat or released text is written.
+"""Files that determine which token ids a text becomes."""
+# Settings that leave the ids alone: names, versions, lengths, padding, chat and output formats.
 _ASIDE = frozenset(
     {
         "padding", "truncation", "name_or_path", "transformers_version", "_commit_hash",
@@ -33,21 +33,21 @@ _ASIDE = frozenset(
 
 
 class Compared(NamedTuple):
-    """What of a base was compared with what the ensemble recorded, and agrees."""
+    """The checks of the base against the ensemble's record that were made and passed."""
 
     weights: bool
     tokenizer: bool
 
 
 def base_sha256(folder: str | os.PathLike[str]) -> str | None:
-    """What `ensemble.json` records of a base folder's weights; None where there are none.
+    """Return the digest of a base folder's weights, as `ensemble.json` records it, or None.
 
-    The SHA-256 of `model.safetensors`; of weights in several files that of the lines "<name>
-    <SHA-256>" of all files that their index names, by name. Without either, the same of
-    `pytorch_model.bin`.
+    It is the SHA-256 of `model.safetensors`. If the weights lie in several files, it is the
+    SHA-256 of the lines "<name> <SHA-256>" of all files that their index names, sorted by name.
+    Without safetensors files the same rule applies to `pytorch_model.bin`.
     """
     path = Path(folder)
-    for weights in (WEIGHTS, "pytorch_model.bin"):  # in the order in which they are looked for
+    for weights in (WEIGHTS, "pytorch_model.bin"):  # transformers' order
         if (path / weights).is_file():
             return file_sha256(path / weights)
         index = path / f"{weights}.index.json"
@@ -60,20 +60,20 @@ def base_sha256(folder: str | os.PathLike[str]) -> str | None:
 
 
 def tokenizer_files(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """What `ensemble.json` records of a base folder's tokenizer: the digest of each of its files.
+    """Return the digest of each tokenizer file of a base folder, as `ensemble.json` records it.
 
-    Beside a `tokenizer.json` the vocabularies of other forms are not read, and left out. The digest
-    is the SHA-256 of the bytes; of JSON that of its content in order, without settings of padding,
-    lengths and names, which leave the ids alone.
+    If there is a `tokenizer.json`, vocabularies in other formats are left out, because they are not
+    read. A digest is the SHA-256 of the file's bytes. For JSON it is the SHA-256 of the sorted
+    content without settings that leave the ids alone, such as padding, lengths and names.
 
     Raises:
-        ValueError: a file of JSON that is none.
+        ValueError: if a JSON file cannot be parsed.
     """
     return tokenizer_digests(Path(folder) / name for name in TOKENIZER_PARTS)
 
 
 def tokenizer_digests(paths: Iterable[Path]) -> dict[str, str]:
-    """As :func:`tokenizer_files`, of those of `TOKENIZER_PARTS` that are there."""
+    """Return the digests that :func:`tokenizer_files` returns, for the tokenizer files given."""
     found = {path.name: path for path in paths if path.is_file()}
     if TOKENIZER in found:
         found = {name: path for name, path in found.items() if name not in _VOCABULARIES}
@@ -93,27 +93,27 @@ def _canonical_sha256(path: Path) -> str:
 
 
 def source_of(base: Any) -> str | None:
-    """Folder or hub name that a base is, or that a model object says it was loaded from."""
+    """Return the folder or hub name of a base, or the one a model object was loaded from."""
     if not isinstance(base, str | os.PathLike):
         base = getattr(getattr(base, "config", None), "_name_or_path", None)
     return os.fspath(base) if base else None
 
 
 def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> Compared:
-    """Compares the base's files with what the ensemble recorded.
+    """Compare the base's files with the ensemble's record.
 
     Args:
-        source: of :func:`source_of`.
-        folder: of the ensemble, for the message.
-        manifest: None where nothing was recorded.
+        source: the result of :func:`source_of`.
+        folder: the ensemble folder, for messages.
+        manifest: the record, or None if there is none.
 
     Raises:
-        ValueError: its tokenizer or its weights are others.
+        ValueError: if the base's tokenizer or weights differ from the record.
     """
     local = None if manifest is None else _local_folder(source, manifest.revision)
     if manifest is None or local is None:
         return Compared(False, False)
-    # The hub's cache holds what was asked for so far.
+    # The hub's cache holds only the files that were requested so far.
     whole = source is not None and Path(source).is_dir()
     same_tokenizer = _compare_tokenizer(local, folder, manifest, whole=whole)
     found = None if manifest.base_sha256 is None else base_sha256(local)
@@ -123,11 +123,19 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
 
 
 def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest, *, whole: bool) -> bool:
-    """Whether the tokenizer was compared: its files are those that were recorded, if any were.
+    """Return whether the tokenizer was compared with the record and agrees.
 
-    Early ensembles recorded the bytes of `tokenizer.json` alone. Files under other names may cut
-    text into other ids, and there is nothing to compare them with: refused, where `whole` says that
-    all files are there. A base without a tokenizer is not.
+    Early ensembles recorded the bytes of `tokenizer.json` alone. A base without a tokenizer passes.
+
+    Args:
+        local: the base's folder.
+        folder: the ensemble folder, for messages.
+        manifest: the record.
+        whole: whether `local` holds all files of the base. Then files with other names than the
+            recorded ones raise, because they may cut text into other ids.
+
+    Raises:
+        ValueError: if the tokenizer differs from the record.
     """
     path = local / TOKENIZER
     recorded, found = set(manifest.tokenizer_files), tokenizer_files(local)
@@ -141,44 +149,47 @@ def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest, *, whole: 
     if whole and found and recorded and other:
         raise ValueError(
             f"base must have the tokenizer that {folder} was trained with, in the same files: "
-            f"ensemble.json records {', '.join(sorted(recorded))}, {local} has "
+            f"ensemble.json records {', '.join(sorted(recorded))}, but {local} has "
             f"{', '.join(sorted(found))}"
         )
     return found.keys() == manifest.tokenizer_files.keys()
 
 
-def check_names(source: str | None, names: Mapping[str, str | None]) -> bool:
-    """Whether the base is the hub model that each adapter names.
+def is_hub_name(source: str | None) -> bool:
+    """Return whether a source names a model of the hub, not a local path."""
+    return source is not None and not os.path.isabs(source) and not Path(source).exists()
 
-    Names agree if their last parts do ("openai-community/gpt2", "/models/gpt2"); a folder's name
-    says nothing of its weights, so that agreeing shows nothing.
+
+def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
+    """Raise if an adapter names another base.
+
+    Names agree if their last parts do, for instance "openai-community/gpt2" and "/models/gpt2".
+    Names that agree show nothing of the weights.
 
     Args:
-        source: of :func:`source_of`.
-        names: `base_model_name_or_path` of each adapter; empty and None are unknown.
+        source: the result of :func:`source_of`.
+        names: `base_model_name_or_path` of each adapter; empty or None if unknown.
 
     Raises:
-        ValueError: names that disagree, with both.
+        ValueError: if an adapter names another base.
     """
     check_one_base(names)
     for adapter, name in names.items():
         if source and name and _last(name) != _last(source):
             raise ValueError(
                 f"base must be the one that the adapters were trained on: {adapter} names "
-                f"{name!r}, got {source!r} (base_sha256 in ensemble.json tells where only the "
-                "names differ)"
+                f"{name!r}, got {source!r} (if only the names differ, record base_sha256 in "
+                "ensemble.json)"
             )
-    hub = source is not None and not os.path.isabs(source) and not Path(source).exists()
-    return hub and all(name == source for name in names.values())
 
 
 def check_one_base(names: Mapping[str, str | None]) -> None:
-    """Refuses adapters that name different bases; see :func:`check_names`."""
+    """Raise ValueError if adapters name different bases; see :func:`check_names`."""
     named = [(adapter, name) for adapter, name in names.items() if name]
     for adapter, name in named[1:]:
         if _last(name) != _last(named[0][1]):
             raise ValueError(
-                f"adapters must share one base: {named[0][0]} names {named[0][1]!r}, {adapter} "
+                f"adapters must share one base: {named[0][0]} names {named[0][1]!r}, but {adapter} "
                 f"{name!r}"
             )
 
@@ -188,7 +199,7 @@ def _last(name: str) -> str:
 
 
 def _local_folder(source: str | None, revision: str | None) -> Path | None:
-    """Where a base's files lie: the folder itself, or the hub's cache, which loading has filled."""
+    """Return the folder with a base's files, possibly in the hub's cache, or None."""
     if source is None:
         return None
     if Path(source).is_dir():
@@ -206,21 +217,25 @@ def _local_folder(source: str | None, revision: str | None) -> Path | None:
 def _compare(path: Path, found: str, folder: Path, expected: str) -> None:
     if found != expected:
         raise ValueError(
-            f"base must be the one that {folder} was trained with: {path} has another SHA-256, "
-            f"{found[:12]}..., than ensemble.json records ({expected[:12]}...)"
+            f"base must be the one that {folder} was trained with: {path} has another SHA-256 "
+            f"({found[:12]}...) than ensemble.json records ({expected[:12]}...)"
         )
 
 
 def fingerprint(base: object, members: Sequence[Path | None], recorded: str | None) -> str:
-    """SHA-256 of the base and of every member's files, in their order: which slot is whose.
+    """Return a SHA-256 of the base and of every member's files in their order.
 
-    Of a base folder the digests of its weights and of its tokenizer's files count, and its name; of
-    a hub name or a model object the name alone.
+    A base folder counts with its name and the digests of its weights and tokenizer files. A hub
+    name or a model object counts with its name alone.
 
     Args:
-        base: as it was given to be loaded.
-        members: peft folders; None for missing members.
-        recorded: `base_sha256` of the manifest, with which the folder was compared; None: read.
+        base: the base as given to `Ensemble.from_pretrained`.
+        members: peft folders, None for missing members.
+        recorded: `base_sha256` of the manifest, already compared with the folder; None to compute
+            it.
+
+    Returns:
+        64 hexadecimal digits.
     """
     digest = hashlib.sha256(_last(source_of(base) or "").encode())
     if isinstance(base, str | os.PathLike) and Path(base).is_dir():

@@ -1,4 +1,4 @@
-"""The public model and its tokenizer, from a folder, a hub name or a model object."""
+"""Load the public model and its tokenizer from a folder, a hub name or a model object."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from adapmixed.ensemble.vocabulary import TOKENIZER_FILES
 def load_base(
     base: Any, dtype: torch.dtype | None, *, revision: str | None = None
 ) -> tuple[Any, Any]:
-    """(model of our own, tokenizer or None).
+    """Return a public model that may be changed, and its tokenizer or None.
 
     Args:
-        base: a transformers model, which is copied, a folder or a hub name.
-        dtype: of the model; None means fp32, or a model object's own.
-        revision: of a hub name: commit, tag or branch; None: the newest.
+        base: a folder, a hub name, or a transformers model, which is copied.
+        dtype: the model's dtype; None for fp32, or for a model object's own.
+        revision: commit, tag or branch of a hub name; None for the newest.
 
     Raises:
-        ValueError, OSError: if it cannot be read or carries adapters.
+        ValueError: if the model cannot be read or carries adapters.
+        OSError: if there is no such model.
     """
     if isinstance(base, torch.nn.Module):
         adapted = any(isinstance(module, BatchedLoRA | HeadLoRA) for module in base.modules())
@@ -56,7 +57,7 @@ def load_base(
             )
     except (OSError, ValueError):
         raise
-    except Exception as error:  # a damaged weights file has an exception type of its own
+    except Exception as error:  # damaged weights files raise many types of exception
         raise ValueError(f"base must be a readable model, {name} is not: {error}") from error
     local = Path(name)
     if local.is_dir() and not any((local / file).is_file() for file in TOKENIZER_FILES):
@@ -66,7 +67,7 @@ def load_base(
 
 @contextmanager
 def _quiet_off_terminal() -> Iterator[None]:
-    """Keeps transformers' progress bars out of logs; its setting is global, so it is restored."""
+    """Hide transformers' progress bars if standard error is no terminal, then restore them."""
     from transformers.utils import logging
 
     silence = logging.is_progress_bar_enabled() and not sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Memory for logits that is used again: fresh pages cost more than the numbers in them."""
+"""Reuse memory for logits: fresh pages cost more time than computing the numbers in them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 
 class LogitsRoom:
-    """One block of memory, lent again once nobody else refers to it.
+    """One block of memory, used again once nobody else refers to it.
 
-    Whoever keeps the tensor, a view of it or an array over it keeps the numbers, too: the next call
-    then gets new memory. A bare storage (`Tensor.untyped_storage()`) without a tensor does not.
+    While a caller holds the tensor, a view or an array over it, its numbers stay valid and the next
+    call gets new memory. A storage (`Tensor.untyped_storage()`) held alone does not protect them.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class LogitsRoom:
         block = self._block
         fits = block is not None and block.dtype == like.dtype and block.device == like.device
         if block is None or not fits or len(block) < size or not _is_ours_alone(block):
-            self._block = block = None  # the old block goes before the new one comes
+            self._block = block = None  # free the old block before allocating the new one
             self._block = block = like.new_empty(size)
         return block[:size].view(*shape)
 
@@ -45,7 +45,7 @@ def _is_ours_alone(block: Tensor) -> bool:
 
 
 def _own_count() -> int:
-    """References of a block that nobody else has: its tensor's and that of asking."""
+    """Return the reference count of a storage that nobody else holds."""
     if _use_count is None:
         return 0
     block = torch.empty(1)

@@ -1,9 +1,9 @@
-"""What `ensemble.json` says about the shards, and whether it shows that they are disjoint.
+"""Check the shard records of `ensemble.json` for overlaps.
 
-A guarantee is for one shard. Whoever has records in two of them is not covered by it, so shards
-that are seen to overlap are refused. They are seen through keyed hashes of the identifiers (users,
-documents) that `training.partition.shard_record` writes; the key stays with the operator, and
-without it nobody can tell whether a name is among them.
+A guarantee covers one shard. It does not cover a person with records in two shards, so shards that
+overlap raise. Overlaps are found through keyed hashes of the identifiers (users, documents), which
+`training.partition.shard_record` writes. The operator keeps the key. Without it nobody can tell
+whether a name is among the identifiers.
 """
 
 from __future__ import annotations
@@ -18,34 +18,41 @@ _EMPTY = hashlib.sha256().hexdigest()
 
 
 def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the records show that the shards are disjoint; False where they do not say.
+    """Return whether the records prove that the shards are disjoint.
 
     Args:
-        members: N folder names, None for missing members, whose records are not read.
-        shards: N records {"documents": count, "sha256": digest of the content, "identifiers":
-            [keyed hash, ...], "identifier_key": digest of the key}, every entry optional, or none.
+        members: N folder names, None for missing members. Their records count like any other, so
+            that the result does not depend on who is missing.
+        shards: N records or none. A record is {"documents": count, "sha256": digest of the content,
+            "identifiers": [keyed hash, ...], "identifier_key": digest of the key}; every entry is
+            optional.
+
+    Returns:
+        False if the records do not tell.
 
     Raises:
-        ValueError: an entry of another form, or, naming the two members: shards with a common
-            identifier or the same content, or identifiers hashed under different keys.
+        ValueError: if a record has another form.
+        ValueError: if two shards share an identifier or their content, or if their identifiers
+            were hashed under different keys. The message names the two members.
     """
     if shards and len(shards) != len(members):
         raise ValueError(
             f"shards must describe each of the {len(members)} members, got {len(shards)}"
         )
-    content: dict[str, str] = {}  # what was seen -> the member that had it
+    content: dict[str, str] = {}  # digest of the content -> its member
     owner: dict[str, str] = {}
     first_key: tuple[Any, str] | None = None
     known = bool(shards)
-    for member, shard in zip(members, shards, strict=False):
-        if member is None:
-            continue
+    for index, shard in enumerate(shards):
+        member = members[index] or f"missing member {index}"
         _check_record(member, shard)
         digest, key = shard.get("sha256"), shard.get("identifier_key")
         if digest not in (None, _EMPTY) and shard.get("documents") != 0:
             other = content.setdefault(digest, member)
             if other != member:
-                raise ValueError(f"shards must be disjoint, {other} and {member} hold the same")
+                raise ValueError(
+                    f"shards must be disjoint, {other} and {member} hold the same content"
+                )
         if shard.get("identifiers") is None:
             known = known and shard.get("documents") == 0
             continue
@@ -53,15 +60,15 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
             first_key = (key, member)
         elif key != first_key[0]:
             raise ValueError(
-                f"identifiers of {first_key[1]} and {member} must be hashed under one key: "
-                "else an overlap of their shards would not be seen"
+                f"identifiers of {first_key[1]} and {member} must be hashed under one key, "
+                "otherwise an overlap of their shards could not be found"
             )
         for identifier in shard["identifiers"]:
             other = owner.setdefault(identifier, member)
             if other != member:
                 raise ValueError(
                     f"shards must be disjoint, {other} and {member} share the identifier "
-                    f"{identifier[:12]}...: whoever it stands for is covered by neither's guarantee"
+                    f"{identifier[:12]}..., whose person or document no guarantee covers"
                 )
     return known or len(members) == 1
 

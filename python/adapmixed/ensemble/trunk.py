@@ -1,10 +1,10 @@
-"""The trunk: what all members share with the public model, and where their rows part.
+"""The trunk: the layers below the first adapted one, which all members share.
 
-Members that adapt layers from some block upward, or the output layer alone, are the public model up
-to there. That part is computed once for b sequences; then rows are repeated, to (N + 1) b, block 0
-public. Where rows part follows from the adapted layers alone, a public constant: if it followed
-from the weights, or from which members there are, one member could be seen in the last bits of
-another's logits.
+Below the first adapted layer every member equals the public model. That part is computed once for b
+sequences. Then the rows are repeated to (N + 1) b, with block 0 public. The end of the trunk
+depends only on the adapted layers, a public constant. If it depended on weights, or on which
+members are present, one member could change the last bits of another's logits. The idea is
+explained in docs/concepts/shared-trunk.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from adapmixed.ensemble.layers import block_names, head_name
 
 _LOG = logging.getLogger(__name__)
-# Arguments of decoder blocks by the meaning of their first dimension.
+# Arguments of decoder blocks, grouped by the meaning of their first dimension.
 _SEQUENCES = frozenset({"attention_mask", "position_ids", "position_embeddings"})
 _HEADS_OF_SEQUENCES = frozenset({"alibi"})  # (b heads, ...)
 _NO_SEQUENCES = frozenset({"position_bias", "cache_position"})
@@ -29,13 +29,13 @@ _NO_SEQUENCES = frozenset({"position_bias", "cache_position"})
 
 @dataclass(frozen=True)
 class Trunk:
-    """Where rows part.
+    """The end of the layers that members share with the public model.
 
     Attributes:
         head: the output layer's name if it alone is adapted, else None.
-        blocks: names of the decoder blocks that are computed for every member; empty if `head` is
+        blocks: names of the decoder blocks that are computed for every member. Empty if `head` is
             set, or if nothing can be shared and the input itself is repeated.
-        depth: number of all decoder blocks; 0 if they are not known.
+        depth: number of all decoder blocks; 0 if unknown.
     """
 
     head: str | None = None
@@ -44,7 +44,7 @@ class Trunk:
 
     @property
     def repeats_input(self) -> bool:
-        """Whether members share nothing: every row is computed from the token ids on."""
+        """Whether members share nothing, so that every row starts from the token ids."""
         return self.head is None and not self.blocks
 
     def __str__(self) -> str:
@@ -57,11 +57,13 @@ class Trunk:
 
 
 def find_trunk(model: Any, adapted: Collection[str]) -> Trunk:
-    """Return where the rows of members that adapt these layers part.
+    """Return the trunk of members that adapt these layers.
+
+    A warning is logged if the model turns out not to allow a shared trunk.
 
     Args:
         model: the public model, before adapters are stacked on it; it is not changed.
-        adapted: full names of layers.
+        adapted: full names of the adapted layers.
     """
     head = head_name(model)
     if set(adapted) == {head}:
@@ -75,7 +77,7 @@ def find_trunk(model: Any, adapted: Collection[str]) -> Trunk:
     reason = _fault(model, trunk)
     if reason is not None:
         _LOG.warning(
-            "%s shares no block with its members, which costs time: %s",
+            "members share no block of %s, which costs time: %s",
             model.config.model_type,
             reason,
         )
@@ -84,10 +86,15 @@ def find_trunk(model: Any, adapted: Collection[str]) -> Trunk:
 
 
 def repeat_at(model: Any, trunk: Trunk, rows: int) -> list[Any]:
-    """Make the model's blocks repeat b sequences to rows * b where the trunk ends.
+    """Make the model repeat its b sequences to rows * b at the end of the trunk.
+
+    Args:
+        model: the model, which gets hooks.
+        trunk: of the model.
+        rows: how often sequences are repeated, N + 1.
 
     Returns:
-        handles that take the change back (`remove`).
+        hook handles, whose `remove` undoes the change.
     """
     repeat = _Repeat(rows)
     handles = []
@@ -101,7 +108,7 @@ def repeat_at(model: Any, trunk: Trunk, rows: int) -> list[Any]:
 
 
 class _Repeat:
-    """Forward hooks that repeat what blocks are given, by the names of their arguments."""
+    """Forward hooks that repeat the arguments of blocks, chosen by name."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -147,20 +154,20 @@ class _Repeat:
         length = len(value)
         if name in _SEQUENCES and length in (1, self._sequences):
             if length < self._sequences:
-                return value  # is broadcast over all rows
+                return value  # it is broadcast over all rows
         elif name not in _HEADS_OF_SEQUENCES or length % self._sequences:
             raise ValueError(
-                f"blocks must take known tensors, got {name} of shape {tuple(value.shape)}"
+                f"decoder blocks must take known tensors, got {name} of shape {tuple(value.shape)}"
             )
         return value.expand(self._rows, *value.shape).flatten(0, 1)
 
 
 @torch.no_grad()
 def _fault(model: Any, trunk: Trunk) -> str | None:
-    """Why the model cannot be computed with its rows parting there, or None.
+    """Return the reason why the model does not allow this trunk, or None.
 
-    Tried on the public model alone: two repeated rows must be one another's copies and, but for
-    rounding, the model's own answer; also padded, and through a cache.
+    The public model is tried alone, with padding and through a cache. Two repeated rows must be
+    equal and, up to rounding, give the model's own logits.
     """
     from adapmixed.ensemble.cache import key_value_cache
 
@@ -192,18 +199,18 @@ def _fault(model: Any, trunk: Trunk) -> str | None:
         expected = answers()
         handles = repeat_at(model, trunk, 2)
         found = answers()
-    except Exception as error:  # whatever a model's own code may raise
+    except Exception as error:  # a model's own code may raise anything
         return f"{type(error).__name__}: {error}"
     finally:
         for handle in handles:
             handle.remove()
         model.train(training)
     if found.shape[0] != 4 or not torch.equal(found[:2], found[2:]):
-        return "repeated rows are not one another's copies"
+        return "repeated rows differ from each other"
     scale = float(expected.max() - expected.min())
     precision = 2.0**-10 if model.dtype == torch.float32 else 2.0**-4
     if not torch.allclose(found[:2], expected, rtol=0.0, atol=precision * scale):
-        return "rows that part there are not the model's"
+        return "repeated rows differ from the model's own logits"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Tokenizer and vocabulary: which token ids exist, and whether an adapter means the same ones."""
+"""Find the ids that stand for tokens, and check that adapters use the base's tokenizer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ADDED_TOKENS = "added_tokens.json"
 
 
 def unnamed_ids(tokenizer: Any, vocab_size: int) -> Tensor:
-    """Ids in [0, vocab_size) that stand for no token, ascending, int64.
+    """Return the ids in [0, vocab_size) that stand for no token, ascending, int64.
 
-    Models pad their vocabulary to a round number; what the padding's logits are is chance.
+    Models pad their vocabulary to a round number, and the padding's logits are arbitrary.
 
     Raises:
         ValueError: if a token's id is not below `vocab_size`.
@@ -39,20 +39,21 @@ def unnamed_ids(tokenizer: Any, vocab_size: int) -> Tensor:
 
 
 def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_size: int) -> None:
-    """Refuses adapter folders that carry another tokenizer than the public model's.
+    """Check that adapter folders hold no tokenizer other than the public model's.
 
-    Trainers often leave a copy of the tokenizer beside the adapter, and sometimes have added tokens
-    to it: the adapter then was trained on ids that the public model does not mean. Equal copies are
-    accepted. Without a tokenizer of the base (a model object) only the range of ids is compared.
+    Trainers often save a copy of the tokenizer with the adapter. If they added tokens to it, the
+    adapter was trained on ids with another meaning. Equal copies pass. Without a tokenizer of the
+    base, only the range of ids is checked.
 
     Args:
         folders: peft folders.
-        tokenizer: the base's, or None.
-        base: what the base is called in messages.
-        vocab_size: the base's.
+        tokenizer: the base's tokenizer, or None.
+        base: the base's name in messages.
+        vocab_size: V of the base.
 
     Raises:
-        ValueError: naming the folder, the base, and where they differ.
+        ValueError: if a tokenizer differs; the message names the folder, the base and the
+            difference.
     """
     seen: set[str] = set()
     for folder in folders:
@@ -69,8 +70,8 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
         difference = _difference(folder, [file.name for file in found], tokenizer, vocab_size)
         if difference is not None:
             raise ValueError(
-                f"adapters must use the public model's tokenizer: that in {folder} is not that of "
-                f"{base}, {difference}"
+                f"adapters must use the public model's tokenizer: the one in {folder} differs from "
+                f"that of {base}, {difference}"
             )
 
 
@@ -86,7 +87,7 @@ def _difference(folder: Path, files: list[str], tokenizer: Any, vocab_size: int)
         complete = True
     largest = max(own.values(), default=-1)
     if largest >= vocab_size:
-        return f"its ids reach {largest}, the base's vocab_size is {vocab_size}"
+        return f"its ids reach {largest}, but the base's vocab_size is {vocab_size}"
     if expected is None:
         return None
     for token, index in sorted(own.items(), key=lambda item: item[1]):
@@ -95,7 +96,7 @@ def _difference(folder: Path, files: list[str], tokenizer: Any, vocab_size: int)
     if complete and len(own) < len(expected):
         return f"it has {len(own)} tokens, the base {len(expected)}"
     if complete and _rules(loaded) != _rules(tokenizer):
-        return "the tokens are the same but text is cut into them by other rules"
+        return "the tokens are the same but other rules cut text into them"
     return None
 
 
@@ -104,7 +105,7 @@ def _load(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # damaged files have exception types of their own
+    except Exception as error:  # damaged files raise many types of exception
         raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
 
 
@@ -119,7 +120,7 @@ def _added_tokens(path: Path) -> dict[str, int]:
 
 
 def _rules(tokenizer: Any) -> Any:
-    """How text is cut into tokens; padding and truncation are no part of it."""
+    """Return the rules that cut text into tokens, without padding and truncation."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return type(tokenizer).__name__

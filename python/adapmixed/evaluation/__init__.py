@@ -1,7 +1,7 @@
-"""Perplexity and privacy of mechanisms over a corpus, from one forward pass of the models.
+"""Measure perplexity and privacy of mechanisms on a text, with one forward pass of the models.
 
-Perplexity reveals probabilities of the mixture: it is evaluation for the operator, never a private
-release. Names are imported on first use, so that results are read without torch.
+Perplexity reveals probabilities of the mixture, so it is for the operator and never a private
+release. Names are imported on first use, so that results can be read without torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The description of an evaluation: two with the same one give the same numbers."""
+"""Describe an evaluation so that equal descriptions mean equal results."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
 _PROBED = 8  # positions
-_IMPOSSIBLE = -1e9  # stands for the logarithm of 0, which JSON has not
+_IMPOSSIBLE = -1e9  # stands for log 0, which JSON cannot hold
 
 
 def describe(
@@ -60,21 +60,21 @@ def describe(
 
 
 def _digest(tokens: Sequence[int]) -> str:
-    digest, step = hashlib.sha256(), 1 << 14  # no copy of the whole text
+    digest, step = hashlib.sha256(), 1 << 14  # in parts, to avoid a copy of the whole text
     for start in range(0, len(tokens), step):
         digest.update(np.asarray(tokens[start : start + step], dtype="<i8").tobytes())
     return digest.hexdigest()
 
 
 def _randomness(rng: SecureRandom | SeededRandom) -> Any:
-    """Return the seed if there is one; nothing of a key."""
+    """Return the seed of a seeded source, and nothing about a key."""
     return {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else "system"
 
 
 def _probe(
     ensemble: "Ensemble", tokens: Sequence[int], window: Window, memory_bytes: int
 ) -> list[float]:
-    """Return the mean log-probability of the first tokens by every model, the public one last."""
+    """Return each model's mean log-probability of the first tokens, the public model's last."""
     read = list(tokens[window.start : min(window.stop, window.start + _PROBED + 1)])
     inputs = torch.tensor([read[:-1]], device=ensemble.device)
     sums: torch.Tensor | float = 0.0
@@ -85,6 +85,6 @@ def _probe(
         sums = sums + found.clamp_min(_IMPOSSIBLE).sum(-1)
     assert isinstance(sums, torch.Tensor)
     members = ensemble.ranks.gather(sums[:-1])
-    if members is None:  # the main process keeps the file
+    if members is None:  # only the main process keeps the file
         return []
     return [float(value) for value in torch.cat([members, sums[-1:]]) / (len(read) - 1)]

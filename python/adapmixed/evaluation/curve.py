@@ -1,4 +1,4 @@
-"""A course over time in bounded memory."""
+"""A curve over time in bounded memory."""
 
 from typing import Generic, TypeVar
 
@@ -6,13 +6,13 @@ Point = TypeVar("Point")
 
 
 class Curve(Generic[Point]):
-    """At most `most` points, evenly spaced in the calls, and always the last one.
+    """At most `most` points, evenly spaced over the calls, always with the last one.
 
-    If there would be more, every other one is dropped, and from then on only every other call is
-    kept. Which points are there depends on their number alone.
+    If there would be more, every second point is dropped, and from then on only half as many calls
+    are kept. The choice of points depends only on the number of calls.
 
     Args:
-        most: even.
+        most: the largest number of points, even.
     """
 
     def __init__(self, most: int) -> None:
@@ -23,7 +23,7 @@ class Curve(Generic[Point]):
         self.last: Point | None = None
 
     def add(self, point: Point) -> None:
-        """Add the point of one call."""
+        """Add the point of the next call."""
         self.calls += 1
         self.last = point
         if self.calls % self.step:
@@ -35,6 +35,6 @@ class Curve(Generic[Point]):
 
     def all(self) -> list[Point]:
         """Return the points, in order."""
-        # With `most` even the points are those of the calls that `step` divides.
+        # Because `most` is even, the points belong to the calls that `step` divides.
         ended = self.last is None or self.calls % self.step == 0
         return self.points if ended or self.last is None else [*self.points, self.last]

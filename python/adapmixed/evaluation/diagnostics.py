@@ -1,6 +1,6 @@
-"""Diagnostics of single models and of their weights during an evaluation, in bounded memory.
+"""Collect diagnostics of single models and their weights during an evaluation, in bounded memory.
 
-Everything here is a function of the private data without protection of its own: the operator's.
+Everything here is an unprotected function of the private data, so it is for the operator only.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from adapmixed.mechanisms.distribution import Distribution
 
 BINS = 20
-"""Of the weights strictly between 0 and 1, all of the same width; 0 and 1 are counted apart."""
+"""Number of bins for weights strictly between 0 and 1; weights of 0 and 1 are counted apart."""
 POINTS = 64
 MODELS = 128
-"""Up to so many models the course of each is kept, of more their `QUANTILES`."""
+"""The largest number of models with a curve each; of more models, `QUANTILES` are kept."""
 
 _COUNTS = ("queries", "screened", "mixed", "step", "calls")
 _ARRAYS = ("sums", "weights", "charged", "points")
 
 
 class Diagnostics:
-    """Running totals of one mechanism's weights, charges and losses; memory O(N)."""
+    """Running totals of one mechanism's weights, charges and losses, in O(N) memory."""
 
     def __init__(self) -> None:
         self.queries = 0
@@ -42,18 +42,18 @@ class Diagnostics:
         self._bound = -math.inf
         self._largest = self._loss = self._ensemble_loss = 0.0  # sums over queries
         self._weights = np.zeros(BINS + 2)  # exactly 0, the bins, exactly 1
-        self._screened_pairs = 0.0  # of those at 0
-        self._charged = np.zeros(0)  # (N,), empty where no single model is charged
-        # Rows of queries, screened queries and what was charged.
+        self._screened_pairs = 0.0  # zero weights of screened queries
+        self._charged = np.zeros(0)  # (N,), empty if no single model is charged
+        # Each row: queries, screened queries, charges.
         self._curve: Curve[NDArray[np.float64]] = Curve(POINTS)
 
     def add(self, proposal: Proposal, answer: Answer, targets: Tensor) -> None:
-        """Add one call's answers.
+        """Add the answers of one call.
 
         Args:
-            proposal: of B queries, charged and released.
-            answer: what it released: log-probabilities of the targets.
-            targets: (B,) int64.
+            proposal: the proposal of B queries, charged and released.
+            answer: its answer, with log-probabilities of the targets.
+            targets: (B,) int64 token ids.
         """
         self.queries += len(targets)
         self.screened += int(answer.public.sum())
@@ -90,7 +90,7 @@ class Diagnostics:
         return kept
 
     def diagnosis(self) -> Diagnosis:
-        """Return what is known so far."""
+        """Return the diagnosis of the queries so far."""
         utility = weights = None
         if self.mixed:
             count = self.mixed
@@ -111,7 +111,7 @@ class Diagnostics:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return everything as strict JSON values, exact to the bit; private."""
+        """Return the whole private state as strict JSON values, exact to the bit."""
         curve = self._curve
         width = 0 if curve.last is None else len(curve.last)
         sums = [
@@ -132,7 +132,11 @@ class Diagnostics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Diagnostics:
-        """Return the diagnostics that `state()` was asked of; ValueError if it can be none."""
+        """Return diagnostics with the state that `state()` returned.
+
+        Raises:
+            ValueError: if it is no such state.
+        """
         written = check_keys("diagnostics", state, {*_COUNTS, *_ARRAYS, "last"})
         values = {name: exactly(int, written[name]) for name in _COUNTS}
         values |= {name: read_array(written[name]) for name in _ARRAYS}
@@ -160,7 +164,7 @@ class Diagnostics:
 def target_log_probs(
     found: Distribution, targets: Tensor
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return log p_j(x_t), (N, B), and log q(x_t), (B,), of the rows that are mixed."""
+    """Return log p_j(x_t), (N, B), and log q(x_t), (B,), of the rows that the mechanism mixes."""
     private, public, sums = found.rows.private, found.rows.public, found.projection
     places, kept = found.rows.places(targets)
     index = places.unsqueeze(-1)
@@ -176,11 +180,17 @@ def target_log_probs(
 def utility_terms(
     own: NDArray[np.float64], public: NDArray[np.float64], complement: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return (1 − λ_j) log(p_j(x_t)/p_0(x_t)) of theorem util_analysis, (N, B), in nats.
+    """Return the terms of the paper's theorem util_analysis, (N, B), in nats.
 
-    At the edges p_j = 0 gives −inf, also if λ_j = 1 or p_0 = 0: such a model has no part in what
-    the ensemble gives the token. λ_j = 1 gives 0, also if p_0 = 0, and +inf follows if p_0 = 0 <
-    p_j and λ_j < 1. With these the theorem holds wherever its left side is defined.
+    A term is (1 − λ_j) log(p_j(x_t)/p_0(x_t)). If p_j = 0 it is −inf, even if λ_j = 1 or p_0 = 0,
+    because such a model adds nothing to the ensemble's probability of the token. Otherwise λ_j = 1
+    gives 0, even if p_0 = 0, and p_0 = 0 with λ_j < 1 gives +inf. With these values the theorem
+    holds wherever its left side is defined.
+
+    Args:
+        own: (N, B) log p_j(x_t).
+        public: (B,) log p_0(x_t).
+        complement: (N, B) 1 − λ_j.
     """
     with np.errstate(invalid="ignore"):
         terms = complement * (own - public)
@@ -189,16 +199,16 @@ def utility_terms(
 
 
 def _is_mixture(found: Distribution) -> bool:
-    """Return whether it is Σ_i [λ_i p_i + (1−λ_i) q]/N of a mechanism that protects."""
+    """Return whether a mechanism that protects answers Σ_i [λ_i p_i + (1−λ_i) q]/N."""
     from adapmixed.mechanisms.distribution import Distribution
     from adapmixed_ext import Projection
 
-    whole = type(found) is Distribution  # not over subsets of the members
+    whole = type(found) is Distribution  # not a mixture over a subset of the members
     return whole and isinstance(found.projection, Projection) and found.public_support
 
 
 def _charges(proposal: Proposal) -> NDArray[np.float64] | None:
-    """Return (N, B), what single models were charged, at the first order; None if they were not."""
+    """Return the charges of single models at the first order, (N, B), or None."""
     prepared, active = proposal._prepared, proposal._active
     if prepared.losses is not None:
         realised: NDArray[np.float64] = _array(prepared.losses[..., 0])
@@ -209,13 +219,13 @@ def _charges(proposal: Proposal) -> NDArray[np.float64] | None:
 
 
 def _bins(weight: NDArray[np.float64], complement: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return 0 for a weight of exactly 0, BINS + 1 for exactly 1, else 1 + ⌊BINS · weight⌋."""
+    """Return each weight's bin: 0 for exactly 0, BINS + 1 for exactly 1, else 1 + ⌊BINS · λ⌋."""
     inner = np.minimum((BINS * weight).astype(np.intp), BINS - 1) + 1
     return np.where(weight == 0.0, 0, np.where(complement == 0.0, BINS + 1, inner))
 
 
 def _sum_up(total: float, values: NDArray[np.float64]) -> float:
-    """Return a sum in which +inf outweighs −inf: an upper bound stays one."""
+    """Return a sum in which +inf outweighs −inf, so that an upper bound stays one."""
     if total == math.inf or bool(np.isposinf(values).any()):
         return math.inf
     return total + math.fsum(values.tolist())

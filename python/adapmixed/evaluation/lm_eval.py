@@ -1,12 +1,12 @@
-"""EVALUATION ONLY: tasks of the lm-evaluation-harness answered by a private mixture.
+"""EVALUATION ONLY: answer tasks of the lm-evaluation-harness with a private mixture.
 
     lm = MixtureLM(ensemble, mechanism, accountant=Accountant(1e-5), rng=SeededRandom(0))
     results = lm_eval.simple_evaluate(model=lm, tasks=["lambada_openai"])
     print(lm.guarantee)
 
-Log-likelihoods and the likeliest token are functions of the mixture's probabilities, which are
-private: what the harness reports is for the operator, and no guarantee covers it. The accountant
-says what *answering* these queries, a drawn token each, would have cost.
+Log-likelihoods and the likeliest token reveal the mixture's probabilities, which are private. So
+the harness' report is for the operator only, and no guarantee covers it. The accountant's guarantee
+is that of *drawing* a token for each of these queries instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adapmixed_ext.types import RandomSource
 try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-except ImportError as error:  # pragma: no cover - said in words, whatever is missing
+except ImportError as error:  # pragma: no cover - name the extra, whichever module is missing
     raise ImportError(
         "adapmixed.evaluation.lm_eval needs the lm-evaluation-harness: pip install "
         f"'adapmixed[lm-eval]' ({error})"
@@ -38,22 +38,23 @@ _Scored = tuple[list[int], list[int]]  # context, continuation
 
 
 class MixtureLM(TemplateLM):  # type: ignore[misc]
-    """A model of the harness: every scored token is one query of the mechanism.
+    """A model for the harness; every scored token is one query of the mechanism.
 
-    The harness asks for all continuations of its tasks at once, and so for all whole texts. If that
-    is more than what is left of the mechanism's plan, :class:`BudgetSpentError` is raised: nothing
-    is answered and nothing charged.
+    The harness requests all continuations of its tasks at once, and likewise all whole texts. If
+    the mechanism's plan does not cover the requests, :class:`BudgetSpentError` is raised before
+    anything is answered or charged.
 
     Args:
-        ensemble: the models; it must have a tokenizer, and one process must have all members.
-        mechanism: how a query is answered.
-        accountant: bound to mechanism and ensemble, and charged with every scored token.
-        rng: of the mechanism's noise; no token is drawn.
-        memory_bytes: budget of one chunk's logits and activations.
+        ensemble: the models. It needs a tokenizer, and this process must hold all members.
+        mechanism: answers the queries.
+        accountant: is bound to mechanism and ensemble, and charged for every scored token.
+        rng: the source of the mechanism's noise; no token is drawn.
+        memory_bytes: limit in bytes for one chunk's logits and activations.
 
     Raises:
-        ValueError: the ensemble has no tokenizer, or is spread over several processes; or the
-            accountant is bound to something else, or has a ledger and rng is seeded.
+        ValueError: if the ensemble has no tokenizer or is spread over several processes.
+        ValueError: if the accountant is bound to something else, or has a ledger while `rng` is
+            seeded.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if ensemble.tokenizer is None:
-            raise ValueError("ensemble must have a tokenizer: its base has none")
+            raise ValueError("ensemble must have a tokenizer, but its base has none")
         if not ensemble.ranks.alone:
             raise ValueError(f"ensemble must be in one process, got {ensemble.ranks.world}")
         self.tokenizer = ensemble.tokenizer
@@ -79,26 +80,26 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """What drawing a token for every scored one would have cost; not of the scores."""
+        """The guarantee of drawing a token for every scored one; it does not cover the scores."""
         return self._accountant.guarantee()
 
     @property
     def eot_token_id(self) -> int:
-        """The token that stands before an empty context."""
+        """The token that replaces an empty context."""
         token = self.tokenizer.eos_token_id
         if token is None:
-            raise ValueError("the base's tokenizer must have an end-of-text token, it has none")
+            raise ValueError("the base's tokenizer must have an end-of-text token, but has none")
         return int(token)
 
     @property
     def max_length(self) -> int:
-        """Tokens of a window, the scored ones included."""
+        """The number of tokens of a window, with the scored ones."""
         return (self._ensemble.max_positions or 2048) + 1
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **settings: Any
     ) -> list[int]:
-        """Return the token ids of a text, without special tokens unless asked for."""
+        """Return the token ids of a text, by default without special tokens."""
         return list(
             self.tokenizer(string, add_special_tokens=bool(add_special_tokens))["input_ids"]
         )
@@ -106,7 +107,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return log-likelihoods of whole texts in windows that do not overlap, in nats."""
+        """Return the log-likelihoods of whole texts in nats, over windows that do not overlap."""
         texts: list[list[_Scored]] = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
@@ -120,22 +121,22 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         return [sum(self._score(*part)[0] for part in parts) for parts in texts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Never:
-        """Raise ValueError: the harness decodes greedily, which is no private answer."""
+        """Raise ValueError, because the harness decodes greedily, which is not private."""
         raise ValueError(
-            "generation tasks must be answered by PrivateGenerator, which draws and charges every "
-            "token: the harness decodes greedily"
+            "generation tasks are not supported, because the harness decodes greedily: use "
+            "PrivateGenerator, which draws and charges every token"
         )
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **settings: Any
     ) -> list[tuple[float, bool]]:
-        """Return (log-likelihood in nats, whether all tokens are likeliest) of continuations."""
+        """Return (log-likelihood in nats, whether every token is the likeliest) of each request."""
         asked = [(context, continuation) for _, context, continuation in requests]
         self._check(asked)
         return [self._score(*one) for one in asked]
 
     def _check(self, asked: Sequence[_Scored]) -> None:
-        """Raise for bad requests before the models run for the first of them."""
+        """Raise ValueError for bad requests before the models run."""
         for context, continuation in asked:
             if not context or not continuation or len(continuation) >= self.max_length:
                 raise ValueError(

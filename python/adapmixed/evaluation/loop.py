@@ -1,4 +1,4 @@
-"""Evaluations: all mechanisms answer the logits of one forward pass."""
+"""Evaluate mechanisms on a text; all of them answer the logits of one forward pass."""
 
 import os
 import time
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
 SAVE_SECONDS = 10.0
-"""How often a result file is written, at the end of a window."""
+"""Least number of seconds between two writes of a result file, which end a window."""
 
 
 def evaluate(
@@ -48,51 +48,53 @@ def evaluate(
 ) -> list[Evaluation]:
     """Answer every position of a token stream with every mechanism.
 
-    The stream is cut into non-overlapping blocks whose first token is not scored (the authors'
-    convention). With a stride it is cut into windows that overlap, so that every token but the
-    first of the stream is scored once. Every scored token is one query. The models run once, chunk
-    by chunk under the memory budget, and all mechanisms answer the same logits.
+    By default the stream is cut into blocks that do not overlap, and the first token of a block is
+    not scored, as in the authors' program. With a stride it is cut into overlapping windows, so
+    that every token but the first one is scored once. Every scored token is one query. The models
+    run once, chunk by chunk within the memory limit, and all mechanisms answer the same logits. If
+    an argument raises, nothing was answered.
 
     Args:
         ensemble: the models.
-        tokens: the stream; at least two tokens.
-        mechanisms: by the name to report.
+        tokens: the token stream, at least two tokens.
+        mechanisms: the mechanisms by the name to report.
         delta: δ of the guarantees.
-        rng: seeded for a repeatable evaluation; every mechanism draws from a child of its own, so
-            that its result does not depend on the others.
-        block: tokens per block, ≥ 2; default 512, or the model's window if that is shorter.
-        stride: in [1, block − 1]: windows of `block` tokens begin every `stride` tokens, and each
-            scores what the one before it has not reached, with at least block − stride tokens of
-            context if there are so many. None: blocks do not overlap.
-        queries: stop after this many; default: the whole stream.
-        epsilon: of every shard's own budget, as of `Accountant`; a mapping gives those of some
-            mechanisms by name; None: no budget.
-        adjacency: which neighbours the guarantees are asked for, "zero_out" or "replace_one"; a
-            mapping gives those of some mechanisms by name; None: "zero_out".
-        memory_bytes: budget of one chunk's logits and activations.
+        rng: the source of randomness; a seeded one makes the evaluation repeatable. Every mechanism
+            draws from its own child, so its result does not depend on the other mechanisms.
+        block: tokens per block, >= 2; None for 512, or for the model's window if that is shorter.
+        stride: in [1, block − 1]. Windows of `block` tokens begin every `stride` tokens, and each
+            scores the tokens after the window before it. So a scored token has at least
+            block − stride tokens of context, if the stream has that many before it. None for blocks
+            that do not overlap.
+        queries: number of tokens to score; None for the whole stream.
+        epsilon: ε of every shard's budget, as in `Accountant`; None for no budget. A mapping gives
+            it for some mechanisms by name.
+        adjacency: neighbouring relation of the guarantees, "zero_out" or "replace_one"; None for
+            "zero_out". A mapping gives it for some mechanisms by name.
+        memory_bytes: limit in bytes for one chunk's logits and activations.
         progress: called with (queries done, queries in all).
-        result: a file to keep the state in, for the operator, from which `read_result` gives what
-            is returned here; None: nothing is kept.
-        resume: go on from that file if there is one. With a seed, the same memory budget and the
-            same number of threads, the result is the same in every bit as without a break. Without
-            a seed the rest is answered with new randomness.
-        save_seconds: ≥ 0, how often the file is written, at the end of a window. Answers since then
-            are lost with the process.
-        about: kept in that file beside the results, JSON values; what a report of them shows:
-            "config", "environment" and "training" of :func:`adapmixed.report.build_report`.
-        diagnostics: find a :class:`Diagnosis` of every mechanism, too: the utility theorem,
-            weights, charges of single models, screened queries. Private, for the operator; nothing
+        result: a private file for the state, from which `read_result` restores the results; None to
+            keep nothing.
+        resume: whether to continue from that file if it exists. With a seed, the same memory limit
+            and the same number of threads, the result equals that of an uninterrupted run in every
+            bit. Without a seed the rest is answered with new randomness.
+        save_seconds: least number of seconds between two writes of the file, >= 0; a write ends a
+            window. If the process ends, later answers are lost.
+        about: JSON values to keep in that file for a report: "config", "environment" and
+            "training" of :func:`adapmixed.report.build_report`.
+        diagnostics: whether to add a :class:`Diagnosis` of every mechanism. It is private; nothing
             else changes.
 
     Returns:
-        one :class:`Evaluation` per mechanism, in their order; of several processes on the main
-        one, on the others none.
+        one :class:`Evaluation` per mechanism, in their order. Among several processes, only the
+        main one gets them; the others get an empty list.
 
     Raises:
-        ValueError: no mechanisms, block, stride or queries out of range, too few tokens for one
-            query, a mechanism that no accountant of these settings takes, or a result file that
-            exists without `resume`, is of another evaluation, is written by another process or is
-            corrupted. Nothing was answered.
+        ValueError: if there are no mechanisms, or too few tokens for one query.
+        ValueError: if `block`, `stride` or `queries` is out of range.
+        ValueError: if an accountant with these settings does not take a mechanism.
+        ValueError: if the result file exists without `resume`, belongs to another evaluation, is
+            being written by another process or is corrupted.
     """
     runs = _evaluate(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
@@ -124,24 +126,26 @@ def evaluate_runs(
     about: Mapping[str, object] | None = None,
     diagnostics: bool = False,
 ) -> list[Runs]:
-    """Evaluate several runs over disjoint stretches of a token stream, as in the paper's Table 1.
+    """Evaluate several runs on disjoint parts of a token stream, as in the paper's Table 1.
 
-    Run r answers the r-th stretch, which begins and ends with whole blocks. Every mechanism has an
-    accountant and randomness of its own in every run. A guarantee is that of one run, one service
-    life of the ensemble. It does not cover all runs *together*, whose costs add.
+    Every run answers its own part, made of as many whole blocks as its queries need. In every run
+    each mechanism has its own accountant and its own randomness. A guarantee covers one run, as if
+    the ensemble were used for that run alone. It does not cover all runs *together*, whose costs
+    add up.
+
+    The arguments that are not listed here are those of :func:`evaluate`.
 
     Args:
-        runs: ≥ 1; one run is what :func:`evaluate` answers.
-        queries: of each run; default: as many as whole blocks shared out evenly hold.
-        progress: called with (queries done, queries in all), of all runs.
-
-    Other arguments and errors as :func:`evaluate`.
+        runs: number of runs, >= 1; one run answers as :func:`evaluate` does.
+        queries: number of queries of each run; None for as many as an even division of the whole
+            blocks allows.
+        progress: called with (queries done, queries in all), counted over all runs.
 
     Returns:
         one :class:`Runs` per mechanism, in their order.
 
     Raises:
-        ValueError: besides, runs < 1 or more than the text offers.
+        ValueError: as :func:`evaluate`, or if `runs` is below 1 or more than the text allows.
     """
     return _evaluate(
         ensemble, tokens, mechanisms, runs=runs, delta=delta, rng=rng, block=block, stride=stride,
@@ -177,7 +181,7 @@ def _evaluate(
     if not (isinstance(save_seconds, int | float) and save_seconds >= 0):
         raise ValueError(f"save_seconds must be >= 0, got {save_seconds!r}")
     if resume and result is None:
-        raise ValueError("resume needs the result file to go on from, got result=None")
+        raise ValueError("resume needs the result file to continue from, got result=None")
     windows, total = plan_runs(
         tokens, ensemble.max_positions, block, queries, runs=runs, stride=stride
     )
@@ -203,7 +207,7 @@ def _evaluate(
         source = rng if run == 0 else rng.child(f"run {run}")
         return [Method(name, settings, source.child(name)) for name in mechanisms]
 
-    for one in methods(0):  # raises for what no accountant takes before the models run
+    for one in methods(0):  # raises before the models run if no accountant takes a mechanism
         one.tally.accountant.check_left(one.mechanism, total)
     session = Session(ensemble, tokens, windows, methods, memory_bytes, progress)
     if result is None:
@@ -222,7 +226,7 @@ def _evaluate(
 def _answer_and_keep(
     session: Session, file: ResultFile, resume: bool, seconds: float, ranks: Ranks
 ) -> None:
-    """Answer everything; the main process keeps the file and tells the others where to go on."""
+    """Answer all windows; the main process keeps the file and tells the others where to start."""
 
     def begin() -> torch.Tensor:
         state = file.begin(resume=resume)
@@ -245,7 +249,7 @@ def _answer_and_keep(
 
 
 def _by_name(argument: str, given: Any, mechanisms: Mapping[str, Mechanism]) -> dict[str, Any]:
-    """Expand an option that was given for all mechanisms, or for some by name."""
+    """Expand an option given for all mechanisms, or for some by name, into a dict."""
     if not isinstance(given, Mapping):
         return dict.fromkeys(mechanisms, given)
     if given.keys() - mechanisms.keys():

@@ -1,4 +1,4 @@
-"""A mechanism at work: who answers, who is charged, with which randomness."""
+"""Run one mechanism of an evaluation: answer, charge and count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adapmixed.rng import SecureRandom, SeededRandom
 
 @dataclass(frozen=True)
 class Settings:
-    """The charging of every mechanism of an evaluation; arguments of :func:`evaluate`."""
+    """The settings of accountants and diagnostics; arguments of :func:`evaluate`."""
 
     mechanisms: Mapping[str, Mechanism]
     delta: float
@@ -32,7 +32,7 @@ class Settings:
     ranks: Ranks = ALONE
 
     def accountant(self, name: str) -> Accountant:
-        """Return a new accountant for a mechanism, bound to it."""
+        """Return a new accountant that is bound to the mechanism."""
         accountant = Accountant(
             self.delta,
             epsilon=self.epsilons.get(name),
@@ -53,7 +53,13 @@ class Method:
         self.diagnostics = Diagnostics() if settings.diagnostics else None
 
     def answer(self, private: torch.Tensor, public: torch.Tensor, targets: torch.Tensor) -> None:
-        """Answer B queries; logits (N, B, V) and (B, V), targets (B,). The main process counts."""
+        """Answer B queries; the main process charges and counts them.
+
+        Args:
+            private: (n, B, V) logits of this process's members.
+            public: (B, V) logits.
+            targets: (B,) int64 token ids to score.
+        """
         start = time.perf_counter()
         rows = shaped(private, public)
         whole = self.ranks.gather(rows.private)
@@ -72,12 +78,16 @@ class Method:
             self.diagnostics.add(proposal, answer, targets)
 
     def result(self, forward_seconds: float) -> Evaluation:
-        """Return what is known so far, at least one query being answered."""
+        """Return the results so far, after at least one query.
+
+        Args:
+            forward_seconds: time of the models' forward passes, shared by all mechanisms.
+        """
         kept = self.diagnostics
         return self.tally.result(forward_seconds, None if kept is None else kept.diagnosis())
 
     def state(self) -> dict[str, Any]:
-        """Return everything that is needed to go on, as strict JSON values; private."""
+        """Return the private state to continue from, as strict JSON values."""
         rng, diagnostics = self.rng, self.diagnostics
         return {
             "tally": self.tally.state(),
@@ -86,7 +96,11 @@ class Method:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()` of a method of the same configuration."""
+        """Continue from the `state()` of a method with the same configuration.
+
+        Raises:
+            ValueError: if it is no such state.
+        """
         tally, counter = Tally.from_state(state["tally"]), state["counter"]
         mine, found = self.tally, tally
         seeded = isinstance(self.rng, SeededRandom)

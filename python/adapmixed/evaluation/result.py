@@ -1,4 +1,4 @@
-"""The results of an evaluation for one mechanism, in one run or several."""
+"""Results of an evaluation for one mechanism, of one run or several."""
 
 import math
 import statistics
@@ -11,25 +11,25 @@ from adapmixed.privacy import Guarantee
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One mechanism over the corpus, or over the stretch of one run.
+    """The results of one mechanism on the text, or on the part of one run.
 
     Attributes:
-        name: as given in ``mechanisms``.
+        name: the name given in ``mechanisms``.
         perplexity: exp of the mean negative log-likelihood over all queries; inf if a target has
             probability 0.
-        queries: number of scored tokens, each one query.
-        guarantee: what the accountant states after all queries.
-        screened: share of queries answered from the public model by screening (not for a mechanism
-            that never reads the private models).
-        seconds: time in the mechanism, without the models' forward pass.
-        tokens_per_second: queries over mechanism time plus the shared forward pass.
-        curve: (queries, ε) after each call of the mechanism, of long evaluations after every 2nd,
-            4th, ... so that at most 512 are kept, and at the end; ε is None where there is no
+        queries: number of scored tokens, each of which is one query.
+        guarantee: the accountant's guarantee after all queries.
+        screened: share of queries that screening answered with the public model; 0 for a mechanism
+            that never reads the private models.
+        seconds: time spent in the mechanism, without the models' forward pass.
+        tokens_per_second: queries divided by the time of the mechanism and the shared forward pass.
+        curve: (queries, ε) after each call of the mechanism and at the end. Long evaluations keep
+            every 2nd, 4th, ... call, so that there are at most 512 points. ε is None without a
             guarantee.
-        perplexities: (queries, perplexity over the queries so far) at the same queries. Under a
-            budget of every shard it tends to the public model's as shards spend theirs.
-        breakdown: "mixing", "screening", "conversion", "total" of ε.
-        diagnosis: what `evaluate(..., diagnostics=True)` found besides; else None.
+        perplexities: (queries, perplexity over the queries so far) at the same points. With a
+            budget of every shard it approaches the public model's as shards spend their budgets.
+        breakdown: the parts of ε in nats: "mixing", "screening", "conversion" and "total".
+        diagnosis: the diagnostics of `evaluate(..., diagnostics=True)`, or None.
     """
 
     name: str
@@ -47,15 +47,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Runs:
-    """One mechanism in several runs, each on a stretch of text, with randomness and an accountant
-    of its own.
+    """The results of one mechanism in several runs.
 
-    As in the paper, every run stands for one service life: a guarantee is that of its run alone.
-    All runs ask the same models; their answers *together* cost what the runs cost in sum.
+    Every run has its own part of the text, its own randomness and its own accountant. As in the
+    paper, a guarantee covers its run alone. All runs query the same models, so the privacy costs of
+    all answers *together* are the sum over runs.
 
     Attributes:
-        name: as given in ``mechanisms``.
-        evaluations: one per run.
+        name: the name given in ``mechanisms``.
+        evaluations: one :class:`Evaluation` per run.
     """
 
     name: str
@@ -63,34 +63,40 @@ class Runs:
 
     @property
     def queries(self) -> int:
-        """Of each run."""
+        """The number of queries of each run."""
         return self.evaluations[0].queries
 
     @property
     def perplexity_mean(self) -> float:
-        """Mean over runs of their perplexities."""
+        """The mean over runs of the perplexity."""
         return statistics.fmean(one.perplexity for one in self.evaluations)
 
     @property
     def perplexity_deviation(self) -> float | None:
-        """Sample standard deviation (n − 1) over runs; None for one run or where one is inf."""
+        """The sample standard deviation (n − 1) of the perplexity over runs.
+
+        None for one run, or if a perplexity is infinite.
+        """
         return _deviation([one.perplexity for one in self.evaluations])
 
     @property
     def epsilon_mean(self) -> float | None:
-        """Mean over runs of their ε; None where there is no guarantee."""
+        """The mean over runs of ε, or None without a guarantee."""
         epsilons = self._epsilons()
         return None if epsilons is None else statistics.fmean(epsilons)
 
     @property
     def epsilon_deviation(self) -> float | None:
-        """Sample standard deviation (n − 1) over runs; None for one run, or without finite ε."""
+        """The sample standard deviation (n − 1) of ε over runs.
+
+        None for one run, or if an ε is missing or infinite.
+        """
         epsilons = self._epsilons()
         return None if epsilons is None else _deviation(epsilons)
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """One per run, of that run alone."""
+        """The guarantees, one per run, each of which covers its run alone."""
         return tuple(one.guarantee for one in self.evaluations)
 
     def _epsilons(self) -> list[float] | None:

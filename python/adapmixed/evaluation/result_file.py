@@ -1,9 +1,9 @@
-"""The file that an evaluation keeps its state in, so that it can go on after being killed.
+"""The file with the state of an evaluation, from which it continues after an interruption.
 
-One JSON object, replaced whole after every stretch of the text. A process that ends at any moment
-leaves the last state that was written. It holds what each model has been charged, losses and
-perplexities: it is for the operator. It holds no randomness but a seed, if there is one, and how
-many random numbers were drawn from it.
+The file is one JSON object, which is replaced atomically. A process that is killed at any moment
+leaves the state of the last write. The file is for the operator: it holds each model's charges,
+losses and perplexities. Of the randomness it holds only a seed, if there is one, and how many
+random numbers were drawn from it.
 """
 
 import hashlib
@@ -17,25 +17,25 @@ from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.privacy.encoding import canonical, parse
 
 FORMAT_VERSION = 2
-"""Rises when the meaning of an entry changes, or one is needed that older files lack."""
+"""Increases if an entry changes its meaning, or if older files lack a required entry."""
 
 NOTICE = (
     "PRIVATE, for the operator: losses, perplexities and what each model was charged depend on the "
     "private data and must not be published."
 )
 _ENTRIES = {"format_version", "configuration", "complete", "state", "checksum"}  # of all versions
-_TOLERANCE = 1e-3  # of a probe: other threads or another machine round, another ensemble differs
+_TOLERANCE = 1e-3  # of a probe: more than rounding on other machines, less than other ensembles
 
 
 class ResultFile:
-    """The file that an evaluation keeps its state in.
+    """The file with the state of an evaluation.
 
     Args:
-        path: of the file.
-        configuration: of the evaluation, strict JSON values; under "probe" numbers that may differ
-            by rounding.
-        about: what else a reader is to find, strict JSON values: no part of the configuration, and
-            that of the process that wrote last.
+        path: path of the file.
+        configuration: strict JSON values that describe the evaluation. The numbers of "probe" may
+            differ by rounding.
+        about: further strict JSON values for readers. They are not compared, and the last writer's
+            are kept.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class ResultFile:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from writing the file meanwhile.
+        """Lock the file against other writers while the context is entered.
 
         Raises:
-            ValueError: one does, or the path can be no file's.
+            ValueError: if another process holds it, or if the path cannot be that of a file.
         """
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise ValueError(f"result must name a file in an existing folder, got {self.path}")
@@ -62,17 +62,18 @@ class ResultFile:
                 stack.enter_context(sole_writer(self.path))
             except BlockingIOError:
                 raise ValueError(
-                    f"result must name a file that no other process writes, got {self.path}: an "
-                    "evaluation keeps its state there now"
+                    f"result must name a file that no other process writes, got {self.path}, which "
+                    "another evaluation holds"
                 ) from None
             yield
 
     def begin(self, *, resume: bool) -> dict[str, Any] | None:
-        """Return the state to go on from, or None to begin; only while the file is held.
+        """Return the state to continue from, or None to begin; call it while the file is `held`.
 
         Raises:
-            ValueError: there is a file and `resume` is False, it is of another configuration, or
-                truncated, corrupted or of another version.
+            ValueError: if the file exists and `resume` is False.
+            ValueError: if the file has another configuration or version, or is truncated or
+                corrupted.
         """
         remove_leftovers(self.path.parent, self.path.name)
         if not self.path.exists():
@@ -82,14 +83,14 @@ class ResultFile:
         content = read_content(self.path)
         for name, mine, found in _differences(self.configuration, content["configuration"], ""):
             raise ValueError(
-                f"{self.path} must be of the same evaluation to be resumed: {name} is {mine}, it "
-                f"was begun with {found}"
+                f"{self.path} must be of the same evaluation to be resumed: {name} is {mine}, but "
+                f"the file was begun with {found}"
             )
         state: dict[str, Any] = content["state"]
         return state
 
     def save(self, state: dict[str, Any], *, complete: bool) -> None:
-        """Replace the file in one step; it is on the device when this returns."""
+        """Replace the file atomically; it is on the device when this returns."""
         content = {
             "format_version": FORMAT_VERSION,
             "notice": NOTICE,
@@ -103,17 +104,17 @@ class ResultFile:
 
 
 def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what `ResultFile.save` wrote.
+    """Return the content that `ResultFile.save` wrote.
 
     Raises:
-        ValueError: the file is truncated, corrupted, no result file, or of another version.
-        OSError: it cannot be read.
+        ValueError: if the file is truncated, corrupted, no result file, or of another version.
+        OSError: if it cannot be read.
     """
     damaged = f"{path} must be a whole result file as it was written, it is truncated or corrupted"
     other = f"{path} must be a result file of evaluate (--result), it is another kind of file"
     data = Path(path).read_bytes()
     try:
-        text = data.decode("utf-8")  # as other kinds of JSON are
+        text = data.decode("utf-8")  # other JSON files decode, too
     except UnicodeDecodeError:
         raise ValueError(f"{other} or corrupted: it is no text") from None
     if text.strip() and not text.lstrip().startswith("{"):
@@ -147,7 +148,7 @@ def _differences(mine: Any, found: Any, name: str) -> Iterator[tuple[str, str, s
         same = len(mine) == len(found)
         same = same and all(abs(a - b) <= _TOLERANCE for a, b in zip(mine, found, strict=True))
         if not same:
-            yield "ensemble", "another by its logits for the first tokens", "others"
+            yield "ensemble", "another one, by its logits for the first tokens", "other logits"
     elif isinstance(mine, dict) and isinstance(found, dict):
         for key in [*mine, *(key for key in found if key not in mine)]:
             where = f"{name}.{key}" if name else key

@@ -1,4 +1,4 @@
-"""An evaluation under way: which window comes next, and what every mechanism has so far."""
+"""An evaluation in progress: the next window, and every mechanism's totals so far."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from adapmixed.evaluation.windows import Window
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
-# Positions of one mechanism call: enough to share its overhead, few enough to bound its memory.
+# Positions per call of a mechanism: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
 
 
@@ -22,9 +22,12 @@ class Session:
     """The runs of an evaluation, one after the other.
 
     Args:
-        windows: of every run.
-        methods: makes those of a run, before its first answer.
-        progress: called with (queries done, queries in all), runs together.
+        ensemble: the models.
+        tokens: the token stream.
+        windows: the windows of every run.
+        methods: makes the methods of a run, before its first answer.
+        memory_bytes: limit in bytes for one chunk's logits and activations.
+        progress: called with (queries done, queries in all), counted over all runs; or None.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Session:
         self._methods, self._memory_bytes, self._progress = methods, memory_bytes, progress
         self._total = sum(one.queries for run in windows for one in run)
         self._done = 0
-        self._run = self._window = 0  # what comes next
+        self._run = self._window = 0  # the next ones
         self._begun: list[list[Method]] = []
         self._forward_seconds: list[float] = []
         self._room = LogitsRoom()
@@ -52,7 +55,7 @@ class Session:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The run and the window that come next."""
+        """The next run and window, counted from 0."""
         return self._run, self._window
 
     def step(self) -> None:
@@ -65,7 +68,7 @@ class Session:
             self._run, self._window = self._run + 1, 0
 
     def results(self) -> list[Runs]:
-        """Return those of all methods, in their order, at the end; none but on the main process."""
+        """Return the results of all methods in their order; an empty list off the main process."""
         if not self._ensemble.ranks.is_main:
             return []
         found = [
@@ -75,7 +78,7 @@ class Session:
         return [Runs(one[0].name, tuple(one)) for one in zip(*found, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """Return everything that is needed to go on, as strict JSON values; private."""
+        """Return the private state to continue from, as strict JSON values."""
         return {
             "run": self._run,
             "window": self._window,
@@ -84,10 +87,10 @@ class Session:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state()` of a session with the same arguments.
+        """Continue from the `state()` of a session with the same arguments.
 
         Raises:
-            ValueError: it is no such state.
+            ValueError: if it is no such state.
         """
         try:
             self._run, self._window = state["run"], state["window"]
@@ -112,8 +115,8 @@ class Session:
         self._done = sum(queries)
 
     def follow(self, run: int, window: int) -> None:
-        """Go on at the `place` of the main process, which keeps all accounts."""
-        for _ in range(run):  # the run under way begins with its next step
+        """Continue at the `place` of the main process, which keeps all accounts."""
+        for _ in range(run):  # the current run begins with its next step
             self._begin()
         self._run, self._window = run, window
 
@@ -125,7 +128,7 @@ class Session:
         read = list(self._tokens[window.start : window.stop])
         inputs = torch.tensor([read[:-1]], device=self._ensemble.device)
         labels = torch.tensor(read[1:], device=self._ensemble.device)
-        context = window.first - window.start - 1  # positions whose answer another window scores
+        context = window.first - window.start - 1  # positions that another window scores
         start = time.perf_counter()
         chunks = self._ensemble.iter_logits(
             inputs, memory_bytes=self._memory_bytes, room=self._room

@@ -1,4 +1,4 @@
-"""A result file read back, without the models."""
+"""Read a result file without the models."""
 
 import os
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ class StoredResult:
     """The content of a result file.
 
     Attributes:
-        configuration: of the evaluation: methods, δ, digest of the text, ensemble, windows, seed.
-        about: what else it was given to keep; {} if nothing.
-        complete: whether the evaluation had ended.
-        runs: every mechanism in the runs that had begun. There are fewer queries if the evaluation
-            had not ended, and no runs if nothing was answered.
+        configuration: the description of the evaluation: methods, δ, digest of the text, ensemble,
+            windows and seed.
+        about: the values given as `about` to :func:`adapmixed.evaluation.evaluate`; {} if none.
+        complete: whether the evaluation was complete.
+        runs: one :class:`Runs` per mechanism over the runs that had begun. An incomplete evaluation
+            has fewer queries, and no runs if nothing was answered.
     """
 
     configuration: dict[str, Any]
@@ -29,11 +30,11 @@ class StoredResult:
 
 
 def read_result(path: str | os.PathLike[str]) -> StoredResult:
-    """Read a result file: for the operator.
+    """Read a result file, which is private and for the operator.
 
     Raises:
-        ValueError: the file is truncated, corrupted, no result file, or of another version.
-        OSError: it cannot be read.
+        ValueError: if the file is truncated, corrupted, no result file, or of another version.
+        OSError: if it cannot be read.
     """
     content = read_content(path)
     try:

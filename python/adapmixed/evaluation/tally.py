@@ -1,4 +1,4 @@
-"""Running totals of one mechanism, in bounded memory, and how they are kept in a result file."""
+"""Running totals of one mechanism in bounded memory, and their form in a result file."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from adapmixed.privacy.encoding import check_keys, exactly, read_real, write_rea
 CURVE_POINTS = 512
 
 Point = tuple[int, float | None, float]
-"""Queries so far, their ε, their perplexity."""
+"""(queries so far, their ε, their perplexity)."""
 
 _FIELDS = ("name", "loss", "screened", "seconds", "curve", "accountant")
 _CURVE = ("points", "step", "calls", "last")
@@ -33,7 +33,7 @@ def _read_point(written: Any) -> Point:
 
 
 class Tally:
-    """Everything that is known of one mechanism so far."""
+    """The running totals of one mechanism."""
 
     def __init__(self, name: str, accountant: Accountant) -> None:
         self.name = name
@@ -44,7 +44,12 @@ class Tally:
         self.curve: Curve[Point] = Curve(CURVE_POINTS)
 
     def add(self, log_probs: list[float], screened: int) -> None:
-        """Add the answers of one call, which the accountant has been charged with."""
+        """Add the answers of one call, after the accountant was charged.
+
+        Args:
+            log_probs: log p(target) of every query.
+            screened: how many of the queries the public model alone answered.
+        """
         self.loss -= math.fsum(log_probs)
         self.screened += screened
 
@@ -54,7 +59,7 @@ class Tally:
         self.curve.add((done, self.accountant.guarantee().epsilon, self._perplexity(done)))
 
     def result(self, forward_seconds: float, diagnosis: Diagnosis | None) -> Evaluation:
-        """Return the evaluation, at least one query being answered."""
+        """Return the results so far, after at least one query."""
         guarantee, queries = self.accountant.guarantee(), self.accountant.queries
         points = self.curve.all()
         return Evaluation(
@@ -76,7 +81,7 @@ class Tally:
         return math.exp(mean) if mean < 700.0 else math.inf
 
     def state(self) -> dict[str, Any]:
-        """Return everything as strict JSON values, exact to the bit; private."""
+        """Return the whole private state as strict JSON values, exact to the bit."""
         curve = self.curve
         return {
             "name": self.name,
@@ -94,7 +99,11 @@ class Tally:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Tally":
-        """Return the tally that `state()` was asked of; ValueError if it can be none."""
+        """Return a tally with the state that `state()` returned.
+
+        Raises:
+            ValueError: if it is no such state.
+        """
         values = check_keys("tally", state, set(_FIELDS))
         kept = check_keys("curve", values["curve"], set(_CURVE))
         tally = cls(exactly(str, values["name"]), Accountant.from_state(values["accountant"]))

@@ -1,4 +1,4 @@
-"""How a token stream is cut into what the models read and what of it is scored."""
+"""Cut a token stream into windows, of which the models read all and score a part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch that the models read at once; each of its scored tokens is one query.
+    """A part of the stream that the models read at once; each scored token is one query.
 
     Attributes:
-        start: of the first token read.
-        first: of the first token scored, > start; those before it are context.
-        stop: one behind the last token scored, which is not read.
+        start: index of the first token read.
+        first: index of the first token scored, > start; the tokens before it are context.
+        stop: index after the last token scored; the last token is scored but not read.
     """
 
     start: int
@@ -20,7 +20,7 @@ class Window:
 
     @property
     def queries(self) -> int:
-        """How many tokens are scored."""
+        """The number of scored tokens."""
         return self.stop - self.first
 
 
@@ -34,9 +34,14 @@ def plan(
     """Return the windows of a token stream and the number of queries; see :func:`evaluate`.
 
     Args:
-        tokens: the stream.
-        window: the longest input of the models, None for no limit.
-        block, queries, stride: as of :func:`evaluate`.
+        tokens: the token stream.
+        window: the longest input of the models in tokens; None for no limit.
+        block: as in :func:`evaluate`.
+        queries: as in :func:`evaluate`.
+        stride: as in :func:`evaluate`.
+
+    Raises:
+        ValueError: as :func:`evaluate`.
     """
     block = _check_block(window, block, queries, stride)
     windows = _cut(len(tokens), block, stride)
@@ -46,8 +51,8 @@ def plan(
     total = available if queries is None else queries
     if total < 1 or total > available:
         raise ValueError(
-            f"queries must be in [1, {available}] (what the text offers in {_cuts(block, stride)}"
-            f"), got {queries}"
+            f"queries must be in [1, {available}] (the text offers no more in "
+            f"{_cuts(block, stride)}), got {queries}"
         )
     return _first(windows, total), total
 
@@ -63,8 +68,8 @@ def plan_runs(
 ) -> tuple[list[list[Window]], int]:
     """Return the windows of every run and the queries in each; see :func:`evaluate_runs`.
 
-    Every run has a stretch of whole blocks of its own, as many as its queries need; without a
-    number of queries the blocks are shared out evenly.
+    Every run has its own whole blocks, as many as its queries need. Without a number of queries,
+    the blocks are divided evenly.
     """
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
         raise ValueError(f"runs must be an integer >= 1, got {runs!r}")
@@ -86,8 +91,8 @@ def plan_runs(
     if runs > most:
         wanted = "at least 1 query" if queries is None else f"{queries} queries"
         raise ValueError(
-            f"runs must be at most {most} (what {length} tokens offer, each run on "
-            f"{_cuts(block, stride)} of its own for {wanted}), got {runs}"
+            f"runs must be at most {most}, since {length} tokens offer no more runs with "
+            f"{wanted} on their own {_cuts(block, stride)}, got {runs}"
         )
     total = _offered(_cut(stretch, block, stride)) if queries is None else queries
     found = []
@@ -98,7 +103,7 @@ def plan_runs(
 
 
 def block_of(window: int | None, block: int | None) -> int:
-    """Return the tokens per block: 512, or the models' window if that is shorter, unless given."""
+    """Return the tokens per block; by default 512, or the models' window if that is shorter."""
     return min(512, window or 512) if block is None else block
 
 
@@ -113,8 +118,8 @@ def _check_block(
         raise ValueError(f"block must be in [2, {window or 'any'}], got {block}")
     if stride is not None and not 1 <= stride < block:
         raise ValueError(
-            f"stride must be in [1, {block - 1}], below the block, got {stride}: at least block - "
-            "stride tokens of context stand before every scored token"
+            f"stride must be in [1, {block - 1}], below the block, got {stride}, so that every "
+            "scored token has at least block - stride tokens of context"
         )
     return block
 
@@ -141,7 +146,7 @@ def _offered(windows: list[Window]) -> int:
 
 
 def _first(windows: list[Window], queries: int) -> list[Window]:
-    """Return as many windows as hold that number of queries, the last one shortened."""
+    """Return the first windows that hold this number of queries; the last one is shortened."""
     found = []
     for one in windows:
         if queries < 1:

@@ -1,4 +1,4 @@
-"""Text in, private text out: the loop between two tokens, and prompts and chats around it."""
+"""Private text generation: the loop over tokens, and prompts and conversations around it."""
 
 from adapmixed.generation.generator import PrivateGenerator
 

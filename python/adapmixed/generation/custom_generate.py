@@ -1,7 +1,8 @@
-"""`model.generate(..., custom_generate=private_generate, ensemble=..., mechanism=...)`.
+"""Private answers through `generate` of transformers, with `custom_generate=private_generate`.
 
-transformers hands a callable the prepared settings of a generation. Those that act on rows before
-they are projected, or on released tokens alone, are honoured; any other one raises (`settings`).
+transformers passes the prepared settings of a generation to a callable. Settings that act on rows
+before they are projected, or on released tokens alone, are honoured. Any other setting raises; see
+the module `settings`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from adapmixed_ext.types import RandomSource
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
 
-# Of generate(): not handed to a callable. Of what is handed to it: prepared by transformers.
+# Arguments of generate() that transformers does not pass on, and those that it prepares itself.
 _DROPPED = ("streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask")
 _PREPARED = frozenset(
     {
@@ -51,30 +52,40 @@ def private_generate(
     stop_strings: str | Sequence[str] | None = None,
     **inputs: Any,
 ) -> Tensor:
-    """Continue prompts as `generate` of transformers does, every token answered privately.
+    """Continue prompts as `generate` of transformers does, with a private answer for every token.
+
+    transformers gives the first five arguments. The caller of `generate` gives the others.
 
     Args:
-        model: whose `generate` was called, the public model of the ensemble; it is not run.
-        input_ids: (b, t) prompts, padded on the left if lengths differ.
-        logits_processor: temperature and top-k, which are applied before projection; no other.
-        stopping_criteria: asked after every token, without scores; none that looks at the clock.
-        generation_config: `do_sample` must be True; `settings.check_settings` has the rest.
-        ensemble, mechanism, accountant: needed; as `PrivateGenerator`.
-        rng, overflow, memory_bytes: as `PrivateGenerator`.
-        stop_strings: looked for in what was released, by the ensemble's tokenizer. They are an
-            argument of `generate`: transformers takes none of a `generation_config`, since it gives
-            a callable no tokenizer.
-        inputs: of these the attention_mask, (b, t), is used; others than those that transformers
-            prepares raise. (If it were named here, it would be given twice.)
+        model: model whose `generate` was called. It is not run; the ensemble answers.
+        input_ids: (b, t) int64 prompts, padded on the left if their lengths differ.
+        logits_processor: processors for temperature and top-k, which are applied before projection.
+            Any other raises.
+        stopping_criteria: called after every token without scores. A criterion that looks at the
+            clock raises.
+        generation_config: settings of transformers. `do_sample` must be True; see
+            `settings.check_settings` for the others.
+        ensemble: as in :class:`PrivateGenerator`; must be given.
+        mechanism: as in :class:`PrivateGenerator`; must be given.
+        accountant: as in :class:`PrivateGenerator`; must be given on the main process.
+        rng: as in :class:`PrivateGenerator`.
+        overflow: as in :class:`PrivateGenerator`.
+        memory_bytes: as in :class:`PrivateGenerator`.
+        stop_strings: strings that end a continuation, searched for in the released text with the
+            ensemble's tokenizer. Give them to `generate`; transformers does not accept them in a
+            `generation_config` here.
+        inputs: other model inputs. attention_mask, (b, t), is used. Inputs that transformers does
+            not prepare itself raise.
 
     Returns:
-        (b, t + s) int64, prompts and what was released, padded with the pad token (else 0).
+        (b, t + s) int64, prompts and released tokens, padded with the pad token, or with 0 if there
+        is none.
 
     Raises:
-        ValueError: an argument is missing, a setting would void the guarantee, or as
-            `PrivateGenerator`.
+        ValueError: an argument is missing, a setting would void the guarantee, or for the reasons
+            of :class:`PrivateGenerator`.
         BudgetSpentError: fewer queries are left of the mechanism's plan.
-        LedgerError: the charge could not be made durable.
+        LedgerError: a charge could not be made durable.
     """
     if ensemble is None or mechanism is None or (accountant is None and ensemble.ranks.is_main):
         raise ValueError(
@@ -122,7 +133,7 @@ def _stop_strings(ensemble: Ensemble, strings: str | Sequence[str] | None) -> St
 
 
 def _shape(processors: Iterable[Any]) -> dict[str, Any]:
-    """Return temperature and top-k of these processors; any other one raises."""
+    """Return the temperature and top-k of these processors; raise ValueError for any other."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 
     found: dict[str, Any] = {}
@@ -145,9 +156,9 @@ def _check_criteria(criteria: Callable[..., Tensor]) -> None:
 
 
 def _check_callers(frame: FrameType | None) -> None:
-    """Raise for arguments of `generate` that transformers does not hand to a callable.
+    """Raise ValueError for arguments of `generate` that transformers does not pass on.
 
-    It would drop them silently, so they are looked up in the caller.
+    transformers drops them silently, so they are read from the caller's frame.
     """
     if frame is None or frame.f_code.co_name != "generate":
         return
@@ -157,15 +168,15 @@ def _check_callers(frame: FrameType | None) -> None:
 
 
 def _check_inputs(inputs: Mapping[str, Any], prompt: Tensor) -> None:
-    """Raise for model inputs besides the prompt, its mask and what transformers prepares."""
+    """Raise ValueError for inputs other than the prompt, its mask and those of transformers."""
     for name in _DROPPED:
         if inputs.get(name) is not None:
             raise refused(name, type(inputs[name]).__name__)
     cache = inputs.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
-            f"past_key_values must be empty, got one of {cache.get_seq_length()} positions: the "
-            "ensemble reads the whole prompt itself"
+            f"past_key_values must be empty, got {cache.get_seq_length()} positions: the ensemble "
+            "reads the whole prompt itself"
         )
     places = inputs.get("position_ids")
     if places is not None:
@@ -174,8 +185,8 @@ def _check_inputs(inputs: Mapping[str, Any], prompt: Tensor) -> None:
         expected = (mask.cumsum(dim=1) - 1)[mask == 1]
         if not torch.equal(places.to(prompt.device).expand_as(prompt)[mask == 1], expected):
             raise ValueError(
-                "position_ids must count the tokens that attention_mask does not hide, got others: "
-                "the ensemble counts so"
+                "position_ids must count the tokens that attention_mask does not hide, got other "
+                "positions: the ensemble computes them from the mask"
             )
     unknown = sorted(
         name for name, value in inputs.items() if value is not None and name not in _PREPARED
@@ -183,5 +194,5 @@ def _check_inputs(inputs: Mapping[str, Any], prompt: Tensor) -> None:
     if unknown:
         raise ValueError(
             f"model inputs must be input_ids and attention_mask, got {', '.join(unknown)}, too: "
-            "the ensemble does not read it"
+            "the ensemble reads no others"
         )

@@ -1,4 +1,4 @@
-"""Answers to prompts and conversations, charged before they are released."""
+"""Answers to prompts and conversations, each charged before its release."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ if TYPE_CHECKING:
 
 
 class PrivateGenerator:
-    """Answers prompts with one mechanism; everything it releases is charged to one accountant.
+    """Private answers to prompts, with one mechanism and one accountant that is charged for all.
 
-    The accountant is bound to the mechanism and the ensemble. Several generators may share one.
+    The constructor binds the accountant to the mechanism and the ensemble. Several generators may
+    share one accountant.
 
     Args:
-        ensemble: the models; it must have a tokenizer.
-        mechanism: how a query is answered.
-        accountant: charged with every answer before it is drawn. Of several processes only the main
-            one has one; the others are given None.
-        rng: source of all randomness; None: `SecureRandom()`.
-        overflow: "refuse" raises for what does not fit the model's window; with "slide" a sequence
-            that fills it forgets its older half.
-        memory_bytes: bound on logits, activations, keys and values.
+        ensemble: models that answer. They must have a tokenizer.
+        mechanism: how a query is answered, with its settings.
+        accountant: charged for every answer before it is drawn. If several processes run, the main
+            process has the accountant, and the others are given None.
+        rng: source of all randomness; None for `SecureRandom()`.
+        overflow: "refuse" raises ValueError for text beyond the model's window. With "slide", a
+            sequence that fills the window forgets its older half.
+        memory_bytes: limit for logits, activations, keys and values, in bytes.
+        refused: options of other libraries, which raise because they would void the guarantee.
 
     Raises:
-        ValueError: the ensemble has no tokenizer, an argument is of another kind, the accountant is
-            bound to something else or cannot be charged for this mechanism, or a seeded rng stands
-            beside a ledger.
+        ValueError: the ensemble has no tokenizer, an argument is not valid, the accountant cannot
+            be charged for this mechanism and ensemble, or it has a ledger and the rng is seeded.
+        TypeError: an option is unknown.
     """
 
     def __init__(
@@ -62,32 +64,32 @@ class PrivateGenerator:
     ) -> None:
         refuse(refused)
         if getattr(ensemble, "tokenizer", "") is None:
-            raise ValueError("ensemble must have a tokenizer: its base has none")
+            raise ValueError("ensemble must have a tokenizer, but its base has none")
         rng = SecureRandom() if rng is None else rng
         self._answerer = Answerer(ensemble, mechanism, accountant, rng, overflow, memory_bytes)
         self._tokenizer = ensemble.tokenizer
 
     @property
     def ensemble(self) -> Ensemble:
-        """The models."""
+        """The models that answer."""
         return self._answerer.ensemble
 
     @property
     def mechanism(self) -> Mechanism:
-        """How a query is answered."""
+        """The mechanism that answers every query."""
         return self._answerer.mechanism
 
     @property
     def accountant(self) -> Accountant | None:
-        """Who is charged; None on all processes but the main one."""
+        """The accountant that is charged; None on all processes but the main one."""
         return self._answerer.accountant
 
     @property
     def guarantee(self) -> Guarantee:
-        """What holds for all that was released so far; private if it is data-dependent.
+        """The guarantee of everything the accountant was charged for; private if data-dependent.
 
         Raises:
-            ValueError: this is not the main process, which is charged.
+            ValueError: this is not the main process.
         """
         if self.accountant is None:
             raise ValueError("guarantee must be asked of the main process, which is charged")
@@ -103,7 +105,13 @@ class PrivateGenerator:
         stop_strings: Sequence[str] = (),
         **refused: Never,
     ) -> list[str]:
-        """Return the continuations of one or several prompts; see :meth:`stream`."""
+        """Return the continuations of one or several prompts.
+
+        Arguments and errors are those of :meth:`stream`.
+
+        Returns:
+            One continuation per prompt, without the prompt.
+        """
         refuse(refused)
         pieces = self.stream(
             prompts,
@@ -124,25 +132,31 @@ class PrivateGenerator:
         stop_strings: Sequence[str] = (),
         **refused: Never,
     ) -> Iterator[list[str]]:
-        """Yield the continuations piece by piece.
+        """Yield the continuations of one or several prompts piece by piece.
+
+        Every prompt is one query at every step until it ends. Arguments are checked at the call,
+        before the iteration starts.
 
         Args:
-            prompts: each is a query at every step until it ends.
-            max_new_tokens: ≥ 1, of each prompt.
-            temperature: > 0, of all rows before they are projected.
-            top_k: keeps the likeliest tokens of the public model before rows are projected.
-            stop_strings: end a continuation once they are in it; they are released, and charged.
-            refused: options of other libraries that would void the guarantee raise.
+            prompts: one text or several.
+            max_new_tokens: largest number of tokens for each prompt, ≥ 1.
+            temperature: divides all rows before they are projected, > 0.
+            top_k: number of the likeliest public tokens that all rows keep before they are
+                projected; None for all.
+            stop_strings: strings that end a continuation once it contains one. They are released
+                and charged.
+            refused: options of other libraries, which raise because they would void the guarantee.
 
         Returns:
-            iterator of one piece of text per prompt and step, "" if a token does not end a
-            character or the prompt has ended. Arguments are checked at the call.
+            An iterator over steps. Each step is a list with one piece of text per prompt. The piece
+            is "" if a token does not complete a character, or if the prompt has ended.
 
         Raises:
-            ValueError: no prompt, an empty one, one that is no string, a number out of range, what
-                does not fit the window or memory, or an option that would void the guarantee.
+            ValueError: there is no prompt, a prompt is empty or not a string, a number is out of
+                range, the text does not fit the window or memory, or an option would void the
+                guarantee.
             BudgetSpentError: fewer queries are left of the mechanism's plan.
-            LedgerError: while iterating: the charge could not be made durable.
+            LedgerError: a charge could not be made durable; raised while iterating.
         """
         refuse(refused)
         ids = [self._ids(text) for text in texts_of(prompts)]
@@ -157,15 +171,22 @@ class PrivateGenerator:
         temperature: float = 1.0,
         top_k: int | None = None,
     ) -> list[list[str]]:
-        """Cut prompts in their order into batches for `generate`; all are checked at once.
+        """Divide prompts in their order into batches for `generate`, and check all of them.
 
         Args:
-            size: of a batch, ≥ 1; None: as many as fit memory_bytes, at least one.
-            temperature, top_k: those that `generate` will be given; their copies count.
+            prompts: one text or several.
+            max_new_tokens: largest number of tokens for each prompt, ≥ 1.
+            size: largest number of prompts in a batch, ≥ 1. None for as many as fit memory_bytes,
+                at least one.
+            temperature: as `generate` will be given it. The copies that it needs are counted.
+            top_k: as `generate` will be given it.
+
+        Returns:
+            Batches of prompts.
 
         Raises:
-            ValueError: a prompt, max_new_tokens or size that `generate` would not take.
-            BudgetSpentError: all together are more than what is left of the plan.
+            ValueError: a prompt, max_new_tokens or size is not valid for `generate`.
+            BudgetSpentError: all prompts together need more queries than are left of the plan.
         """
         check_count("max_new_tokens", max_new_tokens)
         check_optional_count("size", size)
@@ -188,7 +209,7 @@ class PrivateGenerator:
         return found
 
     def _most(self, length: int, max_new_tokens: int, size: int | None, beside: Beside) -> int:
-        """Return how many prompts padded to this length one batch may hold."""
+        """Return how many prompts, padded to this length, one batch may hold."""
         if size is not None:
             return size
         one = self.ensemble.sequence_bytes(
@@ -209,14 +230,25 @@ class PrivateGenerator:
         stop_strings: Sequence[str] = (),
         **refused: Never,
     ) -> Iterator[str]:
-        """Yield the answer to a conversation piece by piece, by the base's chat template.
+        """Yield the answer to a conversation piece by piece, with the base's chat template.
 
         Args:
-            messages: {"role": ..., "content": ...} each, the last one to be answered.
+            messages: conversation as a list of {"role": ..., "content": ...}. The last message is
+                answered.
+            max_new_tokens: as in :meth:`stream`.
+            temperature: as in :meth:`stream`.
+            top_k: as in :meth:`stream`.
+            stop_strings: as in :meth:`stream`.
+            refused: as in :meth:`stream`.
+
+        Returns:
+            An iterator over pieces of text.
 
         Raises:
-            ValueError: the base has no chat template, or one that refuses these messages; messages
-                are of another form, or as `stream`.
+            ValueError: the base has no chat template, the template rejects these messages, they
+                have another form, or for the reasons of :meth:`stream`.
+            BudgetSpentError: as in :meth:`stream`.
+            LedgerError: as in :meth:`stream`.
         """
         refuse(refused)
         self.check_chat()
@@ -226,11 +258,18 @@ class PrivateGenerator:
         return (piece for (piece,) in pieces)
 
     def check_chat(self, opening: Sequence[Mapping[str, str]] = ()) -> None:
-        """Raise if the base has no chat template, or one that refuses this opening."""
+        """Check that the base has a chat template that accepts this opening.
+
+        Args:
+            opening: messages before the first one of the user.
+
+        Raises:
+            ValueError: there is no chat template, or it rejects the opening.
+        """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ValueError(
-                "the base's tokenizer must have a chat template, it has none: --plain, or a prompt "
-                "of your own, continues text as it is"
+                "the base's tokenizer must have a chat template, but has none: use --plain, or "
+                "generate() with a prompt of your own"
             )
         if opening:
             self._templated(messages_of([*opening, {"role": "user", "content": "?"}]))
@@ -244,9 +283,9 @@ class PrivateGenerator:
                     messages, add_generation_prompt=True, tokenize=False
                 )
             )
-        except TemplateError as error:  # `raise_exception` of the template, or a fault of its own
+        except TemplateError as error:  # the template's `raise_exception`, or a fault in it
             raise ValueError(
-                f"messages must be those that the base's chat template takes, it refuses: {error}"
+                f"messages must fit the base's chat template, which rejects them: {error}"
             ) from error
 
     def _ids(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The loop between two tokens, `_steps` and `_answer`: logits, proposal, charge, then release."""
+"""The loop over tokens: logits, proposal, charge, then release (`_steps` and `_answer`)."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30
 
 StopRule = Callable[[Tensor], Tensor]
-"""(b, s) int64 released tokens, −1 after an end, to (b,) bool: the sequences that end here."""
+"""A function from (b, s) int64 released tokens, −1 after an end, to (b,) bool, True for sequences
+that end here."""
 
 
 @dataclass(frozen=True)
 class Answerer:
-    """Who answers, by which mechanism, from whose randomness, and who is charged.
+    """The models, mechanism, accountant and randomness that answer queries.
 
     Attributes:
-        ensemble: the models.
+        ensemble: models that answer.
         mechanism: how a query is answered.
-        accountant: charged with every answer; None on all processes but the main one.
+        accountant: charged for every answer; None on all processes but the main one.
         rng: source of all randomness.
-        overflow: "refuse" raises for what does not fit the model's window; with "slide" a sequence
-            that fills it forgets its older half, and the rest is read anew.
-        memory_bytes: bound on the logits, activations, keys and values that are held until the last
-            token; weights and adapters come on top.
+        overflow: "refuse" raises ValueError for text beyond the model's window. With "slide", a
+            sequence that fills the window forgets its older half, and the rest is read again.
+        memory_bytes: limit for the logits, activations, keys and values that are held until the
+            last token, in bytes. Weights and adapters are not included.
     """
 
     ensemble: Ensemble
@@ -70,13 +71,16 @@ class Answerer:
         self.check(0)
 
     def check(self, queries: int) -> None:
-        """Bind the accountant, and raise if it could not be charged for so many queries.
+        """Bind the accountant, and check that it can be charged for so many queries.
 
-        All processes call it together, and raise together.
+        All processes call this together, and raise together.
+
+        Args:
+            queries: largest number of queries that will be answered.
 
         Raises:
-            ValueError: the accountant cannot be charged for this mechanism and ensemble, or a
-                seeded source stands beside a ledger.
+            ValueError: the accountant cannot be charged for this mechanism and ensemble, or it has
+                a ledger and the source is seeded.
             BudgetSpentError: fewer queries are left of the mechanism's plan.
         """
         ensemble, accountant = self.ensemble, self.accountant
@@ -96,10 +100,10 @@ class Answerer:
         if raised:
             raise raised[0]
         if not bool(fine):
-            raise ValueError("accountant cannot be charged: the main process says why")
+            raise ValueError("accountant cannot be charged: see the error of the main process")
 
     def check_window(self, length: int, max_new_tokens: int) -> None:
-        """Raise if answers to prompts of this length would not fit the model's window."""
+        """Raise ValueError if answers to prompts of this length do not fit the model's window."""
         limit = self.ensemble.max_positions if self.overflow == "refuse" else None
         # The last token is released but never read back.
         if limit is not None and length + max_new_tokens - 1 > limit:
@@ -109,9 +113,9 @@ class Answerer:
             )
 
     def held_bytes(self, temperature: float, top_k: int | None) -> Beside:
-        """Return what answering one query holds besides its logits, for `Ensemble.decoder`.
+        """Return a function for the memory of one answer beyond its logits.
 
-        Rows that are shaped are copied; with a temperature the copy is float32.
+        `Ensemble.decoder` calls it. Shaped rows are copied; with a temperature the copy is float32.
         """
 
         def beside(rows: int, vocab_size: int, element: int) -> int:
@@ -133,34 +137,33 @@ class Answerer:
         stop: StopRule | None = None,
         **refused: Never,
     ) -> Iterator[Tensor]:
-        """Answer queries one position at a time; each answer is charged before it is yielded.
+        """Yield tokens one position at a time; each is charged before it is drawn.
 
-        Each sequence of the batch is a separate query at every step, so a batch of b costs b
-        queries a step. A sequence that has ended is neither charged nor sampled again; its stop
-        token is charged.
+        Each sequence of the batch is a separate query at every step, so a batch of b sequences
+        costs b queries per step. A sequence that has ended is neither charged nor sampled again.
+        Its stop token is charged. Arguments are checked, and the prompt is read, at the call.
 
         Args:
-            input_ids: (b, t) int64 prompts, padded on the left if lengths differ.
-            max_new_tokens: ≥ 1.
-            temperature, top_k: shape all rows before they are projected.
-            attention_mask: (b, t), 0 at padding.
-            stop_token: one token, or several, that end a sequence once released.
-            stop: ends sequences by what was released, stop strings for instance; it sees nothing
-                else.
-            refused: options of other libraries that would void the guarantee raise.
+            input_ids: (b, t) int64 prompts, padded on the left if their lengths differ.
+            max_new_tokens: largest number of tokens for each sequence, ≥ 1.
+            temperature: divides all rows before they are projected, > 0.
+            top_k: number of the likeliest public tokens that all rows keep; None for all.
+            attention_mask: (b, t), 0 at padding; None without padding.
+            stop_token: one token or several that end a sequence once released.
+            stop: function of the released tokens that ends sequences, for example at stop strings.
+            refused: options of other libraries, which raise because they would void the guarantee.
 
         Returns:
-            iterator of (b,) int64, the next token of each sequence; −1 for those that have ended.
-            Arguments are checked and the prompt is read at the call.
+            An iterator of (b,) int64, the next token of each sequence, or −1 if it has ended.
 
         Raises:
-            ValueError: an argument of another kind, max_new_tokens < 1, prompt and new tokens
-                exceed the model's window or memory_bytes (the message names the bytes needed), or
-                an option that would void the guarantee.
-            BudgetSpentError: b max_new_tokens is more than what is left of the mechanism's plan,
-                though answers may end early.
-            LedgerError: while iterating: the charge could not be made durable; its token is not
-                drawn.
+            ValueError: an argument is not valid, the text exceeds the model's window or
+                memory_bytes (the message names the bytes needed), or an option would void the
+                guarantee.
+            BudgetSpentError: b max_new_tokens queries are more than are left of the mechanism's
+                plan, even if answers may end early.
+            LedgerError: a charge could not be made durable, so its token is not drawn; raised while
+                iterating.
         """
         refuse(refused)
         _check_query(input_ids, attention_mask, stop_token, stop)
@@ -222,7 +225,7 @@ class Answerer:
             decoder.append(tokens[going])
 
     def _answer(self, decoder: Decoder, shape: dict[str, Any]) -> Tensor:
-        """Return (b,) tokens; afterwards nothing refers to the logits, and new ones fit."""
+        """Return (b,) tokens. No reference to the logits is left, so there is room for new ones."""
         ranks = self.ensemble.ranks
         rows = shaped(*decoder.logits, **shape)
         private = ranks.gather(rows.private)
@@ -242,7 +245,10 @@ class Answerer:
 
 
 def check_source(accountant: Accountant, rng: RandomSource) -> None:
-    """Raise ValueError if charges go to a ledger and the source is seeded, or does not say."""
+    """Raise ValueError if charges go to a ledger and the source may be seeded.
+
+    A source without the attribute `seeded` counts as seeded.
+    """
     if accountant.durable and getattr(rng, "seeded", True):
         raise ValueError(
             f"rng must be SecureRandom() if charges go to a ledger, got {type(rng).__name__}: "
@@ -253,7 +259,7 @@ def check_source(accountant: Accountant, rng: RandomSource) -> None:
 def _check_query(
     input_ids: object, attention_mask: object, stop_token: object, stop: object
 ) -> None:
-    """Raise for what is of another type; shapes and values are checked by the ensemble."""
+    """Raise ValueError for arguments of a wrong type. The ensemble checks shapes and values."""
     check_type("input_ids", input_ids, Tensor, "a tensor (b, t)")
     check_type("attention_mask", attention_mask, Tensor, "a tensor (b, t) or None", optional=True)
     tokens = stop_token if isinstance(stop_token, Collection) else (stop_token,)

@@ -1,14 +1,14 @@
 """Error messages for generation options that would void the guarantee.
 
-A charge pays for one token per query, drawn from the one distribution that was projected and
-accounted. An option that asks for another distribution, for a choice among tokens, or for the
-probabilities themselves raises with the reason, instead of an error about an unknown argument.
+A charge pays for one token per query, drawn from the distribution that was projected and accounted.
+An option may ask for another distribution, for a choice among tokens, or for the probabilities.
+Then it raises with the reason, instead of an error about an unknown argument.
 """
 
 from collections.abc import Mapping
 
 GREEDY = (
-    "the likeliest token of a private distribution is no random draw. Where it differs between "
+    "the likeliest token of a private distribution is not a random draw. If it differs between "
     "neighbours, one answer tells them apart with certainty: an infinite Rényi divergence. Every "
     "token is sampled, so leave it out"
 )
@@ -17,8 +17,8 @@ SEARCH = (
     "decoding, and it looks at many tokens that were never charged"
 )
 SCORES = (
-    "a probability of the mixture is itself a function of the private data, released without any "
-    "noise. One token drawn from it is all that a charge pays for; evaluate() is for the operator"
+    "a probability of the mixture is itself a function of the private data, without any noise. A "
+    "charge pays for one token drawn from it and no more. The operator can use evaluate()"
 )
 OTHERWISE = (
     "the token would be drawn from another distribution than the one that was projected and charged"
@@ -28,20 +28,19 @@ RESHAPED = (
     "public model alone chooses"
 )
 MANY = (
-    "every sequence is a query of its own: repeat the prompt in input_ids, and each is charged and "
-    "returned"
+    "every sequence is a query of its own: repeat the prompt in input_ids, so that each is charged "
+    "and returned"
 )
 DRAFT = (
-    "a draft is kept or thrown away by comparing private probabilities: what comes out, and how "
-    "much at once, is no single draw from the distribution that was charged. Each token is "
-    "answered alone"
+    "a draft is kept or thrown away by comparing private probabilities, so the text is not a "
+    "single draw from the distribution that was charged. Each token is answered alone"
 )
 CLOCK = (
-    "how long private models take would decide where the answer ends, and nothing pays for that: "
-    "max_new_tokens, end tokens and stop strings are public or released"
+    "how long private models take would decide where the answer ends, and nothing pays for that. "
+    "Use max_new_tokens, end tokens or stop strings"
 )
-STREAM = "tokens are not handed to it. PrivateGenerator.stream() yields each as it is released"
-CACHE = "keys and values are held exactly, within memory_bytes; nothing else is offered"
+STREAM = "tokens are not passed to it. PrivateGenerator.stream() yields each as it is released"
+CACHE = "the ensemble keeps keys and values exactly, within memory_bytes, and has no other cache"
 RANDOM = "randomness comes from rng: SecureRandom(), or SeededRandom(seed) for tests and evaluation"
 
 REASONS: Mapping[str, str] = {
@@ -90,15 +89,15 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(("num_return_sequences", "n"), MANY),
     **dict.fromkeys(("seed", "generator"), RANDOM),
 }  # fmt: skip
-"""Why an argument of other libraries' generations raises, by its name."""
+"""The reason why an option of another library raises, by its name."""
 
 
 def refuse(options: Mapping[str, object]) -> None:
-    """Raise for further keyword arguments of a generation, whatever they are.
+    """Raise for any further keyword argument of a generation.
 
     Raises:
-        ValueError: one of `REASONS`, with its reason.
-        TypeError: any other one, as Python does.
+        ValueError: the option is one of `REASONS`; the message has the reason.
+        TypeError: the option is any other, as for Python's own functions.
     """
     for name, value in options.items():
         if name in REASONS:

@@ -1,7 +1,7 @@
-"""Which settings of a `transformers.GenerationConfig` a private generation can have.
+"""The settings of a `transformers.GenerationConfig` that a private generation can have.
 
-Every setting is honoured, or concerns a pass that is not run, or must be unset or at a value that
-does nothing. One that this table does not know is treated like the last kind, so that what another
+A setting is honoured, or it concerns a pass that is not run, or it must be unset or at a value that
+has no effect. A setting that this table does not know must be unset, too. So a setting that another
 version of transformers adds raises and is never ignored.
 """
 
@@ -17,7 +17,7 @@ HONOURED = frozenset(
         "temperature", "top_k",
     }
 )  # fmt: skip
-"""By the ensemble: temperature and top-k before projection, ends on released tokens."""
+"""Settings that the ensemble follows: temperature and top-k before projection, and the ends."""
 
 NOT_RUN = frozenset(
     {
@@ -26,9 +26,9 @@ NOT_RUN = frozenset(
         "transformers_version", "use_cache",
     }
 )  # fmt: skip
-"""How transformers would run its own model, which is not run, and what the prompt already has."""
+"""Settings without effect here: transformers' own model is not run, and the prompt is complete."""
 
-# Values, besides None and False, with which a setting does nothing.
+# Values other than None and False at which a setting has no effect.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "assistant_confidence_threshold": (0.4,),
     "assistant_early_exit": (),
@@ -88,14 +88,15 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def check_settings(config: Any) -> None:
-    """Raise for settings that a private generation does not have.
+    """Check that a private generation can have these settings.
 
     Raises:
-        ValueError: naming the setting, its value, what is allowed and why.
+        ValueError: it cannot; the message names the setting, its value, the allowed values and the
+            reason.
     """
     if not config.do_sample:
         raise refused("do_sample", config.do_sample)
-    # transformers derives min_length from min_new_tokens, which is what was asked for.
+    # min_length last: transformers derives it from min_new_tokens, which the caller has set.
     for name, value in sorted(vars(config).items(), key=lambda item: item[0] == "min_length"):
         if name in HONOURED or name in NOT_RUN or name.startswith("_"):
             continue

@@ -1,4 +1,4 @@
-"""Text and tokens: prompts as a batch, what a token adds to a text, and strings that end one."""
+"""Text and tokens: prompts as a batch, the text that a token adds, and strings that end a text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from adapmixed.checks import check_type
 from adapmixed.generation.loop import StopRule
 
-# Tokens before the answer that it is decoded with: some tokenizers drop the first one's space.
+# Prompt tokens that are decoded along, because some tokenizers drop the space of the first token.
 _CONTEXT = 8
 
 
 class Continuation:
-    """A continuation, decoded as its tokens come."""
+    """A continuation that is decoded token by token."""
 
     def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
@@ -24,13 +24,13 @@ class Continuation:
         self._shown = len(self._decoded())
 
     def add(self, token: int) -> str:
-        """Return what this token adds; "" while it ends inside a character."""
+        """Return the text that this token adds; "" if it ends inside a character."""
         self._ids.append(token)
         text = self._decoded()
         return "" if text.endswith("\ufffd") else self._new(text)
 
     def rest(self) -> str:
-        """Return what was held back for a character that never came."""
+        """Return the text that was held back for an incomplete character."""
         return self._new(self._decoded())
 
     def _new(self, text: str) -> str:
@@ -46,10 +46,13 @@ class Continuation:
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-    """Return ((b, t) int64 tokens, (b, t) mask or None if no row is padded).
+    """Return prompts as one batch, padded on the left.
+
+    Returns:
+        (b, t) int64 tokens, and the (b, t) mask, or None if no row is padded.
 
     Raises:
-        ValueError: no prompt, or one without tokens.
+        ValueError: there is no prompt, or a prompt has no tokens.
     """
     if not prompts:
         raise ValueError("prompts must hold at least one prompt, got none")
@@ -63,12 +66,13 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None
 
 
 def stop_rule(tokenizer: Any, strings: Sequence[str]) -> StopRule | None:
-    """Return the rule that ends a sequence once a string is in what was released.
+    """Return the rule that ends a sequence once its released text contains one of the strings.
 
-    None without strings.
+    Returns:
+        The rule; None without strings.
 
     Raises:
-        ValueError: an empty string.
+        ValueError: the strings are not a list of strings, or one is empty.
     """
     several = isinstance(strings, Sequence) and not isinstance(strings, str | bytes)
     if not several or not all(isinstance(s, str) and s for s in strings):
@@ -92,7 +96,7 @@ def texts_of(prompts: object) -> list[str]:
     """Return one or several prompts as a list.
 
     Raises:
-        ValueError: neither a string nor a sequence of strings.
+        ValueError: the prompts are neither a string nor a list of strings.
     """
     if isinstance(prompts, str):
         return [prompts]
@@ -107,7 +111,7 @@ def messages_of(messages: object) -> list[dict[str, Any]]:
     """Return a conversation as a list of messages.
 
     Raises:
-        ValueError: no messages, or one that is not {"role": string, "content": string}.
+        ValueError: there is no message, or one is not {"role": string, "content": string}.
     """
     if not isinstance(messages, Collection) or isinstance(messages, str | bytes | dict):
         raise ValueError(f"messages must be a list of {{'role', 'content'}}, got {messages!r}")

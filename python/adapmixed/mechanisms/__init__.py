@@ -1,4 +1,4 @@
-"""Mechanisms: logits in, a proposal out, which is charged and then released."""
+"""Mechanisms, which turn logits into a proposal that is charged and then released."""
 
 from adapmixed.mechanisms.adapmixed import AdaPMixED
 from adapmixed.mechanisms.baselines import PublicOnly, Unprotected

@@ -33,24 +33,33 @@ Loss = Literal["data-dependent", "fixed"]
 
 @dataclass(frozen=True)
 class AdaPMixED(Mechanism):
-    """Algorithm 1 of the paper, its ablations as options.
+    """Mixing within a Rényi ball around q after a noisy screening: Algorithm 1 of the paper.
+
+    A query that fails the screening is answered from q (lines 1–8). Otherwise every member's
+    distribution becomes p̄_i = λ_i p_i + (1 − λ_i) q with the largest λ_i in [0, 1] such that
+    D↔_α(p̄_i‖q) ≤ βα (lines 10–13). The token is drawn from p = (1/N) Σ_i p̄_i (lines 14 and 17),
+    and the realised loss D↔_α(p‖p') of every member is charged (line 16). The paper's ablations are
+    options. docs/theory/adapmixed.md states and proves the guarantee.
 
     Attributes:
         order: Rényi order α > 1 of the ball, the screening and the loss.
-        target_leakage: β ≥ 0 of the paper; the ball has radius R = βα.
-        screen: "noisy" (the paper), "public" (the same noised test with q in place of the mixture:
-            no private value, no cost), or None.
+        target_leakage: β ≥ 0 of the paper; the ball has radius R = βα in nats.
+        screen: "noisy" as in the paper, "public" or None. "public" tests q in place of the mixture
+            with the same noise, so it uses no private value and costs nothing.
         screen_weight: λ_s in [0, 1], weight of the private models in the screened mixture.
-        sigma: standard deviation of the screening noise, > 0.
-        threshold: T_s ≥ 0 in nats; a query whose divergence is above it is answered from q.
-        screen_top_k: number of public top tokens that are screened, ≥ 1.
-        loss: "data-dependent" (the realised loss of every model, an ex-post statement) or "fixed"
-            (the sound data-independent bound, zero-out, charged for every query: a charge that
-            followed the screening's outcome would not be fixed).
-        loss_orders: the orders at which losses are recorded, public and fixed beforehand; the
-            accountant splits δ over them. Default: `order` alone, as in the paper.
-        adjacency: "zero_out", or "add_remove": the paper's leave-one-out, which divides by the
-            other members. The fixed loss has "zero_out" alone.
+        sigma: standard deviation σ > 0 of the screening noise.
+        threshold: T_s ≥ 0 in nats. A query whose divergence is above it is answered from q.
+        screen_top_k: k ≥ 1, number of public top tokens that are screened.
+        loss: "data-dependent" for the realised loss of every model, which gives an ex-post
+            statement. "fixed" for the sound data-independent bound under zero-out. It is charged
+            for every query, since a charge that follows the screening's outcome is not fixed.
+        loss_orders: Rényi orders at which losses are recorded, public and fixed in advance. The
+            accountant splits δ over them. An empty tuple means `order` alone, as in the paper.
+        adjacency: "zero_out", or "add_remove" for the paper's leave-one-out, which divides by the
+            number of the other members. The fixed loss allows "zero_out" only.
+
+    Raises:
+        ValueError: a setting is out of range, or the settings contradict each other.
     """
 
     name: ClassVar[str] = "adapmixed"
@@ -110,7 +119,7 @@ class AdaPMixED(Mechanism):
 
     @property
     def no_replacement(self) -> str:
-        """A realised loss has no statement for replace-one; the fixed loss has."""
+        """The reason why a realised loss has no guarantee for replace-one; "" for a fixed loss."""
         if self.loss == "fixed":
             return ""
         return "a realised loss is about the removal of a member; loss='fixed' has a guarantee"
@@ -122,18 +131,21 @@ class AdaPMixED(Mechanism):
 
     @classmethod
     def preset(cls, name: str) -> AdaPMixED:
-        """Return the paper's settings for a data set (its table of privacy parameters).
+        """Return the paper's settings for a data set, from its table of privacy parameters.
 
         Args:
             name: "wikitext-103", "one-billion-word", "pubmed" or "air-dialogue".
+
+        Raises:
+            ValueError: there is no such data set.
         """
         if name not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         return PRESETS[name]
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
-        """Prepare lines 1–18 of Algorithm 1 without the draws."""
-        # First, since it also gives the log-sum-exps that the screening needs.
+        """Prepare Algorithm 1 up to the draw of the token (lines 8 and 17)."""
+        # The projection comes first because the screening needs its log-sum-exps.
         inputs, projection = project_inputs(
             rows.private, rows.public, order=self.order, radius=self.radius
         )
@@ -145,7 +157,7 @@ class AdaPMixED(Mechanism):
             if self.screen == "noisy":
                 events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))
         if not bool(passed.all()):
-            # Line 8: answered from q, so every member has weight 0 there.
+            # Line 8: the query is answered from q, so every member has weight 0.
             projection = ops.Projection(
                 torch.where(passed, projection.weight, 0.0),
                 torch.where(passed, projection.complement, 1.0),
@@ -163,17 +175,17 @@ class AdaPMixED(Mechanism):
             orders=self._orders,
             adjacency=self.adjacency,
         )
-        # An event also when nothing passed: the order was fixed beforehand, not by the outcome.
+        # Recorded even if nothing passed: the orders are fixed in advance, not by the outcome.
         answered = losses[:, passed].cpu().numpy()
         events.append(LeaveOneOutLoss(self._orders, answered, self.adjacency, ops.loss_error))
         events.append(PublicAnswer(positions - answered.shape[1]))
         return Prepared(distribution, ~passed, tuple(events), losses=losses)
 
     def _screened(self, inputs: Inputs, rng: RandomSource) -> Tensor:
-        """Return lines 1–8: (B,) bool, True if the query goes on to the private models."""
+        """Run lines 1–8; return (B,) bool, True if the private models answer the query."""
         positions, vocab = inputs.public.shape
         top_k = min(self.screen_top_k, vocab)
-        # One draw a position: decisions do not depend on how positions are grouped into calls.
+        # One draw per position, so that decisions do not depend on how calls group positions.
         noise = torch.empty(positions, top_k, dtype=torch.float64)
         for position in range(positions):
             noise[position] = ops.gaussian(top_k, sigma=self.sigma, rng=rng)

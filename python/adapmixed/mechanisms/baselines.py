@@ -1,4 +1,4 @@
-"""The two ends of the scale: nothing private, and nothing protected."""
+"""Baselines: the public model alone, and the private models without protection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adapmixed_ext.types import RandomSource
 
 @dataclass(frozen=True)
 class PublicOnly(Mechanism):
-    """Answers from the public distribution q. Costs nothing."""
+    """Answers from the public distribution q, which cost nothing."""
 
     name: ClassVar[str] = "public"
 
@@ -30,7 +30,7 @@ class PublicOnly(Mechanism):
 
 @dataclass(frozen=True)
 class Unprotected(Mechanism):
-    """Answers from the plain mean of the private distributions. No guarantee whatever."""
+    """Answers from the plain mean of the private distributions, without any guarantee."""
 
     name: ClassVar[str] = "unprotected"
     no_budget: ClassVar[str] = "it has no bound that could be charged"

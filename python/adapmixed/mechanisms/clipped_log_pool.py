@@ -16,25 +16,30 @@ from adapmixed.privacy import BoundedRangeAnswer, PublicAnswer
 from adapmixed.privacy.costs.clipped_log_pool import individual_rho
 from adapmixed_ext.types import RandomSource
 
-_MOST_DEPTH = 600.0  # of log p/q: tokens from q = e^-100 on are still the pool's
+_MOST_DEPTH = 600.0  # largest range of log p/q, so that tokens of q >= e^-100 stay representable
 
 
 @dataclass(frozen=True)
 class ClippedLogPool(Mechanism):
-    """p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)): a fixed, publishable (ε, δ).
+    """A logarithmic pool of clipped log-ratios, with a fixed (ε, δ) that may be published.
 
-    Emptying one shard, or removing its member, changes log p within a range of κ(b−a)/N, which
-    bounds every Rényi divergence (zCDP; docs/privacy.md, section 12). N is a public constant.
+    The token is drawn from p(v) ∝ q(v) exp((κ/N) Σ_i clip(log p_i(v)/q(v), a, b)). If one shard is
+    emptied, or its member removed, log p changes within a range of κ(b−a)/N. That bounds every
+    Rényi divergence, so the answer is zCDP. N is a public constant. docs/theory/clipped-log-pool.md
+    states and proves the guarantee.
 
     Attributes:
         lower: a ≤ 0, in log units.
         upper: b ≥ 0, in log units.
-        scale: κ ≥ 0; above 1 it sharpens what the shards agree on.
-        queries: T ≥ 1, how many queries the guarantee is planned for, all charged with the first;
-            None: every query is charged as it comes, their number being fixed beforehand, or every
-            shard has a budget.
-        public_confidence: a query whose likeliest public token has a larger probability is answered
-            from q and costs nothing; None: never.
+        scale: κ ≥ 0. A scale above 1 sharpens the log-ratios on which the shards agree.
+        queries: T ≥ 1, number of queries that the guarantee is planned for. The first query charges
+            all of them. None charges every query as it comes. Their number must then be fixed in
+            advance, unless every shard has a budget.
+        public_confidence: probability in [0, 1]. If the likeliest public token has a larger one,
+            the query is answered from q and costs nothing. None for no such rule.
+
+    Raises:
+        ValueError: a setting is out of range.
     """
 
     name: ClassVar[str] = "clipped-log-pool"
@@ -59,7 +64,7 @@ class ClippedLogPool(Mechanism):
 
     @property
     def measure(self) -> tuple[str, float | None] | None:
-        """("zcdp", None)."""
+        """Unit of the individual charges: ("zcdp", None)."""
         return "zcdp", None
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:

@@ -21,20 +21,24 @@ from adapmixed_ext.types import RandomSource
 
 @dataclass(frozen=True)
 class ClippedMixing(Mechanism):
-    """p = (1/N) Σ_i p̄_i, p̄_i = clip(s_i p_i, c q, C q) summing to 1: a fixed, publishable (ε, δ).
+    """A mean of clipped distributions, with a fixed (ε, δ) that may be published.
 
-    The guarantee is that of a dominating pair, composed for a number of queries that is fixed
-    beforehand (`queries`), or that of a budget of every shard (`order`). Proofs: docs/privacy.md,
-    sections 11 and 13.
+    The token is drawn from p = (1/N) Σ_i p̄_i, where p̄_i = clip(s_i p_i, c q, C q) and s_i makes it
+    sum to 1. The guarantee composes a dominating pair for a number of queries that is fixed in
+    advance (`queries`), or it keeps a budget for every shard (`order`). Statements and proofs are
+    in docs/theory/clipped-mixing.md and docs/theory/per-shard-budgets.md.
 
     Attributes:
-        lower: c in [0, 1], the least ratio p̄_i/q; with an order at least 1e-30.
-        upper: C in [1, 1e60], the largest.
-        queries: T ≥ 1, how many queries the fixed guarantee is for; None with a budget of every
-            shard.
-        order: Rényi order α > 1 of the charges against such a budget; None without one.
-        public_confidence: a query whose likeliest public token has a larger probability is answered
-            from q and costs nothing; None: never.
+        lower: c in [0, 1], the least ratio p̄_i/q. With an order it is at least 1e-30.
+        upper: C in [1, 1e60], the largest ratio p̄_i/q.
+        queries: T ≥ 1, number of queries that the fixed guarantee is for. None with per-shard
+            budgets.
+        order: Rényi order α > 1 of the charges against per-shard budgets. None without budgets.
+        public_confidence: probability in [0, 1]. If the likeliest public token has a larger one,
+            the query is answered from q and costs nothing. None for no such rule.
+
+    Raises:
+        ValueError: a setting is out of range.
     """
 
     name: ClassVar[str] = "clipped-mixing"
@@ -55,22 +59,22 @@ class ClippedMixing(Mechanism):
 
     @property
     def measure(self) -> tuple[str, float | None] | None:
-        """("renyi", order) with an order."""
+        """Unit of the individual charges: ("renyi", order); None without an order."""
         return None if self.order is None else ("renyi", float(self.order))
 
     @property
     def no_budget(self) -> str:  # type: ignore[override]
-        """Without an order nothing is charged to single shards."""
+        """The reason why per-shard budgets cannot be kept without an order; "" with one."""
         return "" if self.order is not None else "its charges need an order: ClippedMixing(order=8)"
 
     @property
     def no_total(self) -> str:
-        """The dominating pair is composed for a number of queries that is fixed beforehand."""
+        """The reason why there is no guarantee without `queries` or budgets; "" with `queries`."""
         if self.queries is not None:
             return ""
         return (
-            "queries must be given to ClippedMixing if every shard has no budget, got None: its "
-            "guarantee is composed for a number of queries that is fixed beforehand"
+            "queries must be given to ClippedMixing without per-shard budgets, got None: its "
+            "guarantee is composed for a number of queries that is fixed in advance"
         )
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
@@ -87,13 +91,14 @@ class ClippedMixing(Mechanism):
         asked = unsure(rows.public, clipping.public_lse, self.public_confidence)
         charges, takes_part = None, asked.expand(models, positions)
         if clipping.charge is not None and self.order is not None:
-            # Also if a row is q itself: the pool of the others is rounded, too.
+            # Also for a row that is q itself, since the mean of the other rows is rounded, too.
             charge = clipping.charge[..., 0]
             relative, absolute = charge_rounding(float(self.order), models)
             inflated = charge * ((1.0 + ops.loss_error) * (1.0 + relative))
             inflated += LOSS_ABSOLUTE_ERROR + absolute
             charges = torch.where(asked, inflated, 0.0)
-            # A row of charge 0, an emptied shard's, answers q by the same bits as a missing member.
+            # A row of charge 0 is an emptied shard's. It answers q as a missing member does, to
+            # the last bit.
             takes_part = asked & (charge > 0)
         found = Distribution(rows, clipping, public_below=rare, takes_part=takes_part)
         every = torch.ones(models, positions, dtype=torch.bool, device=rows.public.device)

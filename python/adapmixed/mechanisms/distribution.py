@@ -1,4 +1,4 @@
-"""The distribution that a proposal releases a draw of."""
+"""The distribution from which a proposal draws its answer."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ _LEAST_LOG_PROBABILITY = -700.0
 
 
 def public_below(least_log_ratio: float) -> float:
-    """Return log q below which a distribution with p/q >= e^least_log_ratio answers q: public.
+    """Return the log q below which tokens of a distribution with p/q >= e^least_log_ratio take q.
 
-    Elsewhere p >= e^-700, so that what is drawn is p but for a few units in the last place
-    (docs/privacy.md, section 8).
+    The bound is public. For all other tokens p >= e^-700, so the distribution that is drawn from is
+    p but for a few units in the last place; see docs/theory/numerics.md.
     """
     return _LEAST_LOG_PROBABILITY - least_log_ratio
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """The mixture, or pool, of projected rows.
+    """The mixture or logarithmic pool of projected rows.
 
     Attributes:
-        rows: (N, B, k) and (B, k).
-        projection: of these rows.
-        public_support: False if tokens that q lacks may be drawn, too.
-        public_below: tokens with a lower log q are answered from q.
-        takes_part: (N, B) bool, the rows that are not q whatever is decided; None: all.
+        rows: logits (N, B, k) and (B, k).
+        projection: projection of these rows.
+        public_support: False if tokens may be drawn that q lacks.
+        public_below: log q below which a token has its public probability.
+        takes_part: (N, B) bool. False for rows that answer q whichever members contribute; None if
+            all take part.
     """
 
     rows: Rows
@@ -44,14 +45,14 @@ class Distribution:
     takes_part: Tensor | None = None
 
     def __post_init__(self) -> None:
-        # Operators that only queue work have not said yet that a row was bad.
+        # Operators that only queue work have not reported bad rows yet.
         self.projection.check()
 
     def of_members(self, active: Tensor) -> Distribution:
-        """Return the distribution in which only these members contribute; the others answer q.
+        """Return the distribution in which only these members contribute and the others answer q.
 
         Args:
-            active: (N, B) bool.
+            active: (N, B) bool, True for members that contribute.
         """
         chosen = active if self.takes_part is None else active & self.takes_part
         if isinstance(self.projection, ops.Clipping):
@@ -68,7 +69,7 @@ class Distribution:
         return replace(self, projection=restricted)
 
     def sample(self, rng: RandomSource) -> Tensor:
-        """Draw one token per position, (B,) int64."""
+        """Draw one token per position; return (B,) int64."""
         probabilities = self.probabilities()
         support = self.rows.public
         if not self.public_support:
@@ -76,7 +77,7 @@ class Distribution:
         return self.rows.released(ops.sample(probabilities, support, rng=rng))
 
     def probabilities(self) -> Tensor:
-        """Return (B, k) float64: private."""
+        """Return the probabilities, (B, k) float64. They are private."""
         rows = self.rows
         mixture = ops.mixture(rows.private, rows.public, self.projection)
         if self.public_below > -torch.inf:
@@ -87,15 +88,18 @@ class Distribution:
         return mixture
 
     def _answered_from_q(self, public_logits: Tensor) -> Tensor:
-        """Return which of (B, k) logits are of tokens that are so rare in q."""
+        """Return (B, k) bool, True for tokens so rare that they have their public probability."""
         return public_logits < (self.public_below + self.projection.public_lse).unsqueeze(-1)
 
     def likeliest(self) -> Tensor:
-        """Return the token of largest probability, (B,) int64: for evaluation alone."""
+        """Return the tokens of largest probability, (B,) int64, for evaluation only."""
         return self.rows.released(self.probabilities().argmax(-1))
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """Return (B,) float64, −inf for a target that is not kept, without forming (B, k)."""
+        """Return log p(target), (B,) float64, without forming (B, k).
+
+        It is −inf for a target that top-k has removed.
+        """
         rows = self.rows
         places, found = rows.places(targets)
         values = ops.log_prob(rows.private, rows.public, self.projection, places)
@@ -106,7 +110,7 @@ class Distribution:
 
 
 def public_distribution(rows: Rows) -> Distribution:
-    """Return q itself: the mixture of one member of weight 0, so that no private value is read."""
+    """Return q itself, as the mixture of one member of weight 0, without any private value."""
     alone = replace(rows, private=rows.public[None])
     inputs = prepare(alone.private, alone.public)
     weight = torch.zeros_like(inputs.private_lse)

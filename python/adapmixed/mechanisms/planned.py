@@ -1,4 +1,4 @@
-"""From a plan to the mechanism that it describes."""
+"""Makes the mechanism that a plan describes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from adapmixed.privacy.planner import Plan
 
 
 def planned(one: Plan, epsilon: float) -> Mechanism:
-    """Return the mechanism with a plan's settings, for exactly the queries that it is for.
+    """Return the mechanism with a plan's settings, for exactly the plan's number of queries.
 
     Args:
-        one: of :func:`adapmixed.privacy.plan`.
-        epsilon: the target that was planned for.
+        one: a plan from :func:`adapmixed.privacy.plan`.
+        epsilon: the target ε of the plan.
     """
     settings: dict[str, Any] = dict(one.settings)
     if one.mechanism == PMixED.name:

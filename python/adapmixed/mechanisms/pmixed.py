@@ -1,4 +1,4 @@
-"""PMixED: a radius from a budget for a fixed number of queries (Algorithm 2)."""
+"""PMixED: mixing within a Rényi ball whose radius follows from a budget (Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,25 @@ from adapmixed_ext.types import RandomSource
 
 @dataclass(frozen=True)
 class PMixED(Mechanism):
-    """A fixed (ε, δ) for a fixed number of queries.
+    """Mixing within a Rényi ball around q, with a fixed (ε, δ) for a fixed number of queries.
 
-    Zero-out; per query D↔_α ≤ log(1 + (s/N)(e^{(α−1)R} − 1)) / (α−1), and R is the largest radius
-    that spends epsilon over all queries. Subsampling at rate s leaves the other members at q, so a
-    token's distribution is the full mixture with weights s λ_i. That mixture is used itself, and no
-    subset is ever drawn. docs/privacy.md has the proof, and why the published rule is not valid.
+    Algorithm 2 of the paper with a sound analysis. Under zero-out, one query costs
+    D↔_α ≤ log(1 + (s/N)(e^{(α−1)R} − 1)) / (α−1), and R is the largest radius that spends epsilon
+    over all queries. Subsampling at rate s leaves the other members at q, so a token's distribution
+    is the full mixture with weights s λ_i. The program draws from that mixture and never draws a
+    subset. docs/theory/pmixed.md has the proof, and docs/theory/errata.md explains why the
+    published rule is not valid.
 
     Attributes:
         epsilon: ε > c_α(δ) of the final (ε, δ) guarantee.
         delta: δ in (0, 1).
-        queries: T ≥ 1, how many queries the budget is for. All of it is charged with the first, so
-            that stopping early may depend on the answers.
-        order: Rényi order α > 1, fixed beforehand.
+        queries: T ≥ 1, number of queries that the budget is for. The first query charges all of
+            them, so the decision to stop may depend on the answers.
+        order: Rényi order α > 1, fixed in advance.
         sample_rate: s in (0, 1], probability that a model takes part in a query.
+
+    Raises:
+        ValueError: a setting is out of range, or the conversion to (ε, δ) costs at least epsilon.
     """
 
     name: ClassVar[str] = "pmixed"
@@ -56,24 +61,24 @@ class PMixED(Mechanism):
         conversion = c_alpha(self.order, self.delta)
         if not self.epsilon > conversion:
             raise ValueError(
-                f"epsilon must be > {conversion!r}, what the conversion to (epsilon, delta) "
-                f"takes at order {self.order!r} and delta {self.delta!r}, got {self.epsilon}"
+                f"epsilon must be > {conversion!r}, the cost of the conversion at "
+                f"order {self.order!r} and delta {self.delta!r}, got {self.epsilon}"
             )
 
     @property
     def per_query(self) -> float:
-        """Rényi budget of one query at `order`: (ε − c_α(δ)) / T, less the rounding of T sums."""
+        """Rényi budget of one query at `order`, (ε − c_α(δ)) / T less the rounding of T sums."""
         conversion = c_alpha(self.order, self.delta)
         rounding = 2.0**-50 * (abs(self.epsilon) + abs(conversion))
         slack = 1.0 - (self.queries + 8) * 2.0**-51
         return max(0.0, self.epsilon - conversion - rounding) / self.queries * slack
 
     def radius(self, num_models: int) -> float:
-        """Return R for N models."""
+        """Return the radius R of the ball for N models, in nats."""
         return radius_for_epsilon(self.order, self.per_query, num_models, self.sample_rate)
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
-        """Prepare Algorithm 2, lines 2–8, without the draw of the token."""
+        """Prepare lines 2–8 of Algorithm 2, up to the draw of the token."""
         models, positions = rows.private.shape[:2]
         radius = self.radius(models)
         projection = ops.project(rows.private, rows.public, order=self.order, radius=radius)

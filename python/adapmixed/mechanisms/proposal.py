@@ -1,10 +1,10 @@
-"""How every mechanism answers: propose, charge, release.
+"""The order in which every mechanism answers: propose, charge, release.
 
     proposal = mechanism.propose(private_logits, public_logits, rng=rng)
     accountant.charge(proposal)                # before anything is released
     answer = proposal.release()
 
-N models, B positions, V tokens, K orders, as in ``adapmixed_ext``.
+Shapes are written with N models, B positions, V tokens and K orders, as in ``adapmixed_ext``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from adapmixed_ext.types import RandomSource
 
 @dataclass(frozen=True)
 class Answer:
-    """What a proposal releases.
+    """The released answers to B queries.
 
     Attributes:
-        tokens: (B,) int64, or None if targets were given.
-        log_prob: (B,) float64, log p(target), or None without targets. Evaluation only: it reveals
-            a probability of the mixture.
-        public: (B,) bool, answered from the public distribution alone.
+        tokens: (B,) int64, the drawn tokens; None if targets were given.
+        log_prob: (B,) float64, log p(target); None without targets. It reveals a probability of the
+            mixture, so it is for evaluation only.
+        public: (B,) bool, True if the public distribution alone answered.
     """
 
     tokens: Tensor | None
@@ -43,11 +43,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where logits come from.
+    """The ensemble that logits come from.
 
     Attributes:
-        ensemble: fingerprint of the ensemble, None if it is not known.
-        caveats: what was not verified of it; every guarantee says it.
+        ensemble: fingerprint of the ensemble; None if it is not known.
+        caveats: names of assumptions that were not verified. Every guarantee names them.
     """
 
     ensemble: str | None = None
@@ -55,24 +55,24 @@ class Origin:
 
     @staticmethod
     def of(ensemble: Any) -> Origin:
-        """Return that of an `Ensemble`."""
+        """Return the origin of an `Ensemble`'s logits."""
         return Origin(ensemble.fingerprint, ensemble.unverified)
 
 
 BY_HAND = Origin()
-"""Logits of an ensemble that nothing is known of."""
+"""Origin of logits whose ensemble is not known."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a mechanism makes of rows, before anything is charged.
+    """The prepared answers of a mechanism, before anything is charged.
 
     Attributes:
-        distribution: in which all members contribute.
-        public: (B,) bool, positions that are answered from q.
-        events: what the answer costs if all members contribute.
-        charges: (N, B) float64, individual charges, upper bounds; None if there are none.
-        losses: (N, B, K) float64, realised losses; None if there are none.
+        distribution: distribution to which all members contribute.
+        public: (B,) bool, True for positions that are answered from q.
+        events: costs of the answers if all members contribute.
+        charges: (N, B) float64, upper bounds of the individual charges; None without such charges.
+        losses: (N, B, K) float64, realised losses; None without such losses.
     """
 
     distribution: Distribution
@@ -83,14 +83,15 @@ class Prepared:
 
 
 class Proposal:
-    """An answer that waits to be charged; one charge pays for one answer.
+    """An answer that waits to be charged. One charge pays for one answer.
 
-    :meth:`release` needs `Accountant.charge` first. Nothing public draws or settles without it.
+    `Accountant.charge` must come before :meth:`release`. A proposal cannot be copied or pickled,
+    and a forked child cannot use it.
 
     Attributes:
-        mechanism: that proposed it.
+        mechanism: mechanism that made the proposal.
         num_models: N.
-        ensemble: fingerprint of the ensemble, None if it is not known.
+        ensemble: fingerprint of the ensemble; None if it is not known.
     """
 
     def __init__(
@@ -117,19 +118,23 @@ class Proposal:
         self._lock, self._forks = threading.Lock(), _forks
 
     def _begin(self) -> Charge:
-        """Return the one charge that this proposal can have: the accountant alone asks for it.
+        """Begin the one charge of this proposal. Only an accountant may call this.
 
         Raises:
-            ValueError: it was charged before, its charge failed, or another process made it.
+            ValueError: the proposal was charged before, its charge failed, or another process made
+                it.
         """
         self._check_process()
         self._charge.begin()
         return self._charge
 
     def release(self) -> Answer:
-        """Draw the tokens, or return log p(target) if targets were proposed.
+        """Draw the tokens, or compute log p(target) if targets were given.
 
         Every further call returns the same answer.
+
+        Returns:
+            The answers to all B queries.
 
         Raises:
             ValueError: the proposal was not charged, logits were changed since it was made, or
@@ -143,7 +148,9 @@ class Proposal:
 
     @property
     def _distribution(self) -> Distribution:
-        """What is drawn from, with the members that were charged; evaluation reads it, too.
+        """The distribution to draw from, with the members that were charged.
+
+        Evaluation reads it, too.
 
         Raises:
             ValueError: the proposal was not charged, logits were changed since it was made, or
@@ -159,7 +166,7 @@ class Proposal:
 
     @property
     def _active(self) -> Tensor | None:
-        """(N, B) bool, the members that were charged each on its own."""
+        """(N, B) bool, members that contribute; None if the whole ensemble was charged."""
         active = self._charge.settled()
         return None if active is None else torch.tensor(active, device=self._prepared.public.device)
 
@@ -170,7 +177,7 @@ class Proposal:
         return Answer(distribution.sample(self._rng), None, public)
 
     def _check_process(self) -> None:
-        # Before the lock, which a thread of the parent may have held at the fork.
+        # Checked before the lock, which a thread of the parent may have held at the fork.
         if self._forks != _forks:
             raise ValueError(
                 "proposal must be used in the process that made it: parent and child of a fork "
@@ -182,7 +189,7 @@ class Proposal:
 
 
 _forks = 0
-"""Forks between the first process and this one: a process id can recur in a new namespace."""
+"""Number of forks from the first process to this one. A process id can recur in a new namespace."""
 
 
 def _count_fork() -> None:
@@ -194,36 +201,36 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class Mechanism(ABC):
-    """A frozen configuration that turns logits into answers and privacy events."""
+    """A frozen set of settings that turns logits into answers and privacy events."""
 
     name: ClassVar[str]
     no_budget: ClassVar[str] = ""
-    """Why no budget of every shard can be kept; "" if one can."""
+    """The reason why per-shard budgets cannot be kept; "" if they can."""
 
     @property
     def no_total(self) -> str:
-        """Why there is no guarantee without a budget of every shard; "" if there is one."""
+        """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
         return ""
 
     @property
     def no_replacement(self) -> str:
-        """Why there is no guarantee for replaced records (replace-one); "" if there is one."""
+        """The reason why there is no guarantee for replace-one; "" if there is one."""
         return ""
 
     @property
     def planned_queries(self) -> int | None:
-        """How many queries the guarantee is planned for; None: any number."""
+        """Number of queries that the guarantee is planned for; None for any number."""
         return getattr(self, "queries", None)
 
     @property
     def measure(self) -> tuple[str, float | None] | None:
-        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None."""
+        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
         return None
 
     def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
-        """Return the bytes that the answer to one query holds at most besides its logits.
+        """Return the largest number of bytes that one answer holds in addition to its logits.
 
-        Here the probabilities and what is drawn from them, three times V float64.
+        By default these are the probabilities and the data of the draw, three times V float64.
 
         Args:
             rows: N + 1.
@@ -242,20 +249,26 @@ class Mechanism(ABC):
         temperature: float = 1.0,
         top_k: int | None = None,
     ) -> Proposal:
-        """Prepare the answers of B queries without releasing anything.
+        """Prepare the answers to B queries without releasing anything.
 
-        The proposal holds rows of its own, (N + 1) B V logits. Until it is dropped it also refers
-        to the given tensors: changes of these that torch counts raise, others have no effect.
+        The proposal holds its own copy of the rows, (N + 1) B V logits. It also refers to the given
+        tensors until it is dropped. If one of them is changed in place, :meth:`Proposal.release`
+        raises ValueError. A change that torch does not count has no effect on the answer.
 
         Args:
-            private_logits: (N, B, V), raw logits.
-            public_logits: (B, V).
+            private_logits: (N, B, V) raw logits, float32, bfloat16 or float16.
+            public_logits: (B, V) raw logits of the same dtype and device.
             rng: source of all randomness (``adapmixed.rng``).
-            targets: (B,) int64 for evaluation: the answer is log p(target), nothing is drawn.
-            temperature, top_k: shape all rows before they are projected (`rows.shaped`).
+            targets: (B,) int64 for evaluation: the answer is log p(target), and no token is drawn.
+                None draws tokens.
+            temperature: divides all rows before they are projected; see :func:`shaped`.
+            top_k: number of the likeliest public tokens that all rows keep; None for all.
+
+        Returns:
+            A proposal for `Accountant.charge`.
 
         Raises:
-            ValueError: as the operators, for bad logits or targets.
+            ValueError: logits, targets, temperature or top_k are not valid.
         """
         rows = shaped(private_logits, public_logits, temperature=temperature, top_k=top_k)
         given = private_logits, public_logits
@@ -269,10 +282,19 @@ class Mechanism(ABC):
         targets: Tensor | None = None,
         origin: Origin = BY_HAND,
     ) -> Proposal:
-        """Prepare the answers to rows that were shaped, of an ensemble that may be known.
+        """Prepare the answers to shaped rows.
 
-        As :meth:`propose`, but the rows are the proposal's from here on and are not copied. (Those
-        of inference mode are: torch does not count their changes.)
+        It works as :meth:`propose`, but the rows belong to the proposal from here on and are not
+        copied. Rows of inference mode are copied, because torch does not count their changes.
+
+        Args:
+            rows: shaped rows from :func:`shaped`.
+            rng: source of all randomness.
+            targets: (B,) int64 for evaluation; None draws tokens.
+            origin: the ensemble that the rows come from.
+
+        Raises:
+            ValueError: logits or targets are not valid.
         """
         given = rows.private, rows.public
         own = rows.apart_from(*(one for one in given if one.is_inference()))
@@ -286,7 +308,7 @@ class Mechanism(ABC):
         targets: Tensor | None,
         origin: Origin,
     ) -> Proposal:
-        """Return the proposal of these rows, which like those given must not change."""
+        """Return the proposal for these rows. Neither they nor the given logits may change."""
         if targets is not None:
             rows.check_targets(targets)
         versions = Versions(*given, rows.private, rows.public)
@@ -295,4 +317,4 @@ class Mechanism(ABC):
 
     @abstractmethod
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
-        """Return the distribution of the answers and what they cost."""
+        """Return the distribution of the answers and their costs."""

@@ -1,7 +1,7 @@
-"""The rows that a mechanism answers: shaped by public values alone, before any projection.
+"""The rows that a mechanism answers, shaped by public values before any projection.
 
-A temperature, or the likeliest tokens of the public model, are the same for neighbouring ensembles.
-So what holds for every query holds for the shaped rows.
+A temperature and the likeliest tokens of the public model are the same for neighbouring ensembles,
+so every guarantee holds for the shaped rows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from adapmixed_ext.inputs import ensemble_logits
 
 @dataclass(frozen=True)
 class Rows:
-    """Logits of one call.
+    """The logits of one call.
 
     Attributes:
-        private: (N, B, k).
-        public: (B, k).
-        tokens: (B, k) int64, which tokens these are; None if all V are kept.
+        private: (N, B, k) private logits.
+        public: (B, k) public logits.
+        tokens: (B, k) int64, ids of the kept tokens; None if all V are kept.
         vocab_size: V.
     """
 
@@ -58,13 +58,13 @@ class Rows:
             )
 
     def released(self, places: Tensor) -> Tensor:
-        """Return the (B,) tokens of the vocabulary at (B,) places among those kept."""
+        """Return the (B,) ids of the kept tokens at (B,) places."""
         if self.tokens is None:
             return places
         return self.tokens.gather(1, places.unsqueeze(1)).squeeze(1)
 
     def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the (B,) places of the targets among those kept, and (B,) bool if they are."""
+        """Return the targets' (B,) places among the kept tokens, and (B,) bool, True if kept."""
         if self.tokens is None:
             return targets, torch.ones_like(targets, dtype=torch.bool)
         found = self.tokens == targets.unsqueeze(1)
@@ -72,7 +72,7 @@ class Rows:
 
 
 class Versions:
-    """Torch's counters of the changes of tensors, as they are now; none of inference mode."""
+    """Torch's present counts of in-place changes of some tensors, except inference tensors."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._found = [(one, one._version) for one in tensors if not one.is_inference()]
@@ -87,14 +87,14 @@ class Versions:
 
 
 LARGEST = 2.0**18
-"""Size of a shaped row's largest logit beyond which the row is shifted: the operators raise at 1e6,
-and whether a private row does would show. Every dtype holds it, or nothing beyond it."""
+"""Size of the largest logit beyond which a shaped row is shifted. The operators raise at 1e6, and
+that error would reveal a private row. Every dtype represents this number, or no larger one."""
 
 _FLOAT32 = torch.finfo(torch.float32)
 
 
 def check_shape(temperature: float, top_k: int | None) -> None:
-    """Raise unless rows can be shaped so."""
+    """Raise ValueError unless rows can have this temperature and top-k."""
     check_number("temperature", temperature, above=0.0, least=_FLOAT32.tiny, most=_FLOAT32.max)
     check_optional_count("top_k", top_k)
 
@@ -108,31 +108,34 @@ def shaped(
 ) -> Rows:
     """Return the rows with this temperature and the `top_k` likeliest tokens of the public model.
 
-    A private row without any of these tokens is the public one. Divided logits are float32. A row
-    whose largest logit would be beyond ±2^18 is shifted by it first, which changes no probability:
-    so no finite logits raise, whatever the private rows are. Nothing is shifted if nothing is
-    shaped.
+    A private row without any of these tokens becomes the public row. Divided logits are float32. If
+    the largest logit of a row would lie beyond ±2^18, it is subtracted from the row first. This
+    changes no probability, and then no finite logits raise, whatever the private rows are. Rows are
+    not shifted if neither temperature nor top-k changes them.
 
     Args:
-        private_logits: (N, B, V).
-        public_logits: (B, V).
-        temperature: > 0 and a normal float32 number, divides every logit.
-        top_k: ≥ 1; None keeps all tokens.
+        private_logits: (N, B, V) raw logits.
+        public_logits: (B, V) raw logits.
+        temperature: divides every logit; > 0 and a normal float32 number.
+        top_k: number of tokens to keep, ≥ 1; None keeps all.
+
+    Returns:
+        Rows with k = min(top_k, V) tokens.
 
     Raises:
-        ValueError: as the operators for bad logits, and for numbers out of range.
+        ValueError: the logits are not valid, or a number is out of range.
     """
     check_shape(temperature, top_k)
     private, public = ensemble_logits(private_logits, public_logits)
     vocab_size, tokens = public.shape[-1], None
     if top_k is not None and top_k < vocab_size:
         tokens = public.float().topk(top_k, dim=-1).indices
-        # Not gather(), which makes a float32 copy of bfloat16 rows on its way.
+        # gather() would make a float32 copy of bfloat16 rows.
         positions = torch.arange(len(tokens), device=tokens.device)[:, None]
         private, public = private[:, positions, tokens], public[positions, tokens]
         empty = torch.isneginf(private.amax(-1))
         private[empty] = public.expand_as(private)[empty]
-    if temperature != 1.0:  # one copy of what an answer's memory consists of: `shaped_bytes`
+    if temperature != 1.0:  # this copy is counted in `shaped_bytes`
         private, public = (one.to(torch.float32, copy=True) for one in (private, public))
     if tokens is not None or temperature != 1.0:
         for logits in (private, public):
@@ -141,10 +144,10 @@ def shaped(
 
 
 def _divide(logits: Tensor, temperature: float) -> None:
-    """Divide in place; from rows that would be beyond ±`LARGEST`, subtract the largest logit first.
+    """Divide rows in place. Subtract the largest logit first if it would lie beyond ±`LARGEST`.
 
-    Other rows, and those with NaN, +inf or no finite logit, are only divided, to the same bits.
-    What is too small for the dtype afterwards is -inf: its probability is 0 in any case.
+    Other rows, and those with NaN, +inf or no finite logit, are divided without a shift. A result
+    too small for the dtype becomes -inf; its probability is 0 in any case.
     """
     largest = logits.amax(-1, keepdim=True)
     far = largest.isfinite() & ((largest / temperature).abs() > LARGEST)
@@ -160,6 +163,8 @@ def shaped_bytes(
         rows: N + 1.
         vocab_size: V.
         element: bytes of a logit.
+        temperature: as in :func:`shaped`.
+        top_k: as in :func:`shaped`.
     """
     kept = vocab_size if top_k is None else min(top_k, vocab_size)
     cut = element if kept < vocab_size else 0
@@ -167,15 +172,15 @@ def shaped_bytes(
 
 
 def check_confidence(public_confidence: float | None) -> None:
-    """Raise unless this is a probability or None."""
+    """Raise ValueError unless this is a probability or None."""
     if public_confidence is not None:
         check_number("public_confidence", public_confidence, least=0.0, most=1.0)
 
 
 def unsure(public: Tensor, public_lse: Tensor, public_confidence: float | None) -> Tensor:
-    """Return (B,) bool: the likeliest public token has at most this probability.
+    """Return (B,) bool, True if the likeliest public token has at most this probability.
 
-    All positions if the rule is off (None).
+    All are True if `public_confidence` is None.
     """
     if public_confidence is None:
         return torch.ones_like(public_lse, dtype=torch.bool)

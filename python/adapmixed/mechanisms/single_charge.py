@@ -1,6 +1,6 @@
-"""That a proposal is charged once, before its release.
+"""The one charge of a proposal, which must come before its release.
 
-What an answer costs is in `adapmixed.privacy.costs`.
+`adapmixed.privacy.costs` has the cost of an answer.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _FAILED = "not charged (its charge failed)"
 
 
 class Charge:
-    """The one charge of a proposal, for the accountant: `Proposal._begin` returns it once.
+    """The one charge of a proposal, which `Proposal._begin` gives to the accountant once.
 
-    It ends with :meth:`settle` or :meth:`fail`. What it returns is private.
+    It ends with :meth:`settle` or :meth:`fail`. Its values are private.
 
     Args:
-        events: what the answer costs if all members contribute.
-        caveats: what the guarantee says besides.
-        individual: (N, B) float64, upper bounds of what each shard pays; None if there are none.
-        measure: their unit, ("zcdp", None) or ("renyi", order); None if there are none.
+        events: costs of the answer if all members contribute.
+        caveats: assumptions that the guarantee must name.
+        individual: (N, B) float64, upper bounds of what each shard pays; None without such charges.
+        measure: unit of `individual`, ("zcdp", None) or ("renyi", order); None without it.
     """
 
     def __init__(
@@ -42,24 +42,24 @@ class Charge:
         self._active: NDArray[np.bool_] | None = None
 
     def begin(self) -> None:
-        """Take the charge.
+        """Begin the charge.
 
         Raises:
-            ValueError: it was taken before.
+            ValueError: it was begun before.
         """
         self._advance(_PROPOSED, _BEGUN)
 
     def individual_charges(self) -> NDArray[np.float64]:
-        """Return the (N, B) float64 upper bounds that each shard pays if its member contributes."""
+        """Return (N, B) float64, upper bounds of what each shard pays if its member contributes."""
         assert self._individual is not None  # the accountant has checked the mechanism
         return self._individual.copy()
 
     def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]:
-        """Return what the answer costs.
+        """Return the costs of the answer.
 
         Args:
-            active: (N, B) bool, members that contribute, each charged on its own; None for the
-                charge of the whole ensemble.
+            active: (N, B) bool, members that contribute and pay their own charges; None if the
+                whole ensemble is charged.
         """
         if active is None:
             return [*self._events, *self._caveats]
@@ -79,7 +79,7 @@ class Charge:
         self._advance(_BEGUN, _SETTLED, None if active is None else np.array(active))
 
     def fail(self) -> None:
-        """Forbid the release for ever.
+        """Forbid the release forever.
 
         Raises:
             ValueError: the charge was not begun, or has ended.
@@ -87,7 +87,7 @@ class Charge:
         self._advance(_BEGUN, _FAILED)
 
     def settled(self) -> NDArray[np.bool_] | None:
-        """Return (N, B) bool, the members that contribute; None for the whole ensemble.
+        """Return the members that contribute, (N, B) bool; None for the whole ensemble.
 
         Raises:
             ValueError: the charge is not settled.

@@ -1,6 +1,7 @@
-"""Privacy accounting: events in, (ε, δ) guarantees out. Never imports torch.
+"""Privacy accounting: from events to (ε, δ) guarantees.
 
-numpy is imported at once, dp-accounting with the first guarantee that needs it.
+The package never imports torch. It imports numpy at once, and dp-accounting with the first
+guarantee that needs it.
 """
 
 from adapmixed.errors import BudgetSpentError, LedgerError

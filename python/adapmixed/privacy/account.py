@@ -1,4 +1,4 @@
-"""What an accountant holds: settings, what it is bound to, and the totals. Immutable."""
+"""The immutable content of an accountant: settings, binding and totals."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from adapmixed.privacy.totals import Totals
 
 @dataclass(frozen=True)
 class Settings:
-    """What an accountant was made for.
+    """The settings of an accountant.
 
     Attributes:
         delta: δ in (0, 1).
-        epsilon: of every shard's own budget; None counts only.
-        adjacency: which neighbours are asked about, "zero_out" or "replace_one".
+        epsilon: ε of every shard's own budget; None without budgets.
+        adjacency: neighbours of the statement, "zero_out" or "replace_one".
     """
 
     delta: float
@@ -42,12 +42,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Binding:
-    """What an accountant's charges are of. Charges of anything else have no common total.
+    """The mechanism and ensemble whose charges add up to one total.
 
     Attributes:
         mechanism: the mechanism's `repr`.
         num_models: N.
-        measure, order: of its individual charges; None if it has none.
+        measure: unit of the individual charges, "renyi" or "zcdp"; None without such charges.
+        order: Rényi order of the individual charges; None without one.
         ensemble: the ensemble's fingerprint; None for proposals made by hand.
     """
 
@@ -60,13 +61,13 @@ class Binding:
 
 @dataclass(frozen=True)
 class Account:
-    """All that follows from the charges so far.
+    """The charges so far, and the settings and binding that they fall under.
 
     Attributes:
-        settings: of the accountant.
-        binding: None before the first charge of a proposal, and if events were added alone.
-        budget: of every shard, known with the first individual charge or the binding.
-        totals: of all charges.
+        settings: settings of the accountant.
+        binding: None before the first proposal is charged, and if only events were added.
+        budget: budget of every shard; None until the binding or an individual charge fixes it.
+        totals: sum of all charges.
     """
 
     settings: Settings
@@ -75,10 +76,10 @@ class Account:
     totals: Totals = field(default_factory=Totals)
 
     def bound(self, binding: Binding) -> Account:
-        """Return the account bound to this, or itself if it is.
+        """Return the account with this binding, or this account if it has it already.
 
         Raises:
-            ValueError: it is bound to something else, or events were added to it alone.
+            ValueError: the account has another binding, or events were added to it.
         """
         if self.binding == binding:
             return self
@@ -93,7 +94,7 @@ class Account:
                 for name in vars(binding)
                 if getattr(binding, name) != getattr(self.binding, name)
             ]
-            # A fingerprint is a digest of the private members: it stays out of messages.
+            # A fingerprint is a digest of the private members, so no message shows it.
             told = [name for name in names if name != "ensemble"]
             was, now = ({n: getattr(one, n) for n in told} for one in (self.binding, binding))
             differ = f"{was!r}, got {now!r}" if told else "got another ensemble"
@@ -105,12 +106,16 @@ class Account:
         return replace(self, binding=binding, budget=self._budget(binding.measure, binding.order))
 
     def added(self, events: Iterable[Event]) -> Account:
-        """Return the account with these events, all of them or, on ValueError, none."""
+        """Return the account with all of these events.
+
+        Raises:
+            ValueError: one of the events cannot be added.
+        """
         listed, budget = list(events), self.budget
         for event in listed:
             if budget is None and isinstance(event, IndividualCharge):
                 budget = self._budget(event.measure, event.order)
-        # Without a binding the measure of a budget is not known before the first charge.
+        # Without a binding, the unit of a budget is not known before the first charge.
         limit = budget
         if limit is None and self.settings.epsilon is not None:
             limit = ShardBudget("zcdp", 0.0)
@@ -133,7 +138,11 @@ class Account:
         return parts_of(self.totals, settings.delta, settings.adjacency, self.budget)
 
     def fixed_epsilon(self, delta: float) -> float:
-        """Return ε at this δ; raise ValueError if the total is not fixed."""
+        """Return ε at this δ.
+
+        Raises:
+            ValueError: the total is not fixed.
+        """
         found = self.guarantee(delta, self.settings.adjacency)
         if found.kind not in ("fixed", "public") or found.epsilon is None:
             raise ValueError(
@@ -143,7 +152,11 @@ class Account:
         return found.epsilon
 
     def spent(self) -> NDArray[np.float64]:
-        """Return (N,) what each shard has spent: private. Raise ValueError if none has a budget."""
+        """Return (N,) float64, what each shard has spent. Private.
+
+        Raises:
+            ValueError: the shards have no budget, or N is not known.
+        """
         models = self.totals.num_models
         if models is None and self.binding is not None:
             models = self.binding.num_models
@@ -152,13 +165,17 @@ class Account:
         return np.zeros(models) if self.totals.spent is None else self.totals.spent.copy()
 
     def limit(self) -> float:
-        """Return what each shard may spend. Raise ValueError if none has a budget."""
+        """Return the budget of every shard.
+
+        Raises:
+            ValueError: the shards have no budget, or its unit is not known.
+        """
         if self.budget is None:
             raise ValueError("limit needs epsilon and a first charge: no shard has a budget")
         return self.budget.amount
 
     def written(self) -> dict[str, Any]:
-        """Write everything but the settings as JSON values: private."""
+        """Return everything but the settings as JSON values. Private."""
         binding, budget = self.binding, self.budget
         return {
             "binding": None if binding is None else write_fields(binding),
@@ -167,25 +184,25 @@ class Account:
         }
 
     def state(self) -> dict[str, Any]:
-        """Write everything as JSON values: private."""
+        """Return everything as JSON values. Private."""
         return {"settings": write_fields(self.settings), "account": self.written()}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Account:
-        """Read what `state` gave.
+        """Return the account that `state` has written.
 
         Raises:
-            ValueError: it is no such state.
+            ValueError: the state is not valid.
         """
         values = check_keys("state", dict(state), {"settings", "account"})
         return Account.read(read_fields(Settings, values["settings"]), values["account"])
 
     @staticmethod
     def read(settings: Settings, written: Any) -> Account:
-        """Read what `written` gave.
+        """Return the account with these settings that the method `written` has written.
 
         Raises:
-            ValueError: it is of no account with these settings.
+            ValueError: no account with these settings writes these values.
         """
         values = check_keys("account", written, {"binding", "budget", "totals"})
         account = Account(settings)

@@ -1,4 +1,4 @@
-"""The accountant: every charge of an ensemble in, a guarantee out."""
+"""The accountant, which turns all charges of an ensemble into one guarantee."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from adapmixed.privacy.protocols import Charged, Proposed, bound_to, check_left
 
 
 class Accountant:
-    """Composes the charges of one mechanism on one ensemble into a `Guarantee`.
+    """The charges of one mechanism on one ensemble, composed into a `Guarantee`.
 
-    An accountant is bound to the first mechanism, ensemble and N that it is charged for; another
-    one raises. Threads and generators may share it. It cannot be copied or pickled, and a forked
-    child cannot use it: two holders would each spend the same budget.
+    The first charge binds the accountant to its mechanism, ensemble and N. A charge of any other
+    raises ValueError. Threads and generators may share an accountant. It cannot be copied or
+    pickled, and a forked child cannot use it: two holders would each spend the same budget.
 
     Args:
-        delta: δ in (0, 1) of the statement.
-        epsilon: if given, stops every shard at its own budget: a member whose shard has spent it
-            answers the public distribution from then on, silently, and any number of queries keeps
-            (epsilon, delta). Needs a mechanism with individual charges: ClippedLogPool, or
-            ClippedMixing with an order.
-        path: of a ledger file on a local file system. Every charge is durable before its answer is
-            drawn, and an existing file goes on. None keeps everything in memory.
-        adjacency: which neighbours are asked about: "zero_out" or "replace_one".
-        create: False raises if there is no ledger at `path`.
+        delta: δ of the statement, in (0, 1).
+        epsilon: ε > 0 of a budget for every shard, or None for no budgets. Once a shard has spent
+            its budget, its member answers the public distribution without any notice. Any number
+            of queries then keeps (epsilon, delta). Needs a mechanism with individual charges:
+            ClippedLogPool, or ClippedMixing with an order.
+        path: ledger file on a local file system, or None to keep everything in memory. Every
+            charge is durable before its answer is drawn. An existing ledger is continued.
+        adjacency: neighbours of the statement, "zero_out" or "replace_one".
+        create: if False, raise LedgerWriteError if there is no ledger at `path`.
 
     Raises:
-        ValueError: bad arguments.
-        LedgerError: the ledger at `path` cannot be used: see `adapmixed.errors`.
+        ValueError: an argument is not valid.
+        LedgerError: the ledger at `path` cannot be used; see `adapmixed.errors`.
     """
 
     def __init__(
@@ -65,60 +65,60 @@ class Accountant:
 
     @property
     def epsilon(self) -> float | None:
-        """ε of every shard's own budget; None without one."""
+        """ε of every shard's own budget; None without budgets."""
         return self._account.settings.epsilon
 
     @property
     def adjacency(self) -> str:
-        """The neighbours that are asked about."""
+        """The neighbours of the statement, "zero_out" or "replace_one"."""
         return self._account.settings.adjacency
 
     @property
     def queries(self) -> int:
-        """Answered queries so far (a screening belongs to an answer and is not counted)."""
+        """Number of answered queries so far. A screening is part of an answer, not a query."""
         return self._account.totals.queries
 
     @property
     def durable(self) -> bool:
-        """Whether charges go to a ledger file."""
+        """True if charges go to a ledger file."""
         return self._file is not None
 
     @property
     def charges(self) -> int:
-        """Records in the ledger file; 0 without one."""
+        """Number of records in the ledger file; 0 without a ledger."""
         return 0 if self._file is None else self._file.count
 
     @property
     def spent(self) -> NDArray[np.float64]:
-        """(N,) float64, what each shard has spent of `limit`: private, for the operator.
+        """(N,) float64, the part of `limit` that each shard has spent. Private: for the operator.
 
         Raises:
-            ValueError: without `epsilon`, or before N is known.
+            ValueError: the accountant has no `epsilon`, or N is not known yet.
         """
         return self._account.spent()
 
     @property
     def limit(self) -> float:
-        """What each shard may spend, in the measure of the mechanism's charges: public.
+        """The budget of every shard, in the unit of the mechanism's individual charges. Public.
 
         Raises:
-            ValueError: without `epsilon`, or before a mechanism is known.
+            ValueError: the accountant has no `epsilon`, or the mechanism is not known yet.
         """
         return self._account.limit()
 
     def bind(self, mechanism: Charged, num_models: int, ensemble: str | None = None) -> None:
-        """Bind the accountant to a mechanism and an ensemble; it can be charged for no others.
+        """Bind the accountant to one mechanism and one ensemble.
 
-        The first charge does the same. Binding twice to the same does nothing.
+        The first charge does the same. To bind again to the same pair has no effect.
 
         Args:
-            mechanism: how queries are answered.
+            mechanism: how queries are answered, with its settings.
             num_models: N.
             ensemble: fingerprint of the ensemble; None if it is not known.
 
         Raises:
-            ValueError: it is bound to something else, or the mechanism's charges cannot be kept
-                within a budget of every shard, or give no guarantee without one.
+            ValueError: the accountant is bound to something else, the mechanism's charges cannot
+                be kept within per-shard budgets, or they give no guarantee without budgets.
             LedgerError: the binding could not be written.
         """
         with self._lock:
@@ -130,25 +130,33 @@ class Accountant:
             self._commit({"binding": write_fields(account.binding)}, account)
 
     def check_left(self, mechanism: Charged, queries: int) -> None:
-        """Raise BudgetSpentError if fewer queries are left of the mechanism's plan.
+        """Check that the mechanism's plan has room for so many more queries.
 
         Args:
-            queries: the most that may be answered: an answer that ends early takes fewer.
+            mechanism: the mechanism that will answer.
+            queries: the largest number of queries that may be answered. An answer that ends early
+                takes fewer.
+
+        Raises:
+            BudgetSpentError: fewer queries are left of the plan.
         """
         check_left(mechanism, self._account.totals.planned, queries)
 
     def charge(self, proposal: Proposed) -> None:
-        """Charge a proposal, which can then be released. With a path, durable when this returns.
+        """Charge a proposal, so that it can be released.
 
-        With `epsilon`, decides which members contribute: those whose shard can pay. If the charge
-        fails, the proposal can never be released.
+        With a ledger, the charge is durable when this returns. With `epsilon`, the members
+        contribute whose shards can pay. If the charge fails, the proposal can never be released.
+
+        Args:
+            proposal: the answer to pay for, from `Mechanism.propose`.
 
         Raises:
             ValueError: the proposal was charged before, the accountant is bound to something else,
-                or a seeded source stands beside a ledger; nothing was charged.
-            BudgetSpentError: the plan is spent; nothing was charged.
-            LedgerError: the charge could not be made durable. It may be found when the ledger is
-                opened again; this object can charge no more.
+                or the accountant has a ledger and the randomness is seeded. Nothing was charged.
+            BudgetSpentError: the plan is spent. Nothing was charged.
+            LedgerError: the charge could not be made durable. The ledger may hold it when it is
+                opened again. This accountant can charge no more.
         """
         with self._lock:
             begun = proposal._begin()
@@ -169,13 +177,19 @@ class Accountant:
             begun.settle(active)
 
     def add(self, events: Event | Iterable[Event]) -> Accountant:
-        """Add one event or several, of answers that this process did not give. Returns self.
+        """Add events of answers that this process did not give.
 
-        For accounting alone: proposals are charged by :meth:`charge`, and an accountant takes
-        either proposals or events. All are added or, on an error, none.
+        For accounting without a mechanism. An accountant takes either events or proposals, which
+        :meth:`charge` takes. Either all events are added or, after an error, none.
+
+        Args:
+            events: one event or several.
+
+        Returns:
+            This accountant.
 
         Raises:
-            ValueError: proposals were charged here, or the costs have no common total.
+            ValueError: a proposal was charged here, or the costs have no common total.
             LedgerError: as :meth:`charge`.
         """
         with self._lock:
@@ -190,7 +204,7 @@ class Accountant:
         return self
 
     def _added(self, account: Account, events: Sequence[Event]) -> Account:
-        """Return the account with these events; what cannot be charged raises, nothing written."""
+        """Return the account with these events, or raise before anything is written."""
         if self._file is not None and Caveat("seeded") in events:
             raise ValueError(
                 "rng must be SecureRandom() if charges go to a ledger, got a seeded source: "
@@ -204,50 +218,66 @@ class Accountant:
         self._account = account
 
     def guarantee(self, adjacency: str | None = None) -> Guarantee:
-        """Return the guarantee of everything charged so far.
+        """Return the guarantee of all charges so far.
 
-        What each kind means and where it is proved: docs/privacy.md, section 1.
+        docs/concepts/guarantees.md explains each kind of guarantee, and docs/theory proves it.
 
         Args:
-            adjacency: "zero_out" or "replace_one"; None: as the accountant was made.
+            adjacency: "zero_out" or "replace_one"; None for that of the accountant.
+
+        Returns:
+            The guarantee. It is private if its kind is "data-dependent, ex-post".
 
         Raises:
-            ValueError: "replace_one" of realised losses, which have no such statement.
+            ValueError: "replace_one" was asked for realised losses, which have no such statement.
         """
         return self._account.guarantee(self.delta, adjacency or self.adjacency)
 
     def get_epsilon(self, delta: float) -> float:
-        """Return ε at this δ of everything charged so far, rounded up: docs/privacy.md, section 1.
+        """Return ε at this δ of all charges so far, rounded up.
+
+        Only totals that do not depend on private data have such a number; see
+        docs/concepts/guarantees.md.
+
+        Args:
+            delta: δ in (0, 1).
 
         Raises:
-            ValueError: the total is not fixed: it depends on private data, rests on the published
-                bound, or there is no guarantee. `guarantee()` says which.
+            ValueError: the total depends on private data, it rests on the published bound, or
+                there is no guarantee. `guarantee()` says which.
         """
         return self._account.fixed_epsilon(delta)
 
     def breakdown(self) -> dict[str, float]:
-        """Return the "mixing", "screening", "conversion" and "total" of ε (Table 2b).
+        """Return the parts of ε, as in Table 2b of the paper.
 
-        docs/privacy.md, sections 2, 4, 5 and 11 to 13.
+        The theorems behind each part are in docs/theory/pmixed.md, docs/theory/adapmixed.md,
+        docs/theory/clipped-mixing.md, docs/theory/clipped-log-pool.md and
+        docs/theory/per-shard-budgets.md.
 
-        "total" equals `guarantee().epsilon`; with unprotected answers "mixing" and "total" are inf.
+        Returns:
+            Floats named "mixing", "screening", "conversion" and "total". "total" equals
+            `guarantee().epsilon`. After an unprotected answer, "mixing" and "total" are inf.
         """
         parts = vars(self._account.parts())
         return {name: parts[name] for name in ("mixing", "screening", "conversion", "total")}
 
     def state(self) -> dict[str, Any]:
-        """Return settings and totals as JSON values, exact to the bit: private."""
+        """Return settings and totals as JSON values, exact to the bit. They are private."""
         return self._account.state()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Accountant:
-        """Return an accountant that goes on where `state()` was asked; it has no ledger.
+        """Return an accountant that continues from a state, without a ledger.
 
-        For an evaluation that is resumed. Two accountants that go on from one state both spend what
-        was left.
+        For an evaluation that is resumed. Two accountants made from one state both spend what was
+        left, so the caller must make only one.
+
+        Args:
+            state: the value of :meth:`state`.
 
         Raises:
-            ValueError: it is no such state.
+            ValueError: the state is not valid.
         """
         account = Account.from_state(state)
         accountant = cls(**vars(account.settings))
@@ -255,12 +285,12 @@ class Accountant:
         return accountant
 
     def goes_on_from(self, other: Accountant) -> bool:
-        """Whether the other one has the same settings, and is bound to the same or to nothing."""
+        """Return True if the other has the same settings and the same binding, or none."""
         mine, found = self._account, other._account
         return mine.settings == found.settings and found.binding in (None, mine.binding)
 
     def close(self) -> None:
-        """Close the ledger file and let another writer in. Closing twice is allowed."""
+        """Close the ledger file, so that another writer can open it. To close twice is allowed."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -288,8 +318,8 @@ _accountants: weakref.WeakSet[Accountant] = weakref.WeakSet()
 
 
 def _leave_in_child() -> None:
-    # Besides its process id, which a child in a new namespace can share with its parent. Another
-    # thread of the parent may have held a lock at the fork.
+    # A child in a new namespace can have its parent's process id, so the stored id is cleared. A
+    # lock may be held by a thread of the parent that does not exist in the child.
     for one in list(_accountants):
         one._lock = threading.Lock()
         one._process = 0

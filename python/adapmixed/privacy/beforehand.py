@@ -1,4 +1,4 @@
-"""What can be said of AdaPMixED before it answers: a bound on its loss, never its ε."""
+"""Bounds on AdaPMixED's privacy loss that hold before it answers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from adapmixed.privacy.costs.pmixed import sound_bound
 
 ORDER, LEAKAGE = 18.0, 0.2
 SCREEN_WEIGHT, SIGMA = 1e-4, 1e-2
-"""α, β, λ_s and σ of the paper's WikiText-103 and One Billion Word."""
+"""λ_s and σ, with α and β above, of the paper's WikiText-103 and One Billion Word."""
 
 
 @dataclass(frozen=True)
 class Beforehand:
-    """AdaPMixED's numbers that do not depend on private data: those of its fixed loss.
+    """The bounds of AdaPMixED's fixed loss, which do not depend on private data.
 
-    The ε that AdaPMixED reports is a function of the private data, for the operator alone.
+    The ε that AdaPMixED reports is a function of the private data and is for the operator alone.
 
     Attributes:
-        order: α.  target_leakage: β of the paper.
-        epsilon: what all queries cost at most at that β, every one screened; +inf allowed.
-        largest_leakage: the largest β whose fixed loss keeps the target, rounded down; None if no
-            ball does.
+        order: Rényi order α.
+        target_leakage: β of the paper.
+        epsilon: largest cost of all queries at that β if all are screened; +inf allowed.
+        largest_leakage: the largest β whose fixed loss stays within the target, rounded down.
+            None if even β = 0 exceeds it.
     """
 
     order: float
@@ -52,17 +53,25 @@ def adapmixed_beforehand(
     screen_weight: float = SCREEN_WEIGHT,
     sigma: float = SIGMA,
 ) -> Beforehand:
-    """The sound worst case of AdaPMixED, as ``AdaPMixED(loss="fixed")`` is charged.
+    """Return the sound worst case of AdaPMixED, which ``AdaPMixED(loss="fixed")`` charges.
 
-    T (sound_bound(α, βα, N) + screening) + c_α(δ), rounded up: the theorem of docs/privacy.md,
-    section 2, with section 7 for the screening; replace-one passes through the emptied shard
-    (section 1).
+    ε = T (sound_bound(α, βα, N) + α (λ_s/(Nσ))²) + c_α(δ), rounded up. The bound is the theorem of
+    docs/theory/pmixed.md, and docs/theory/adapmixed.md adds the screening. For replace-one, the
+    conversion through the emptied shard is in docs/concepts/guarantees.md.
 
     Args:
-        epsilon: > 0, the target.  delta: in (0, 1).
-        num_models: N.  queries: T.
+        epsilon: target ε > 0.
+        delta: δ in (0, 1).
+        num_models: N.
+        queries: T, number of queries.
         adjacency: "zero_out" or "replace_one".
-        order: α > 1.  target_leakage: β.  screen_weight: λ_s.  sigma: σ; λ_s = 0: no screening.
+        order: Rényi order α > 1.
+        target_leakage: β ≥ 0.
+        screen_weight: λ_s ≥ 0; 0 for no screening.
+        sigma: σ > 0, standard deviation of the screening noise.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     target, delta, order = check_epsilon(epsilon), check_delta(delta), check_order(order)
     models, queries = check_count("num_models", num_models, 1), check_count("queries", queries, 1)

@@ -1,4 +1,4 @@
-"""What every shard may spend, and the (ε, δ) that follows."""
+"""The budget of every shard, and the (ε, δ) that follows from it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from adapmixed.privacy.rounding import times_up
 
 @dataclass(frozen=True)
 class ShardBudget:
-    """What the charges of every member may add up to, fixed before the first query.
+    """The largest sum of each member's own charges, fixed before the first query.
 
-    The theorem: docs/privacy.md, section 13 (individual Rényi filter, Feldman and Zrnic 2021).
+    The individual Rényi filter (Feldman and Zrnic 2021) turns it into (ε, δ); see
+    docs/theory/per-shard-budgets.md.
 
     Attributes:
-        measure: "renyi", charges are D↔_order, or "zcdp", charges are ρ.
+        measure: "renyi" if charges are D↔_order, "zcdp" if they are ρ.
         amount: B ≥ 0.
         order: Rényi order > 1 for "renyi", None for "zcdp".
     """
@@ -42,23 +43,29 @@ class ShardBudget:
     ) -> ShardBudget:
         """Return the largest budget whose ε for these neighbours is at most `epsilon`.
 
-        The theorem that it inverts: docs/privacy.md, section 13.
+        It inverts the theorem of docs/theory/per-shard-budgets.md.
 
         Args:
-            epsilon: > 0.  delta: in (0, 1).
-            order: of charges at one Rényi order; None for zCDP.
+            epsilon: ε > 0.
+            delta: δ in (0, 1).
+            order: Rényi order of the charges; None for zCDP.
             adjacency: "zero_out" or "replace_one".
 
         Raises:
-            ValueError: epsilon is not above what the conversion takes at this order and delta.
+            ValueError: the conversion to (ε, δ) at this order and delta costs more than epsilon.
         """
         return _largest(check_epsilon(epsilon), check_delta(delta), order, adjacency)
 
     def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
-        """Return ε at δ, rounded up, of any number of tokens: docs/privacy.md, section 13.
+        """Return ε at δ for any number of tokens, rounded up.
 
-        Replace-one passes through the emptied shard: twice the Rényi budget is no bound there, so
-        ε(δ₁) doubles with δ₁ = δ/(1 + e^ε(δ₁)) ("renyi"); zCDP composes through it as 4 B ("zcdp").
+        The theorem is in docs/theory/per-shard-budgets.md. For replace-one, the statement passes
+        through the emptied shard. With "renyi", twice the Rényi budget is no bound there, so the
+        result is 2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). With "zcdp", the budget becomes 4 B.
+
+        Args:
+            delta: δ in (0, 1).
+            adjacency: "zero_out" or "replace_one".
         """
         return _epsilon(self, check_delta(delta), check_question(adjacency))
 
@@ -82,7 +89,7 @@ def _largest(epsilon: float, delta: float, order: float | None, adjacency: str) 
 
     if order is not None and stated(0.0) > epsilon:
         raise ValueError(
-            f"epsilon must be > {stated(0.0)!r}, what the conversion takes at "
+            f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at "
             f"order {order!r} and delta {delta!r}, got {epsilon!r}"
         )
     low, high = 0.0, 1.0

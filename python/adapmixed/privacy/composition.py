@@ -1,11 +1,13 @@
-"""ε of many answers that are dominated by one pair, by privacy loss distributions; rounded up.
+"""ε of many answers that one pair of distributions dominates, rounded up.
 
-The losses log(p/q) of the pair are put on a grid by splitting each atom between its two neighbours
-such that both its P-mass and its Q-mass stay: merging the parts again is post-processing, so the
-pair on the grid dominates. (Rounding every loss up, the default of dp-accounting, would add up to
-`queries` times the interval to ε.) dp-accounting composes; ε is read off here, at losses that are
-exact (dp-accounting steps down through them by subtraction, which drifts). Valid bounds in closed
-form, Rényi and pure, cap the result and replace it where FFT noise is not small against δ.
+The losses log(p/q) of the pair are put on a grid. Each atom is split between its two neighbours on
+the grid such that its P-mass and its Q-mass stay. To merge the parts again is post-processing, so
+the pair on the grid dominates. (dp-accounting rounds every loss up by default, which would add up
+to `queries` times the interval to ε.)
+
+dp-accounting composes the privacy loss distributions. ε is read off here, at losses that are exact;
+dp-accounting steps through them by subtraction, which drifts. The Rényi bound and the pure bound in
+closed form cap the result. They replace it if the noise of the FFT is not small against δ.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ from adapmixed.privacy.costs.clipped_mixing import (
 from adapmixed.privacy.loss_tail import short_interval, smallest_epsilon
 
 POINTS = 2**20
-"""Grid points across the composed loss: a second or two. ε is then above the limit of ever finer
-grids by less than 1e-5, relatively, up to 99 840 queries at N = 100, δ = 1e-5 (2^18: 6e-5)."""
+"""Grid points across the composed loss, which take a second or two. ε is then above the limit of
+ever finer grids by less than 1e-5, relatively, up to 99 840 queries at N = 100 and δ = 1e-5. With
+2^18 points it is less than 6e-5."""
 
-_DEVIATIONS = 20.0  # of the composed loss that the grid spans: tails far below any δ in use
-_LAW_ERROR = 2.0**-49  # relative, of a pair's masses: they come from a few roundings
-_FFT_ERROR = 2.0**-50  # of the composed masses, in sum, per query
+_DEVIATIONS = 20.0  # standard deviations on the grid, beyond which tails are far below any δ in use
+_MASS_ERROR = 2.0**-49  # relative error of a pair's masses, from a few roundings
+_FFT_ERROR = 2.0**-50  # error of the sum of the composed masses, per query
 _ORDERS = [1 + 2.0 ** (k / 4) for k in range(-40, 81)]
 
 
@@ -51,14 +54,25 @@ def clipped_mixing_epsilon(
 ) -> float:
     """Return ε of `queries` answers of ClippedMixing at `delta`, in both orders of the neighbours.
 
-    The theorem of the dominating pair and the one on composition: docs/privacy.md, section 11.
+    The theorems of the dominating pair and of its composition are in docs/theory/clipped-mixing.md.
 
     Args:
-        lower, upper: the nominal box; accounted is one wider by `BOX_ERROR`, and `answer_error`.
+        lower: c of the nominal box. The accounted box is wider by `BOX_ERROR`, and `answer_error`
+            is added.
+        upper: C of the nominal box.
+        num_models: N ≥ 1.
+        queries: T ≥ 0, number of answers.
+        delta: δ in (0, 1).
         adjacency: "zero_out" or "replace_one".
-        points: of the grid; ε is valid with any number of them. Fewer are faster, and where one
-            number is the other times a power of two, so that the grids are nested, ε is not smaller
-            (but for rounding); of other numbers neither has the larger ε for certain.
+        points: number of grid points, ≥ 16. ε is valid with any number of them, and fewer are
+            faster. If one number is the other times a power of two, the grids are nested, and the
+            coarser grid has no smaller ε but for rounding. Other numbers have no such order.
+
+    Returns:
+        ε ≥ 0, rounded up; +inf allowed.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     low, high = accounted_box(lower, upper)
     pair = clipped_mixing_pair(low, high, num_models, adjacency)
@@ -74,27 +88,36 @@ def composed_epsilon(
     error: float = 0.0,
     points: int = POINTS,
 ) -> float:
-    """Return ε at `delta` of `queries` mechanisms dominated by `pair`: the larger of both orders.
+    """Return ε at `delta` of `queries` answers that `pair` dominates, the larger of both orders.
 
-    Composition and the grid on which it is computed: docs/privacy.md, section 11.
+    docs/theory/clipped-mixing.md has the theorem on composition, and "How ε is computed" there
+    explains the grid.
 
     Args:
-        pair: fixed beforehand, as `queries` is; inputs may be adaptive.
-        error: η >= 0: answers are within e^±η per outcome of what `pair` dominates.
-        points: >= 16, of the grid.
+        pair: dominating pair of one answer, fixed in advance. Inputs may be adaptive.
+        queries: T ≥ 0, number of answers, fixed in advance.
+        delta: δ in (0, 1).
+        error: η ≥ 0. The probability of each outcome is within e^±η of what `pair` dominates.
+        points: number of grid points, ≥ 16.
+
+    Returns:
+        ε ≥ 0, rounded up; +inf allowed.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     queries, points = check_count("queries", queries, 0), check_count("points", points, 16)
     delta, loss = check_delta(delta), pair.largest_loss()
     if queries == 0 or loss == 0:
         return 0.0
-    # Laws within a relative η per query: ε + 2Tη, δ e^{-Tη} (docs/privacy.md, section 8).
-    slack = queries * (_LAW_ERROR + check_real("error", error)) * (1 + 2.0**-50)
+    # A relative error η per query turns (ε, δ e^{-Tη}) into (ε + 2Tη, δ): docs/theory/numerics.md.
+    slack = queries * (_MASS_ERROR + check_real("error", error)) * (1 + 2.0**-50)
     share = delta * math.exp(-slack) * (1 - 2.0**-50)
     bound = min(queries * loss, renyi_epsilon(pair, queries, share))
     room = share - queries * _FFT_ERROR
     if room > share / 2:
-        # dp-accounting has no distribution of losses beyond the range of double, or whose masses
-        # it cuts off altogether; the bound holds there, too.
+        # dp-accounting fails if losses leave the range of doubles or if it cuts off all masses.
+        # The bound in closed form holds there, too.
         failures = (ArithmeticError, IndexError, ValueError)
         with suppress(*failures), np.errstate(all="raise", under="ignore"):
             bound = min(bound, _by_loss_distribution(pair, queries, room, points))
@@ -102,10 +125,15 @@ def composed_epsilon(
 
 
 def renyi_epsilon(pair: DominatingPair, queries: int, delta: float) -> float:
-    """Return a larger ε than `composed_epsilon`'s by Rényi costs, in a millisecond.
+    """Return a faster and larger ε than `composed_epsilon` does, from Rényi costs.
 
-    The order may be chosen since pair and queries are fixed beforehand (docs/privacy.md, sections 5
-    and 11). Arguments as there.
+    The order may be chosen because the pair and the number of queries are fixed in advance; see
+    docs/theory/adapmixed.md and docs/theory/clipped-mixing.md.
+
+    Args:
+        pair: dominating pair of one answer.
+        queries: T ≥ 0.
+        delta: δ in (0, 1).
     """
     best, other = math.inf, pair.exchanged()
     for order in _ORDERS:
@@ -121,7 +149,7 @@ def _by_loss_distribution(pair: DominatingPair, queries: int, delta: float, poin
     interval = _interval(pair, queries, points)
     infinite = [math.fsum(a for a, b in atoms if b == 0) for atoms in _both_orders(pair)]
     beyond = -math.expm1(queries * math.log1p(-max(infinite))) if max(infinite) < 1 else 1.0
-    if beyond > delta:  # one infinite loss among all answers is likelier than that
+    if beyond > delta:  # an infinite loss among all answers is more probable than δ
         return math.inf
     if interval == 0 or not losses:  # every finite loss is 0
         return 0.0
@@ -151,7 +179,7 @@ def _both_orders(pair: DominatingPair) -> tuple[list[tuple[float, float]], ...]:
 
 
 def _interval(pair: DominatingPair, queries: int, points: int) -> float:
-    """Distance of the grid's points, such that `points` span the composed loss."""
+    """Return the distance of grid points at which `points` of them span the composed loss."""
     largest, reach = 0.0, 0.0
     for atoms in _both_orders(pair):
         finite = [(a, math.log(a / b)) for a, b in atoms if a > 0 and b > 0]
@@ -163,10 +191,11 @@ def _interval(pair: DominatingPair, queries: int, points: int) -> float:
 
 
 def _split(pair: DominatingPair, interval: float) -> tuple[dict[int, float], dict[int, float]]:
-    """Both orders' masses on the grid {k interval}: {k: P-mass}, {-k: Q-mass}.
+    """Return the masses of both orders on the grid {k interval}: {k: P-mass}, {-k: Q-mass}.
 
-    An atom of loss l between a and b = a + h gives b the share (1 - e^{a-l})/(1 - e^{-h}) of its
-    P-mass and that times e^{l-b} of its Q-mass, and a the rest: P = Q e^loss on every part.
+    Let an atom of loss l lie between the grid points a and b = a + h. The share
+    s = (1 - e^{a-l})/(1 - e^{-h}) of its P-mass goes to b, as does s e^{l-b} of its Q-mass. The
+    rest goes to a. Then P = Q e^loss holds on both parts.
     """
     forward: dict[int, float] = defaultdict(float)
     backward: dict[int, float] = defaultdict(float)
@@ -185,10 +214,10 @@ def _split(pair: DominatingPair, interval: float) -> tuple[dict[int, float], dic
 
 
 def _power(single: Any, times: int, tail: float) -> Any:
-    """`single` composed with itself, in two stages where there are many.
+    """Return `single` composed `times` times with itself, in two stages if these are many.
 
-    dp-accounting bounds the range of a composition by moments whose orders suit lists that are not
-    much shorter than the range; in one stage it would take many times the points.
+    dp-accounting bounds the range of a composition by moments. Their orders suit lists that are
+    not much shorter than the range, so one stage would take many times the points.
     """
     if times <= 1024:
         return single.self_compose(times, tail)

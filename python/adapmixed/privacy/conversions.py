@@ -1,7 +1,7 @@
-"""Rényi differential privacy in closed form: conversion to (ε, δ) and to replace-one.
+"""Conversions of Rényi differential privacy to (ε, δ) and to replace-one, in closed form.
 
 Every cost is rounded up (`rounding`). Arguments of exact value 0 cost exactly 0. Overflow gives
-+inf, the safe direction; nothing raises OverflowError.
++inf, which is the safe direction, and never raises OverflowError.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ _LARGEST = 700.0  # e^ε stays finite in float64 up to here; beyond it nothing i
 
 
 def c_alpha(order: float, delta: float) -> float:
-    """The cost of turning (order, ε)-RDP into (ε + c, δ)-DP, rounded up; may be negative.
+    """Return the cost c of turning (order, ε)-RDP into (ε + c, δ)-DP, rounded up.
 
-    c_α(δ) = log((α-1)/α) - (log δ + log α)/(α-1)   (Balle et al. 2020; the paper's Theorem rdp-dp;
-    docs/privacy.md, sections 1 and 4)
+    c_α(δ) = log((α-1)/α) - (log δ + log α)/(α-1). This is the paper's theorem "Conversion from RDP
+    to Approximate DP" (Balle et al. 2020). docs/theory/adapmixed.md proves it for realised losses.
 
     Args:
-        order: α > 1, finite.  delta: in (0, 1).
+        order: Rényi order α > 1, finite.
+        delta: δ in (0, 1).
+
+    Returns:
+        c, which may be negative.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     order, delta = check_order(order), check_delta(delta)
     # log1p keeps digits for large orders; below 2 the difference order - 1 is exact.
@@ -31,10 +38,18 @@ def c_alpha(order: float, delta: float) -> float:
 
 
 def rdp_to_dp(order: float, epsilon: float, delta: float) -> float:
-    """max(0, epsilon + c_α(delta)), rounded up: (order, epsilon)-RDP implies this (ε, δ)-DP.
+    """Return the ε at `delta` that (order, epsilon)-RDP implies, rounded up.
 
-    A negative sum is stated as 0: (ε, δ)-DP with ε < 0 implies (0, δ)-DP. Proof: docs/privacy.md,
-    section 4 with a constant loss (Balle et al. 2020).
+    ε = max(0, epsilon + c_α(δ)), since (ε, δ)-DP with ε < 0 implies (0, δ)-DP. The proof is that of
+    docs/theory/adapmixed.md with a constant loss (Balle et al. 2020).
+
+    Args:
+        order: Rényi order α > 1, finite.
+        epsilon: Rényi cost ≥ 0 at that order; +inf allowed.
+        delta: δ in (0, 1).
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     epsilon = check_real("epsilon", epsilon, infinite=True)
     cost = c_alpha(order, delta)
@@ -42,17 +57,27 @@ def rdp_to_dp(order: float, epsilon: float, delta: float) -> float:
 
 
 def zcdp_to_dp(rho: float, delta: float) -> tuple[float, float]:
-    """(ε, order) with ε = min over orders of order·rho + c_order(delta), rounded up.
+    """Return ε of rho-zCDP at `delta`, rounded up, and the Rényi order that gives it.
 
-    rho-zCDP is (α, α rho)-RDP at every α (Bun and Steinke 2016; docs/privacy.md, section 5, last
-    paragraph): the order may be chosen from rho only because rho is public and fixed beforehand.
-    rho = 0 gives (0, inf). Any order is valid, so the search (a grid in log(order - 1), refined
-    around its best point) need not be exact.
+    rho-zCDP is (α, α rho)-RDP at every α (Bun and Steinke 2016), so ε = min_α α rho + c_α(δ). The
+    order may be chosen from rho only because rho is public and fixed in advance; see
+    docs/theory/adapmixed.md. Any order is valid, so the search need not be exact. It refines a grid
+    in log(order - 1) around its best point.
+
+    Args:
+        rho: ρ ≥ 0; +inf allowed.
+        delta: δ in (0, 1).
+
+    Returns:
+        (ε, order). rho = 0 gives (0, inf).
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     return _best_order(check_real("rho", rho, infinite=True), check_delta(delta))
 
 
-@lru_cache(maxsize=1024)  # running curves of planned answers ask for the same again and again
+@lru_cache(maxsize=1024)  # running curves of planned answers ask for the same ε many times
 def _best_order(rho: float, delta: float) -> tuple[float, float]:
     if rho == 0:
         return 0.0, math.inf
@@ -71,12 +96,17 @@ def _best_order(rho: float, delta: float) -> tuple[float, float]:
 
 
 def emptied_share(epsilon: float, delta: float) -> float:
-    """The largest δ₁ with (1 + e^epsilon) δ₁ <= delta, rounded down; 0 where float64 has none.
+    """Return the largest δ₁ with (1 + e^epsilon) δ₁ <= delta, rounded down.
 
-    "From zero-out to records": docs/privacy.md, section 1.
+    It is the δ of one zero-out step if two steps make a replacement; see "From an emptied shard to
+    any change inside it" in docs/concepts/guarantees.md.
 
     Args:
-        epsilon: ε₁ >= 0, of one zero-out step.  delta: of both together.
+        epsilon: ε₁ ≥ 0 of one zero-out step.
+        delta: δ of both steps together.
+
+    Returns:
+        δ₁, or 0 if float64 has no such number.
     """
     if not epsilon <= _LARGEST:
         return 0.0
@@ -85,19 +115,23 @@ def emptied_share(epsilon: float, delta: float) -> float:
 
 
 def replace_one_epsilon(order: float, spent: float, delta: float) -> float:
-    """2ε₁ at `delta`, rounded up: ε₁ = max(0, spent + c_α(δ₁)) with the largest δ₁ that is left.
+    """Return ε at `delta` for replace-one, which is two zero-out steps, rounded up.
 
-    "From zero-out to records": docs/privacy.md, section 1. ε₁ is the least ε >= 0 with
-    spent + c_α(δ/(1 + e^ε)) <= ε. The difference of the two sides is convex in ε, so Newton's steps
-    from 0 rise to its first zero and never pass it; what they end at is moved up until float64
-    arithmetic, rounded up, confirms it.
+    It is 2 ε₁, where ε₁ ≥ 0 is the least ε with spent + c_α(δ/(1 + e^ε)) <= ε; see "From an emptied
+    shard to any change inside it" in docs/concepts/guarantees.md. The difference of the two sides
+    is convex in ε, so Newton's steps from 0 rise to its first zero and never pass it. Their end is
+    then moved up until float64 arithmetic, rounded up, confirms the inequality.
 
     Args:
-        order: α > 1.  spent: Rényi cost of one zero-out step at that order, +inf allowed.
-        delta: in (0, 1).
+        order: Rényi order α > 1, finite.
+        spent: Rényi cost of one zero-out step at that order; +inf allowed.
+        delta: δ in (0, 1).
 
     Returns:
-        float, +inf where no ε₁ <= 700 is confirmed (for α < 2 there may be none at all).
+        2 ε₁, or +inf if no ε₁ <= 700 is confirmed. For α < 2 there may be none at all.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     order, spent = check_order(order), check_real("spent", spent, infinite=True)
     delta = check_delta(delta)
@@ -107,7 +141,7 @@ def replace_one_epsilon(order: float, spent: float, delta: float) -> float:
         if share == 0:
             return math.inf
         above = spent + c_alpha(order, share) - once
-        # How fast the difference falls with ε: c_α(δ/(1 + e^ε)) rises by logistic(ε)/(α-1).
+        # The slope of the difference, negated: c_α(δ/(1 + e^ε)) rises by logistic(ε)/(α-1).
         fall = 1 - 1 / ((1 + math.exp(-once)) * (order - 1))
         if not above > 0:
             break

@@ -1,7 +1,7 @@
-"""Dataclasses as JSON text, exactly: what is read back equals what was written, in every bit.
+"""Dataclasses as JSON text that gives back every bit.
 
-A value is written by the type of its field. Numbers keep the digits that give the same float64
-again, infinity is the string "inf", and arrays are base64 of little-endian float64.
+The type of a field decides how its value is written. Numbers keep the digits that give the same
+float64 again, infinity is the string "inf", and arrays are base64 of little-endian float64.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ T = TypeVar("T")
 
 
 def exactly(kind: type, value: Any) -> Any:
-    """Return the value if it is of this type and no other (True is no integer)."""
+    """Return the value if it is of exactly this type, so that True is not an integer."""
     if type(value) is not kind:
         raise ValueError(f"must be {kind.__name__}, got {value!r}")
     return value
 
 
 def write_real(value: float) -> float | str:
-    """Write a float64: +inf as "inf"."""
+    """Return a float64 as a JSON value; +inf becomes "inf"."""
     return "inf" if value == math.inf else exactly(float, value)
 
 
 def read_real(value: Any) -> float:
-    """Read what `write_real` wrote."""
+    """Return the float64 that `write_real` has written."""
     if value == "inf":
         return math.inf
     number: float = exactly(float, value)
@@ -42,13 +42,13 @@ def read_real(value: Any) -> float:
 
 
 def write_array(value: NDArray[np.float64]) -> dict[str, Any]:
-    """Write a float64 array."""
+    """Return a float64 array as a JSON object with its shape and its bytes in base64."""
     data = np.ascontiguousarray(value, dtype="<f8").tobytes()
     return {"shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
 
 
 def read_array(written: Any) -> NDArray[np.float64]:
-    """Read what `write_array` wrote."""
+    """Return the float64 array that `write_array` has written."""
     if set(exactly(dict, written)) != {"shape", "data"}:
         raise ValueError(f"must have shape and data, got {', '.join(written)}")
     shape = [exactly(int, length) for length in exactly(list, written["shape"])]
@@ -90,7 +90,7 @@ _READ = _WRITE | {
 
 
 def write_fields(value: Any) -> dict[str, Any]:
-    """Write a dataclass by the declared types of its fields."""
+    """Return a dataclass as a JSON object, each field by its declared type."""
     return {
         one.name: _named(one.name, _WRITE[str(one.type)], getattr(value, one.name))
         for one in fields(value)
@@ -98,10 +98,10 @@ def write_fields(value: Any) -> dict[str, Any]:
 
 
 def read_fields(kind: type[T], written: Any) -> T:
-    """Read what `write_fields` wrote of an object of this class.
+    """Return the object of this class that `write_fields` has written.
 
     Raises:
-        ValueError: a field that is missing, unknown or of another type, or that the class refuses.
+        ValueError: a field is missing, unknown, of another type, or not valid for the class.
     """
     known = {one.name: str(one.type) for one in fields(kind)}  # type: ignore[arg-type]
     if set(exactly(dict, written)) != set(known):
@@ -117,21 +117,21 @@ def _named(name: str, convert: Callable[[Any], Any], value: Any) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """Return JSON without spaces, ASCII only; NaN raises ValueError."""
+    """Return JSON text without spaces, in ASCII; raise ValueError for NaN and infinities."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def parse(text: str) -> Any:
-    """Return the value of a JSON text; NaN and infinities raise ValueError."""
+    """Return the value of a JSON text; raise ValueError for NaN and infinities."""
     return json.loads(text, parse_constant=_no_constant)
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of the format")
+    raise ValueError(f"numbers must be finite, got {name}")
 
 
 def check_keys(name: str, written: Any, keys: Mapping[str, Any] | set[str]) -> dict[str, Any]:
-    """Return an object that has these keys and no others."""
+    """Return the object if it has these keys and no others; raise ValueError otherwise."""
     if type(written) is not dict or set(written) != set(keys):
         found = ", ".join(written) if isinstance(written, dict) else repr(written)
         raise ValueError(f"{name} must have {', '.join(keys)}, got {found}")

@@ -1,13 +1,14 @@
-"""The ε that follows from the totals of all charges, computed when it is asked for.
+"""The ε that follows from the totals of all charges.
 
-What is stated (proofs in docs/privacy.md), with E_i the total of shard i's realised losses and of
-the costs fixed beforehand, P and Q the distributions of the transcript with and without shard i:
+Let E_i be the sum of shard i's realised losses and of the costs fixed in advance. Let P and Q be
+the distributions of the transcript with and without shard i. The statements are:
 
-- fixed costs only: (ε, δ)-DP.
-- realised losses: P(S) <= ∫_S e^{E_i + c_α(δ)} dQ + δ and the same with P and Q exchanged, an
-  ex-post statement about the removal of shard i whose exponent depends on the transcript.
+- With fixed costs only: (ε, δ)-DP.
+- With realised losses: P(S) <= ∫_S e^{E_i + c_α(δ)} dQ + δ, and the same with P and Q exchanged.
+  This is an ex-post statement about the removal of shard i; its exponent depends on the transcript.
 
-Totals are upper bounds: losses are inflated by their error bound, sums are rounded up.
+docs/theory has the proofs. Totals are upper bounds: losses are inflated by their error bound, and
+sums are rounded up.
 """
 
 from __future__ import annotations
@@ -38,9 +39,14 @@ from adapmixed.privacy.totals import FAMILIES, Counted, Totals
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of an ε; mixing + screening + conversion <= total (rounded up, >= 0).
+    """The parts of an ε; mixing + screening + conversion <= total.
 
-    `order` is the Rényi order that gives it, None without one.
+    Attributes:
+        mixing: cost of the answers.
+        screening: cost of the noisy screenings.
+        conversion: cost of the conversion to (ε, δ); may be negative.
+        total: ε ≥ 0, rounded up.
+        order: Rényi order that gives ε; None without one.
     """
 
     mixing: float
@@ -53,16 +59,18 @@ class Parts:
 def guarantee_of(
     totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None
 ) -> Guarantee:
-    """Return the guarantee of all charges: docs/privacy.md, section 1, and `parts_of`.
+    """Return the guarantee of all charges.
+
+    docs/concepts/guarantees.md explains its kinds; :func:`parts_of` names the theorems.
 
     Args:
-        totals: of all charges.
-        delta: δ.
+        totals: sums of all charges.
+        delta: δ in (0, 1).
         adjacency: "zero_out" or "replace_one".
-        budget: of every shard, None without one.
+        budget: budget of every shard; None without budgets.
 
     Raises:
-        ValueError: "replace_one" of a total that has no such statement.
+        ValueError: "replace_one" was asked for a total that has no such statement.
     """
     check_question(adjacency)
     kind, queries, public = totals.kind, totals.queries, totals.public_queries
@@ -88,10 +96,15 @@ def guarantee_of(
 
 
 def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget | None) -> Parts:
-    """Return the parts of ε: docs/privacy.md, section 4 for realised losses at one order,
-    5 for several, 2 for PMixED, 11 for ClippedMixing, 12 for ClippedLogPool, 13 for budgets.
+    """Return the parts of ε of all charges.
 
-    Arguments and errors as :func:`guarantee_of`.
+    Arguments and errors are those of :func:`guarantee_of`. The theorems are in
+
+    - docs/theory/adapmixed.md for realised losses at one order or at several;
+    - docs/theory/pmixed.md for PMixED;
+    - docs/theory/clipped-mixing.md for ClippedMixing;
+    - docs/theory/clipped-log-pool.md for ClippedLogPool;
+    - docs/theory/per-shard-budgets.md for per-shard budgets.
     """
     if totals.kind in ("none", "public"):
         cost = math.inf if totals.kind == "none" else 0.0
@@ -117,7 +130,7 @@ def parts_of(totals: Totals, delta: float, adjacency: str, budget: ShardBudget |
 
 
 def _charged_queries(totals: Totals, event: Counted) -> int:
-    """Return how many queries are charged: all of a plan with its first."""
+    """Return how many queries are charged: the first one of a plan charges the whole plan."""
     budget: int | None = getattr(event, "budget", None)
     return totals.counts[event] if budget is None else budget
 
@@ -164,9 +177,9 @@ def _replaced(order: float, mixing: float, spent: float, delta: float) -> Parts:
 
 
 def _zcdp(mixing: float, screening: float, delta: float) -> Parts:
-    """Return ε of two zCDP costs at the best order, which is public since they are.
+    """Return ε of two zCDP costs at the best order, which is public because the costs are.
 
-    docs/privacy.md, section 5, last paragraph, and section 7.
+    docs/theory/adapmixed.md proves it.
     """
     total, order = zcdp_to_dp(add_up(mixing, screening), delta)
     if math.isinf(order):
@@ -176,9 +189,9 @@ def _zcdp(mixing: float, screening: float, delta: float) -> Parts:
 
 
 def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:
-    """Return (K,) c_α(δ/K); shares of δ are rounded down, so that they sum to at most δ.
+    """Return (K,) float64, c_α(δ/K) of K orders; see docs/theory/adapmixed.md.
 
-    docs/privacy.md, section 5.
+    The shares of δ are rounded down, so that their sum is at most δ.
     """
     share = delta if len(orders) == 1 else math.nextafter(delta / len(orders), 0.0)
     return np.array([c_alpha(order, share) for order in orders])
@@ -193,7 +206,7 @@ def _method(totals: Totals) -> str:
 
 
 def _covered(totals: Totals) -> int | None:
-    """Return the number of a plan, None if some costs are not planned."""
+    """Return the number of queries that are planned, or None if some costs are not planned."""
     priced = [event for event in totals.counts if type(event) in FAMILIES]
     plans = {getattr(event, "budget", None) for event in priced}
     return plans.pop() if len(plans) == 1 and totals.losses is None else None

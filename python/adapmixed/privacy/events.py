@@ -1,12 +1,12 @@
-"""Privacy events: what a mechanism did, as frozen records that the accountant composes.
+"""Privacy events: frozen records of what a mechanism did, which the accountant composes.
 
-A mechanism never accounts: it emits events. Every answered query appears in exactly one of the
-answering events (`LeaveOneOutLoss`, `RenyiBound`, `ClippedAnswer`, `BoundedRangeAnswer`,
-`IndividualCharge`, `PublicAnswer`, `UnprotectedAnswer`). A noisy screening before the answer
-appears in a `GaussianScreening` besides. A `Caveat` is no answer: it says what the answers lacked.
+A mechanism emits events and does no accounting. Every answered query appears in exactly one of the
+answering events: `LeaveOneOutLoss`, `RenyiBound`, `ClippedAnswer`, `BoundedRangeAnswer`,
+`IndividualCharge`, `PublicAnswer` or `UnprotectedAnswer`. A noisy screening before the answer
+appears in a `GaussianScreening` as well. A `Caveat` names an assumption that was not met.
 
-Shapes: N = `num_models`, B = queries of the event, K = number of Rényi orders.
-Errors are ValueErrors that name the field, its value and what is allowed.
+Shapes: N = `num_models`, B = queries of the event, K = number of Rényi orders. An event with a bad
+field raises a ValueError that names the field, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,30 @@ from adapmixed.checks import (
 )
 
 LOSS_ABSOLUTE_ERROR = 1e-12
-"""Absolute error that is added to every realised loss, zeros included: below it an operator may
-answer 0 for a loss that is not."""
+"""Absolute error that is added to every realised loss, zeros included. An operator may return 0 for
+a loss below it."""
 
 CAVEATS = ("seeded", "shards", "positions", "names", "base", "tokenizer")
-"""Seeded randomness; shards not known to be disjoint; shards assigned by positions in a file, or
-by names that were not recorded; a public model or tokenizer that was not compared with that of the
-adapters."""
+"""Assumptions that may not hold. "seeded": the randomness was seeded. "shards": the shards are not
+known to be disjoint. "positions": shards were assigned by positions in a file. "names": it is not
+recorded how documents were named. "base" and "tokenizer": the public model or its tokenizer was not
+compared with that of the adapters."""
 
 
 @dataclass(frozen=True)
 class GaussianScreening:
-    """Noisy screening of `queries` queries (Algorithm 1, lines 1-8), paid whatever the outcome.
+    """Noisy screening of `queries` queries, which is paid for whatever its outcome.
 
-    Gaussian noise N(0, sigma²) is added to mean_i(weight p_i + (1 - weight) q) on a support chosen
-    by q, *before* re-scaling: L2 sensitivity √2 weight / num_models, hence a Rényi cost of
-    order (weight / (num_models sigma))² per query at every order.
+    Algorithm 1, lines 1-8: Gaussian noise N(0, sigma²) is added to
+    mean_i(weight p_i + (1 - weight) q) on a support that q chooses, *before* re-scaling. The L2
+    sensitivity is √2 weight / num_models. So one query costs α (weight / (num_models sigma))² at
+    every Rényi order α (the paper's theorem on noisy screening).
+
+    Attributes:
+        num_models: N ≥ 1.
+        queries: number of screened queries, ≥ 0.
+        weight: λ_s in [0, 1].
+        sigma: standard deviation of the noise, > 0.
     """
 
     num_models: int
@@ -66,14 +74,14 @@ class GaussianScreening:
 
 @dataclass(frozen=True, eq=False)
 class LeaveOneOutLoss:
-    """Realised losses D↔_order(p ‖ p') of every model at every answered query.
+    """Realised losses D↔_α(p ‖ p') of every model at every answered query.
 
-    Args:
-        orders: K distinct Rényi orders, each > 1 and finite, fixed before the first query.
-        loss: (N, B, K) float64, >= 0, +inf allowed, never NaN. Kept as a read-only copy.
+    Attributes:
+        orders: K distinct Rényi orders α, each > 1 and finite, fixed before the first query.
+        loss: (N, B, K) float64, ≥ 0, +inf allowed, never NaN. Kept as a read-only copy.
         adjacency: "add_remove" (p' = p_{-i}) or "zero_out" (p' = p - (p̄_i - q)/N).
-        loss_error: relative error bound of `loss`. The accountant charges
-            loss (1 + loss_error) + 1e-12 for each, zeros included.
+        loss_error: bound on the relative error of `loss`, ≥ 0. The accountant charges
+            loss (1 + loss_error) + 1e-12 for each loss, zeros included.
     """
 
     orders: tuple[float, ...]
@@ -94,7 +102,7 @@ class LeaveOneOutLoss:
 
     @property
     def num_models(self) -> int:
-        """N, the number of models whose loss is recorded."""
+        """N, the number of models whose losses are recorded."""
         return int(self.loss.shape[0])
 
     @property
@@ -105,14 +113,18 @@ class LeaveOneOutLoss:
 
 @dataclass(frozen=True)
 class RenyiBound:
-    """A zero-out Rényi bound `epsilon` at one `order` for each of `queries` queries.
+    """A fixed Rényi bound on the loss of each of `queries` queries.
 
-    The bound is fixed beforehand and may be +inf. `published=True` marks a number of the published
-    data-independent bound of PMixED, which is not valid (docs/privacy.md); a guarantee made from it
-    says so.
-
-    `budget`: how many queries the bound was planned for, all charged with the first: when to stop
-    may then depend on the answers. None charges every query as it comes, for a fixed number.
+    Attributes:
+        order: Rényi order α > 1.
+        epsilon: bound on D↔_α of one query under zero-out, fixed in advance; +inf allowed.
+        num_models: N ≥ 1.
+        queries: number of queries answered here, ≥ 0.
+        published: True for a number of the published data-independent bound of PMixED. That bound
+            is not valid (docs/theory/errata.md), and a guarantee made from it says so.
+        budget: number of queries that the bound was planned for. The first query charges all of
+            them, so the decision to stop may depend on the answers. None charges every query as it
+            comes; their number must then be fixed in advance.
     """
 
     order: float
@@ -131,17 +143,18 @@ class RenyiBound:
 
 @dataclass(frozen=True)
 class ClippedAnswer:
-    """`queries` queries answered by ClippedMixing: the mean of N models clipped to a box around q.
+    """Queries answered by ClippedMixing, the mean of N models clipped to a box around q.
 
-    The guarantee composes a dominating pair (`clipped_mixing_pair`) `budget` times. The box, N and
-    the number of queries are therefore fixed beforehand, and the whole budget is charged with the
-    first query. Contexts, and when to stop, may depend on the answers.
+    The guarantee composes a dominating pair (`clipped_mixing_pair`) `budget` times. So the box, N
+    and the number of queries are fixed in advance, and the first query charges the whole budget.
+    The contexts and the decision to stop may depend on the answers.
 
-    Args:
-        lower, upper: the nominal box of p̄_i/q, 0 <= lower <= 1 <= upper < inf. The accounted box
-            is wider by `BOX_ERROR`.
-        num_models: N >= 1.  queries: answered here.
-        budget: how many queries the guarantee is for, >= 1.
+    Attributes:
+        lower: c of the nominal box of p̄_i/q, in [0, 1]. The accounted box is wider by `BOX_ERROR`.
+        upper: C of the nominal box, ≥ 1 and finite.
+        num_models: N ≥ 1.
+        queries: number of queries answered here, ≥ 0.
+        budget: number of queries that the guarantee is for, ≥ 1.
     """
 
     lower: float
@@ -158,18 +171,21 @@ class ClippedAnswer:
 
 @dataclass(frozen=True)
 class BoundedRangeAnswer:
-    """`queries` queries answered by ClippedLogPool: p ∝ q exp((scale/N) Σ_i clip(log p_i/q, a, b)).
+    """Queries answered by ClippedLogPool, p ∝ q exp((scale/N) Σ_i clip(log p_i/q, a, b)).
 
-    Emptying one shard changes the log-ratio within a range η = scale (b - a)/N: (η²/8)-zCDP each.
-    Replace-one has 2η (docs/privacy.md, section 12). Costs add up. Settings may differ between
-    events without a budget if their schedule is fixed beforehand.
+    To empty one shard changes log p within a range of η = scale (b - a)/N, so each query is
+    (η²/8)-zCDP. For replace-one the range is 2η (docs/theory/clipped-log-pool.md). Costs add up.
+    Events without a budget may have different settings if their schedule is fixed in advance.
 
-    Args:
-        scale: κ >= 0, finite.  lower, upper: a <= 0 <= b, finite, in log units.
-        num_models: N >= 1, a public constant.  queries: answered here.
-        budget: how many queries the guarantee is for, all charged with the first; settings are then
-            the same in every event. None: each is charged as it comes, their number being fixed
-            beforehand.
+    Attributes:
+        scale: κ ≥ 0, finite.
+        lower: a ≤ 0, finite, in log units.
+        upper: b ≥ 0, finite, in log units.
+        num_models: N ≥ 1, a public constant.
+        queries: number of queries answered here, ≥ 0.
+        budget: number of queries that the guarantee is for. The first query charges all of them,
+            and all events must have the same settings. None charges every query as it comes; their
+            number must then be fixed in advance.
     """
 
     scale: float
@@ -187,13 +203,13 @@ class BoundedRangeAnswer:
 
 @dataclass(frozen=True, eq=False)
 class IndividualCharge:
-    """What each model pays for answers under a per-shard budget.
+    """The charge of each member for answers under per-shard budgets.
 
-    Args:
-        measure: "renyi" or "zcdp".
-        order: the Rényi order > 1 for "renyi", None for "zcdp".
-        charge: (N, B) float64, upper bounds >= 0, 0 if a member answered q. Kept as a read-only
-            copy.
+    Attributes:
+        measure: unit of the charges, "renyi" (D↔_order) or "zcdp" (ρ).
+        order: Rényi order > 1 for "renyi", None for "zcdp".
+        charge: (N, B) float64, upper bounds ≥ 0; 0 if the member answered the public distribution.
+            Kept as a read-only copy.
     """
 
     measure: str
@@ -206,7 +222,7 @@ class IndividualCharge:
 
     @property
     def num_models(self) -> int:
-        """N."""
+        """N, the number of models."""
         return int(self.charge.shape[0])
 
     @property
@@ -217,7 +233,11 @@ class IndividualCharge:
 
 @dataclass(frozen=True)
 class PublicAnswer:
-    """`queries` queries answered from public values only: they cost nothing."""
+    """Queries answered from public values only, which cost nothing.
+
+    Attributes:
+        queries: number of queries, ≥ 0.
+    """
 
     queries: int
 
@@ -227,7 +247,11 @@ class PublicAnswer:
 
 @dataclass(frozen=True)
 class UnprotectedAnswer:
-    """`queries` queries answered from private distributions without any protection."""
+    """Queries answered from private distributions without any protection.
+
+    Attributes:
+        queries: number of queries, ≥ 0.
+    """
 
     queries: int
 
@@ -237,9 +261,12 @@ class UnprotectedAnswer:
 
 @dataclass(frozen=True)
 class Caveat:
-    """What every guarantee takes for granted and these answers did not have: one of `CAVEATS`.
+    """An assumption of every guarantee that is not known to hold for these answers.
 
-    It costs nothing; the guarantee says it from then on.
+    It costs nothing, and every later guarantee names it.
+
+    Attributes:
+        name: one of `CAVEATS`.
     """
 
     name: str
@@ -267,12 +294,14 @@ def checked_array(name: str, values: Any, shape: tuple[int | None, ...]) -> NDAr
     """Return a read-only copy of a float64 array of upper bounds.
 
     Args:
-        shape: the lengths, None for any; the first is at least 1.
+        name: name of the argument, for messages.
+        values: float64 numpy array.
+        shape: allowed lengths, None for any. The first length must be at least 1.
 
     Raises:
-        ValueError: another type or shape, or an entry that is NaN or below 0.
+        ValueError: the type or shape is another one, or an entry is NaN or below 0.
     """
-    # Values of a narrower type have already lost digits that no error bound accounts for.
+    # A narrower type has already lost digits that no error bound covers.
     if not isinstance(values, np.ndarray) or values.dtype != np.float64:
         found = getattr(values, "dtype", type(values).__name__)
         raise ValueError(f"{name} must be a float64 numpy array, got {found}")

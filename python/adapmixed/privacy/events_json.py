@@ -1,4 +1,4 @@
-"""Events and totals as JSON values; reading gives back every bit or raises ValueError."""
+"""Events and totals as JSON values that give back every bit or raise ValueError."""
 
 from __future__ import annotations
 
@@ -51,14 +51,18 @@ _EVENTS: dict[str, type] = {
 
 
 def write_event(event: Event) -> dict[str, Any]:
-    """Write an event with its class name under "event"."""
+    """Return an event as a JSON object with its class name under "event"."""
     if _EVENTS.get(type(event).__name__) is not type(event):
         raise ValueError(f"events must be privacy events, got {type(event).__name__}")
     return {"event": type(event).__name__, **write_fields(event)}
 
 
 def read_event(written: Any) -> Event:
-    """Read what `write_event` wrote; an unknown event raises, since it cannot be charged."""
+    """Return the event that `write_event` has written.
+
+    Raises:
+        ValueError: the event is unknown, so it cannot be charged, or a field is not valid.
+    """
     given = dict(exactly(dict, written))
     name = given.pop("event", None)
     if type(name) is not str or name not in _EVENTS:
@@ -68,7 +72,7 @@ def read_event(written: Any) -> Event:
 
 
 def write_totals(totals: Totals) -> dict[str, Any]:
-    """Write totals; private if losses or individual charges are."""
+    """Return totals as a JSON object. It is private if it has losses or individual charges."""
     counted: Iterable[Any] = (replace(e, queries=n) for e, n in totals.counts.items())
     losses = totals.losses
     return {
@@ -88,10 +92,14 @@ def write_totals(totals: Totals) -> dict[str, Any]:
 
 
 def read_totals(written: Any, budget: ShardBudget | None) -> Totals:
-    """Read what `write_totals` wrote.
+    """Return the totals that `write_totals` has written.
+
+    Args:
+        written: JSON object.
+        budget: budget of every shard; None without budgets.
 
     Raises:
-        ValueError: totals that no events can have given.
+        ValueError: no events can give these totals.
     """
     keys = {"counts", "losses", "spent", "charged", "caveats"}
     values = check_keys("totals", written, keys)
@@ -107,7 +115,7 @@ def read_totals(written: Any, budget: ShardBudget | None) -> Totals:
         if budget is None:
             raise ValueError("spent must be null without a budget of every shard")
         spent = checked_array("spent", read_array(values["spent"]), (None,))
-        # Of one position, so that what events are checked for is checked here.
+        # As an event of one position, so that the checks of events apply here, too.
         found = found.add([IndividualCharge(budget.measure, budget.order, spent[:, None])], budget)
         found = replace(found, spent=spent, charged=charged)
     return found
@@ -118,7 +126,7 @@ def _read_losses(written: Any, found: Totals) -> Losses:
     total = read_array(values["total"])
     orders = tuple(exactly(float, order) for order in exactly(list, values["orders"]))
     event = LeaveOneOutLoss(orders, total[:, None].copy(), values["adjacency"], 0.0)
-    checked = found.add([event], None).losses  # orders, N and family fit the other events
+    checked = found.add([event], None).losses  # raises unless it fits the other events
     queries = exactly(int, values["queries"])
     if checked is None or queries < 0:
         raise ValueError(f"queries must be >= 0, got {queries}")

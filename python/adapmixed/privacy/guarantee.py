@@ -1,4 +1,4 @@
-"""The guarantee that an accountant states, and the sentence that says it."""
+"""The guarantee that an accountant states, as numbers and as a sentence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from adapmixed.privacy.events import CAVEATS
 KINDS = ("public", "fixed", "data-dependent, ex-post", "published", "none")
 
 METHODS = ("renyi", "pld", "zcdp", "per-shard budget")
-"""How a total was composed: at fixed Rényi orders, by privacy loss distributions, by zCDP, or kept
-within a budget of every shard."""
+"""Ways to compose a total: at fixed Rényi orders, by privacy loss distributions, by zCDP, or by
+per-shard budgets."""
 
 _NEIGHBOURS = {
     "zero_out": "one shard is emptied and its member answers the public distribution (zero-out)",
@@ -37,25 +37,26 @@ _CAVEATS = {
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What the accounted answers promise; `str()` says it in full.
+    """The privacy guarantee of the accounted answers; `str()` states it in full.
 
     Attributes:
-        epsilon: rounded up; None iff `kind` is "none"; may be +inf.
-        delta: 0 for "public", 1 for "none".
-        kind: one of `KINDS`.
-        adjacency: the neighbours: "zero_out", "replace_one", "add_remove" (the paper's
-            leave-one-out), or None if nothing private was used or protected.
-        method: one of `METHODS`, or None likewise.
-        order: the Rényi order that gives `epsilon`, None without one.
-        orders: all orders fixed beforehand, over which δ was split.
-        queries: answered queries.
-        public_queries: those of `queries` that used public values only.
-        budget: for "fixed": how many private answers the guarantee was planned for and covers,
-            whenever they stop; None if it covers exactly `queries` at the settings that they had.
-            Their number and schedule must then have been fixed beforehand: the sentence says so.
-        caveats: of `CAVEATS`: what the statement takes for granted and was not so, or was not
-            checked; the sentence says each.
-        unit: what is protected: one whole "shard".
+        epsilon: ε, rounded up; +inf allowed. None if and only if `kind` is "none".
+        delta: δ in [0, 1]; 0 for "public" and 1 for "none".
+        kind: "public", "fixed", "data-dependent, ex-post" (then `epsilon` is private),
+            "published" (the number of an invalid bound) or "none".
+        adjacency: neighbours of the statement: "zero_out", "replace_one" or "add_remove" (the
+            paper's leave-one-out). None if nothing private was used, or nothing was protected.
+        method: one of `METHODS`, or None in the same cases.
+        order: Rényi order that gives `epsilon`; None without one.
+        orders: all Rényi orders fixed in advance, over which δ was split.
+        queries: number of answered queries.
+        public_queries: number of those queries that used public values only.
+        budget: for "fixed", number of private answers that the guarantee was planned for. It covers
+            them whenever they stop. None if it covers exactly `queries` answers at their settings;
+            the sentence then says that number and schedule must have been fixed in advance.
+        caveats: names of `CAVEATS`, the assumptions that did not hold or were not checked. The
+            sentence names each.
+        unit: the protected unit, one whole "shard".
     """
 
     epsilon: float | None
@@ -94,7 +95,7 @@ class Guarantee:
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for each caveat; they depend on no private data."""
+        """One sentence for each caveat. They do not depend on private data."""
         return [_CAVEATS[name] for name in self.caveats]
 
     def _statement(self) -> str:
@@ -164,7 +165,7 @@ class Guarantee:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Return ε to four significant digits, rounded up."""
+    """Return ε as text with four significant digits, rounded up."""
     if math.isinf(epsilon):
         return "inf"
     rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))

@@ -1,4 +1,4 @@
-"""ε of given settings, and what the settings allow: how many queries, how many models."""
+"""ε of given settings, and the number of queries or models that the settings allow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adapmixed.privacy.conversions import zcdp_to_dp
 from adapmixed.privacy.costs.clipped_log_pool import bounded_range_rho
 
 FINE = 2**18
-"""Grid points of a planned ε."""
+"""Number of grid points for a planned ε."""
 
 
 def epsilon_of(
@@ -25,10 +25,26 @@ def epsilon_of(
     scale: float | None = None,
     points: int = FINE,
 ) -> float:
-    """ε of `queries` answers: of ClippedMixing (ratios), or with `scale` of ClippedLogPool (logs).
+    """Return ε of `queries` answers of ClippedMixing, or of ClippedLogPool if `scale` is given.
 
-    The theorems: docs/privacy.md, sections 11 and 12. Valid with any number of grid
-    `points`; an `Accountant` uses more of them.
+    The theorems are in docs/theory/clipped-mixing.md and docs/theory/clipped-log-pool.md.
+
+    Args:
+        delta: δ in (0, 1).
+        num_models: N ≥ 1.
+        queries: T ≥ 0, number of answers.
+        adjacency: "zero_out" or "replace_one".
+        lower: c of the box in [0, 1] (a ratio), or a ≤ 0 of the log pool (in log units).
+        upper: C ≥ 1 of the box, or b ≥ 0 of the log pool.
+        scale: κ ≥ 0 of ClippedLogPool; None for ClippedMixing.
+        points: number of grid points for ClippedMixing. ε is valid with any number of them; an
+            `Accountant` uses more.
+
+    Returns:
+        ε ≥ 0, rounded up; +inf allowed.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     if scale is None:
         return clipped_mixing_epsilon(
@@ -49,10 +65,26 @@ def queries_for(
     scale: float | None = None,
     most: int = 10**9,
 ) -> int:
-    """The largest number of queries within (epsilon, delta), at most `most`; 0 if one is too many.
+    """Return the largest number of queries within (epsilon, delta).
 
-    Found by bisection: the answer keeps epsilon by `epsilon_of`, one query more does not. Settings
-    as for `epsilon_of`, whose theorems (docs/privacy.md, sections 11 and 12) it inverts.
+    It inverts `epsilon_of` by bisection; the theorems are in docs/theory/clipped-mixing.md and
+    docs/theory/clipped-log-pool.md. The result keeps epsilon, and one query more does not.
+
+    Args:
+        epsilon: target ε > 0.
+        delta: δ in (0, 1).
+        num_models: N ≥ 1.
+        adjacency: "zero_out" or "replace_one".
+        lower: as in :func:`epsilon_of`.
+        upper: as in :func:`epsilon_of`.
+        scale: as in :func:`epsilon_of`.
+        most: largest number that is tried, ≥ 1.
+
+    Returns:
+        The number of queries, at most `most`; 0 if one query is too many.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     target, delta = check_epsilon(epsilon), check_delta(delta)
     cost = partial(epsilon_of, scale=scale)
@@ -83,11 +115,27 @@ def models_for(
     scale: float | None = None,
     most: int = 10**7,
 ) -> int | None:
-    """The smallest ensemble, of two models or more, that keeps (epsilon, delta); None above `most`.
+    """Return the smallest number of models, two or more, that keeps (epsilon, delta).
 
-    Found by bisection: the answer keeps epsilon by `epsilon_of`, one model less does not. Settings
-    as for `epsilon_of`, whose theorems it inverts; the cost falls with N (docs/privacy.md,
-    section 11, "Wider boxes and smaller ensembles", and section 12).
+    It inverts `epsilon_of` by bisection, because the cost falls with N; see "Wider boxes and
+    smaller ensembles" in docs/theory/clipped-mixing.md, and docs/theory/clipped-log-pool.md. The
+    result keeps epsilon, and one model less does not.
+
+    Args:
+        epsilon: target ε > 0.
+        delta: δ in (0, 1).
+        queries: T ≥ 0, number of answers.
+        adjacency: "zero_out" or "replace_one".
+        lower: as in :func:`epsilon_of`.
+        upper: as in :func:`epsilon_of`.
+        scale: as in :func:`epsilon_of`.
+        most: largest number that is tried.
+
+    Returns:
+        N, or None if it would be larger than `most`.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     target, delta = check_epsilon(epsilon), check_delta(delta)
     cost = partial(epsilon_of, scale=scale)
@@ -108,5 +156,5 @@ def models_for(
 
 
 def _between(low: int, high: int) -> int:
-    """An integer strictly between, near the geometric mean."""
+    """Return an integer strictly between the two, near their geometric mean."""
     return min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)

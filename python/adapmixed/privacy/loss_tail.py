@@ -1,4 +1,4 @@
-"""ε at a δ of a privacy loss distribution on a grid of losses k · interval, rounded up."""
+"""ε at a given δ of a privacy loss distribution on a grid of losses k · interval, rounded up."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-_INDEX_BITS, _DIGITS = 27, 26  # a product of an index and an interval of so many bits is exact
+_INDEX_BITS, _DIGITS = 27, 26  # the product of an index and an interval of these bits is exact
 _ROUNDING = 2.0**-46
-"""Of the sum in δ(ε), relative to the sum of its terms' magnitudes: below 2^24 terms pairwise
-summation errs by less than 45 · 2^-53 of it, each term by less than 16 · 2^-53 of itself."""
+"""Rounding of the sum in δ(ε), relative to the sum of its terms' magnitudes. Below 2^24 terms,
+pairwise summation errs by less than 45 · 2^-53 of that sum, and each term by less than 16 · 2^-53
+of itself."""
 
 
 def short_interval(least: float) -> float:
-    """The least float64 >= `least` of 26 significant bits: its multiples below 2^27 are exact.
+    """Return the least float64 >= `least` that has 26 significant bits.
 
-    Of a grid on which losses are exact: docs/privacy.md, section 11, "Numbers".
+    Its multiples by integers below 2^27 are exact, so the losses on such a grid are exact; see
+    "How ε is computed" in docs/theory/clipped-mixing.md.
     """
     mantissa, exponent = math.frexp(least)
     return math.ldexp(math.ceil(math.ldexp(mantissa, _DIGITS)), exponent - _DIGITS)
@@ -25,23 +27,26 @@ def short_interval(least: float) -> float:
 def smallest_epsilon(
     masses: NDArray[np.float64], first: int, interval: float, infinite: float, delta: float
 ) -> float:
-    """An ε >= 0 with δ(ε) = infinite + Σ_{l > ε} p(l) (1 - e^{ε - l}) <= delta, for certain.
+    """Return an ε >= 0 for which δ(ε) <= delta holds in spite of rounding.
 
-    δ(ε) is the hockey stick of docs/privacy.md, section 11, at γ = e^ε; it is evaluated rounded up
-    at the ε that is returned, however that was found. The ε is the smallest one but for rounding
-    if no mass is negative and the interval is below 700.
+    δ(ε) = infinite + Σ_{l > ε} p(l) (1 - e^{ε - l}) is the hockey stick of
+    docs/theory/clipped-mixing.md at γ = e^ε. It is evaluated, rounded up, at the ε that is
+    returned, whatever search found it. If no mass is negative and the interval is below 700, that ε
+    is the smallest but for rounding.
 
     Args:
-        masses: p, (n,) float64, n <= 2^24; noise below 0 is summed as it is.
-        first: the losses are l = (first + j) · interval, j = 0 ... n - 1.
-        interval: > 0, from `short_interval`.  infinite: p(+inf).  delta: > 0.
+        masses: p, (n,) float64, n <= 2^24. Negative noise is summed unchanged.
+        first: the losses are l = (first + j) · interval for j = 0 ... n - 1.
+        interval: distance of the losses, > 0, from `short_interval`.
+        infinite: p(+inf), the mass of an infinite loss.
+        delta: δ > 0.
 
     Returns:
-        float; +inf where `infinite` alone is above delta, and where nothing can be stated: a mass
-        that is not finite, more than 2^24 of them, or a loss beyond 2^27 intervals.
+        ε. It is +inf if `infinite` alone exceeds delta. It is also +inf if a mass is not finite,
+        if there are more than 2^24 masses, or if a loss lies beyond 2^27 intervals.
 
     Raises:
-        ValueError: an interval of more than 26 significant bits.
+        ValueError: the interval has more than 26 significant bits.
     """
     if interval != short_interval(interval):
         raise ValueError(f"interval must have 26 significant bits, got {interval!r}")
@@ -49,12 +54,12 @@ def smallest_epsilon(
     exact = max(abs(first), abs(last)) < 2**_INDEX_BITS and len(masses) <= 2**24
     if not (exact and np.isfinite(masses).all() and infinite < math.inf):
         return math.inf
-    skipped = max(0, 1 - first)  # losses <= 0 count at no ε >= 0
+    skipped = max(0, 1 - first)  # losses <= 0 contribute to δ(ε) at no ε >= 0
     masses, first = masses[skipped:], first + skipped
     losses = np.arange(first, last + 1, dtype=np.float64) * interval
 
     def sums(epsilon: float) -> tuple[float, float]:
-        """δ(ε) rounded up, and -δ'(ε) = Σ_{l > ε} p(l) e^{ε - l}."""
+        """Return δ(ε), rounded up, and -δ'(ε) = Σ_{l > ε} p(l) e^{ε - l}."""
         start = int(np.searchsorted(losses, epsilon, side="right"))
         above, mass = epsilon - losses[start:], masses[start:]
         terms = -np.expm1(above) * mass

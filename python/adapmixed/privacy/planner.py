@@ -1,7 +1,7 @@
-"""What a budget buys: the largest box of ClippedMixing, the widest clip of ClippedLogPool, PMixED.
+"""Settings of the mechanisms for a given (ε, δ): widest box, widest clip range and largest ball.
 
-Public numbers in, settings out. Nothing here looks at private data, and nothing it chooses may be
-chosen by private results.
+The planner computes settings from public numbers. It looks at no private data, and private results
+must not guide the choice among its plans.
 """
 
 from __future__ import annotations
@@ -30,39 +30,42 @@ from adapmixed.privacy.search import largest_within
 __all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
 
 SHAPES = (1.0, 2.0, 4.0, 8.0)
-"""log C / |log c| of the boxes that are tried; in the measurements 4 beat 1 at equal ε."""
+"""Shapes log C / |log c| of the boxes that are tried."""
 
 SHARES = (0.01, 0.1, 0.5, 1.0)
-"""The parts of the queries whose ε is listed."""
+"""Shares of the queries whose ε is listed."""
 
 SCALES = (1.0, 1.5, 2.0, 4.0)
-"""κ of the log pools that are listed."""
+"""Scales κ of the log pools that are listed."""
 
 CHOSEN_SHAPE, CHOSEN_SCALE = 4.0, 4.0
-"""Of the box and the log pool that are chosen: the widest of this shape, and of this κ. What is
-known of their perplexity is from the demonstration alone (docs/privacy.md, section 12,
-"Planning")."""
+"""Shape of the box and κ of the log pool that are marked as chosen. Only the demonstration measured
+their perplexity; see docs/how-to/plan-a-budget.md."""
 
-_CLIP = 0.25  # |a| of the log pool once the width allows it
+_CLIP = 0.25  # |a| of the log pool if the width allows it
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05 to 8 100
-_SEARCH, _SHOWN = 2**14, 2**16  # grid points; those of what is found: FINE
+_SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts; else FINE
 _LARGEST = 20.0  # |log| of a box's farther side: ratios beyond e^20 are no limit in practice
-_WIDEST = 2 * _LARGEST  # the widest clip of the log pool
+_WIDEST = 2 * _LARGEST  # the widest clip range of the log pool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One mechanism with its settings and what it costs.
+    """One mechanism with its settings and their cost.
 
     Attributes:
         mechanism: "clipped-mixing", "clipped-log-pool" or "pmixed".
-        settings: name → value: lower, upper; scale, lower, upper; or order, radius, target_leakage.
-        epsilon: of all `queries` at `delta`, rounded up, at most the target.
-        over_time: (queries, ε) for the shares of `SHARES`: what so many queries cost.
-        note: what the numbers do not say: what the guarantee needs, or that the search ended before
-            the target.
-        chosen: one of ClippedMixing's plans and one of ClippedLogPool's, by the rule of
-            `CHOSEN_SHAPE`, `CHOSEN_SCALE`; the others are alternatives.
+        settings: values by name: lower and upper of ClippedMixing; scale, lower and upper of
+            ClippedLogPool; or order, radius and target_leakage of PMixED.
+        epsilon: ε of all `queries` at `delta`, rounded up, at most the target.
+        delta: δ.
+        num_models: N.
+        queries: T, number of private answers that the plan is for.
+        adjacency: "zero_out" or "replace_one".
+        over_time: (queries, ε) pairs, the cost of the first `SHARES` of the queries.
+        note: a condition of the guarantee, or the limit at which the search ended; "" for none.
+        chosen: True for one plan of ClippedMixing and one of ClippedLogPool, those nearest to
+            `CHOSEN_SHAPE` and `CHOSEN_SCALE`. The others are alternatives.
     """
 
     mechanism: str
@@ -87,21 +90,30 @@ def plan(
     shapes: Sequence[float] = SHAPES,
     scales: Sequence[float] = SCALES,
 ) -> list[Plan]:
-    """Every mechanism's widest settings within (epsilon, delta); a few seconds.
+    """Find the widest settings of every mechanism within (epsilon, delta), in a few seconds.
 
     One box and one log pool are marked as chosen: those whose shape and κ are nearest to
-    `CHOSEN_SHAPE` and `CHOSEN_SCALE`. A rule of public numbers: which of all answers best is not
-    known from them.
+    `CHOSEN_SHAPE` and `CHOSEN_SCALE`. This rule uses public numbers only, which do not tell which
+    plan gives the best answers.
 
-    Each ε is that of the mechanism's theorem (docs/privacy.md, section 2 for PMixED, 11 for
-    ClippedMixing, 12 for ClippedLogPool). What AdaPMixED would need: `adapmixed_beforehand`.
+    The ε of each plan follows from the mechanism's theorem: docs/theory/pmixed.md for PMixED,
+    docs/theory/clipped-mixing.md for ClippedMixing and docs/theory/clipped-log-pool.md for
+    ClippedLogPool. For AdaPMixED, use :func:`adapmixed_beforehand`.
 
     Args:
-        epsilon: > 0, the target.  delta: in (0, 1).
-        num_models: N.  queries: T, how many private answers the budget is for.
+        epsilon: target ε > 0.
+        delta: δ in (0, 1).
+        num_models: N ≥ 1.
+        queries: T ≥ 1, number of private answers that the budget is for.
         adjacency: "zero_out" or "replace_one".
         shapes: log C / |log c| of ClippedMixing's boxes, each > 0.
         scales: κ of ClippedLogPool, each > 0.
+
+    Returns:
+        One plan for each shape and each scale, and one of PMixED if any order has a ball.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     target, delta, adjacency = (
         check_epsilon(epsilon),
@@ -124,8 +136,10 @@ def plan(
 
 
 def _choose(plans: list[Plan], values: Sequence[float], wanted: float) -> list[Plan]:
-    """The plans, the last of which are one for each value; that of the nearest to `wanted` is
-    marked, unless no box or clip but that of the public answer fits."""
+    """Return the plans, with the one whose value is nearest to `wanted` marked as chosen.
+
+    The last plans belong to the values, one each. No plan is marked if only the public answer fits.
+    """
     if not values:
         return plans
     nearest = min(range(len(values)), key=lambda at: abs(math.log(values[at] / wanted)))
@@ -192,7 +206,7 @@ def _log_pool(
 
 
 def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: str) -> Plan | None:
-    """The widest ball, as β = R/α over the orders; None where no order up to 8 100 has one."""
+    """Return the plan of the order with the largest β = R/α; None if no order up to 8 100 fits."""
     inner_delta, inner = delta, target
     if adjacency == "replace_one":  # two zero-outs: (2ε, (1 + e^ε) δ)
         inner = target / 2
@@ -201,7 +215,7 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
         return None
 
     def ball(position: float) -> tuple[float, float, float]:
-        """(β, order, R) near order 1 + e^position; the order has the digits that are shown."""
+        """Return (β, order, R) near order 1 + e^position, with the order rounded as it is shown."""
         order = float(f"{1 + math.exp(position):.4g}")
         left = (inner - c_alpha(order, inner_delta)) / queries * (1 - 1e-12)
         radius = radius_for_epsilon(order, left, models) if left > 0 else left
@@ -228,7 +242,7 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
         {"order": order, "radius": radius, "target_leakage": leakage},
         (delta, models, queries, adjacency),
         cost,
-        "two zero-outs: plan PMixED with half the epsilon and delta = "
+        "replace-one is two zero-outs: plan PMixED with half the epsilon and delta = "
         + four_digits(inner_delta, ROUND_FLOOR)
         if adjacency == "replace_one"
         else "",

@@ -1,4 +1,4 @@
-"""What the accountant needs of a mechanism and of its proposals, and which mechanisms fit."""
+"""Interfaces of mechanisms and proposals for the accountant, and the checks of a mechanism."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from adapmixed.privacy.events import Event
 
 
 class Charged(Protocol):
-    """What the accountant needs of a mechanism."""
+    """The part of a mechanism that the accountant uses."""
 
     @property
     def measure(self) -> tuple[str, float | None] | None:
-        """Of its individual charges, ("zcdp", None) or ("renyi", order); None if it has none."""
+        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
 
     @property
     def no_budget(self) -> str:
-        """Why no budget of every shard can be kept; "" if one can."""
+        """The reason why per-shard budgets cannot be kept; "" if they can."""
 
     @property
     def no_total(self) -> str:
-        """Why there is no guarantee without such a budget; "" if there is one."""
+        """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
 
     @property
     def no_replacement(self) -> str:
-        """Why there is no guarantee for replaced records (replace-one); "" if there is one."""
+        """The reason why there is no guarantee for replace-one; "" if there is one."""
 
     @property
     def planned_queries(self) -> int | None:
-        """How many queries its guarantee is planned for; None: any number."""
+        """Number of queries that the guarantee is planned for; None for any number."""
 
 
 class Proposed(Protocol):
-    """What the accountant needs of a proposal; see `mechanisms.Proposal`."""
+    """The part of a proposal that the accountant uses; see `mechanisms.Proposal`."""
 
     @property
     def mechanism(self) -> Charged: ...
@@ -50,7 +50,7 @@ class Proposed(Protocol):
 
 
 class Begun(Protocol):
-    """What the accountant needs of a charge that it has begun; see `mechanisms.single_charge`."""
+    """The part of a begun charge that the accountant uses; see `mechanisms.single_charge`."""
 
     def individual_charges(self) -> NDArray[np.float64]: ...
     def events(self, active: NDArray[np.bool_] | None) -> Sequence[Event]: ...
@@ -61,10 +61,17 @@ class Begun(Protocol):
 def bound_to(
     account: Account, mechanism: Charged, num_models: int, ensemble: str | None
 ) -> Account:
-    """Return the account bound to these, or itself if it is.
+    """Return the account bound to this mechanism and ensemble, or the account if it is already.
+
+    Args:
+        account: the account to bind.
+        mechanism: how queries are answered.
+        num_models: N.
+        ensemble: fingerprint of the ensemble; None if it is not known.
 
     Raises:
-        ValueError: it is bound to others, or the mechanism gives no guarantee with its settings.
+        ValueError: the account is bound to something else, or the mechanism gives no guarantee
+            under the account's settings.
     """
     _check_fits(mechanism, account.settings)
     measure, order = mechanism.measure or (None, None)
@@ -72,7 +79,7 @@ def bound_to(
 
 
 def _check_fits(mechanism: Charged, settings: Settings) -> None:
-    """Raise unless the mechanism's charges give a guarantee under these settings."""
+    """Raise ValueError unless the mechanism gives a guarantee under these settings."""
     delta = getattr(mechanism, "delta", settings.delta)
     if delta != settings.delta:
         raise ValueError(
@@ -100,11 +107,11 @@ def _check_fits(mechanism: Charged, settings: Settings) -> None:
 
 
 def check_left(mechanism: Charged, answered: int, queries: int) -> None:
-    """Raise BudgetSpentError unless the mechanism's plan has room for so many queries more."""
+    """Raise BudgetSpentError unless the mechanism's plan has room for so many more queries."""
     planned = mechanism.planned_queries
     if planned is not None and answered + queries > planned:
         raise BudgetSpentError(
             f"queries must stay within the {planned} that the mechanism was planned for, "
             f"{answered} of which are spent, got up to {queries} more (an answer that ends "
-            "early takes fewer, but that is not known beforehand)"
+            "early takes fewer, but that is not known in advance)"
         )

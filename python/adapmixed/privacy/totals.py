@@ -1,8 +1,8 @@
-"""Everything that was charged so far.
+"""The sums of all charges so far.
 
 Events of a fixed cost are counted. Realised losses and individual charges enter arrays, rounded up
-at each addition, so that the same events give the same bits on every machine. The ε that follows is
-computed by `epsilon`.
+at each addition, so that the same events give the same bits on every machine. The module `epsilon`
+computes the ε that follows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Counted = (
     | PublicAnswer
     | UnprotectedAnswer
 )
-"""Events of a cost that does not depend on private data."""
+"""Events whose cost does not depend on private data."""
 
 FAMILIES = {
     LeaveOneOutLoss: "realised losses or Rényi bounds",
@@ -49,18 +49,18 @@ FAMILIES = {
     BoundedRangeAnswer: "BoundedRangeAnswer",
     IndividualCharge: "IndividualCharge",
 }
-"""Events whose costs add up in one total."""
+"""Events by the family whose costs add up to one total."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Upper bounds of realised losses in sum.
+    """Sums of realised losses, as upper bounds.
 
     Attributes:
-        orders: K, fixed beforehand.
-        adjacency: of the losses.
-        total: (N, K) float64.
-        queries: how many queries they are of.
+        orders: K Rényi orders, fixed in advance.
+        adjacency: neighbours that the losses are about.
+        total: (N, K) float64, sums of the losses.
+        queries: number of queries whose losses were added.
     """
 
     orders: tuple[float, ...]
@@ -69,11 +69,11 @@ class Losses:
     queries: int = 0
 
     def add(self, event: LeaveOneOutLoss) -> Losses:
-        """Return the sum with one event more."""
+        """Return the sums with one more event."""
         total = self.total
         with np.errstate(over="ignore"):  # overflow to inf is the safe direction
             loss = event.loss * (1 + event.loss_error) + LOSS_ABSOLUTE_ERROR
-            loss = np.nextafter(np.nextafter(loss, np.inf), np.inf)  # two roundings
+            loss = np.nextafter(np.nextafter(loss, np.inf), np.inf)  # one step for each rounding
         for position in range(event.queries):
             total = array_add_up(total, loss[:, position])
         return replace(self, total=total, queries=self.queries + event.queries)
@@ -81,13 +81,13 @@ class Losses:
 
 @dataclass(frozen=True)
 class Totals:
-    """All charges of one accountant. Immutable: adding gives another one, or a ValueError.
+    """All charges of one accountant. Immutable: :meth:`add` returns another object.
 
     Attributes:
-        counts: answered queries by event of a fixed cost, whose own `queries` is 0.
-        losses: realised losses, None before the first.
-        spent: (N,) float64, individual charges in sum, None before the first.
-        charged: queries that were charged individually.
+        counts: number of answered queries by event of a fixed cost, whose own `queries` is 0.
+        losses: sums of realised losses; None before the first.
+        spent: (N,) float64, sums of individual charges; None before the first.
+        charged: number of queries that were charged individually.
         caveats: names of `CAVEATS`.
     """
 
@@ -101,11 +101,12 @@ class Totals:
         """Return the totals with these events.
 
         Args:
-            budget: of every shard, None without one.
+            events: events to add, in order.
+            budget: budget of every shard; None without budgets.
 
         Raises:
-            ValueError: not an event, or one whose cost cannot be added to those before it.
-            BudgetSpentError: more queries than were planned.
+            ValueError: an object is not an event, or its cost cannot be added to the others.
+            BudgetSpentError: there are more queries than were planned.
         """
         found = self
         for event in events:
@@ -156,16 +157,17 @@ class Totals:
         return replace(self, spent=spent, charged=self.charged + event.queries)
 
     def admit(self, charge: NDArray[np.float64], budget: ShardBudget) -> NDArray[np.bool_]:
-        """Return which members may contribute, position after position.
+        """Return which members may contribute, one position after another.
 
-        A member contributes if its own charges so far and this one stay within the budget:
-        docs/privacy.md, section 13.
+        A member contributes if its own charges so far and this one stay within its budget; see
+        docs/theory/per-shard-budgets.md.
 
         Args:
             charge: (N, B) float64, upper bounds.
+            budget: budget of every shard.
 
         Returns:
-            (N, B) bool: private.
+            (N, B) bool, True for members that contribute. Private.
         """
         active = np.zeros(charge.shape, dtype=np.bool_)
         spent = np.zeros(len(charge)) if self.spent is None else self.spent
@@ -198,7 +200,7 @@ class Totals:
 
     @property
     def num_models(self) -> int | None:
-        """N, None while no event has named it."""
+        """N; None until an event names it."""
         if self.losses is not None:
             return len(self.losses.total)
         if self.spent is not None:
@@ -215,7 +217,7 @@ class Totals:
 
     @property
     def renyi(self) -> tuple[tuple[float, ...], str] | None:
-        """Rényi orders and the neighbours that they are about, None without Rényi costs."""
+        """Rényi orders and the neighbours of their costs; None without Rényi costs."""
         if self.losses is not None:
             return self.losses.orders, self.losses.adjacency
         for bound in self.of(RenyiBound):
@@ -247,28 +249,28 @@ class Totals:
             )
 
     def of(self, kind: type) -> list[Any]:
-        """Return the counted events of one kind."""
+        """Return the counted events of one class."""
         return [event for event in self.counts if isinstance(event, kind)]
 
     @property
     def planned(self) -> int:
-        """Answered queries of a plan."""
+        """Number of answered queries that belong to a plan."""
         return sum(n for e, n in self.counts.items() if getattr(e, "budget", None) is not None)
 
     @property
     def public_queries(self) -> int:
-        """Queries that were answered from public values only."""
+        """Number of queries that were answered from public values only."""
         return self.counts.get(PublicAnswer(0), 0)
 
     @property
     def queries(self) -> int:
-        """Answered queries; a screening belongs to an answer and is not counted."""
+        """Number of answered queries. A screening is part of an answer, not a query."""
         counted = sum(n for e, n in self.counts.items() if not isinstance(e, GaussianScreening))
         return counted + self.charged + (0 if self.losses is None else self.losses.queries)
 
     @property
     def kind(self) -> str:
-        """What everything so far can be promised as: one of `guarantee.KINDS`."""
+        """Kind of guarantee that all charges have together, one of `guarantee.KINDS`."""
         if self.counts.get(UnprotectedAnswer(0), 0):
             return "none"
         if any(bound.published for bound in self.of(RenyiBound)):

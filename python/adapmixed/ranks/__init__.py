@@ -1,4 +1,4 @@
-"""Processes that work together: which one this is, and what they tell each other."""
+"""Several processes that share one ensemble, and their communication."""
 
 from adapmixed.ranks.alone import ALONE, Ranks
 from adapmixed.ranks.group import TIMEOUT_SECONDS, Group, joined

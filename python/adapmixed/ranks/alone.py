@@ -1,4 +1,4 @@
-"""What the processes of one ensemble ask of each other, and the answers if there is one process."""
+"""The calls between the processes of one ensemble, as a single process answers them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 class Ranks:
-    """The processes that share an ensemble; this class is the one process that has all members.
+    """The processes that share an ensemble; this class is a single process with all members.
 
-    Every process runs the same program on its own members, so that all come to each of these calls
-    in the same order; `Group` is several. The main process gets the rows of all members. It alone
-    answers, charges, draws and writes, and tells the others the tokens.
+    `Group` stands for several processes. Every process runs the same program on its own members, so
+    all of them make these calls in the same order. The main process receives the rows of all
+    members. It alone answers, charges, draws and writes, and it tells the others the tokens.
 
     Attributes:
-        rank: number of this process.
-        world: how many there are.
+        rank: number of this process, in [0, world).
+        world: number of processes.
     """
 
     rank: int = 0
@@ -25,30 +25,34 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """Whether this is the only process: then nothing is sent."""
+        """Whether this is the only process, so that nothing is sent."""
         return self.world == 1
 
     @property
     def is_main(self) -> bool:
-        """Whether this process answers, charges, draws and writes."""
+        """Whether this is the main process, which answers, charges, draws and writes."""
         return self.rank == 0
 
     def over(self, num_models: int, *, repeated: bool = False) -> Ranks:
         """Return these processes with an ensemble of N members.
 
         Args:
-            repeated: every process has all members. Those of the output layer alone take longer to
-                send than to compute.
+            num_models: N.
+            repeated: whether every process has all members, because sending the rows takes longer
+                than computing them. This holds for members that adapt the output layer alone.
         """
         return self
 
     def own(self, num_models: int) -> slice:
-        """Return which of N members are this process's: contiguous, in their order."""
+        """Return the contiguous slice of N members that this process holds."""
         return slice(0, num_models)
 
     def gather(self, rows: Tensor) -> Tensor | None:
-        """Return (N, ...), all processes' (n, ...) in the order of the members; None elsewhere
-        than on the main process."""
+        """Return all members' rows, (N, ...), on the main process, and None on the others.
+
+        Args:
+            rows: (n, ...) of this process's members.
+        """
         return rows
 
     def tell(
@@ -58,23 +62,36 @@ class Ranks:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        """Return what the main process makes, everywhere; the others do not call `make`."""
+        """Return the main process's tensor on every process.
+
+        Args:
+            make: makes the tensor; only the main process calls it.
+            shape: shape of the tensor.
+            dtype: dtype of the tensor.
+            device: device of the tensor on this process.
+        """
         return make()
 
     def same(self, value: Tensor) -> Tensor:
-        """Return the main process's value; every process has one that should be equal."""
+        """Return the main process's value in place of this process's, which should be equal."""
         return self.tell(lambda: value, tuple(value.shape), value.dtype, value.device)
 
     def agree(self, facts: Mapping[str, object]) -> None:
-        """Compare facts among processes, by the SHA-256 of their text.
+        """Check that all processes have the same facts, by the SHA-256 of their text.
 
         Raises:
-            ValueError: on every process, naming the first fact that differs.
+            ValueError: on every process, if a fact differs; the message names the first one.
         """
 
     def held(self, members: int) -> tuple[int, int]:
-        """Return the largest number of members that one process has, and how many members' rows
-        the main process gathers, 0 if it need not: the same everywhere."""
+        """Return two counts that are the same on every process.
+
+        These are the largest number of members of one process, and the number of members whose
+        rows the main process gathers, 0 if it gathers none.
+
+        Args:
+            members: number of members of this process.
+        """
         return members, 0
 
 

@@ -1,7 +1,7 @@
-"""Several ranks over torch.distributed: gloo between CPUs, NCCL between GPUs.
+"""Connect several processes with torch.distributed: gloo for CPUs, NCCL for GPUs.
 
-Whatever goes wrong on one rank ends all: a rank that has ended or is silent is an error on those
-that wait for it, and after an error nothing more is asked of the group.
+An error in one process ends all of them. If a process has ended or does not answer, the processes
+that wait for it raise. After an error the group is not used again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from adapmixed.ranks.place import Place
 
 _LOG = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 300.0
-"""How long a rank waits for the others before the run is over."""
+"""Seconds that a process waits for the others before it raises."""
 
 
 class Group(Ranks):
-    """Several processes, each with a contiguous slice of the members; made by :func:`joined`.
+    """Several processes, each with a contiguous slice of the members; :func:`joined` makes it.
 
     Attributes:
-        traffic: bytes of all exchanges so far, by kind: "gather", what this process sends or, the
-            main one, receives; "tell", the tensor; "each", all processes' tensors.
-        calls: how many of each kind there were.
+        traffic: bytes of all exchanges so far, by kind. "gather" counts the bytes that this process
+            sends or, on the main process, receives. "tell" counts the tensor, "each" all processes'
+            tensors.
+        calls: number of exchanges, by kind.
     """
 
     def __init__(
@@ -55,33 +56,39 @@ class Group(Ranks):
         self._broken: list[str] = [] if before is None else before._broken
 
     def over(self, num_models: int, *, repeated: bool = False) -> Group:
-        """See `Ranks.over`.
+        """Return these processes with an ensemble of N members; see `Ranks.over`.
 
         Raises:
-            ValueError: more processes than members.
+            ValueError: if there are more processes than members.
         """
         if self.world > num_models:
             raise ValueError(
                 f"processes must be at most as many as members, got {self.world} processes for "
-                f"{num_models} members: one without a member has nothing to do"
+                f"{num_models} members"
             )
         return Group(self._place, self._timeout, num_models, self, repeated=repeated)
 
     def own(self, num_models: int) -> slice:
-        """See `Ranks.own`; the first processes have one more if N is not divisible."""
+        """Return this process's slice of the members; see `Ranks.own`.
+
+        If N is not divisible by the number of processes, the first ones hold one more.
+        """
         if self._repeated:
             return slice(0, num_models)
         return _share(num_models, self.rank, self.world)
 
     def held(self, members: int) -> tuple[int, int]:
-        """See `Ranks.held`."""
+        """Return the counts of `Ranks.held`."""
         models = self._members()
         if self._repeated:
             return models, 0
         return -(-models // self.world), models
 
     def gather(self, rows: Tensor) -> Tensor | None:
-        """See `Ranks.gather`; the main process receives every row where it will stand."""
+        """Return all members' rows on the main process; see `Ranks.gather`.
+
+        The main process receives every row at its final place.
+        """
         import torch.distributed as dist
 
         if self._repeated:
@@ -107,7 +114,11 @@ class Group(Ranks):
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        """See `Ranks.tell`."""
+        """Return the main process's tensor on every process; see `Ranks.tell`.
+
+        Raises:
+            ValueError: if `make` returns another shape or dtype.
+        """
         import torch.distributed as dist
 
         found = torch.empty(shape, dtype=dtype, device=device)
@@ -123,7 +134,10 @@ class Group(Ranks):
         return found
 
     def agree(self, facts: Mapping[str, object]) -> None:
-        """See `Ranks.agree`: 32 bytes of each fact are sent."""
+        """Check that all processes have the same facts; see `Ranks.agree`.
+
+        32 bytes are sent for each fact.
+        """
         names = sorted(facts)
         digests = [hashlib.sha256(str(facts[name]).encode()).digest() for name in names]
         own = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
@@ -132,12 +146,15 @@ class Group(Ranks):
         if differ:
             rank, fact = min(differ, key=lambda pair: (pair[1], pair[0]))
             raise ValueError(
-                f"ranks must agree on {names[fact]}: rank {rank} has another than rank 0 (here, on "
-                f"rank {self.rank}: {str(facts[names[fact]])[:200]})"
+                f"ranks must agree on {names[fact]}, but rank {rank} differs from rank 0 (here, "
+                f"rank {self.rank} has {str(facts[names[fact]])[:200]})"
             )
 
     def _each(self, value: Tensor) -> Tensor:
-        """Return (world, ...), the values of all processes, of one shape, on every process."""
+        """Return the values of all processes, (world, ...), on every process.
+
+        All values must have the same shape.
+        """
         import torch.distributed as dist
 
         data = value.contiguous()
@@ -148,7 +165,7 @@ class Group(Ranks):
 
     def _members(self) -> int:
         if self._num_models is None:
-            raise ValueError("ranks must know how many members there are: over(num_models)")
+            raise ValueError("ranks must know the number of members: call over(num_models) first")
         return self._num_models
 
     def _run(self, kind: str, data: Tensor, call: Callable[[], Any]) -> None:
@@ -164,7 +181,7 @@ class Group(Ranks):
                 f"another rank {what} while rank {self.rank} of {self.world} waited for it: the "
                 "run is over and nothing more is released; what was charged stays charged"
             )
-            # At once: torchrun ends this process, too, before all that unwinds can be said.
+            # Log at once, because torchrun may end this process before the exception is shown.
             _LOG.error(self._broken[0])
             raise ProcessError(self._broken[0]) from error
         self.calls[kind] += 1
@@ -172,19 +189,19 @@ class Group(Ranks):
 
 
 def _as_bytes(value: Tensor) -> Tensor:
-    """The same memory as (bytes,) uint8, which every back end carries."""
+    """Return the same memory as (bytes,) uint8, which every back end can send."""
     return value.reshape(-1).view(torch.uint8)
 
 
 def _share(num_models: int, rank: int, world: int) -> slice:
-    """The members of one process."""
+    """Return the slice of the members that one process holds."""
     share, more = divmod(num_models, world)
     first = rank * share + min(rank, more)
     return slice(first, first + share + (rank < more))
 
 
 def _exchange(operations: list[Any]) -> None:
-    """Send and receive all of these."""
+    """Run these sends and receives."""
     import torch.distributed as dist
 
     for request in dist.batch_isend_irecv(operations):
@@ -198,17 +215,21 @@ def joined(
     place: Place | None = None,
     cuda: bool = False,
 ) -> Iterator[Ranks]:
-    """The ranks that `torchrun` started, or `ALONE` if that is one or none.
+    """Join the processes that `torchrun` started; use it in a `with` statement.
 
     Args:
-        timeout_seconds: > 0, how long a rank waits for the others, at the start and in every step.
-        place: of this process; None: what the environment says.
-        cuda: whether tensors are on GPUs, which then talk through NCCL.
+        timeout_seconds: how long a process waits for the others, at the start and in every step;
+            > 0.
+        place: this process's rank; None to read it from the environment.
+        cuda: whether tensors are on GPUs, which communicate through NCCL.
+
+    Yields:
+        the processes, or `ALONE` if there is only one.
 
     Raises:
-        ValueError: timeout_seconds, or ranks of other versions of adapmixed or torch, or other
-            instruction sets, whose roundings differ.
-        ProcessError: the others did not come, or a rank has ended.
+        ValueError: if `timeout_seconds` is out of range, or if the processes have other versions
+            of adapmixed or torch or another instruction set, since these may round differently.
+        ProcessError: if the other processes do not appear, or if one has ended.
     """
     if not timeout_seconds > 0:
         raise ValueError(f"timeout_seconds must be > 0, got {timeout_seconds!r}")
@@ -218,8 +239,8 @@ def joined(
         return
     import torch.distributed as dist
 
-    # Its functions keep the group of their import as a default, whose threads then outlive
-    # `destroy_process_group` and abort the process where they meet Python's end.
+    # Its functions keep the group of their import as a default. That group's threads would outlive
+    # `destroy_process_group` and abort the process at Python's end.
     import torch.distributed.nn.functional
 
     from adapmixed import __version__
@@ -245,5 +266,5 @@ def joined(
         }
     )
     yield group
-    # Not after an error: then the others may be gone, and the process is about to end.
+    # Not after an error, when the others may be gone and this process is about to end.
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Which of how many ranks this process is."""
+"""The rank of this process among all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Place:
-    """Rank `rank` of `world`; `local_rank` is its number among those of one machine."""
+    """The rank of a process.
+
+    Attributes:
+        rank: number of the process, in [0, world).
+        world: number of processes.
+        local_rank: number of the process among those on its machine.
+    """
 
     rank: int = 0
     world: int = 1
@@ -18,10 +24,12 @@ class Place:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """From RANK, WORLD_SIZE and LOCAL_RANK, as `torchrun` sets them; alone without them.
+        """Read RANK, WORLD_SIZE and LOCAL_RANK, as `torchrun` sets them.
+
+        Without them the process is the only one.
 
         Raises:
-            ValueError: if only one is set, or rank is not in [0, world size).
+            ValueError: if only one of RANK and WORLD_SIZE is set, or RANK is not below WORLD_SIZE.
         """
         names = ("RANK", "WORLD_SIZE")
         given = [environment.get(name) for name in names]

@@ -1,4 +1,4 @@
-"""The operator's report: tables for a terminal, and report.json."""
+"""Write the operator's report: tables for a terminal, and report.json."""
 
 from adapmixed.report.build import build_report, environment, plain
 from adapmixed.report.table import aligned, table

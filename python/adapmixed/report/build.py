@@ -1,4 +1,4 @@
-"""The content of report.json from evaluations."""
+"""Build the content of report.json from evaluations."""
 
 import math
 import os
@@ -29,32 +29,34 @@ def build_report(
     sample: Mapping[str, str] | None = None,
     training: Sequence[Mapping[str, object]] = (),
 ) -> dict[str, object]:
-    """Collect evaluations into what report.json holds: strict JSON values only.
+    """Return the content of report.json for these evaluations, in strict JSON values.
 
-    JSON has no infinities: an infinite number (perplexity, ε, Rényi order) is the string "inf".
+    JSON has no infinities, so an infinite perplexity, ε or Rényi order becomes the string "inf".
 
     Args:
-        evaluations: one per method, names distinct. `change` is the relative change of perplexity
-            against the first whose guarantee is of kind "public"; null without one, or where
-            neither perplexity is finite.
-        config: settings of the run; JSON values, nested as liked.
-        environment: see :func:`environment`.
-        sample: a generated text: "text" and "guarantee" (the sentence that covers it), optionally
-            "prompt" (public text that it continues), "method", "kind", and further strings.
-        training: see :func:`adapmixed.report.training.training_losses`.
+        evaluations: one per method, with distinct names.
+        config: settings of the run, as nested JSON values.
+        environment: the result of :func:`environment`.
+        sample: a generated text, or None. It has "text" and "guarantee", the sentence that covers
+            it. It may have "prompt" (public text), "method", "kind" and further strings.
+        training: the result of :func:`adapmixed.report.training.training_losses`.
 
     Returns:
-        {"format_version": 2, "methods": [...], "sample", "environment", "config"}; each method has
-        "name", "perplexity", "change", "queries", "epsilon" (nats; null without a guarantee),
-        "delta", "kind", "guarantee" (a sentence), "unit", "adjacency", "method", "order",
-        "screened" (share of queries), "tokens_per_second", "breakdown" (nats) and "curve":
-        [[queries, ε or null], ...], at most 200 points, the last always among them, and likewise
-        "perplexities": [[queries, perplexity so far], ...]; with diagnostics also "diagnostics",
-        see :class:`adapmixed.evaluation.Diagnosis`. "training" is there unless it is empty.
+        {"format_version": 2, "methods": [...], "sample", "environment", "config"}, and "training"
+        unless it is empty. Each method has "name", "perplexity", "change", "queries", "epsilon"
+        (nats; null without a guarantee), "delta", "kind", "guarantee" (a sentence), "unit",
+        "adjacency", "method", "order", "screened" (a share of the queries), "tokens_per_second",
+        "breakdown" (nats), "curve" and "perplexities". "change" is the relative change of
+        perplexity against the first method whose guarantee is of kind "public". It is null without
+        such a method, or if neither perplexity is finite. "curve" is [[queries, ε or null], ...]
+        and "perplexities" [[queries, perplexity so far], ...], each with at most 200 points and
+        always the last. With diagnostics there is also "diagnostics", see
+        :class:`adapmixed.evaluation.Diagnosis`.
 
     Raises:
-        ValueError: no evaluations, a name twice, NaN anywhere, a value that JSON cannot hold, a
-            sample without its text or guarantee.
+        ValueError: if there are no evaluations or a name is repeated.
+        ValueError: if a value is NaN or none that JSON can hold.
+        ValueError: if a sample lacks its text or guarantee.
     """
     if not evaluations:
         raise ValueError("evaluations must hold at least one method, got none")
@@ -73,9 +75,9 @@ def build_report(
 
 
 def environment() -> dict[str, object]:
-    """Return versions and hardware that the numbers depend on; no host names and no paths.
+    """Return the versions and hardware that the numbers depend on, without host names or paths.
 
-    A version is None if a package is not installed as a distribution.
+    The version of a package is None if it is not installed as a distribution.
     """
     import torch
 
@@ -131,7 +133,7 @@ def _change(perplexity: float, public: float | None) -> float | None:
 
 
 def _thin(curve: Sequence[_Point]) -> list[_Point]:
-    """Return evenly spaced points, the first and the last among them."""
+    """Return evenly spaced points, always with the first and the last."""
     last = len(curve) - 1
     if last < _CURVE_POINTS:
         return list(curve)
@@ -150,11 +152,14 @@ def _sample(sample: Mapping[str, str]) -> dict[str, object]:
 
 
 def plain(value: object, where: str) -> object:
-    """Return the value in JSON's own types; infinities become strings, NaN and others raise.
+    """Return the value in JSON's own types, with infinities as strings.
 
     Args:
-        value: nested as liked.
-        where: what an error calls it.
+        value: the value, possibly nested.
+        where: its name in errors.
+
+    Raises:
+        ValueError: if JSON cannot hold the value, for instance NaN.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -176,7 +181,7 @@ def plain(value: object, where: str) -> object:
 
 
 def _processor() -> str | None:
-    """Return its name, if the system tells."""
+    """Return the processor's name if the system tells it, else None."""
     try:
         facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Diagnostics of an evaluation in report.json and on the terminal: private, the operator's."""
+"""Show an evaluation's diagnostics, which are private, in report.json and on the terminal."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 UTILITY_TITLES = ("method", "gap", "mean bound", "bound")
 UTILITY_WORDS = (
-    "Nats a token. Gap: what the method’s mean negative log-likelihood exceeds that of the "
-    "unprotected ensemble by, on the same queries. Bound: the largest (1 − λ) log(p_j/p_0) over "
-    "all queries and models, which the paper’s utility theorem says the gap is at most; mean "
-    "bound: the mean over queries of each one’s largest, which its proof gives, too. They depend "
-    "on the private data: for the operator only."
+    "In nats per token. Gap: the method’s mean negative log-likelihood minus that of the "
+    "unprotected ensemble, on the same queries. Bound: the largest (1 − λ) log(p_j/p_0) over all "
+    "queries and models, which bounds the gap by the paper’s utility theorem. Mean bound: the mean "
+    "over queries of each query’s largest term, which bounds the gap, too. These numbers depend on "
+    "the private data and are for the operator only."
 )
 
 
 def diagnostics_entry(diagnosis: "Diagnosis") -> dict[str, object]:
-    """Return what report.json holds of a diagnosis: nats, counts of queries or of pairs."""
+    """Return the entry of report.json for a diagnosis, in nats and counts."""
     from adapmixed.evaluation.diagnosis import QUANTILES
 
     utility, weights = diagnosis.utility, diagnosis.weights
@@ -36,24 +36,24 @@ def diagnostics_entry(diagnosis: "Diagnosis") -> dict[str, object]:
 
 
 def utility_of(method: Method) -> Mapping[str, Any] | None:
-    """Return the utility theorem's numbers of a method; None if there are none."""
+    """Return a method's numbers for the utility theorem, or None."""
     found: Mapping[str, Any] | None = (method.diagnostics or {}).get("utility")
     return found
 
 
 def utility_cells(method: Method) -> list[str]:
-    """Return the cells of a method that has these numbers, as `UTILITY_TITLES`."""
+    """Return the cells of a method with these numbers, in the order of `UTILITY_TITLES`."""
     utility = utility_of(method) or {}
     return [method.name, *(_nats(utility[key]) for key in ("gap", "mean_bound", "bound"))]
 
 
 def utility_table(methods: Sequence[Method]) -> list[str]:
-    """Return lines; none if no method has such numbers."""
+    """Return the lines of the utility table; none if no method has such numbers."""
     rows = [utility_cells(method) for method in methods if utility_of(method) is not None]
     if not rows:
         return []
     return [
-        "PRIVATE, for the operator: the utility theorem (nats a token).",
+        "PRIVATE, for the operator: the utility theorem (nats per token).",
         *aligned([UTILITY_TITLES, *rows], (False, True, True, True)),
         "",
         *textwrap.wrap(UTILITY_WORDS, 100),

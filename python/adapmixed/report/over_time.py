@@ -1,4 +1,4 @@
-"""Perplexity of stretch after stretch of the text: shards spend their budgets as it goes on."""
+"""Show perplexity by part of the text, which rises as shards spend their budgets."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from adapmixed.report.view import Method
 
 
 def over_time(methods: Sequence[Method], rows: int = 8) -> list[str]:
-    """Return the lines of a table with about `rows` stretches."""
+    """Return the lines of a table with about `rows` parts of the text."""
     stretches = [_stretches(method.perplexities, rows) for method in methods]
     lines = [["perplexity of queries", *(method.name for method in methods)]]
     for row in zip(*stretches, strict=True):
@@ -20,7 +20,7 @@ def over_time(methods: Sequence[Method], rows: int = 8) -> list[str]:
 def _stretches(
     perplexities: Sequence[tuple[int, float]], rows: int
 ) -> list[tuple[int, int, float]]:
-    """Return (first query, last query, perplexity between) of about `rows` stretches."""
+    """Return (first query, last query, perplexity between them) of about `rows` parts."""
     count = min(rows, len(perplexities))
     chosen = [perplexities[(row + 1) * len(perplexities) // count - 1] for row in range(count)]
     found, before, loss_before = [], 0, 0.0

@@ -1,4 +1,4 @@
-"""Several runs of every method: mean ± deviation as in the paper's Table 1."""
+"""Report several runs of every method as mean ± deviation, as in the paper's Table 1."""
 
 import math
 import textwrap
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
-    """Return every method's values by run, means and deviations: JSON values, inf as "inf"."""
+    """Return every method's values by run, means and deviations as JSON values."""
     return [
         {
             "name": one.name,
@@ -39,7 +39,7 @@ def runs_entry(runs: Sequence["Runs"]) -> list[dict[str, object]]:
 
 
 def runs_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the cells of the methods, below the titles."""
+    """Return the titles and the cells of every method."""
     rows = [["method", "perplexity", "ε of a run", "kind", "neighbours"]]
     for one in entries:
         perplexity, epsilon = _read(one["perplexity_mean"]), _read(one["epsilon_mean"])
@@ -57,19 +57,19 @@ def runs_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def runs_words(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the numbers of the table are."""
+    """Return the sentences that explain the table's numbers."""
     count, queries = len(entries[0]["perplexity"]), entries[0]["queries"]
     return (
-        f"Mean ± standard deviation (n − 1) of {count} runs of {queries} queries. Every ε is that "
-        "of one run, one service life; it does not cover all runs together, whose costs add."
+        f"Mean ± standard deviation (n − 1) of {count} runs of {queries} queries. Every ε covers "
+        "one run alone; it does not cover all runs together, whose costs add up."
     )
 
 
 def runs_table(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return an aligned table of the methods, what its numbers are, and the guarantees.
+    """Return an aligned table of the methods, an explanation and the guarantees.
 
     Args:
-        entries: of `runs_entry`.
+        entries: the result of `runs_entry`.
     """
     lines = aligned(runs_rows(entries), [False] * 5)
     lines += ["", *textwrap.wrap(runs_words(entries), 88)]

@@ -1,4 +1,4 @@
-"""A report from an evaluation's result file, complete or under way, without the models."""
+"""Build a report from an evaluation's result file, complete or not, without the models."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 def stored_report(stored: "StoredResult") -> dict[str, object]:
-    """Return what `build_report` makes of the evaluation, as far as it has come.
+    """Return the report of an evaluation, possibly incomplete, as `build_report` makes it.
 
-    The methods are those of the first run; under "runs" are the runs that are whole, if the
-    evaluation is of several. What the file was given to keep, as `adapmixed evaluate` does, is
-    what the report of the evaluation had: of a complete one the reports are the same. Without it
-    the settings are those of the file, and there is neither an environment nor training losses.
+    The methods are those of the first run. If the evaluation has several runs, "runs" holds the
+    complete ones. `adapmixed evaluate` keeps the settings, the environment and the training losses
+    in the file. Then the report of a complete evaluation equals the one it printed. Otherwise the
+    settings come from the file's configuration, and there is no environment and no training loss.
 
     Raises:
-        ValueError: nothing is answered yet.
+        ValueError: if nothing was answered yet.
     """
     from adapmixed.evaluation import Runs
 
@@ -48,7 +48,7 @@ def stored_report(stored: "StoredResult") -> dict[str, object]:
 
 
 def _settings(configuration: Mapping[str, Any]) -> dict[str, object]:
-    """Return a configuration without functions of the members' weights."""
+    """Return a configuration without values that depend on the members' weights."""
     settings = {key: value for key, value in configuration.items() if key != "probe"}
     settings["ensemble"] = {
         key: value for key, value in settings["ensemble"].items() if key != "fingerprint"

@@ -1,4 +1,4 @@
-"""The report as text for a terminal."""
+"""Format the report's table for a terminal."""
 
 import textwrap
 import unicodedata
@@ -17,7 +17,7 @@ from adapmixed.report.view import (
     show_epsilon,
 )
 
-# Title and whether the column holds numbers, which stand on the right.
+# Title, and whether the column holds numbers, which are aligned on the right.
 _COLUMNS = (
     ("method", False),
     ("perplexity", True),
@@ -35,9 +35,9 @@ _SENTENCE_WIDTH = 100
 
 
 def table(report: Mapping[str, object]) -> str:
-    """Return an aligned table of the methods, then one sentence of guarantee for each.
+    """Return an aligned table of the methods, followed by the guarantee of each.
 
-    ε in nats, rounded up to four significant digits; "-" if a value does not exist.
+    ε is in nats, rounded up to four significant digits. A missing value is shown as "-".
     """
     methods = read_methods(report)
     rows = [[title for title, _ in _COLUMNS]]
@@ -67,11 +67,11 @@ def table(report: Mapping[str, object]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
-    """Return the lines of a table: the first row is its head, which a line follows.
+    """Return the lines of a table, with a rule below the first row.
 
     Args:
-        rows: cells; each row as long as `numbers`.
-        numbers: whether a column holds numbers, which stand on the right.
+        rows: the cells; the first row holds the titles.
+        numbers: for each column, whether it holds numbers, which are aligned on the right.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(_width(row[i]) for row in rows) for i in range(len(numbers))]
@@ -87,7 +87,7 @@ def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]
 
 
 def _width(text: str) -> int:
-    """Return the columns of a terminal that the text takes."""
+    """Return the number of terminal columns of a text."""
     columns = 0
     for character in text:
         if not unicodedata.combining(character):
@@ -96,5 +96,5 @@ def _width(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which would break the table or steer the terminal."""
+    """Return the text with control characters replaced, since they could steer the terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,4 +1,4 @@
-"""All tables of a report for a terminal, from what report.json holds alone."""
+"""Format all tables of a report for a terminal, from the content of report.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from adapmixed.report.view import read_methods
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """Return the methods or their runs, perplexity over time under budgets, and diagnostics."""
+    """Return the tables of methods or runs, of perplexity over time, and of diagnostics."""
     methods, runs = read_methods(report), report.get("runs")
     lines = [runs_table(runs) if runs else table(report)]
     if not runs and any(method.method == "per-shard budget" for method in methods):

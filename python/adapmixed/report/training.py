@@ -1,4 +1,4 @@
-"""Losses that `adapmixed train` leaves in an ensemble's folders: the operator's."""
+"""Read the training losses in an ensemble's folders, which are for the operator."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ from adapmixed.training.folder import MEMBER_FILE, read_member_record
 
 
 def training_losses(folder: Path) -> list[dict[str, object]]:
-    """Return the losses of every member that has any, in their order.
+    """Return the training losses of the members that have any, in their order.
 
-    Each has "member", "tokens" it was trained on and "losses", the mean of each epoch in nats per
-    token; with held-out text also "loss" and "public_loss", in nats per held-out token.
+    Each entry has "member", "tokens" (trained on) and "losses", the mean of each epoch in nats per
+    token. With held-out text it also has "loss" and "public_loss", in nats per held-out token.
 
     Args:
-        folder: of the ensemble; one that was not made by `adapmixed train` gives nothing.
+        folder: the ensemble folder. The result is empty if `adapmixed train` did not make it.
 
     Raises:
-        ValueError: a file of the ensemble or a member is of another format.
+        ValueError: if a file of the ensemble or of a member has another format.
     """
     if not (folder / FILE_NAME).is_file():
         return []
@@ -26,7 +26,7 @@ def training_losses(folder: Path) -> list[dict[str, object]]:
             continue
         record = read_member_record(folder / member)
         losses: dict[str, object] = {}
-        if record["losses"]:  # none of an empty shard
+        if record["losses"]:  # an empty shard has none
             losses["losses"] = [float(loss) for loss in record["losses"]]
         if record["validation"] is not None:
             for name in ("loss", "public_loss"):

@@ -1,4 +1,4 @@
-"""A report read back into typed rows, and the number formats that its views share."""
+"""Read a report into typed rows, and format its numbers."""
 
 import math
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ NEIGHBOUR_LABELS = {
     "add_remove": "add/remove",
     "replace_one": "replace-one",
 }
-"""Short names of the neighbours: an ε for one kind is no ε for another."""
+"""Short names of the adjacencies; an ε for one is not comparable with an ε for another."""
 
 MISSING = "-"
-"""Stands for a value that does not exist."""
+"""Shown for a missing value."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,16 @@ class Method:
 
     @property
     def has_budget(self) -> bool:
-        """Whether ε is a finite number above 0."""
+        """Whether ε is finite and above 0."""
         return self.epsilon is not None and 0 < self.epsilon < math.inf
 
 
 def read_methods(report: Mapping[str, object]) -> tuple[Method, ...]:
-    """Return the methods of a report; ValueError for another format version."""
+    """Return the methods of a report.
+
+    Raises:
+        ValueError: if the report has another format version.
+    """
     version = report.get("format_version")
     if version != FORMAT_VERSION:
         raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
@@ -96,33 +100,33 @@ def _optional(value: float | str | None) -> float | None:
 
 
 def show_epsilon(epsilon: float | None) -> str:
-    """Return ε as the guarantee writes it; missing if there is none."""
+    """Return ε as the guarantee writes it, or `MISSING`."""
     return MISSING if epsilon is None else format_epsilon(epsilon)
 
 
 def format_delta(method: Method) -> str:
-    """Return δ; missing if there is no guarantee for it to belong to."""
+    """Return δ, or `MISSING` without a guarantee."""
     return MISSING if method.epsilon is None else f"{method.delta:g}"
 
 
 def format_neighbours(adjacency: str | None) -> str:
-    """Return which neighbours ε is for; missing if nothing private was used or protected."""
+    """Return the adjacency of ε, or `MISSING` if nothing private was used or protected."""
     return MISSING if adjacency is None else NEIGHBOUR_LABELS.get(adjacency, adjacency)
 
 
 def format_promise(kind: str, adjacency: str | None) -> str:
-    """Return kind and neighbours of an ε."""
+    """Return the kind and the adjacency of an ε."""
     words = KIND_LABELS.get(kind, kind)
     return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
 
 
 def format_unit(method: Method) -> str:
-    """Return what is protected; missing if nothing is."""
+    """Return the unit that is protected, or `MISSING` if nothing is."""
     return MISSING if method.epsilon is None else method.unit
 
 
 def format_perplexity(perplexity: float) -> str:
-    """Return two decimals, or four significant digits if it is large."""
+    """Return a perplexity with two decimals, or with four significant digits if it is large."""
     return f"{perplexity:.2f}" if perplexity < 1e4 else f"{perplexity:.4g}"
 
 
@@ -137,13 +141,13 @@ def format_change(change: float | None) -> str:
 
 
 def format_screened(method: Method) -> str:
-    """Return the share of screened queries in percent; missing if a method does not screen."""
+    """Return the share of screened queries in percent, or `MISSING` without screening."""
     screens = method.screened > 0 or method.breakdown.get("screening", 0.0) > 0
     return f"{100 * method.screened:.1f}%" if screens else MISSING
 
 
 def format_rate(rate: float | None) -> str:
-    """Return tokens per second; missing if speed was not reported."""
+    """Return tokens per second, or `MISSING` if speed was not reported."""
     if rate is None:
         return MISSING
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

@@ -1,4 +1,4 @@
-"""report.json, written."""
+"""Write report.json."""
 
 import json
 from collections.abc import Mapping
@@ -8,19 +8,23 @@ from adapmixed.files import write_file
 
 
 def report_json(report: Mapping[str, object]) -> str:
-    """Return a report as the text of a file: strict JSON; ValueError for what it cannot hold."""
+    """Return a report as strict JSON text.
+
+    Raises:
+        ValueError: if JSON cannot hold a value.
+    """
     return json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_report(report: Mapping[str, object], folder: Path | str) -> Path:
-    """Write report.json, replaced as a whole or not at all, and return its path.
+    """Write report.json atomically and return its path.
 
     Args:
-        report: from :func:`build_report`.
-        folder: created if it is missing.
+        report: the result of :func:`build_report`.
+        folder: the folder, which is created if it is missing.
 
     Raises:
-        ValueError: a value that strict JSON cannot hold.
+        ValueError: if JSON cannot hold a value.
     """
     path = Path(folder) / "report.json"
     text = report_json(report)

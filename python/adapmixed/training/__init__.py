@@ -1,4 +1,4 @@
-"""From documents to shards, from shards to adapters."""
+"""Divide documents into shards, and train one adapter per shard."""
 
 from adapmixed.training.adapter import save_adapter
 from adapmixed.training.blocks import token_blocks, token_stream

@@ -1,4 +1,4 @@
-"""A peft adapter on a copy of the public model, and its folder."""
+"""Put a peft adapter on a copy of the public model, and save it in a folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from adapmixed.training.config import FinetuneConfig
 
 
 def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
-    """Return a copy of `base` with a new LoRA adapter (B = 0), drawn from the global random state.
+    """Return a copy of `base` with a new LoRA adapter.
 
-    Modules are copied. Weights are shared with `base` and frozen in the copy.
+    A is drawn from torch's global random state, and B is 0. Modules are copied. Weights are shared
+    with `base` and frozen in the copy.
+
+    Args:
+        base: a transformers causal language model.
+        config: the settings; rank, alpha and target_modules are used.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -32,7 +37,7 @@ def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
     )
     shared = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in base.parameters()}
     with warnings.catch_warnings():
-        # peft asks transformers by an old name, and warns of merging an adapter of a tied head.
+        # peft uses an old name of transformers, and warns about merging adapters of a tied head.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", message=r"Model has `tie_word_embeddings=True`")
         return get_peft_model(copy.deepcopy(base, shared), settings)
@@ -46,14 +51,14 @@ def save_adapter(
     base_name: str,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write an ordinary peft folder that names no path of this machine.
+    """Write an ordinary peft folder that contains no path of this machine.
 
     Args:
-        model: an `adapted_copy`.
-        folder: created if need be; its adapter files are replaced.
-        config: the settings the adapter was trained with.
-        base_name: written as `base_model_name_or_path`: a hub name or a neutral word.
-        dtype: of the stored weights; readers compute in fp32.
+        model: the result of `adapted_copy`.
+        folder: the folder, created if it is missing; its adapter files are replaced.
+        config: the settings that the adapter was trained with.
+        base_name: the value of `base_model_name_or_path`, a hub name or a neutral word.
+        dtype: dtype of the stored weights; readers compute in fp32.
     """
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
@@ -74,14 +79,14 @@ def save_adapter(
     }
     text = json.dumps(peft_config, indent=2) + "\n"
     (target / "adapter_config.json").write_text(text, encoding="utf-8")
-    # By default peft adds the whole output layer where that is adapted.
+    # By default peft also stores the whole output layer if that is adapted.
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in state.items()}
     save_file(weights, str(target / "adapter_model.safetensors"), metadata={"format": "pt"})
 
 
 def _is_conv1d(model: Any, targets: Sequence[str]) -> bool:
-    """Whether the adapted layers store (in, out), as GPT-2's Conv1D does."""
+    """Return whether the adapted layers store weights as (in, out), as GPT-2's Conv1D does."""
     from transformers.pytorch_utils import Conv1D
 
     suffixes = tuple(f".{target}" for target in targets)

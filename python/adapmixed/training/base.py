@@ -1,4 +1,4 @@
-"""The public model that members are trained on: its files' digests, its layers to adapt."""
+"""Facts about the public model: the digests of its files, and the layers to adapt."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from adapmixed.ensemble.support import check_model
 
 @dataclass(frozen=True)
 class BaseFacts:
-    """What is recorded about a public model.
+    """Facts about a public model.
 
     Attributes:
         name: the hub name, or the folder's own name without its path.
         revision: the hub's commit; None for a folder.
-        tokenizer_files: `provenance.tokenizer_files`, {} without a tokenizer.
-        base_sha256: `provenance.base_sha256` of a folder; of a hub name the digest of
-            `model.safetensors`, None where its weights lie in several files.
+        tokenizer_files: digests of the tokenizer's files (`provenance.tokenizer_files`); {} without
+            a tokenizer.
+        base_sha256: digest of the weights. For a folder it is `provenance.base_sha256`. For a hub
+            name it is that of `model.safetensors`, or None if the weights lie in several files.
         positions: longest input in tokens, or None.
         linear_layers: full names of the layers that a LoRA can adapt, in the model's order.
-        default_targets: the layers peft adapts in this architecture, () if it knows none.
+        default_targets: names of the layers that peft adapts by default in this architecture; () if
+            it has no default.
         head: full name of the output layer.
-        hidden_bytes: of one token's hidden state in fp32.
-        blocks: full names of the decoder blocks, () if they are not one list.
+        hidden_bytes: bytes of one token's hidden state in fp32.
+        blocks: full names of the decoder blocks, () if they are not in a single list.
     """
 
     name: str
@@ -53,11 +55,12 @@ class BaseFacts:
         """Return the full names of the layers that members adapt.
 
         Args:
-            what: "head": the output layer; "last:K": all linear layers of the last K blocks;
-                "all": all linear layers of all blocks.
+            what: "head" for the output layer, "last:K" for all linear layers of the last K blocks,
+                or "all" for all linear layers of all blocks.
 
         Raises:
-            ValueError: for other words, more blocks than there are, or unknown blocks.
+            ValueError: for another value, for more blocks than there are, or if the model's blocks
+                are not known.
         """
         if what == "head":
             return (self.head,)
@@ -67,7 +70,7 @@ class BaseFacts:
         count = int(last[1] or len(self.blocks))
         if not 1 <= count <= len(self.blocks):
             raise ValueError(
-                f"adapt must be head or name at most the {len(self.blocks)} blocks found in "
+                f"adapt must be head or at most the {len(self.blocks)} blocks found in "
                 f"{self.name}, got {what!r}"
             )
         prefixes = tuple(f"{block}." for block in self.blocks[-count:])
@@ -77,7 +80,7 @@ class BaseFacts:
         """Return the full names of the layers that peft adapts for these `target_modules`.
 
         Raises:
-            ValueError: if a name is that of no linear layer.
+            ValueError: if no linear layer has one of these names.
         """
         for name in names:
             if not any(f".{layer}".endswith(f".{name}") for layer in self.linear_layers):
@@ -91,11 +94,16 @@ class BaseFacts:
 
 
 def base_facts(base: str, revision: str | None = None) -> BaseFacts:
-    """Reads the configuration and hashes the files of a folder or hub name.
+    """Read the configuration of a public model and hash its files.
+
+    Args:
+        base: a folder or hub name.
+        revision: commit, tag or branch of a hub name; None for the newest.
 
     Raises:
-        OSError, ValueError: if there is no such model, or none that an ensemble can be built on
-            (`support.check_model`): said before any text is read.
+        OSError: if there is no such model.
+        ValueError: if an ensemble cannot be built on it (`support.check_model`), or if `revision`
+            is given for a folder.
     """
     import torch
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
@@ -105,7 +113,7 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     if local and revision is not None:
         raise ValueError(f"revision applies to hub names, got {revision!r} for the folder {base}")
     config = AutoConfig.from_pretrained(base, revision=revision)
-    with torch.device("meta"):  # its modules, without weights
+    with torch.device("meta"):  # build the modules without weights
         model = AutoModelForCausalLM.from_config(config)
     check_model(model)
     commit = None if local else getattr(config, "_commit_hash", None) or revision

@@ -1,4 +1,4 @@
-"""Text as blocks of tokens to train on."""
+"""Turn text into blocks of tokens to train on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
-"""The label that torch's cross entropy skips."""
+"""The label that torch's cross entropy ignores."""
 
 
 def token_stream(tokenizer: Any, texts: Sequence[str]) -> list[int]:
-    """Token ids of all texts in order, each followed by the end-of-text token.
+    """Return the token ids of all texts in order, each followed by the end-of-text token.
 
     Raises:
         ValueError: if the tokenizer has no end-of-text token.
@@ -29,14 +29,18 @@ def token_stream(tokenizer: Any, texts: Sequence[str]) -> list[int]:
 
 
 def token_blocks(tokens: Sequence[int], block_size: int) -> tuple[Tensor, Tensor]:
-    """Cuts one shard's stream into blocks; the last one is filled up and its filling not scored.
+    """Cut one shard's token stream into blocks, with the last one padded.
 
     Args:
-        tokens: the stream; a stream of fewer than two tokens has nothing to predict.
-        block_size: t >= 2.
+        tokens: the stream; fewer than two tokens give no block, since nothing can be predicted.
+        block_size: t, tokens per block, >= 2.
 
     Returns:
-        (input_ids, labels), each (blocks, t) int64; labels are -100 where there is no token.
+        (input_ids, labels), each (blocks, t) int64. Labels are -100 at padding, which is not
+        scored.
+
+    Raises:
+        ValueError: if `block_size` is below 2.
     """
     if block_size < 2:
         raise ValueError(f"block_size must be >= 2, got {block_size}")

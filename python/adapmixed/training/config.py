@@ -8,20 +8,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """Settings of one adapter's training; the same for every shard, chosen without private data.
+    """Settings of one adapter's training.
+
+    They are the same for every shard and must be chosen without private data.
 
     Attributes:
-        rank: r of the update B A, >= 1.
+        rank: rank r of the update B A, >= 1.
         alpha: LoRA's scale; the update is multiplied by alpha / rank.
-        target_modules: names of the layers that are adapted.
-        learning_rate: AdamW's highest rate; it falls linearly to zero.
+        target_modules: names of the layers to adapt.
+        learning_rate: the largest learning rate of AdamW, which falls linearly to zero.
         warmup_steps: steps over which the rate first rises linearly, >= 0.
-        weight_decay: AdamW's decoupled weight decay.
+        weight_decay: AdamW's decoupled weight decay, >= 0.
         epochs: passes over the shard, >= 1.
         batch_size: blocks per step, >= 1.
         block_size: tokens per block, >= 2.
-        early_stopping: whether the weights with the least loss on the shard's own held-out text
-            are kept, among the public model and those after each epoch.
+        early_stopping: whether to keep the weights with the least loss on the shard's own held-out
+            text, among the public model and the weights after each epoch.
+
+    Raises:
+        ValueError: if a setting is out of range.
     """
 
     rank: int = 4

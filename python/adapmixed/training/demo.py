@@ -1,4 +1,4 @@
-"""The demonstration's ensemble, trained where it is used."""
+"""Train the demonstration's ensemble on the user's machine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ CONFIG = FinetuneConfig(
     batch_size=4,
     block_size=256,
 )
-"""Few passes at a high rate: the reader waits for it."""
+"""Few passes at a high learning rate, because the user waits for them."""
 
 
 def train_demo(folder: Path, *, workers: int | None = None) -> Path:
-    """Train head members on the built-in private text: seconds, with a bar on a terminal.
+    """Train members that adapt the output layer on the built-in private text.
 
-    Members that are there are kept. `<folder>.private` is made beside it; the text is public, and
-    so is the key of its division.
+    This takes seconds and shows a progress bar on a terminal. Members that are already trained are
+    kept. `<folder>.private` is made, too. The text is public, and so is the key that divides it.
 
     Args:
-        folder: of the ensemble.
-        workers: processes that train; None: one a core.
+        folder: the ensemble folder.
+        workers: number of processes that train; None for one per core.
 
     Returns:
         the folder.
 
     Raises:
-        ValueError: if the folder holds another ensemble, or that of another Python's text.
+        ValueError: if the folder holds another ensemble, for instance one trained on the text of
+            another Python version.
         RuntimeError: if a worker was killed, or the disk is full.
     """
     key = folder.with_name(folder.name + ".key")

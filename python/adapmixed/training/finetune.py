@@ -1,11 +1,11 @@
-"""One LoRA adapter from one shard.
+"""Train one LoRA adapter on one shard.
 
-Training of shard i may depend on the shard's own documents, on public data (the base, the settings)
-and on a seed derived from (seed, i), on nothing else: no early stopping or tuning across shards, no
-random state that another shard advanced. Otherwise removing shard j would change model i, and the
-privacy analysis, which lets exactly one model change, would not hold.
+Training on shard i depends only on the shard's documents, on public data (the base, the settings)
+and on a seed derived from (seed, i). So there is no early stopping or tuning across shards, and no
+random state that another shard advanced. Otherwise removing shard j would change model i. The
+privacy analysis would then fail, because it lets exactly one model change.
 
-An empty shard yields the zero adapter (B = 0), which answers exactly as the public model does.
+An empty shard gives the zero adapter (B = 0), which answers exactly as the public model does.
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.head import trunk_once
 
 Progress = Callable[[int, int], None]
-"""Called with (steps done, steps of all)."""
+"""Called with (steps done, steps in all)."""
 PASS_TOKENS = 512
-"""Tokens of a forward pass on a CPU, but at least one block."""
+"""Tokens per forward pass on a CPU; a pass takes at least one block."""
 
 
 def shard_seed(seed: int, shard: int) -> int:
-    """The seed of one shard's training, a function of (seed, shard) only, in [0, 2**63)."""
+    """Return the seed of one shard's training, in [0, 2**63).
+
+    It depends on (seed, shard) only.
+    """
     digest = hashlib.blake2b(f"{seed}/{shard}".encode(), digest_size=8, person=b"adapmixed.train")
     return int.from_bytes(digest.digest(), "big") >> 1
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What training on one shard has given.
+    """The result of training on one shard.
 
     Attributes:
         model: the adapted copy of the base, a peft model in eval mode.
-        losses: mean loss of each epoch while it was trained, in nats per token; () if the shard
-            has nothing to predict.
-        held_out_losses: on the held-out tokens, of the public model and then after each epoch;
-            () without such tokens.
-        epoch: the one after which the weights were taken, 0: the public model.
+        losses: mean training loss of each epoch, in nats per token; () if the shard has nothing to
+            predict.
+        held_out_losses: mean loss on the held-out tokens, in nats per token, of the public model
+            and then after each epoch; () without held-out tokens.
+        epoch: the epoch whose final weights were kept; 0 for the public model.
     """
 
     model: Any
@@ -69,10 +72,10 @@ def train_adapter(
 ) -> Trained:
     """Train one adapter on one shard; `base` is never changed.
 
-    AdamW minimises the next-token cross entropy with a rate that falls linearly from
-    `learning_rate` to zero over all steps, after the warm-up if there is one. The global random
-    state is left as it was. If the output layer alone is adapted, all below it runs once per token
-    and in eval mode (`head.trunk_once`).
+    AdamW minimises the next-token cross entropy. After an optional warm-up, its learning rate falls
+    linearly from `learning_rate` to zero over all steps. torch's global random state is restored.
+    If the output layer alone is adapted, everything below it runs once per token and in eval mode
+    (`head.trunk_once`).
 
     Args:
         base: a transformers causal language model.
@@ -80,9 +83,10 @@ def train_adapter(
         config: the settings.
         seed: the run's seed.
         shard: the shard's number, >= 0.
-        held_out: tokens of the same shard to measure the loss on after each epoch.
-        scratch: a private folder for hidden states that are too large for memory.
-        progress: told of every step.
+        held_out: tokens of the same shard, on which the loss is measured after each epoch.
+        scratch: a private folder for hidden states that are too large for memory; None to keep
+            them in memory.
+        progress: called after every step.
 
     Raises:
         ValueError: if a block is longer than the base's context.
@@ -114,7 +118,7 @@ def train_adapter(
 
 
 class _Best:
-    """The weights so far with the least loss on held-out text, the public model's included."""
+    """The weights with the least held-out loss so far, starting with the public model's."""
 
     def __init__(self, model: Any, inputs: Tensor, labels: Tensor, *, keep: bool) -> None:
         self._model, self._inputs, self._labels = model, inputs, labels
@@ -126,7 +130,7 @@ class _Best:
         self.look()
 
     def look(self) -> None:
-        """Measure the loss of the weights as they are, and copy them if there is none less."""
+        """Measure the loss of the current weights, and copy them if it is the least so far."""
         epoch, self._looks = self._looks, self._looks + 1
         if self._inputs.shape[0] > 0:
             self._model.eval()
@@ -141,7 +145,7 @@ class _Best:
 
     @torch.no_grad()
     def restore(self) -> int:
-        """Put the best weights back; return their epoch."""
+        """Restore the best weights and return their epoch."""
         for name, parameter in self._trained():
             parameter.copy_(self._kept[name])
         return self.epoch
@@ -151,7 +155,7 @@ class _Best:
 
 
 def check_block_size(base: Any, config: FinetuneConfig) -> None:
-    """Refuses blocks that are longer than the base's context."""
+    """Raise ValueError if blocks are longer than the base's context."""
     limit = getattr(base.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and config.block_size > limit:
         raise ValueError(
@@ -169,19 +173,21 @@ def fit(
     progress: Progress | None = None,
     after_epoch: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Minimises the next-token cross entropy of `model`'s trainable parameters.
+    """Minimise the next-token cross entropy over the trainable parameters of `model`.
 
     Args:
         model: a causal language model; its parameters with requires_grad are trained in place.
-        inputs: what the model takes as input_ids, one row per block, blocks >= 1.
+        inputs: the model's input_ids, one row per block, blocks >= 1. They are token ids, or the
+            block numbers of `head.trunk_once`.
         labels: (blocks, t) int64 from `blocks.token_blocks`.
-        config: learning_rate, weight_decay, epochs and batch_size are used.
-        generator: draws the order of blocks.
-        progress: told of every step.
+        config: the settings; learning_rate, warmup_steps, weight_decay, epochs and batch_size are
+            used.
+        generator: draws the order of the blocks.
+        progress: called after every step.
         after_epoch: called after each epoch; it may leave the model in eval mode.
 
     Returns:
-        mean loss of each epoch, in nats per token.
+        the mean loss of each epoch, in nats per token.
     """
     blocks = inputs.shape[0]
     batches = math.ceil(blocks / config.batch_size)
@@ -219,7 +225,7 @@ def fit(
 def linear_schedule(
     optimizer: torch.optim.Optimizer, config: FinetuneConfig, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """The rate rises over `warmup_steps` and falls linearly to zero at the end of `steps`."""
+    """Return a schedule that rises over `warmup_steps`, then falls linearly to 0 at `steps`."""
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (config.warmup_steps + 1), 1.0 - step / steps)
     )
@@ -231,7 +237,8 @@ def mean_loss(model: Any, inputs: Tensor, labels: Tensor) -> float:
 
     Args:
         model: a causal language model in eval mode.
-        inputs, labels: as `fit`.
+        inputs: as in `fit`.
+        labels: as in `fit`.
     """
     blocks = _blocks_of_a_pass(model, labels)
     parts = zip(torch.split(inputs, blocks), torch.split(labels, blocks), strict=True)
@@ -240,9 +247,10 @@ def mean_loss(model: Any, inputs: Tensor, labels: Tensor) -> float:
 
 
 def _blocks_of_a_pass(model: Any, labels: Tensor) -> int:
-    """Return how many blocks one forward pass takes: all on a GPU, on a CPU those of few tokens.
+    """Return how many blocks one forward pass takes.
 
-    Logits of many tokens would leave a CPU's cache. The gradients of a step's passes add up.
+    On a GPU it takes all. On a CPU it takes few, so that the logits stay in the cache. The
+    gradients of a step's passes add up.
     """
     blocks, length = labels.shape
     return blocks if model.device.type == "cuda" else max(1, PASS_TOKENS // length)
@@ -254,10 +262,10 @@ def _scored(labels: Tensor) -> int:
 
 
 def _total_loss(model: Any, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of the next-token cross entropies.
+    """Return the sum of the next-token cross entropies, in nats.
 
-    The labels are shifted, not the logits: a slice of the logits would be copied, and so would
-    its gradient.
+    The labels are shifted instead of the logits, because a slice of the logits and its gradient
+    would be copied.
     """
     targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).to(model.device)
     logits = model(input_ids=inputs.to(model.device), use_cache=False).logits

@@ -1,4 +1,4 @@
-"""An ensemble folder while it grows, and the operator's folder beside it.
+"""The ensemble folder during training, and the operator's private folder.
 
 my-ensemble/            member-000/ ... (each there whole or not at all), ensemble.json at last
 my-ensemble.private/    mode 0700: shard.key, run.json (what the run was begun with), locks,
@@ -26,11 +26,14 @@ FORMAT_VERSION = 1
 
 
 def read_member_record(folder: Path) -> dict[str, Any]:
-    """What `shard.json` in a member's folder says: "shard", "tokens", "losses" of the epochs and
-    "validation".
+    """Return the content of `shard.json` in a member's folder.
+
+    Returns:
+        "shard" (its `partition.shard_record`), "tokens" (their number), "losses" of the epochs in
+        nats per token, and "validation".
 
     Raises:
-        ValueError: it is not JSON of this format.
+        ValueError: if the file is not JSON of this format.
     """
     path = folder / MEMBER_FILE
     try:
@@ -44,12 +47,12 @@ def read_member_record(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version!r}")
     missing = {"shard", "tokens", "losses", "validation"} - record.keys()
     if missing:
-        raise ValueError(f"{path} must say {' and '.join(sorted(missing))}, it does not")
+        raise ValueError(f"{path} must hold {' and '.join(sorted(missing))}, but does not")
     return record
 
 
 class TrainingFolder:
-    """Paths of one run, and what is finished."""
+    """The paths of one training run, and its finished members."""
 
     def __init__(self, output: Path, num_models: int) -> None:
         self.output = output
@@ -57,17 +60,17 @@ class TrainingFolder:
         self.members = tuple(f"member-{index:03d}" for index in range(num_models))
 
     def prepare(self) -> None:
-        """Makes both folders.
+        """Create both folders.
 
         Raises:
-            ValueError: if the output holds an ensemble that no recorded run has made, or if the
-                private folder is open to others.
+            ValueError: if the output holds an ensemble without the record of its run, or if other
+                users can open the private folder.
         """
         begun = (self.private / "run.json").exists()
         if not begun and any(self.output.glob("member-*")) | (self.output / FILE_NAME).exists():
             raise ValueError(
-                f"output must be a new folder or one whose training was begun here; {self.output} "
-                f"holds an ensemble and {self.private} does not say how it was trained"
+                f"output must be a new folder or one whose training was begun here, but "
+                f"{self.output} holds an ensemble and {self.private} has no record of its training"
             )
         self.output.mkdir(parents=True, exist_ok=True)
         self.private.mkdir(mode=0o700, exist_ok=True)
@@ -75,10 +78,10 @@ class TrainingFolder:
             raise ValueError(f"{self.private} must be open to its owner alone (chmod 700)")
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuses settings other than those the run was begun with, if it was.
+        """Check that the settings equal those that the run was begun with, if it was.
 
         Raises:
-            ValueError: naming the first that differs.
+            ValueError: if a setting differs; the message names the first one.
         """
         path = self.private / "run.json"
         if not path.exists():
@@ -87,7 +90,7 @@ class TrainingFolder:
             begun = json.loads(path.read_text(encoding="utf-8"))
             version, known = begun["format_version"], begun["settings"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} must say what the run was begun with: {error}") from error
+            raise ValueError(f"{path} must hold the settings of the run: {error}") from error
         if version != FORMAT_VERSION:
             raise ValueError(f"{path}: format_version must be {FORMAT_VERSION}, got {version}")
         given = json.loads(json.dumps(settings))  # tuples become lists
@@ -95,20 +98,19 @@ class TrainingFolder:
             if name in given and known.get(name) != given[name]:
                 raise ValueError(
                     f"training into {self.output} was begun with {name} = {known.get(name)!r}, got "
-                    f"{given[name]!r}: go on with the same settings and corpus, or give another "
-                    "output"
+                    f"{given[name]!r}: use the same settings and corpus, or another output"
                 )
 
     def withdrawn(self) -> dict[int, dict[str, Any]]:
         """Return the members that are `null` in `ensemble.json`, with their records in "shards".
 
-        What it says is kept beside the run for the time when it is not there.
+        A copy is kept in the private folder, because `ensemble.json` may be removed meanwhile.
 
         Raises:
-            ValueError: if either file is not of its format.
+            ValueError: if a file has another format.
         """
         path = self.private / "withdrawn.json"
-        with self._alone():  # ranks begin at the same time
+        with self._alone():  # several processes begin at the same time
             remove_leftovers(self.private, path.name)
             if not (self.output / FILE_NAME).exists():
                 return _read_withdrawn(path) if path.exists() else {}
@@ -126,7 +128,7 @@ class TrainingFolder:
         return found
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Records what the run is begun with; afterwards only the same may go on.
+        """Record the settings of the run, which only a run with the same settings may continue.
 
         Raises:
             ValueError: as `check_settings`.
@@ -139,15 +141,15 @@ class TrainingFolder:
     def exchange(
         self, settings: Mapping[str, Any], member: int | None = None, new: Path | None = None
     ) -> None:
-        """Record another corpus, and put a member that was trained on it in its place.
+        """Record another corpus, and replace a member by one that was trained on it.
 
-        `ensemble.json` is removed. Whenever the process ends, each member in place was trained on
-        the corpus that is recorded, so that training can go on with that corpus.
+        `ensemble.json` is removed. Even if the process ends at any moment, every member in place
+        was trained on the recorded corpus. So training can continue with that corpus.
 
         Args:
-            settings: as `begin`, of the new corpus.
-            member: number of the member; None: all are as they were.
-            new: its new folder, on the same file system.
+            settings: as in `begin`, for the new corpus.
+            member: number of the member; None if all members stay.
+            new: the new member's folder, on the same file system.
         """
         with self._alone():
             (self.output / FILE_NAME).unlink(missing_ok=True)
@@ -165,10 +167,14 @@ class TrainingFolder:
                 flush(self.output)
 
     def key(self, key_file: Path | None) -> bytes:
-        """The operator's key; one that is drawn at first where no file is given.
+        """Return the operator's key.
+
+        Args:
+            key_file: the file with the key; None for the private folder's own, which is created if
+                it is missing.
 
         Raises:
-            ValueError: see `load_key`.
+            ValueError: as `load_key`.
         """
         if key_file is not None:
             return load_key(key_file)
@@ -181,9 +187,9 @@ class TrainingFolder:
 
     @contextmanager
     def shards_folder(self, rank: int) -> Iterator[Path]:
-        """An empty folder for the text of a rank's shards, removed at the end.
+        """Yield an empty folder for the text of a process's shards, and remove it at the end.
 
-        What a killed process left is removed at the beginning.
+        Leftovers of a killed process are removed first.
         """
         folder = self.private / f"shards-{rank:03d}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -194,38 +200,38 @@ class TrainingFolder:
             shutil.rmtree(folder)
 
     def is_finished(self, member: int) -> bool:
-        """Whether a member is there; it is there whole."""
+        """Return whether a member is finished; its folder appears complete or not at all."""
         return (self.output / self.members[member]).is_dir()
 
     def missing(self, withdrawn: Collection[int]) -> list[int]:
-        """Return the members that are not finished, but for those that are withdrawn."""
+        """Return the members that are neither finished nor withdrawn."""
         wanted = set(range(len(self.members))).difference(withdrawn)
         return [index for index in sorted(wanted) if not self.is_finished(index)]
 
     def remove_leftovers(self, member: int) -> None:
-        """Removes what a killed process left of a member."""
+        """Remove what a killed process left of a member."""
         remove_leftovers(self.output, self.members[member])
 
     def record(self, member: int) -> dict[str, Any]:
-        """What a finished member's training recorded."""
+        """Return the record of a finished member; see `read_member_record`."""
         return read_member_record(self.output / self.members[member])
 
     def finish(self, manifest: Manifest) -> None:
-        """Writes `ensemble.json`; one that is there must say the same.
+        """Write `ensemble.json`, or check that an existing one is equal.
 
         Raises:
-            ValueError: if it does not.
+            ValueError: if an existing one differs.
         """
         with self._alone():
             remove_leftovers(self.output, FILE_NAME)
             if not (self.output / FILE_NAME).exists():
                 write_manifest(self.output, manifest)
         if read_manifest(self.output) != manifest:
-            raise ValueError(f"{self.output / FILE_NAME} must be what training wrote, it is not")
+            raise ValueError(f"{self.output / FILE_NAME} must be as training wrote it, but differs")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Waits until no other rank is between these doors."""
+        """Hold a lock that excludes the other processes of the run."""
         descriptor = os.open(self.private / "folder.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,9 +1,9 @@
-"""Members that adapt the output layer alone: the trunk runs once per token of a shard.
+"""Train members that adapt the output layer alone, with one pass of the trunk per token.
 
 Everything below the output layer is public and frozen, so its hidden states are the same in every
-epoch. They are computed once in eval mode and kept; then training is a softmax regression. Hidden
-states are functions of the private text: a file of them is the owner's alone, and has no name
-while it is in use, so that nothing is left of it when the process ends, however it ends.
+epoch. They are computed once in eval mode and kept. Training is then a softmax regression. Hidden
+states are functions of the private text. So a file of them is readable by its owner alone, and has
+no name while in use: nothing is left of it, however the process ends.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from adapmixed.ensemble.layers import head_name
 
 _LOG = logging.getLogger(__name__)
 IN_MEMORY = 256 << 20
-"""Bytes of one shard's hidden states up to which they are held in memory and not in a file."""
-_TOKENS = 512  # per pass of the trunk: activations of few blocks stay in a core's cache
-_TRIAL = 8  # tokens
+"""Largest size of one shard's hidden states in memory, in bytes; larger ones go to a file."""
+_TOKENS = 512  # tokens per pass of the trunk, so that activations stay in a core's cache
+_TRIAL = 8  # tokens of a trial
 
 
 @contextmanager
 def trunk_once(model: Any, inputs: Tensor, scratch: Path | None = None) -> Iterator[Tensor]:
     """Let a model that adapts its output layer alone answer from stored hidden states.
 
-    The model is changed while the context is entered, and then restored. A model that adapts
-    other layers, or keeps its trunk where it is not found, is left as it is.
+    The model is changed while the context is entered, and restored afterwards. It stays unchanged
+    if it adapts other layers, or if its trunk is not found.
 
     Args:
         model: an `adapter.adapted_copy` in eval mode.
         inputs: (blocks, t) int64 token ids.
-        scratch: a private folder for states above `IN_MEMORY`; None: always in memory.
+        scratch: a private folder for hidden states larger than `IN_MEMORY`; None to keep them
+            always in memory.
 
     Yields:
-        what the model takes as `input_ids` instead of `inputs`, one row per block: (blocks, 1)
-        block numbers, or `inputs` themselves if the model is left as it is.
+        the `input_ids` to use instead of `inputs`, one row per block: block numbers (blocks, 1), or
+        `inputs` themselves if the model stays unchanged.
 
     Raises:
         RuntimeError: if `scratch` has no room for the states.
@@ -73,7 +74,7 @@ def adapts_head_alone(inner: Any) -> bool:
 
 
 class _Stored(nn.Module):
-    """Stands in for the trunk and answers with stored hidden states."""
+    """A substitute for the trunk that answers with stored hidden states."""
 
     def __init__(self, states: Tensor) -> None:
         super().__init__()
@@ -89,10 +90,10 @@ class _Stored(nn.Module):
 
 
 class _Head(nn.Module):
-    """peft's output layer in fewer passes over the logits, fp32.
+    """peft's output layer in fp32, with fewer passes over the logits.
 
-    The copy of Bᵀ lets the gradient of B be a product of short rows with the logits' gradient,
-    which is ten times as fast as the one with its transpose.
+    With a copy of Bᵀ the gradient of B is a product of short rows with the logits' gradient. This
+    is much faster than the product with the transposed gradient.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -111,9 +112,9 @@ class _Head(nn.Module):
 
 
 def _trunk_name(inner: Any) -> str | None:
-    """Return the name of the module whose output alone decides the logits, or None.
+    """Return the name of the module whose output alone determines the logits, or None.
 
-    A few public tokens tell: the model must answer the same bits from the trunk's stored output.
+    A few public tokens are tried: from the trunk's stored output the model must give the same bits.
     """
     trunk = inner.get_decoder()
     name = next((name for name, module in inner.named_modules() if module is trunk), "")
@@ -127,13 +128,14 @@ def _trunk_name(inner: Any) -> str | None:
             found = inner(input_ids=torch.zeros_like(ids[:, :1]), use_cache=False).logits
         if torch.equal(found, expected):
             return name
-    except Exception as error:  # whatever a model's own code may raise
+    except Exception as error:  # a model's own code may raise anything
         _LOG.info("%s: %s", type(error).__name__, error)
     finally:
         if name:
             inner.set_submodule(name, trunk)
     _LOG.warning(
-        "%s does not show its trunk: it runs in every epoch instead of once", type(inner).__name__
+        "the trunk of %s was not found: it runs in every epoch instead of once",
+        type(inner).__name__,
     )
     return None
 
@@ -156,7 +158,10 @@ def _states(trunk: Any, inputs: Tensor, scratch: Path | None) -> Tensor:
 def _storage(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path | None) -> Tensor:
     """Return an uninitialised tensor in memory, or mapped from a nameless file in `scratch`.
 
-    The file's blocks are allocated at once: a full disk is an error here, not a crash later.
+    The file's blocks are allocated at once, so that a full disk raises here and is no crash later.
+
+    Raises:
+        RuntimeError: if `scratch` has too little room.
     """
     size = torch.Size(shape).numel() * dtype.itemsize
     if scratch is None or size <= IN_MEMORY:

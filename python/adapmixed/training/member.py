@@ -1,4 +1,4 @@
-"""One member from its shard's file: train, validate, write the folder in one step."""
+"""Train one member on its shard's file, validate it, and write its folder atomically."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from adapmixed.training.shards import Spool, hold_out, hold_out_end
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """What training a member depends on, besides its shard.
+    """The settings that a member depends on, in addition to its shard.
 
     Attributes:
         base: folder or hub name of the public model.
-        revision: of a hub name.
-        base_name: what the adapter's folder calls it.
-        config: of the training.
-        seed: of the run.
-        validation_fraction: expected share of a shard that is kept for validation.
-        device: e.g. "cpu", "cuda:0".
-        dtype: of the public model.
-        stored_dtype: of the adapter's file.
+        revision: commit of a hub name, or None.
+        base_name: the public model's name in the adapter's folder.
+        config: the settings of the training.
+        seed: the run's seed.
+        validation_fraction: expected share of a shard that is held out for validation.
+        device: the device, for instance "cpu" or "cuda:0".
+        dtype: dtype of the public model.
+        stored_dtype: dtype of the adapter's file.
     """
 
     base: str
@@ -51,17 +51,22 @@ class MemberSettings:
 
 
 class MemberTrainer:
-    """Trains members one after the other; the public model is loaded once and never changed."""
+    """A trainer of members, one after the other, on one public model that is never changed."""
 
     def __init__(self, settings: MemberSettings, spool: Spool, key: bytes) -> None:
-        """Loads the public model.
+        """Load the public model.
+
+        Args:
+            settings: the settings of all members.
+            spool: the shards.
+            key: the key of the partition.
 
         Raises:
-            ValueError: if it has no tokenizer.
+            ValueError: if the public model has no tokenizer.
         """
         model, tokenizer = load_base(settings.base, settings.dtype, revision=settings.revision)
         if tokenizer is None:
-            raise ValueError(f"base must have a tokenizer, {settings.base} has none")
+            raise ValueError(f"base must have a tokenizer, but {settings.base} has none")
         self._settings = settings
         self._spool = spool
         self._key = key
@@ -69,12 +74,12 @@ class MemberTrainer:
         self._tokenizer = tokenizer
 
     def train(self, shard: int, folder: Path, progress: Callable[[float], None]) -> None:
-        """Trains one member and puts it in its place.
+        """Train one member and move it to its folder.
 
         Args:
-            shard: its number.
-            folder: of the member, which is not there yet.
-            progress: told the fraction done.
+            shard: the member's number.
+            folder: the member's folder, which must not exist.
+            progress: called with the fraction done.
 
         Raises:
             ValueError: if training diverged.
@@ -97,7 +102,7 @@ class MemberTrainer:
             progress=lambda done, steps: progress(done / steps),
         )
         if not _is_finite(trained):
-            raise ValueError(f"{folder.name}: training diverged, a lower learning_rate is needed")
+            raise ValueError(f"{folder.name}: training diverged, use a lower learning_rate")
         record = {
             "format_version": FORMAT_VERSION,
             "shard": shard_record(documents, key=self._key),
@@ -130,7 +135,7 @@ def _is_finite(trained: Trained) -> bool:
 
 
 def _validation(trained: Trained, documents: int, tokens: int) -> dict[str, Any] | None:
-    """Return losses in nats per token on what was held out, or None if nothing was."""
+    """Return losses on the held-out tokens, in nats per token, or None if there are none."""
     if not trained.held_out_losses:
         return None
     public, *losses = trained.held_out_losses

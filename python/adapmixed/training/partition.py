@@ -1,20 +1,20 @@
-"""Shards: which documents belong together behind one private model.
+"""Assign documents to shards, each of which trains one private model.
 
-The unit of protection is a shard, so what a document may influence is settled here: a document is
-assigned by a keyed hash of its *identifier* (a user, an account, a document id),
+The unit of protection is a shard, so this assignment determines what a document can influence. A
+document is assigned by a keyed hash of its *identifier* (a user, an account, a document id):
 
     shard(identifier) = BLAKE2b(key, identifier) mod N.
 
 If identifiers depend neither on content nor on other documents, an edited document stays in its
-shard, and adding or removing one document moves no other. That holds for names, but not for
-positions in a file (`data.corpus`): there one edit can rename all later documents, so every
-guarantee of the ensemble says it. A person whose records share one identifier lies in one shard.
+shard. Adding or removing one document then moves no other. This holds for names, but not for
+positions in a file (`data.corpus`). There one edit can rename all later documents, which every
+guarantee of the ensemble states. A person whose records share one identifier is in one shard.
 
-The hash is keyed so that nobody can choose identifiers that crowd into a shard of their liking; use
-a secret key of at least 16 random bytes for real data.
+The hash is keyed so that nobody can choose identifiers that fall into a given shard. Use a secret
+key of at least 16 random bytes for real data.
 
-Assignment comes before text is cut into blocks: blocks that run across documents of two shards
-would tie their models together.
+Assignment comes before text is cut into blocks. Blocks with text of two shards would make one
+model depend on both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_KEY = 64  # BLAKE2b's limit
 
 
 def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) -> list[int]:
-    """Shard of each identifier.
+    """Return the shard of each identifier.
 
     Args:
         identifiers: stable names; equal names give equal shards.
@@ -39,7 +39,7 @@ def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) ->
         key: 16 to 64 bytes.
 
     Returns:
-        as many integers in [0, N). The modulo bias is below N * 2**-128.
+        one integer in [0, N) per identifier. The modulo bias is below N * 2**-128.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -53,13 +53,18 @@ def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) ->
 def partition_documents(
     documents: Sequence[Document], num_shards: int, *, key: bytes
 ) -> list[list[Document]]:
-    """Distributes documents over N shards by `assign_shards` of their identifiers.
+    """Divide documents into N shards by `assign_shards` of their identifiers.
 
     Documents that share an identifier (the records of one user) stay together.
 
+    Args:
+        documents: the whole corpus.
+        num_shards: N >= 1.
+        key: 16 to 64 bytes.
+
     Returns:
-        N lists, some possibly empty, each sorted by identifier (documents of one identifier in the
-        order given): a shard's content and order depend on its own documents only.
+        N lists, possibly empty, each sorted by identifier, with documents of one identifier in the
+        order given. So a shard's content and order depend on its own documents only.
 
     Raises:
         ValueError: as `assign_shards`.
@@ -73,20 +78,20 @@ def partition_documents(
 
 
 def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]:
-    """What `ensemble.json` says about a shard, so that overlapping shards are refused.
+    """Return the record of a shard for `ensemble.json`, from which overlaps are found.
 
     Args:
-        documents: of one shard.
-        key: the operator's secret of 16 to 64 bytes, the same for all shards; for instance that of
-            the assignment. Without it nobody can tell whether an identifier is in the shard.
+        documents: the documents of one shard.
+        key: the operator's secret of 16 to 64 bytes, the same for all shards, for instance the key
+            of the assignment. Without it nobody can tell whether an identifier is in the shard.
 
     Returns:
-        "documents", their number; "sha256", the HMAC-SHA-256 of identifiers and text, which tells
+        "documents", their number; "sha256", the HMAC-SHA-256 of identifiers and text, which reveals
         nothing without the key; "identifiers", the sorted keyed hashes of the distinct identifiers;
-        "identifier_key", a digest that tells keys apart.
+        "identifier_key", a digest that distinguishes keys.
 
     Raises:
-        ValueError: a key of another length.
+        ValueError: if the key has another length.
     """
     _check_key(key)
     content = hmac.new(key, b"adapmixed shard", hashlib.sha256)
@@ -107,7 +112,7 @@ def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]
 
 
 def add_document(mac: hmac.HMAC, document: Document) -> None:
-    """Adds identifier and text to a digest, each with its length before it."""
+    """Add identifier and text to a digest, each preceded by its length."""
     for part in (document.identifier, document.text):
         encoded = part.encode()
         mac.update(len(encoded).to_bytes(8, "big"))

@@ -1,4 +1,4 @@
-"""Members trained by several processes at once."""
+"""Train members in several processes at once."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ def train_members(
     threads: int,
     progress: Progress,
 ) -> None:
-    """Trains the given members, in this process or in several; each is written when it is done.
+    """Train the given members in one process or several; each is written when it is finished.
 
     Args:
-        paths: the folder that each member goes to, by number; none is there yet.
-        settings, spool, key: as `MemberTrainer`.
-        workers: processes, >= 1; 1: this one.
-        threads: of each process. Sums depend on their number in the last bits, so that it is part
-            of what a member depends on.
-        progress: told of every step.
+        paths: the folder of each member, by number; none of them may exist.
+        settings: as in `MemberTrainer`.
+        spool: as in `MemberTrainer`.
+        key: as in `MemberTrainer`.
+        workers: number of processes, >= 1; 1 trains in this process.
+        threads: threads of each process. The last bits of sums depend on this number, so a member
+            depends on it, too.
+        progress: called at every step.
 
     Raises:
         ValueError: as `MemberTrainer`.
@@ -86,8 +88,8 @@ def train_members(
                 finished(running.pop(future))
     except BrokenProcessPool as error:
         raise RuntimeError(
-            "a worker process was killed (out of memory?); finished members are kept: run the same "
-            "command again, with fewer workers"
+            "a worker process was killed, perhaps for lack of memory; finished members are kept: "
+            "run the same command again with fewer workers"
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
@@ -107,7 +109,7 @@ def _received(messages: Any) -> list[tuple[int, float]]:
 
 
 def _begin(settings: MemberSettings, spool: Spool, key: bytes, threads: int, messages: Any) -> None:
-    """In a worker process, once."""
+    """Prepare a worker process."""
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _keep_freed_memory()
@@ -116,14 +118,14 @@ def _begin(settings: MemberSettings, spool: Spool, key: bytes, threads: int, mes
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what is freed, up to 1 GiB: else every step takes its pages anew."""
+    """Let glibc keep up to 1 GiB of freed memory, so that steps need no new pages."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, 1 << 30):
         mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would otherwise wait for tasks for ever."""
+    """End this worker if its parent is killed; otherwise it would wait for tasks for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait_for([parent.sentinel])
@@ -131,7 +133,7 @@ def _end_with_parent() -> None:
 
 
 def _train(shard: int, path: Path) -> None:
-    """In a worker process: one member."""
+    """Train one member in a worker process."""
     assert _worker is not None
     trainer, messages = _worker
     trainer.train(shard, path, lambda fraction: messages.put((shard, fraction)))

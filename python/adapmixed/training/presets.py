@@ -1,7 +1,7 @@
-"""Training settings: the paper's by data set, and those of head members.
+"""Training settings: the paper's for each data set, and those for the output layer alone.
 
-The paper's are its table "train_params", and N from its table "priv_params".
-The batch size of the members is not in the paper; 8 blocks is ours.
+The paper's settings come from its table train_params, and N from its table priv_params. The paper
+does not give the members' batch size; 8 blocks is our choice.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from dataclasses import dataclass
 from typing import Any
 
 WIKITEXT_HEADING = r" = [^=].*[^=] = *$"
-"""Begins an article of WikiText: one equals sign on either side; sections have two and more."""
+"""Matches the first line of a WikiText article, which has one equals sign on either side; section
+headings have more."""
 
 
 @dataclass(frozen=True)
 class TrainingPreset:
-    """Settings of one data set.
+    """The paper's settings for one data set.
 
     Attributes:
         num_models: N.
-        learning_rate: of AdamW, falling linearly to zero.
-        epochs: of every member.
-        new_document: how the corpus's rows are joined to documents, where it has no identifiers.
-        rank, alpha, weight_decay: of the adapters and AdamW.
+        learning_rate: initial learning rate of AdamW, which falls linearly to zero.
+        epochs: passes of every member over its shard.
+        new_document: regular expression that joins the corpus's rows to documents, or None; see
+            `Corpus`.
+        rank: rank of the adapters.
+        alpha: scale of the adapters.
+        weight_decay: AdamW's weight decay.
         block_size: tokens per block.
-        batch_size: blocks per step of a member.
+        batch_size: blocks per step.
     """
 
     num_models: int
@@ -38,7 +42,7 @@ class TrainingPreset:
     batch_size: int = 8
 
     def finetune_settings(self) -> dict[str, Any]:
-        """Return arguments of `FinetuneConfig` for the members."""
+        """Return the arguments of `FinetuneConfig` for the members."""
         return {
             "rank": self.rank,
             "alpha": self.alpha,
@@ -51,9 +55,9 @@ class TrainingPreset:
 
 
 HEAD: dict[str, Any] = {"rank": 8, "alpha": 64.0, "learning_rate": 6e-3}
-"""Of members that adapt the output layer alone, where neither preset nor user says otherwise.
+"""Defaults for members that adapt the output layer alone.
 
-alpha / rank is the paper's. One layer takes a rate 30 times that of many, and twice the rank.
+alpha / rank is the paper's. A single layer needs a higher learning rate and rank than many layers.
 """
 
 PRESETS = {

@@ -1,4 +1,4 @@
-"""How far a run is, and how long it will take."""
+"""Show the progress of a training run and the time left."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Progress:
-    """A bar on a terminal, and a line per finished member everywhere.
+    """A progress bar on a terminal, and a line per finished member.
 
-    The work of a member is measured by the bytes of its shard. What depends on the text of a shard,
-    its validation loss above all, is logged and in no line.
+    The work of a member is measured by the bytes of its shard. Values that depend on the text of a
+    shard, such as its validation loss, are only logged and never in a line.
     """
 
     def __init__(
@@ -26,10 +26,12 @@ class Progress:
         say: Callable[[str], None] | None = None,
         told: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Args:
-        sizes: bytes of each shard that is to be trained.
-        say: takes a line; None: standard error.
-        told: takes (work done, work of all) instead of the bar.
+        """Begin with no work done.
+
+        Args:
+            sizes: bytes of each shard to be trained.
+            say: called with each line; None for standard error.
+            told: called with (work done, work in all) instead of the bar; or None.
         """
         self._told = told
         self._sizes = {shard: size + 1 for shard, size in sizes.items()}
@@ -44,7 +46,7 @@ class Progress:
         )
 
     def update(self, shard: int, fraction: float) -> None:
-        """A member's training has come so far."""
+        """Record the fraction done of a member's training."""
         self._fractions[shard] = fraction
         self._bar.n = min(self._done(), self._bar.total)
         self._bar.refresh()
@@ -52,7 +54,7 @@ class Progress:
             self._told(int(self._done()), sum(self._sizes.values()))
 
     def finished(self, shard: int, name: str, record: Mapping[str, Any]) -> None:
-        """Says in a line what became of a member."""
+        """Print the line of a finished member, and log its losses."""
         self.update(shard, 1.0)
         count = sum(fraction == 1.0 for fraction in self._fractions.values())
         documents = record["shard"]["documents"]
@@ -70,14 +72,14 @@ class Progress:
         _LOG.info("%s: %d documents, %d tokens, %s", name, documents, record["tokens"], loss)
 
     def say(self, line: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if self._say is not None:
             self._say(line)
         else:
             self._bar.write(line, file=sys.stderr)
 
     def time_left(self) -> str:
-        """At the speed so far."""
+        """Return the time left at the speed so far, as a phrase."""
         done, total = self._done(), sum(self._sizes.values())
         seconds = (time.monotonic() - self._started) * (total - done) / max(done, 1.0)
         if seconds < 90:
@@ -85,7 +87,7 @@ class Progress:
         return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
     def close(self) -> None:
-        """Removes the bar."""
+        """Remove the bar."""
         self._bar.close()
 
     def _done(self) -> float:

@@ -1,8 +1,8 @@
-"""Processes that train one ensemble together without talking: files are all they share.
+"""Train one ensemble in several processes, which share nothing but files.
 
-Rank r of R trains the members r, r + R, r + 2R ... and holds a lock, which the operating system
-releases when the process ends, however it ends. So whoever waits for a member sees whether its rank
-still lives.
+Rank r of R trains the members r, r + R, r + 2R, ... and holds a lock. The operating system releases
+the lock when the process ends, however it ends. So a process that waits for a member sees whether
+the member's rank still runs.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 from adapmixed import ranks
 
 START_SECONDS = 60.0
-"""How long a rank may take to appear after another one has finished its own members."""
+"""Seconds that a rank waits for another one to appear, after finishing its own members."""
 _POLL_SECONDS = 0.2
-_LOCK_SECONDS = 1.0  # a rank that looks whether the lock is held takes it for an instant
+_LOCK_SECONDS = 1.0  # a rank that tests a lock takes it for an instant
 
 
 @dataclass(frozen=True)
 class Place(ranks.Place):
-    """Which of how many ranks this process is, and which members are its own."""
+    """The rank of this process among all, and the members that it trains."""
 
     def members(self, num_models: int) -> range:
-        """The members this rank trains."""
+        """Return the members that this rank trains."""
         return range(self.rank, num_models, self.world)
 
     @contextmanager
     def lock(self, folder: Path) -> Iterator[None]:
-        """Held while this rank works in `folder`.
+        """Hold this rank's lock in `folder` while the context is entered.
 
         Raises:
-            ValueError: if another process has the place.
+            ValueError: if another process holds it.
         """
         descriptor = os.open(_lock_file(folder, self.rank), os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -44,7 +44,7 @@ class Place(ranks.Place):
             while not _lock(descriptor, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
                     raise ValueError(
-                        f"another process trains as rank {self.rank} with {folder}: wait for it, "
+                        f"another process trains as rank {self.rank} with {folder}: wait for it "
                         "or end it"
                     )
                 time.sleep(0.05)
@@ -53,19 +53,19 @@ class Place(ranks.Place):
             os.close(descriptor)
 
     def wait(self, folder: Path, missing: Callable[[], list[int]]) -> None:
-        """Returns when no member is missing.
+        """Wait until no member is missing.
 
         Args:
-            folder: as `lock`.
-            missing: members that are not finished.
+            folder: as in `lock`.
+            missing: returns the members that are not finished.
 
         Raises:
-            RuntimeError: if members are missing whose rank has ended, or never began.
+            RuntimeError: if the rank of a missing member has ended or never began.
         """
         started = time.monotonic()
         seen = {self.rank}
         while True:
-            # In this order: a rank may finish its last member and end between the two looks.
+            # The order matters: a rank may finish its last member and end between the two checks.
             living = {rank for rank in range(self.world) if _is_held(folder, rank)}
             left = missing()
             if not left:

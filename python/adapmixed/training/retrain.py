@@ -1,9 +1,9 @@
-"""Training one shard again, for instance after a user withdrew a document.
+"""Train one shard again, for instance after a user withdrew a document.
 
-The new member is trained while the old ensemble stays as it is. The exchange is a few calls:
-`ensemble.json` goes first and comes last, and `run.json` names the new corpus while neither member
-is in its place. So whatever moment the process ends at, every member that is in place belongs to
-the corpus that `run.json` names, and an ensemble that can be loaded is whole.
+The old ensemble stays intact while the new member is trained. The exchange takes a few file
+operations. `ensemble.json` is removed first and written last. `run.json` changes to the new corpus
+while neither the old nor the new member is in place. So if the process ends at any moment, every
+member in place belongs to the corpus in `run.json`, and an ensemble that can be loaded is complete.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from adapmixed.training.partition import shard_record
 from adapmixed.training.shards import Spool
 
 RETRAINED = "retrained"
-"""Temporary folders of this name hold a member until the exchange."""
+"""Name of the temporary folders that hold a new member until the exchange."""
 
 
 def member_number(member: int | str, names: Collection[str]) -> int:
-    """Return the number of a member that is given by number or folder name.
+    """Return the number of a member given by number or folder name.
 
     Raises:
         ValueError: if there is no such member.
@@ -47,18 +47,18 @@ def retrain_member(
     withdrawn: Collection[int],
     train: Callable[[Path], None],
 ) -> None:
-    """Train one member on its shard as it is now; leave all other members' files alone.
+    """Train one member on its current shard, without changing other members' files.
 
-    A member that was trained on this very text stays as it is. The caller writes `ensemble.json`.
+    A member that was trained on the same text stays unchanged. The caller writes `ensemble.json`.
 
     Args:
-        folder: of a finished run.
-        member: its number.
-        spool: all shards of the present corpus.
-        key: of the partition.
-        settings: as `TrainingFolder.begin`, of the present corpus.
-        withdrawn: members whose shards may have changed, since they do not answer.
-        train: trains the member into the folder it is given, which it creates.
+        folder: the folder of a finished run.
+        member: the member's number.
+        spool: all shards of the current corpus.
+        key: the key of the partition.
+        settings: as in `TrainingFolder.begin`, for the current corpus.
+        withdrawn: withdrawn members, whose shards may have changed because they do not answer.
+        train: trains the member into the folder that it is given, which it creates.
 
     Raises:
         ValueError: if other shards have changed, or other members are missing.
@@ -71,8 +71,8 @@ def retrain_member(
     ]
     if changed:
         raise ValueError(
-            f"retrain must be given the one member whose shard has changed, "
-            f"{folder.members[member]}; {', '.join(changed)} would have to be trained again too"
+            "retrain must name the only member whose shard has changed, got "
+            f"{folder.members[member]}, but {', '.join(changed)} would have to be trained again too"
         )
     if _is_trained(folder, member, spool, key):
         folder.exchange(settings)
@@ -84,7 +84,7 @@ def retrain_member(
 
 
 def _is_trained(folder: TrainingFolder, member: int, spool: Spool, key: bytes) -> bool:
-    """Whether a member is there, and was trained on its shard as it is now."""
+    """Return whether a member is finished and was trained on its current shard."""
     return folder.is_finished(member) and folder.record(member)["shard"] == shard_record(
         spool.read(member), key=key
     )

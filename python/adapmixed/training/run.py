@@ -1,15 +1,15 @@
-"""From a corpus to an ensemble folder, whatever happens on the way.
+"""Train an ensemble folder from a corpus, with continuation after interruptions.
 
-1. the corpus is read once, as a stream; every document goes to the file of its shard;
-2. every member is trained from its shard's file, the public model, the settings and a seed derived
-   from (seed, member): nothing else is at hand;
-3. a member's folder appears whole; `ensemble.json` appears when all of them are there.
+1. The corpus is read once, as a stream. Every document is written to the file of its shard.
+2. Every member is trained from its shard's file, the public model, the settings and a seed derived
+   from (seed, member), and from nothing else.
+3. A member's folder appears complete. `ensemble.json` appears when all members are finished.
 
-With `retrain` one member of a finished ensemble is trained again (`training.retrain`). Members that
-the operator has withdrawn, `null` in `ensemble.json`, stay so until they are the one.
+With `retrain`, one member of a finished ensemble is trained again (`training.retrain`). Members
+that the operator has withdrawn (`null` in `ensemble.json`) stay withdrawn until they are retrained.
 
-A run that was killed at any moment goes on when it is begun again with the same settings and the
-same corpus, and ends with the same files, bit for bit (on the same machine and versions).
+A run that was killed at any moment continues if it is begun again with the same settings and the
+same corpus. On the same machine and versions it ends with the same files in every bit.
 """
 
 from __future__ import annotations
@@ -51,18 +51,22 @@ class TrainingRun:
     Attributes:
         base: folder or hub name of the public model.
         corpus: the private text.
-        output: the ensemble folder; `<output>.private` is made beside it.
+        output: the ensemble folder. `<output>.private`, in the same place, holds private files.
         num_models: N >= 1.
-        config: of every member's training.
-        seed: of the run, public.
-        revision: of a hub name: commit, tag or branch; its commit is recorded.
-        key_file: the partition's key; None: `<output>.private/shard.key`, drawn if need be.
-        validation_fraction: expected share of each shard that is not trained on but validated
-            with, in [0, 1) (`shards.hold_out`, `shards.hold_out_end`).
-        threads: of every process, >= 1.
-        device: "cpu" or "cuda"; of several ranks each takes the GPU of its local rank.
-        dtype: of the public model: "float32" or "bfloat16". Adapters are trained in float32.
-        stored_dtype: of the adapters' files: "float32" or "float16".
+        config: the settings of every member's training.
+        seed: seed of the run, which is public.
+        revision: commit, tag or branch of a hub name, or None; the commit is recorded.
+        key_file: file with the partition's key; None for `<output>.private/shard.key`, which is
+            created if it is missing.
+        validation_fraction: expected share of each shard that is held out for validation, in [0, 1)
+            (`shards.hold_out`, `shards.hold_out_end`).
+        threads: threads of every process, >= 1.
+        device: "cpu" or "cuda". Among several processes, each takes the GPU of its local rank.
+        dtype: dtype of the public model, "float32" or "bfloat16". Adapters are trained in float32.
+        stored_dtype: dtype of the adapters' files, "float32" or "float16".
+
+    Raises:
+        ValueError: if a value is out of range.
     """
 
     base: str
@@ -92,8 +96,8 @@ class TrainingRun:
             )
         if self.config.early_stopping and not self.validation_fraction:
             raise ValueError(
-                "validation_fraction must be > 0 with early_stopping, which measures the epochs on "
-                "each shard's held-out text, got 0"
+                "validation_fraction must be > 0 with early_stopping, which needs held-out text of "
+                "each shard, got 0"
             )
         for name, allowed in (
             ("device", ("cpu", "cuda")),
@@ -113,22 +117,25 @@ def train_ensemble(
     progress: Callable[[int, int], None] | None = None,
     retrain: int | str | None = None,
 ) -> Manifest:
-    """Trains what is missing of an ensemble; returns when all of it is there.
+    """Train the missing members of an ensemble, and return when all members are finished.
 
     Args:
-        run: what is trained.
-        place: this process's share of the members; None: all of them.
-        workers: processes that train at a time, >= 1.
-        say: takes a line about every finished member; None: standard error. Losses are functions of
-            the private text: for the operator.
-        progress: told of every step as (work done, work of all); None: a bar on a terminal.
-        retrain: a member, by number or folder name, whose shard alone has changed since the
-            ensemble was trained: it is trained again, by one process.
+        run: the ensemble to train.
+        place: the rank of this process, which decides its members; None to train all members.
+        workers: number of worker processes, >= 1.
+        say: called with a line about every finished member; None for standard error.
+        progress: called with (work done, work in all) at every step; None for a bar on a terminal.
+        retrain: the number or folder name of a member to train again in one process, because its
+            shard alone has changed since the ensemble was trained; or None.
+
+    Returns:
+        the content of `ensemble.json`.
 
     Raises:
-        ValueError: if the output was begun with other settings or another corpus, an argument is
-            out of range, or other shards than that of `retrain` have changed; see `Corpus`,
-            `TrainingFolder`, `base_facts`.
+        ValueError: if the output was begun with other settings or another corpus.
+        ValueError: if an argument is out of range, or the corpus or the base cannot be used (see
+            `Corpus`, `TrainingFolder` and `base_facts`).
+        ValueError: if other shards than that of `retrain` have changed.
         RuntimeError: if a worker or another rank was killed, or the disk is full.
     """
     if workers < 1:
@@ -176,7 +183,7 @@ def train_ensemble(
             spooled = spool(
                 run.corpus.documents(), run.num_models, key=key, wanted=wanted, folder=shards
             )
-            _LOG.info("the corpus is read and shared out")
+            _LOG.info("the corpus is divided into shards")
             settings["corpus_hmac"] = spooled.fingerprint
 
             def train(paths: Mapping[int, Path]) -> None:
@@ -225,12 +232,12 @@ def train_ensemble(
             ),
         )
         folder.finish(manifest)
-        _LOG.info("%s is whole", folder.output)
+        _LOG.info("%s is complete", folder.output)
     return manifest
 
 
 def _hidden_states(facts: BaseFacts, run: TrainingRun, spooled: Spool, workers: int) -> str:
-    """Say how large the hidden states of head members become: a token has at least one byte."""
+    """Return a line with the largest size of hidden states; a token has at least one byte."""
     # Training and held-out text are each padded to whole blocks.
     tokens = max(spooled.sizes.values(), default=0) + 2 * run.config.block_size
     size = tokens * facts.hidden_bytes * DTYPES[run.dtype].itemsize // 4
@@ -239,7 +246,7 @@ def _hidden_states(facts: BaseFacts, run: TrainingRun, spooled: Spool, workers: 
 
 
 def _training(run: TrainingRun) -> dict[str, Any]:
-    """What members depend on besides text and public model; no path of this machine."""
+    """Return the settings that members depend on, without paths of this machine."""
     return {
         **asdict(run.config),
         "target_modules": list(run.config.target_modules),

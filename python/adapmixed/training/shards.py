@@ -1,6 +1,7 @@
-"""From a stream of documents to one file per shard, under the operator's secret key.
+"""Divide a stream of documents into one file per shard, with the operator's secret key.
 
-The key decides who shares a shard (`partition`) and which identifiers are kept for validation.
+The key determines the shard of each identifier (`partition`), and the identifiers that are held out
+for validation.
 """
 
 from __future__ import annotations
@@ -19,20 +20,24 @@ from adapmixed.files import create_file
 from adapmixed.training.partition import add_document, assign_shards
 
 KEY_BYTES = 32
-_LEAST_HELD_OUT = 8  # tokens of a shard of which some are held out
-_BUFFERED = 64 << 20  # bytes of documents held before they are written to their shards' files
+_LEAST_HELD_OUT = 8  # a shard with fewer tokens holds none of them out
+_BUFFERED = 64 << 20  # bytes of documents in memory before they are written to files
 
 
 def create_key(path: Path) -> None:
-    """Draws a key from the operating system and writes it where its owner alone can read it."""
+    """Draw a key from the operating system and write it to a file that only its owner can read."""
     create_file(path, os.urandom(KEY_BYTES).hex().encode() + b"\n", mode=0o600)
 
 
 def create_public_key(path: Path, words: str) -> None:
-    """Write the key of a division that everybody may repeat, because the text is public.
+    """Write the key of a partition that everybody may repeat, because the text is public.
+
+    Args:
+        path: file of the key.
+        words: a public phrase, which determines the key.
 
     Raises:
-        ValueError: if the file is there and holds another key.
+        ValueError: if the file exists and holds another key.
     """
     key = hashlib.sha256(words.encode()).digest()
     if not create_file(path, key.hex().encode() + b"\n", mode=0o600) and load_key(path) != key:
@@ -40,7 +45,7 @@ def create_public_key(path: Path, words: str) -> None:
 
 
 def load_key(path: Path) -> bytes:
-    """Reads the partition's key: 64 hexadecimal digits in a file that its owner alone can read.
+    """Read the partition's key, 64 hexadecimal digits in a file that only its owner can read.
 
     Raises:
         ValueError: if the file is missing, holds something else, or is open to others.
@@ -49,7 +54,7 @@ def load_key(path: Path) -> bytes:
         text = path.read_text(encoding="ascii").strip()
         key = bytes.fromhex(text)
     except FileNotFoundError as error:
-        raise ValueError(f"key file must exist, {path} does not") from error
+        raise ValueError(f"key file must exist, but {path} does not") from error
     except ValueError as error:
         raise ValueError(f"key file {path} must hold {2 * KEY_BYTES} hexadecimal digits") from error
     if len(key) != KEY_BYTES:
@@ -63,12 +68,12 @@ def load_key(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Spool:
-    """Shards on the disk, one file of JSON lines each.
+    """Shards on the disk, each in a file of JSON lines.
 
     Attributes:
-        folder: holds the files.
-        documents: number of documents of the whole corpus, >= 1.
-        fingerprint: of the whole corpus in its order, under the key; hexadecimal.
+        folder: the folder of the files.
+        documents: number of documents in the whole corpus, >= 1.
+        fingerprint: hexadecimal keyed digest of the whole corpus in its order.
         sizes: bytes of each shard that was written.
     """
 
@@ -78,7 +83,7 @@ class Spool:
     sizes: dict[int, int]
 
     def read(self, shard: int) -> list[Document]:
-        """A shard's documents, sorted by identifier (those of one identifier as they came)."""
+        """Return a shard's documents sorted by identifier, else in the order of the corpus."""
         path = _file(self.folder, shard)
         if not path.exists():
             return []
@@ -95,14 +100,14 @@ def spool(
     wanted: Collection[int],
     folder: Path,
 ) -> Spool:
-    """Distributes a stream over files in one pass, holding 64 MiB of it at a time.
+    """Divide a stream of documents into files in one pass, with 64 MiB in memory at a time.
 
     Args:
         documents: the whole corpus.
         num_shards: N >= 1.
-        key: of the partition.
-        wanted: shards that are written; the others are only counted into the fingerprint.
-        folder: an empty folder that nobody else can read: the text is written there.
+        key: the key of the partition.
+        wanted: shards to write; the others only enter the fingerprint.
+        folder: an empty folder that nobody else can read, where the text is written.
 
     Raises:
         ValueError: if the corpus holds no text.
@@ -133,22 +138,22 @@ def spool(
             bytes_held = 0
     write()
     if count == 0:
-        raise ValueError("corpus must hold text, it has none")
+        raise ValueError("corpus must hold text, but has none")
     return Spool(folder, count, mac.hexdigest(), dict(sizes))
 
 
 def hold_out(
     documents: Sequence[Document], fraction: float, *, key: bytes
 ) -> tuple[list[Document], list[Document]]:
-    """(training, validation): whole identifiers are held out, by a keyed hash of each.
+    """Return (training, validation), with whole identifiers held out by a keyed hash.
 
-    Which ones depends on the identifier and the key alone. If nothing would be left to train on,
-    nothing is held out (see `hold_out_end`).
+    Whether an identifier is held out depends on itself and the key alone. If nothing would be left
+    to train on, nothing is held out (see `hold_out_end`).
 
     Args:
-        documents: of one shard.
-        fraction: expected share of the identifiers, in [0, 1).
-        key: of the partition.
+        documents: the documents of one shard.
+        fraction: expected share of the identifiers to hold out, in [0, 1).
+        key: the key of the partition.
     """
     training: list[Document] = []
     validation: list[Document] = []
@@ -162,15 +167,15 @@ def hold_out(
 
 
 def hold_out_end(tokens: list[int], fraction: float) -> tuple[list[int], list[int]]:
-    """Return (training, validation): the end of a shard's stream is held out.
+    """Return (training, validation), with the end of a shard's token stream held out.
 
-    This is for shards of which no whole identifier is held out, for instance of one user's text.
-    At least two tokens are held out, since fewer have nothing to predict, but none of a shard with
-    fewer than eight.
+    This is for shards without a held-out identifier, for instance with the text of one user. At
+    least two tokens are held out, since fewer have nothing to predict. A shard with fewer than
+    eight tokens holds none out.
 
     Args:
-        tokens: of one shard.
-        fraction: share of the tokens, in [0, 1).
+        tokens: the token stream of one shard.
+        fraction: share of the tokens to hold out, in [0, 1).
     """
     count = int(fraction * len(tokens))
     if fraction > 0 and len(tokens) >= _LEAST_HELD_OUT:

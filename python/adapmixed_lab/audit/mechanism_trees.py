@@ -158,7 +158,7 @@ class ExtremalTree(Tree):
 
     Of three tokens two have mass π = (1-c)/(C-c): member 0 is C q on one of them, every other
     member on the other, and c q elsewhere. Which tokens these are depends on the history. By the
-    lemma of docs/privacy.md, section 13, member 0 loses its charge where the others are c q, and
+    lemma of docs/theory/per-shard-budgets.md, member 0 loses its charge if the others are c q, and
     the sum of `depth` answers is the sum of their charges until it has spent its budget.
 
     Attributes:

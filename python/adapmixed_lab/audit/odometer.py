@@ -1,6 +1,6 @@
 """AdaPMixED's running ε(D), an ex-post statement, on enumerated adaptive trees.
 
-Attacked is the statement of docs/privacy.md, sections 4 and 5, word for word. With P and Q the
+Attacked is the statement of docs/theory/adapmixed.md, word for word. With P and Q the
 distributions of all transcripts with and without a member, P(S) - ∫_S e^ε(D) dQ, and the same with
 P and Q exchanged, are at most δ for every S. AdaPMixED answers every query, and the accountant says
 ε on every branch.

@@ -1,4 +1,4 @@
-"""The trees on which AdaPMixED's ex-post statement is nearly tight (docs/privacy.md, section 4).
+"""The trees on which AdaPMixED's ex-post statement is nearly tight (docs/theory/adapmixed.md).
 
 Its proof loses nothing where X = L e^{-E} is e^c α/(α-1) on a rare branch and X^{α-1} hardly
 counts elsewhere. So each answer has a rare token of mass a in one world and b = a/u in the other,

@@ -13,7 +13,7 @@ def amplification_rate(sample_rate: float, num_models: int, divide_by: str) -> f
 
     "slots": the answer is (1/N)[Σ_{i∈S} p̄_i + (N-|S|) q], so g = s. "subset": Σ_{i∈S} p̄_i / |S|
     (q when S is empty), so g = 1 - (1-s)^N, rounded up: dividing by |S| undoes the subsampling.
-    Proof: docs/privacy.md, section 2.
+    Proof: docs/theory/pmixed.md.
     """
     rate = check_rate("sample_rate", sample_rate)
     num_models = check_count("num_models", num_models)

@@ -53,7 +53,7 @@ class Adversary:
 def charge_of(
     q: Array, bars: Array, lower: float, order: float, models: int | None = None
 ) -> Array:
-    """Return the charges of ClippedMixing as docs/privacy.md writes them.
+    """Return the charges of ClippedMixing as docs/theory/per-shard-budgets.md writes them.
 
     Args:
         models: N; None: as many as there are rows in `bars`.

@@ -1,4 +1,4 @@
-"""The paper's own analysis, to reproduce its numbers: it gives no guarantee (docs/privacy.md)."""
+"""The paper's own analysis, to reproduce its numbers: no guarantee (docs/theory/errata.md)."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def _warn() -> None:
         _warned = True
         warnings.warn(
             "PublishedPMixED reproduces the paper's data-independent bound, which is not valid: "
-            "the true loss can exceed it without limit (docs/privacy.md). Its numbers are for "
-            "comparison only.",
+            "the true loss can exceed it without limit (docs/theory/errata.md). Its numbers "
+            "are for comparison only.",
             UserWarning,
             stacklevel=4,
         )

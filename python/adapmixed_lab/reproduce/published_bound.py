@@ -18,7 +18,7 @@ def published_bound(order: float, target_leakage: float, num_models: int) -> flo
     """Return the paper's data-independent bound, log((N-1+e^{4βα(α-1)})/N)/(α-1). NOT VALID.
 
     Its triangle-like lemma needs Rényi bounds at every order, the projection gives one; the true
-    add/remove loss can exceed this value without limit (docs/privacy.md, section 3). It reproduces
+    add/remove loss can exceed this value without limit (docs/theory/errata.md). It reproduces
     published numbers only. N = 1: βα.
     """
     order = check_order(order)
@@ -33,7 +33,7 @@ def published_target_leakage(order: float, epsilon: float, models: int, rate: fl
 
     The largest β, rounded down, such that `published_bound`, amplified by `subsampled_rdp` when
     rate < 1, is at most `epsilon`: closed form at rate 1, else bisection (integer order only).
-    See `published_bound` and docs/privacy.md, sections 3 and 6, for why no guarantee follows.
+    See `published_bound` and docs/theory/errata.md, for why no guarantee follows.
 
     Args:
         order: α > 1; an integer >= 2 when rate < 1.  epsilon: ε_G / T, finite and >= 0.
@@ -68,7 +68,7 @@ def published_target_leakage(order: float, epsilon: float, models: int, rate: fl
 def subsampled_rdp(order: int, rate: float, epsilon: Callable[[int], float]) -> float:
     """Return the cost under Poisson subsampling, rounded up (the paper's eq. subsam_eps).
 
-    What it needs, and why the ball does not give it: docs/privacy.md, sections 6 and 9, item 3.
+    What it needs, and why the ball does not give it: docs/theory/errata.md, item 3.
 
     ε'(α) = log((1-s)^{α-1}(1+(α-1)s) + Σ_{k=2}^α C(α,k)(1-s)^{α-k} s^k e^{(k-1)ε(k)}) / (α-1)
 

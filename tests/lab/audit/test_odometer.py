@@ -124,7 +124,7 @@ def test_the_best_order_afterwards_breaks_delta_on_adapmixed_itself(
 
 @pytest.mark.parametrize("order", [3.0, 18.0])
 def test_the_probability_of_a_larger_loss_is_another_statement(order: float) -> None:
-    """docs/privacy.md, section 4, (e): up to α (α/(α-1))^{α-1} δ, and nearly α δ here."""
+    """docs/theory/adapmixed.md, (e): up to α (α/(α-1))^{α-1} δ, and nearly α δ here."""
     here, queries = extremal(2, "add_remove", (order,) * 3, (8 / (order - 1),) * 3, DELTA)
     most = order * (order / (order - 1)) ** (order - 1)
     assert 0.99 * order < here.exceeded(queries) / DELTA <= most

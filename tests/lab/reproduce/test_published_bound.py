@@ -96,7 +96,7 @@ def test_violation_grows_without_limit():
     with mpmath.workdps(80):
         losses = [add_remove_losses(f"1e-{k}", 3, "0.01", 80)[0] for k in (4, 8, 12, 16, 20, 24)]
         backward = add_remove_losses("1e-24", 3, "0.01", 80)[1]
-    # The table of docs/privacy.md, section 3.
+    # The table of docs/theory/errata.md.
     stated = ("8.15e-05", "0.27903", "4.459", "9.064", "18.27")
     for loss, number in zip([*losses[:4], losses[5]], stated, strict=True):
         digits = len(number.split("e")[0].lstrip("0.").replace(".", ""))
@@ -214,7 +214,7 @@ def test_amplifying_at_the_rate_while_dividing_by_the_subset_is_unsound():
     assert loss > 8 * sound_bound(order, 0.15, num_models, rate)
     sound = sound_bound(order, 0.15, num_models, amplification_rate(rate, num_models, "subset"))
     assert loss <= sound
-    # docs/privacy.md, section 2.
+    # docs/theory/pmixed.md.
     formula = sound_bound(order, 0.15, num_models, rate)
     found = [float(loss), formula, sound]
     assert found == pytest.approx([0.0011990, 0.00010495, 0.0017427], rel=5e-5)

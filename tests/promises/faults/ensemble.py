@@ -45,6 +45,22 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
+        "the record of a missing member's shard is not read",
+        "python/adapmixed/ensemble/shards.py",
+        '        member = members[index] or f"missing member {index}"\n',
+        "        member = members[index]\n        if member is None:\n            continue\n",
+        ("tests/misuse/test_misuse_shards.py::test_records_of_missing_members_count",),
+    ),
+    Fault(
+        "emptied is missing",
+        "the names that members give verify the base",
+        "python/adapmixed/ensemble/members.py",
+        "manifest is not None and is_hub_name(source) and manifest.base_model == source",
+        "is_hub_name(source) and all(name == source for name in names.values())",
+        ("tests/misuse/test_misuse_public_model.py::test_a_public_model_from_the_hub_is_compared",),
+    ),
+    Fault(
+        "emptied is missing",
         "every process has a public row of its own",
         "python/adapmixed/ensemble/forward.py",
         "            logits[0].copy_(self.ranks.same(logits[0]))\n",

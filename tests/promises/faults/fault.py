@@ -1,4 +1,4 @@
-"""A change that breaks a promise: where, what is changed, and the tests that must notice."""
+"""A change that breaks a promise, with its place and the tests that must notice."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Fault:
     """One change of one source file.
 
     Attributes:
-        promise: the one that it breaks.
-        what: the fault, in a few words.
+        promise: name of the promise that it breaks.
+        what: description in a few words.
         file: path from the root of the repository.
-        old: text that occurs there exactly once.
-        new: what is put in its place.
+        old: text that occurs in the file exactly once.
+        new: text that replaces it.
         tests: files or single tests of which at least one must fail.
     """
 
@@ -27,5 +27,5 @@ class Fault:
 
     @property
     def compiled(self) -> bool:
-        """Whether the compiled module must be built again."""
+        """True if the compiled module must be built again."""
         return self.file.startswith("csrc/")

@@ -1,4 +1,4 @@
-"""Faults of what reads an ensemble: generation, evaluation, several processes, commands."""
+"""Faults of generation, evaluation, several processes and the commands."""
 
 from __future__ import annotations
 

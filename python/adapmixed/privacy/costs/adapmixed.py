@@ -1,7 +1,7 @@
-"""What a noisy screening of AdaPMixED costs, rounded up.
+"""The cost of AdaPMixED's noisy screening, rounded up.
 
-The losses of its answers are computed from the logits, by the operator `leave_one_out` (formula in
-csrc/leave_one_out/formula.h). With loss="fixed" an answer costs `pmixed.sound_bound`.
+The operator `leave_one_out` computes the losses of the answers from the logits (formula in
+csrc/leave_one_out/formula.h). With loss="fixed", an answer costs `pmixed.sound_bound`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,19 @@ from adapmixed.privacy.rounding import up
 
 
 def screening_rho(weight: float, sigma: float, num_models: int) -> float:
-    """(weight / (N σ))², rounded up: one screening costs order times this at every order.
+    """Return (λ_s/(Nσ))², rounded up; one screening costs α times this at every Rényi order α.
 
-    The L2 sensitivity is √2 weight / N (noise before re-scaling), so α Δ²/(2σ²) = α (weight/(Nσ))².
-    Proof: docs/privacy.md, section 7.
+    With noise before re-scaling, the L2 sensitivity is Δ = √2 λ_s/N, so the Rényi cost is
+    α Δ²/(2σ²) = α (λ_s/(Nσ))². This is the paper's theorem on noisy screening (Algorithm 1,
+    line 6); docs/theory/adapmixed.md has the proof.
+
+    Args:
+        weight: λ_s ≥ 0, weight of the private models in the screened mixture.
+        sigma: σ > 0, standard deviation of the noise.
+        num_models: N ≥ 1.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     weight, sigma = check_real("weight", weight), check_real("sigma", sigma)
     if sigma == 0:
@@ -24,9 +33,18 @@ def screening_rho(weight: float, sigma: float, num_models: int) -> float:
 
 
 def screening_rdp(order: float, weight: float, sigma: float, num_models: int) -> float:
-    """α (weight / (N σ))², rounded up: the Rényi cost of one noisy screening.
+    """Return the Rényi cost α (λ_s/(Nσ))² of one noisy screening, rounded up.
 
-    Proof: docs/privacy.md, section 7.
+    docs/theory/adapmixed.md has the proof.
+
+    Args:
+        order: Rényi order α > 1.
+        weight: λ_s ≥ 0.
+        sigma: σ > 0.
+        num_models: N ≥ 1.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     order, rho = check_order(order), screening_rho(weight, sigma, num_models)
     return 0.0 if rho == 0 else up(order * rho)

@@ -1,4 +1,7 @@
-"""ClippedLogPool: the zCDP cost of an answer whose log-ratio has a bounded range."""
+"""The zCDP cost of ClippedLogPool's answers, whose log-ratio has a bounded range.
+
+`costs/__init__.py` lists the costs of all mechanisms; `epsilon.parts_of` composes them.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,20 @@ from numpy.typing import NDArray
 from adapmixed.checks import check_clip, check_count, check_question, check_real
 
 RANGE_ERROR = 1e-9
-"""Relative widening of the accounted range η beyond the nominal one, besides `range_rounding`."""
+"""Relative widening of the accounted range η, to which `range_rounding` is added."""
 
 
 def range_rounding(scale: float, lower: float, upper: float) -> float:
-    """Return what rounding can add to the range of log p/p', in nats, doubled.
+    """Return twice the amount that rounding can add to the range of log p/p', in nats.
 
-    The operator's bound is 2^-49 (1 + κ max(-a, b) + L), L the largest -log q of the tokens
-    compared (csrc/log_pool/formula.h); float64 has none beyond 750. docs/privacy.md, section 12,
-    "Rounding".
+    The operator's bound is 2^-49 (1 + κ max(-a, b) + L), where L is the largest -log q of the
+    tokens compared (csrc/log_pool/formula.h). Float64 has no L beyond 750. See "Rounding" in
+    docs/theory/clipped-log-pool.md.
+
+    Args:
+        scale: κ ≥ 0.
+        lower: a ≤ 0, in log units.
+        upper: b ≥ 0, in log units.
     """
     return 2.0**-48 * (1 + scale * max(-lower, upper) + 750)
 
@@ -26,20 +34,28 @@ def range_rounding(scale: float, lower: float, upper: float) -> float:
 def bounded_range_rho(
     scale: float, lower: float, upper: float, num_models: int, adjacency: str
 ) -> float:
-    """Return ρ = η²/8 of one answer, rounded up: α ρ at every Rényi order, both ways.
+    """Return the zCDP cost ρ = η²/8 of one answer, rounded up.
 
-    η = κ (b - a)/N for "zero_out" and twice that for "replace_one". N is a public constant, so a
-    missing member costs what an emptied one does. Proofs: docs/privacy.md, section 12.
+    The answer costs α ρ at every Rényi order α, in both directions. η = κ (b - a)/N for "zero_out"
+    and twice that for "replace_one". N is a public constant, so a missing member costs as much as
+    an emptied one. docs/theory/clipped-log-pool.md has the proofs.
 
     Args:
-        scale: κ >= 0.  lower, upper: a <= 0 <= b, log units.  num_models: N >= 1.
+        scale: κ ≥ 0.
+        lower: a ≤ 0, in log units.
+        upper: b ≥ 0, in log units.
+        num_models: N ≥ 1.
+        adjacency: "zero_out" or "replace_one".
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     scale, (low, high) = check_real("scale", scale), check_clip(lower, upper)
     models, adjacency = check_count("num_models", num_models), check_question(adjacency)
     nominal = scale * (high - low) / models
     if nominal == 0 and (scale == 0 or high == low):
         return 0.0
-    # A few roundings of 2^-53 here are far below RANGE_ERROR and one unit in the last.
+    # A few roundings of 2^-53 here are far below RANGE_ERROR and one unit in the last place.
     wide = nominal * (1 + RANGE_ERROR) + range_rounding(scale, low, high)
     span = math.nextafter(wide, math.inf)
     if adjacency == "replace_one":
@@ -50,14 +66,24 @@ def bounded_range_rho(
 def individual_rho(
     span: NDArray[np.float64], scale: float, lower: float, upper: float, num_models: int
 ) -> NDArray[np.float64]:
-    """Return ρ_i = (κ span_i/N)²/8 of every model, rounded up: its individual charge.
+    """Return the individual zCDP charge ρ_i = (κ span_i/N)²/8 of every model, rounded up.
 
-    span_i = max u_i - min u_i is the range of model i's own clipped log-ratios (zero-out).
-    Widened as there; docs/privacy.md, section 13.
+    span_i = max u_i - min u_i is the range of model i's own clipped log-ratios, so the charge is
+    for zero-out. It is widened as in :func:`bounded_range_rho`. docs/theory/per-shard-budgets.md
+    has the proof.
 
     Args:
-        span: any shape, float64, in [0, b - a].
-        scale: κ >= 0.  lower, upper: a <= 0 <= b, log units.  num_models: N >= 1.
+        span: float64 of any shape, in [0, b - a].
+        scale: κ ≥ 0.
+        lower: a ≤ 0, in log units.
+        upper: b ≥ 0, in log units.
+        num_models: N ≥ 1.
+
+    Returns:
+        ρ_i, float64 of the shape of `span`.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     scale, (low, high) = check_real("scale", scale), check_clip(lower, upper)
     models = check_count("num_models", num_models)

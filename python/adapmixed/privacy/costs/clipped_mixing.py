@@ -1,8 +1,9 @@
-"""ClippedMixing: dominating pairs, and what rounding costs.
+"""Dominating pairs of ClippedMixing, and the cost of rounding.
 
-A dominating pair is two distributions on a few atoms that bound one answer's privacy loss: (P*, Q*)
+A dominating pair is two distributions on a few atoms that bound one answer's privacy loss. (P*, Q*)
 dominates (P, Q) if Σ (P - γ Q)_+ <= Σ (P* - γ Q*)_+ for every γ >= 0. The exchanged pair then
-dominates (Q, P), and products of pairs dominate adaptive sequences (docs/privacy.md).
+dominates (Q, P), and products of pairs dominate adaptive sequences. The proofs are in
+docs/theory/clipped-mixing.md.
 """
 
 from __future__ import annotations
@@ -15,28 +16,32 @@ from adapmixed.checks import check_box, check_count, check_order, check_question
 BOX_ERROR = 1e-7
 """Relative widening of the accounted box beyond the nominal one.
 
-A pair for a wider box dominates. With N >= 2 and lower > 0 it covers every answer that is computed
-within a relative error of BOX_ERROR lower / (2 N upper) per token of the exact mixture. Where the
-operators do not keep to that, `answer_error` is accounted besides.
+A pair for a wider box dominates. With N >= 2 and lower > 0, it covers every answer whose
+probabilities have a relative error of at most BOX_ERROR lower / (2 N upper). If the operators do
+not keep to that, `answer_error` is accounted in addition.
 """
 
 MAX_VOCABULARY = 2**20
-"""V up to which `ROW_SUMS` holds."""
+"""Largest V for which `ROW_SUMS` holds."""
 
 ROW_SUMS = 4e-12
-"""e₀: by which the operator's rows of a position may differ in sum."""
+"""e₀, the largest difference between the sums of the operator's rows of one position."""
 
 LEAST_LOWER = 1e-30
-"""The lowest c > 0: with c below it a ratio may be lost where doubles end."""
+"""The lowest c > 0 that is allowed with an order. Below it, doubles may underflow."""
 
-_SUM_ERROR = 1e-9  # of the masses that a caller may hand in
+_SUM_ERROR = 1e-9  # largest error of the sum of the masses that a caller gives
 
 
 @dataclass(frozen=True)
 class DominatingPair:
-    """Two distributions on common atoms: masses `p` and `q`, each >= 0 with sum 1 (within 1e-9).
+    """Two distributions on common atoms.
 
-    An atom may have mass 0 in one of the two (an infinite ratio), not in both.
+    An atom may have mass 0 in one of the two, which is an infinite ratio, but not in both.
+
+    Attributes:
+        p: masses ≥ 0 of the first distribution, with sum 1 within 1e-9.
+        q: masses ≥ 0 of the second distribution, likewise.
     """
 
     p: tuple[float, ...]
@@ -58,22 +63,35 @@ class DominatingPair:
             raise ValueError("atoms must have a mass > 0 in p or in q, got one that has neither")
 
     def exchanged(self) -> DominatingPair:
-        """The pair (q, p), which dominates the other order (docs/privacy.md, section 11)."""
+        """Return the pair (q, p), which dominates the other order of the neighbours.
+
+        See docs/theory/clipped-mixing.md.
+        """
         return DominatingPair(self.q, self.p)
 
     def hockey_stick(self, epsilon: float) -> float:
-        """Σ (p - e^epsilon q)_+: the δ that one answer has at this epsilon (any real number).
+        """Return Σ (p - e^epsilon q)_+, the δ of one answer at this epsilon.
 
-        H_γ of docs/privacy.md, section 11, at γ = e^epsilon.
+        It is H_γ of docs/theory/clipped-mixing.md at γ = e^epsilon.
+
+        Args:
+            epsilon: any real number.
         """
         ratio = math.exp(epsilon)
         return math.fsum(max(0.0, a - ratio * b) for a, b in zip(self.p, self.q, strict=True))
 
     def renyi(self, order: float) -> float:
-        """D_order(p ‖ q), without cancellation for near-equal distributions; +inf allowed.
+        """Return D_α(p ‖ q), without cancellation for near-equal distributions.
 
-        Both sum to 1, so Σ q f(p/q) with f(x) = x^α - 1 - α (x - 1) is Σ p^α q^{1-α} - 1.
-        A bound for every answer that the pair dominates: docs/privacy.md, section 11.
+        It bounds the divergence of every answer that the pair dominates; see
+        docs/theory/clipped-mixing.md. Both sum to 1, so Σ q f(p/q) with
+        f(x) = x^α - 1 - α (x - 1) is Σ p^α q^{1-α} - 1.
+
+        Args:
+            order: Rényi order α > 1.
+
+        Returns:
+            The divergence in nats; +inf allowed.
         """
         order, excess = check_order(order), []
         for a, b in zip(self.p, self.q, strict=True):
@@ -87,9 +105,9 @@ class DominatingPair:
         return math.log1p(max(0.0, math.fsum(excess))) / (order - 1)
 
     def largest_loss(self) -> float:
-        """max |log(p/q)|: the pure ε of one answer, both ways (docs/privacy.md, section 11).
+        """Return max |log(p/q)|, the pure ε of one answer in both orders; +inf allowed.
 
-        +inf allowed.
+        See docs/theory/clipped-mixing.md.
         """
         pairs = zip(self.p, self.q, strict=True)
         return max(math.inf if 0 in pair else abs(math.log(pair[0] / pair[1])) for pair in pairs)
@@ -98,29 +116,35 @@ class DominatingPair:
 def clipped_mixing_pair(
     lower: float, upper: float, num_models: int, adjacency: str
 ) -> DominatingPair:
-    """The pair that dominates one answer of ClippedMixing, in both orders.
+    """Return the pair that dominates one answer of ClippedMixing, in both orders.
 
-    The answer is drawn from p = (1/N) Σ_i p̄_i with lower q <= p̄_i <= upper q. With
-    π = (1-c)/(C-c), c = `lower`, C = `upper`, the atoms are corners of the box:
+    The answer is drawn from p = (1/N) Σ_i p̄_i with c q <= p̄_i <= C q. With π = (1-c)/(C-c), the
+    atoms are corners of the box:
 
-    - "zero_out": U = C (mass π), c (1-π); P = ((N-1)c + U)/N, Q = ((N-1)c + 1)/N times the mass.
-    - "replace_one": (U, U') = (C, c), (c, C) (mass π each), (c, c) (1-2π), and where C + c < 2
-      (C, c), (c, C) (1-π each), (C, C) (2π-1); P = ((N-1)c + U)/N, Q the same with U'.
+    - "zero_out": U = C has mass π, and U = c has mass 1-π. P = ((N-1)c + U)/N and
+      Q = ((N-1)c + 1)/N, each times the mass.
+    - "replace_one": (U, U') = (C, c) and (c, C) have mass π each, and (c, c) has mass 1-2π.
+      If C + c < 2, (C, c) and (c, C) have mass 1-π each, and (C, C) has mass 2π-1.
+      P = ((N-1)c + U)/N and Q = ((N-1)c + U')/N, each times the mass.
 
-    An atom of mass (N-1)(1-c)/N in both is added: the others' mass beyond c q. The pairs grow with
-    the box and shrink with N. N is a public constant, so a missing member costs what an emptied one
-    does. Proof: docs/privacy.md, section 11.
+    One more atom has mass (N-1)(1-c)/N in both, for the other members' mass beyond c q. The pairs
+    grow with the box and shrink with N. N is a public constant, so a missing member costs as much
+    as an emptied one. docs/theory/clipped-mixing.md has the proof.
 
     Args:
-        lower, upper: the box of p̄_i/q, 0 <= lower <= 1 <= upper, both finite.
-        num_models: N >= 1.
+        lower: c of the box of p̄_i/q, in [0, 1].
+        upper: C of the box, ≥ 1 and finite.
+        num_models: N ≥ 1.
         adjacency: "zero_out" or "replace_one".
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     low, high = check_box(lower, upper)
     models, adjacency = check_count("num_models", num_models), check_question(adjacency)
     if low == 1 or high == 1:  # the mean ratio is 1, so every p̄_i is q
         return DominatingPair((1.0,), (1.0,))
-    # Both are exact in [1/2, 4]: high + low - 2 would lose the digits of a narrow box.
+    # 1 - low and high - 1 are exact in [1/2, 4]; high + low - 2 loses digits of a narrow box.
     below, above, width = 1 - low, high - 1, high - low
     raised, lowered = below / width, above / width
     if adjacency == "zero_out":
@@ -140,10 +164,20 @@ def clipped_mixing_pair(
 
 
 def accounted_box(lower: float, upper: float) -> tuple[float, float]:
-    """(lower, upper) widened by `BOX_ERROR`: what is accounted for a nominal box.
+    """Return the box that is accounted for a nominal one: wider by `BOX_ERROR`.
 
-    Why that covers rounding: docs/privacy.md, section 11, "Rounding of the answer".
-    A box of one point on either side (lower = 1 or upper = 1) answers q itself and stays.
+    "Rounding of the answer" in docs/theory/clipped-mixing.md proves that this covers rounding. A
+    box with lower = 1 or upper = 1 answers q itself and is not widened.
+
+    Args:
+        lower: c of the nominal box, in [0, 1].
+        upper: C of the nominal box, ≥ 1 and finite.
+
+    Returns:
+        (lower, upper) of the accounted box.
+
+    Raises:
+        ValueError: the box is not valid.
     """
     low, high = check_box(lower, upper)
     if low == 1 or high == 1:
@@ -152,11 +186,20 @@ def accounted_box(lower: float, upper: float) -> tuple[float, float]:
 
 
 def answer_error(lower: float, upper: float, num_models: int) -> float:
-    """η: computed answers are within e^±η per token of what the accounted pair dominates.
+    """Return η such that computed answers are within e^±η per token of what the pair dominates.
 
-    0 where the widening of the box holds the operators' rounding: N >= 2, upper/lower <= 2 500 and
-    N² upper/lower <= 1.5e8; and for a box that answers q itself. Else 1.6e-11 + N 2^-52. Proof:
-    docs/privacy.md, section 11, "What the kernels do"; the effect on (ε, δ): section 8.
+    η is 0 if the wider box covers the operators' rounding, which holds if N >= 2,
+    upper/lower <= 2 500 and N² upper/lower <= 1.5e8. It is also 0 for a box that answers q itself.
+    Otherwise it is 1.6e-11 + N 2^-52. "What the kernels do" and the section after it in
+    docs/theory/clipped-mixing.md have the proof; docs/theory/numerics.md has the effect on (ε, δ).
+
+    Args:
+        lower: c of the nominal box, in [0, 1].
+        upper: C of the nominal box, ≥ 1 and finite.
+        num_models: N ≥ 1.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     (low, high), models = check_box(lower, upper), check_count("num_models", num_models)
     if low == 1 or high == 1:
@@ -167,22 +210,30 @@ def answer_error(lower: float, upper: float, num_models: int) -> float:
 
 
 def rounding_of_distributions(num_models: int) -> float:
-    """η = 4 e₀ + N 2^-52: computed answers are within e^±η per token of such a mean.
+    """Return η = 4 e₀ + N 2^-52; computed answers are within e^±η per token of the exact mean.
 
-    Proof: docs/privacy.md, section 11, "What the kernels do".
+    "Boxes that the widening does not hold" in docs/theory/clipped-mixing.md has the proof.
     """
     return 4 * ROW_SUMS + check_count("num_models", num_models) * 2.0**-52
 
 
 def charge_rounding(order: float, num_models: int) -> tuple[float, float]:
-    """(relative, absolute): what rounding of an answer adds to a model's Rényi charge.
+    """Return what rounding of an answer adds to a model's Rényi charge.
 
-    The lemma's charge is for the exact mean of rows of mean 1. Rows that differ in sum leave the
-    others a little less than lower q each, which is relative, and the computed answers lie within
-    e^±η of that mean, which adds (2α-1)/(α-1) η. docs/privacy.md, section 13, "Rounding".
+    The lemma's charge is for the exact mean of rows of sum 1. If rows differ in sum, the others
+    keep a little less than lower q each, which is a relative error. The computed answers lie within
+    e^±η of that mean, which adds (2α-1)/(α-1) η. See "Rounding" in
+    docs/theory/per-shard-budgets.md.
 
     Args:
-        order: α > 1.  num_models: N >= 1.
+        order: Rényi order α > 1.
+        num_models: N ≥ 1.
+
+    Returns:
+        (relative, absolute) errors of the charge.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     order, eta = check_order(order), rounding_of_distributions(num_models)
     return 2 * (order + 1) * ROW_SUMS, (2 * order - 1) / (order - 1) * (1 + 2.0**-50) * eta

@@ -1,7 +1,7 @@
-"""What an answer costs whose distributions lie in a Rényi ball around the public one (PMixED).
+"""The cost of PMixED's answers, whose distributions lie in a Rényi ball around the public one.
 
-Costs are rounded up, admissible radii down (`rounding`). Arguments of exact value 0 cost exactly 0.
-Overflow gives +inf, the safe direction; nothing raises OverflowError.
+Costs are rounded up and admissible radii down (`rounding`). Arguments of exact value 0 cost exactly
+0. Overflow gives +inf, which is the safe direction, and never raises OverflowError.
 """
 
 from __future__ import annotations
@@ -15,16 +15,25 @@ _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this
 
 
 def sound_bound(order: float, radius: float, num_models: int, rate: float = 1.0) -> float:
-    """log(1 + (g/N)(e^{(α-1)R} - 1)) / (α-1), rounded up: the loss of one query under zero-out.
+    """Return the loss of one query under zero-out, log(1 + (g/N)(e^{(α-1)R} - 1)) / (α-1).
 
-    Valid in both directions when every projected distribution lies in the Rényi ball of `radius`
-    R (both directions) around the public one; supremum attained as the mass of the token that
-    carries the divergence goes to 0. With N = 1 and g = 1 it is R.
-    Proof: docs/privacy.md, section 2.
+    It bounds the divergence in both directions if every projected distribution lies in the Rényi
+    ball of radius R around the public one, in both directions. The supremum is attained as the mass
+    of the token that carries the divergence goes to 0. With N = 1 and g = 1 the bound is R.
+    docs/theory/pmixed.md has the proof.
 
     Args:
-        order: α > 1.  radius: R >= 0, +inf allowed.  num_models: N >= 1.
-        rate: g, if a hidden random subset weighs each member by g/N; 1 without subsampling.
+        order: Rényi order α > 1.
+        radius: R ≥ 0; +inf allowed.
+        num_models: N ≥ 1.
+        rate: g in [0, 1], if a hidden random subset weighs each member by g/N; 1 without
+            subsampling.
+
+    Returns:
+        The bound in nats, rounded up; +inf allowed.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     order, radius = check_order(order), check_real("radius", radius, infinite=True)
     num_models, rate = check_count("num_models", num_models), check_rate("rate", rate)
@@ -41,11 +50,22 @@ def sound_bound(order: float, radius: float, num_models: int, rate: float = 1.0)
 
 
 def radius_for_epsilon(order: float, epsilon: float, num_models: int, rate: float = 1.0) -> float:
-    """The largest radius R with sound_bound(order, R, num_models, rate) <= epsilon, rounded down.
+    """Return the largest radius R with sound_bound(order, R, num_models, rate) <= epsilon.
 
-    R = log(1 + (N/g)(e^{(α-1)ε} - 1)) / (α-1), then lowered by a few ulp until the bound, as it is
-    evaluated, is at most epsilon. epsilon = 0 gives 0; epsilon = inf or rate = 0 gives inf. The
-    theorem that it inverts: docs/privacy.md, section 2.
+    R = log(1 + (N/g)(e^{(α-1)ε} - 1)) / (α-1), lowered by a few ulp until the evaluated bound is at
+    most epsilon. It inverts the theorem of docs/theory/pmixed.md.
+
+    Args:
+        order: Rényi order α > 1.
+        epsilon: Rényi cost ≥ 0 of one query; +inf allowed.
+        num_models: N ≥ 1.
+        rate: g in [0, 1], as in :func:`sound_bound`.
+
+    Returns:
+        R, rounded down. epsilon = 0 gives 0; epsilon = inf or rate = 0 gives inf.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     order, epsilon = check_order(order), check_real("epsilon", epsilon, infinite=True)
     num_models, rate = check_count("num_models", num_models), check_rate("rate", rate)

@@ -1,4 +1,4 @@
-"""The ledger: charges that outlive the process. See `docs/ledger.md`."""
+"""The ledger, which keeps charges beyond the process; see docs/how-to/keep-a-ledger.md."""
 
 from adapmixed.privacy.ledger.reading import Reading, read_ledger
 from adapmixed.privacy.ledger.writer import LedgerFile

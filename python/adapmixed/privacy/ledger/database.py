@@ -1,4 +1,4 @@
-"""The database of a ledger: its tables, how it is opened, created, and what its errors become."""
+"""The database of a ledger: its tables, how it is opened and created, and its errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Raise LedgerErrors in place of SQLite's."""
+    """Turn errors of SQLite into LedgerErrors."""
     try:
         yield
     except sqlite3.Error as error:
@@ -68,7 +68,10 @@ def translated(path: str) -> Iterator[None]:
 
 
 def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
-    """Return the error for one of SQLite's; what is not the device's is corruption."""
+    """Return the LedgerError for an error of SQLite.
+
+    An error that neither a lock nor the device explains counts as corruption.
+    """
     primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if primary in _BUSY:
         return LedgerBusyError(f"{path} is locked by another program: {error}")
@@ -78,7 +81,7 @@ def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
 
 
 def connect(path: str, mode: str) -> sqlite3.Connection:
-    """Open a database that exists; mode "ro" or "rw"."""
+    """Open an existing database, read-only with mode "ro" or for writing with mode "rw"."""
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",
         uri=True,
@@ -92,14 +95,19 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
 
 
 def create_database(path: str, description: Description, checkpoint: Checkpoint) -> None:
-    """Make an empty database, whole and durable before it has its name.
+    """Create an empty database, which is complete and durable before it gets its name.
+
+    Args:
+        path: where the database will be.
+        description: settings of the ledger.
+        checkpoint: checkpoint of a ledger without records.
 
     Raises:
-        LedgerCorruptError: the write-ahead log of a database that is gone lies there.
-        LedgerWriteError: it cannot be written.
+        LedgerCorruptError: the write-ahead log of a lost database is there.
+        LedgerWriteError: the database cannot be written.
     """
     if os.path.lexists(f"{path}-wal"):
-        raise LedgerCorruptError(f"{path} must lie beside its {path}-wal, there is none")
+        raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
     fresh = f"{path}-new"
     try:
         for suffix in ("", "-journal", "-wal", "-shm"):
@@ -109,7 +117,7 @@ def create_database(path: str, description: Description, checkpoint: Checkpoint)
         with translated(path):
             connection = connect(fresh, "rw")
             try:
-                # In this mode from the start: to change it later is a step that can be cut short.
+                # WAL from the start: a later change of the mode could be interrupted.
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("PRAGMA fullfsync = ON")

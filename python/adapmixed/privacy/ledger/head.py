@@ -1,9 +1,9 @@
-"""The head file: how many charges there are and the hash of the last, apart from the database.
+"""The head file: the number of charges and the hash of the last one, apart from the database.
 
-Two slots of 4096 bytes, written in turn, each with its own checksum: a write that is cut short
-spoils one slot, and the other holds the state before it. Since a record is committed before its
-slot is written, the database then holds one charge more than the slot that is whole: the same
-spoilt slot beside a database without that charge is no crash. The file is also what writers lock.
+It has two slots of 4096 bytes, each with its own checksum, which are written in turn. An
+interrupted write spoils one slot, and the other holds the state before. A record is committed
+before its slot is written, so after a crash the database holds the charge of the spoilt slot. If
+the database lacks that charge, it was no crash. Writers also lock this file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adapmixed.errors import (
 )
 
 SLOT = 4096
-_READINGS = 3  # of a head that is not whole, without its lock
+_READINGS = 3  # attempts to read a whole head without its lock
 _LINE = re.compile(rb"adapmixed-ledger-head 1 (0|[1-9][0-9]{0,18}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
 
 
@@ -35,9 +35,12 @@ def head_path(path: str) -> str:
 
 @dataclass(frozen=True)
 class Head:
-    """`count` charges, of which the last has the `hash` (32 bytes; the first link's if none).
+    """The state that a head file holds.
 
-    `torn`: the other slot is not whole, so that there may have been a charge more.
+    Attributes:
+        count: number of charges.
+        hash: hash of the last charge, 32 bytes; without charges that of the first link.
+        torn: True if the other slot is spoilt, so that there may have been one more charge.
     """
 
     count: int
@@ -46,7 +49,7 @@ class Head:
 
     @property
     def least(self) -> int:
-        """Charges that the database holds, however a writer has ended."""
+        """The least number of charges that the database holds, however a writer ended."""
         return self.count + self.torn
 
 
@@ -70,10 +73,10 @@ def _slots(data: bytes) -> list[Head | None]:
 
 
 def newest(data: bytes) -> Head | None:
-    """The head that a file's bytes hold; None where no writer leaves them, however it ends.
+    """Return the head in a file's bytes, or None if no writer can leave these bytes.
 
-    Both slots are there from the start: what a file of another length has lost may be the newer.
-    The older slot holds the charge before, as both did when they were made.
+    Both slots are there from the start, so a file of another length may have lost the newer one.
+    The older slot holds the state before the last charge. In a new file, both hold the same state.
     """
     if len(data) != 2 * SLOT:
         return None
@@ -89,11 +92,11 @@ def newest(data: bytes) -> Head | None:
 
 
 def read_head(path: str) -> Head:
-    """The head, without locking it.
+    """Read the head without locking it.
 
     Raises:
-        LedgerCorruptError: missing, or as no writer leaves it.
-        LedgerWriteError: it cannot be read.
+        LedgerCorruptError: the file is missing, or no writer can leave its bytes.
+        LedgerWriteError: the file cannot be read.
     """
     for _ in range(_READINGS):
         try:
@@ -106,14 +109,14 @@ def read_head(path: str) -> Head:
         head = newest(data)
         if head is not None and not head.torn:
             return head
-        time.sleep(0.005)  # a writer may have been amid it: what is so again is in the file
+        time.sleep(0.005)  # a writer may be at work; what stays the same is in the file
     return _whole(path, data)
 
 
 def _missing(path: str) -> LedgerCorruptError:
     return LedgerCorruptError(
-        f"{path} must lie beside its database, there is none: without it a lost tail of the ledger "
-        "cannot be seen"
+        f"{path} must lie next to its database, but there is no such file: without it, the loss of "
+        "the last charges would go unnoticed"
     )
 
 
@@ -122,7 +125,7 @@ def _whole(path: str, data: bytes) -> Head:
     if head is None:
         counts = ["spoilt" if one is None else str(one.count) for one in _slots(data)]
         raise LedgerCorruptError(
-            f"{path} holds no whole head in its {len(data)} bytes, whose slots say: "
+            f"{path} must hold a whole head, got {len(data)} bytes with the slots "
             f"{', '.join(counts)}"
         )
     return head
@@ -132,13 +135,13 @@ class HeadFile:
     """The locked head file of one writer.
 
     Args:
-        path: of the head file.
-        empty: make an empty file where there is none: :meth:`create` alone wants that.
+        path: path of the head file.
+        empty: if True, create an empty file if there is none. Only :meth:`create` needs this.
 
     Raises:
-        LedgerBusyError: another writer, in this process or another one, holds it.
-        LedgerCorruptError: it is missing.
-        LedgerWriteError: it cannot be opened for writing.
+        LedgerBusyError: another writer holds it, in this process or in another one.
+        LedgerCorruptError: the file is missing.
+        LedgerWriteError: the file cannot be opened for writing.
     """
 
     def __init__(self, path: str, *, empty: bool = False) -> None:
@@ -160,14 +163,15 @@ class HeadFile:
 
     @staticmethod
     def create(path: str, head: Head) -> HeadFile:
-        """A new head file, whole and durable before it has its name, and locked all the while.
+        """Create a head file, which is complete and durable before it gets its name, and lock it.
 
-        Whoever makes one holds the file that is renamed, so no two can. One that was left half
-        written has never had the name: nothing was charged, and it is written anew.
+        The creator locks the file before it is renamed, so no two processes can create one. A file
+        that was left half written never had the name, so nothing was charged, and it is rewritten.
 
         Raises:
-            LedgerBusyError: another writer makes one, or has just done so.
-            LedgerWriteError, OSError: it cannot be written.
+            LedgerBusyError: another writer is creating one, or has just done so.
+            LedgerWriteError: the file cannot be created.
+            OSError: the file cannot be written.
         """
         made = HeadFile(f"{path}-new", empty=True)
         try:
@@ -185,8 +189,8 @@ class HeadFile:
         return made
 
     def _lock(self) -> None:
-        # flock belongs to this opening of the file: it also keeps out a second one in this process,
-        # and the system drops it with the process, however that ends.
+        # flock belongs to this opening of the file, so it also keeps out a second writer in this
+        # process. The system drops it when the process ends, however it ends.
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -199,15 +203,15 @@ class HeadFile:
         self.check_in_place()
 
     def check_in_place(self) -> None:
-        """Raises LedgerClosedError if the path no longer names the locked file."""
+        """Raise LedgerClosedError if the path no longer names the locked file."""
         check_same(self.path, os.fstat(self._file))
 
     def read(self) -> Head:
-        """The head; LedgerCorruptError where the file holds none."""
+        """Return the head; raise LedgerCorruptError if the file holds none."""
         return _whole(self.path, self._data())
 
     def untouched(self) -> bool:
-        """Whether every byte is as :meth:`create` wrote it: no charge was ever completed."""
+        """Return True if every byte is as :meth:`create` wrote it, so no charge was completed."""
         data = self._data()
         head = newest(data)
         return head is not None and head.count == 0 and data == _slot(head) * 2
@@ -216,7 +220,7 @@ class HeadFile:
         return os.pread(self._file, 2 * SLOT + 1, 0)
 
     def write(self, head: Head) -> None:
-        """Writes the slot that the previous head does not occupy, durably. OSError if it fails."""
+        """Write the older slot durably; raise OSError if that fails."""
         self._write(_slot(head), SLOT * (head.count % 2))
 
     def _write(self, data: bytes, offset: int) -> None:
@@ -226,7 +230,7 @@ class HeadFile:
         flush(self._file)
 
     def close(self) -> None:
-        """Closes the file and with it the lock."""
+        """Close the file, which also releases the lock."""
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
@@ -237,17 +241,17 @@ class HeadFile:
 
 
 def check_same(path: str, opened: os.stat_result) -> None:
-    """Raises LedgerClosedError unless `path` names the file that was opened."""
+    """Raise LedgerClosedError unless `path` names the file that was opened."""
     try:
         there = os.stat(path)
     except OSError as error:
-        raise LedgerClosedError(f"{path} was taken away while it was open: {error}") from error
+        raise LedgerClosedError(f"{path} was removed while it was open: {error}") from error
     if (there.st_dev, there.st_ino) != (opened.st_dev, opened.st_ino):
         raise LedgerClosedError(f"{path} was replaced while it was open")
 
 
 def flush(file: int) -> None:
-    """Waits until the file's content is on the device."""
+    """Wait until the file's content is on the device."""
     full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync stops at the drive's cache
     if full is not None:
         fcntl.fcntl(file, full)
@@ -256,7 +260,7 @@ def flush(file: int) -> None:
 
 
 def flush_folder(path: str) -> None:
-    """Makes the names in a file's folder durable."""
+    """Make the names in a file's folder durable."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -1,4 +1,4 @@
-"""Reading a ledger without writing to it, while a writer may be at work."""
+"""Reads a ledger without writing to it, also while a writer is at work."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Reading:
     """An intact ledger as it was at one moment.
 
     Attributes:
-        path: of the database.
-        description: what the ledger was created for.
+        path: path of the database.
+        description: settings that the ledger was created with.
         charges: number of records.
-        digest: of the last record, 64 hex digits. Note it with `charges` elsewhere to notice later
-            whether older copies of all files were put back.
-        behind: records that the head lacks, 0 or 1; the next writer brings it forward.
-        torn: one of the head's slots is not whole (`warning`).
-        account: settings, binding and totals: private.
+        digest: hash of the last record, 64 hex digits. Note it elsewhere together with `charges`,
+            to notice later if older copies of all files were put back.
+        behind: number of records that the head lacks, 0 or 1. The next writer adds it.
+        torn: True if one of the head's slots is not whole; see `warning`.
+        account: settings, binding and totals. Private.
     """
 
     path: str
@@ -39,13 +39,13 @@ class Reading:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of everything charged."""
+        """The guarantee of all charges."""
         settings = self.account.settings
         return self.account.guarantee(settings.delta, settings.adjacency)
 
     @property
     def warning(self) -> str | None:
-        """What the operator should know of an intact ledger."""
+        """A warning to the operator about the head file; None if there is none."""
         return torn_words(self.charges) if self.torn else None
 
 
@@ -55,17 +55,21 @@ def read_ledger(
     """Read and check every record of a ledger, also while a writer has it open.
 
     Args:
-        path: of the database.
-        seen: called with every record in turn, before the later ones are checked.
+        path: path of the database.
+        seen: function that is called with every record in order, before the next one is checked.
+
+    Returns:
+        The ledger's records, guarantee and digest at this moment. They are private.
 
     Raises:
-        LedgerCorruptError: altered, truncated, rolled back, or of another format.
-        LedgerWriteError: it cannot be read.
+        LedgerCorruptError: the ledger was altered, truncated or rolled back, or it has another
+            format.
+        LedgerWriteError: the ledger cannot be read.
     """
     place = os.path.realpath(path)
     if not os.path.lexists(place):
-        raise LedgerWriteError(f"{place} must be a ledger, there is no such file")
-    # Before the database is read, so that no charge which the head knows may be missing there.
+        raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
+    # The head is read first, so that the database must hold every charge that the head names.
     before = read_head(head_path(place))
     store = Store(place, read_only=True)
     try:
@@ -79,7 +83,7 @@ def read_ledger(
     if checkpoint != Checkpoint.make(chain):
         raise LedgerCorruptError(f"{place}: the checkpoint is not what the records give")
     check_head(place, chain, before)
-    # A writer may have gone on meanwhile: behind by more than one is judged by the head of now.
+    # A writer may have charged meanwhile, so the head is read again before it counts as too old.
     after = read_head(head_path(place))
     if chain.count > after.count + 1:
         raise old_head(place, chain, after)
@@ -89,22 +93,22 @@ def read_ledger(
 
 
 def torn_words(charges: int) -> str:
-    """Return both readings of a head slot that is not whole beside a database with its charge."""
+    """Return the warning about a damaged head slot whose charge is in the database."""
     return (
-        f"the head's slot of charge {charges} is not whole: either it was being written when a "
-        "process or the machine ended, and what was charged was not released; or it was damaged "
-        "later, and it may have been. The charge is in the database and counted; the next writer "
-        "writes the slot anew"
+        f"the head's slot of charge {charges} is not whole: either a process or the machine ended "
+        "while it was being written, and the answer was not released, or it was damaged later, and "
+        "the answer may have been released; the charge is counted, and the next writer repairs the "
+        "slot"
     )
 
 
 def check_head(path: str, chain: Chain, head: Head) -> None:
-    """Raise LedgerCorruptError unless the chain ends where the head says, or further on.
+    """Raise LedgerCorruptError unless the chain ends where the head says, or later.
 
     Args:
-        path: of the database.
-        chain: read after the head.
-        head: of which the hash is compared if the chain ends there or one record later.
+        path: path of the database.
+        chain: end of the chain, read after the head.
+        head: the head. Its hash is compared if the chain ends there or one record later.
     """
     if chain.count < head.count:
         raise LedgerCorruptError(
@@ -114,17 +118,17 @@ def check_head(path: str, chain: Chain, head: Head) -> None:
     if chain.count < head.least:
         raise LedgerCorruptError(
             f"{path} must hold {head.least} charges, found {chain.count}: a slot of its head is "
-            "not whole, and a crash spoils that of a charge whose record was committed before. The "
-            "file was damaged, and a charge may be lost"
+            "not whole, but a crash can spoil it only after the charge is in the database, so the "
+            "file was damaged and a charge may be lost"
         )
     known = {chain.count: chain.hashes[0], chain.count - 1: chain.hashes[1]}
     if known.get(head.count, head.hash) != head.hash:
-        raise LedgerCorruptError(f"{path} and its head do not belong together: hashes differ")
+        raise LedgerCorruptError(f"{path} and its head do not belong together: their hashes differ")
 
 
 def old_head(path: str, chain: Chain, head: Head) -> LedgerCorruptError:
     """Return the error for a head that lacks more than one record."""
     return LedgerCorruptError(
-        f"{path} holds {chain.count} charges, its head {head.count}: at most one may be missing "
-        "there, so the head is an older copy"
+        f"{path} holds {chain.count} charges and its head {head.count}: the head may lack at most "
+        "one, so the head is an older copy"
     )

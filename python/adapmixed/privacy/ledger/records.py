@@ -1,7 +1,8 @@
-"""What a ledger holds: settings, records, the chain of hashes through them, and a checkpoint.
+"""The content of a ledger: settings, records, the chain of hashes through them, and a checkpoint.
 
-`database` has the SQLite tables, `head` the second file, `events_json` the events and totals,
-`encoding` the numbers. docs/ledger.md shows the whole format.
+The module `writer` explains in which order they are written. `database` has the SQLite tables and
+`head` the second file. `events_json` writes the events of a charge, `encoding` writes numbers, and
+`account` writes the checkpoint. docs/reference/file-formats.md shows the whole format.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from adapmixed.privacy.events import Event
 from adapmixed.privacy.events_json import read_event, write_event
 
 FORMAT_VERSION = 4
-"""Rises when what is written or its meaning changes. Older files are not read."""
+"""Version of the format. It rises when the content or its meaning changes. Older files are not
+read."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a ledger was created for; fixed from then on.
+    """The settings that a ledger was created with, which never change.
 
     Attributes:
-        settings: of the accountant.
-        identity: 32 hex digits drawn at creation, so that no two ledgers share a chain.
+        settings: settings of the accountant.
+        identity: 32 random hex digits, so that no two ledgers share a chain.
     """
 
     settings: Settings
@@ -43,12 +45,12 @@ class Description:
 
     @staticmethod
     def fresh(settings: Settings) -> Description:
-        """Return that of a ledger that is created now."""
+        """Return the description of a new ledger."""
         return Description(settings, os.urandom(16).hex())
 
     @property
     def text(self) -> str:
-        """As it is stored."""
+        """The JSON text that is stored."""
         settings = write_fields(self.settings)
         return canonical(
             {"format_version": FORMAT_VERSION, "identity": self.identity, "settings": settings}
@@ -56,7 +58,11 @@ class Description:
 
     @staticmethod
     def parse(text: str) -> Description:
-        """Return the description in a stored text."""
+        """Return the description in a stored text.
+
+        Raises:
+            LedgerCorruptError: the text is not a description of this format.
+        """
         try:
             values = check_keys(
                 "description", parse(text), {"format_version", "identity", "settings"}
@@ -77,7 +83,13 @@ class Description:
 
 @dataclass(frozen=True)
 class Record:
-    """One binding, or the events of one charge, as stored. `sequence` counts from 1."""
+    """One binding, or the events of one charge, as stored.
+
+    Attributes:
+        sequence: number of the record, from 1.
+        text: JSON text of the binding or the events.
+        hash: SHA-256 over the previous hash, the number and the text, 32 bytes.
+    """
 
     sequence: int
     text: str
@@ -90,14 +102,14 @@ class Record:
         return Record(sequence, text, _link(previous, sequence, text))
 
     def follows(self, previous: bytes) -> bool:
-        """Whether this is the record after the one with that hash."""
+        """Return True if this is the record after the one with that hash."""
         return self.hash == _link(previous, self.sequence, self.text)
 
     def entry(self) -> dict[str, Any]:
-        """Return what was recorded: {"events": [Event, ...]} or {"binding": Binding}.
+        """Return the recorded entry: {"events": [Event, ...]} or {"binding": Binding}.
 
         Raises:
-            LedgerCorruptError: unknown events, or fields of another type.
+            LedgerCorruptError: an event is unknown, or a field has another type.
         """
         try:
             written = exactly(dict, parse(self.text))
@@ -113,10 +125,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Chain:
-    """Where a chain of records ends: after `count` of them, with the `account` that they give.
+    """The end of a chain of records.
 
-    `first` is the link before the first record. `hashes` are those of the last record and of the
-    one before it.
+    Attributes:
+        first: link before the first record, 32 bytes.
+        count: number of records.
+        hashes: hashes of the last record and of the one before it.
+        account: account that the records add up to.
     """
 
     first: bytes
@@ -126,20 +141,23 @@ class Chain:
 
     @staticmethod
     def start(description: Description) -> Chain:
-        """Return that of a ledger without records."""
+        """Return the chain of a ledger without records."""
         first = description.first_hash
         return Chain(first, 0, (first, None), Account(description.settings))
 
     def after(self, record: Record, account: Account) -> Chain:
-        """Return the chain with one record more."""
+        """Return the chain with one more record."""
         return Chain(self.first, record.sequence, (record.hash, self.hashes[0]), account)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The account after `sequence` records, so that opening need not read them all.
+    """The account after some records, so that a ledger can be opened without reading them all.
 
-    `digest` ties it to the ledger's description and to the last record.
+    Attributes:
+        sequence: number of records.
+        text: JSON text of the account.
+        digest: SHA-256 that ties it to the ledger's description and to the last record.
     """
 
     sequence: int
@@ -148,17 +166,17 @@ class Checkpoint:
 
     @staticmethod
     def make(chain: Chain) -> Checkpoint:
-        """Return that of the end of a chain."""
+        """Return the checkpoint at the end of a chain."""
         text = canonical(chain.account.written())
         digest = _state_digest(chain.first, chain.count, chain.hashes[0], text)
         return Checkpoint(chain.count, text, digest)
 
     def account(self, description: Description, last: bytes) -> Account:
-        """Return the account.
+        """Return the account of the checkpoint.
 
         Raises:
-            LedgerCorruptError: the checkpoint is not that of the record with hash `last`, or of
-                another ledger.
+            LedgerCorruptError: the checkpoint belongs to another ledger, or not to the record with
+                the hash `last`.
         """
         if self.digest != _state_digest(description.first_hash, self.sequence, last, self.text):
             raise LedgerCorruptError(
@@ -171,10 +189,10 @@ class Checkpoint:
 
 
 def replay(records: Iterable[Record], description: Description) -> Iterable[tuple[Record, Chain]]:
-    """Check every record in order and charge it; yield each with the chain up to it.
+    """Check every record in order, charge it, and yield it with the chain up to it.
 
     Raises:
-        LedgerCorruptError: altered, missing or unknown records.
+        LedgerCorruptError: a record was altered, is missing or is unknown.
     """
     chain = Chain.start(description)
     for record in records:
@@ -187,7 +205,7 @@ def replay(records: Iterable[Record], description: Description) -> Iterable[tupl
 
 
 def charged(account: Account, record: Record) -> Account:
-    """Return the account with one record more."""
+    """Return the account with one more record."""
     entry = record.entry()
     try:
         if "binding" in entry:
@@ -213,7 +231,7 @@ def _state_digest(first: bytes, sequence: int, last: bytes, text: str) -> bytes:
 
 
 def _hash(*parts: bytes) -> bytes:
-    """SHA-256 over parts and their lengths: no two lists of parts give the same bytes."""
+    """Return SHA-256 over parts and their lengths, so that no two lists hash the same bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

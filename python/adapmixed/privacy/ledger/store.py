@@ -1,4 +1,4 @@
-"""An open ledger database: SQLite in WAL mode, one transaction per charge."""
+"""An open ledger database: SQLite in WAL mode, with one transaction per charge."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ class Store:
     """An open database. Not thread safe.
 
     Args:
-        path: of the database, which exists.
-        read_only: one consistent state is read, whatever a writer does meanwhile; and every page
-            of the file is checked.
+        path: path of an existing database.
+        read_only: if True, read one consistent state, whatever a writer does meanwhile, and check
+            every page of the file.
 
     Raises:
-        LedgerCorruptError: not an intact ledger, or one of another format.
-        LedgerBusyError, LedgerWriteError: it cannot be opened.
+        LedgerCorruptError: the file is not an intact ledger, or it has another format.
+        LedgerBusyError: another program has locked the file.
+        LedgerWriteError: the file cannot be opened.
     """
 
     def __init__(self, path: str, *, read_only: bool) -> None:
@@ -59,7 +60,7 @@ class Store:
             except BaseException as error:
                 self._connection.close()
                 if isinstance(error, FileNotFoundError):
-                    raise LedgerWriteError(f"{path} was taken away: {error}") from error
+                    raise LedgerWriteError(f"{path} was removed: {error}") from error
                 raise
         _open.add(self)
 
@@ -74,35 +75,35 @@ class Store:
         if version != FORMAT_VERSION:
             raise LedgerCorruptError(
                 f"{self.path} must have format_version {FORMAT_VERSION}, got {version}: another "
-                "version of adapmixed wrote it, and this one cannot go on with it"
+                "version of adapmixed wrote it, and this one cannot read it"
             )
 
     def _make_durable(self) -> None:
         mode = self._value("PRAGMA journal_mode = WAL")
         if mode != "wal":
             raise LedgerWriteError(
-                f"{self.path} must lie on a local file system that can share memory (WAL), the "
-                f"journal mode stays {mode!r}"
+                f"{self.path} must lie on a local file system that supports SQLite's WAL mode, got "
+                f"journal mode {mode!r}"
             )
         for setting, value in (("synchronous", 2), ("fullfsync", 1), ("checkpoint_fullfsync", 1)):
             self._connection.execute(f"PRAGMA {setting} = {value}")
             if self._value(f"PRAGMA {setting}") != value:
                 raise LedgerWriteError(f"{self.path}: SQLite refuses {setting} = {value}")
-        # A write that is taken back: a file that is read-only raises here.
+        # A write that is rolled back, so that a read-only file raises here.
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
         self._connection.execute("ROLLBACK")
 
     def description(self) -> Description:
-        """Return what the ledger was created for."""
+        """Return the settings that the ledger was created with."""
         (text,) = self._row("SELECT text FROM description", (str,))
         return Description.parse(text)
 
     def chain(self) -> Chain:
-        """Return where the chain ends, from the last two records and the checkpoint.
+        """Return the end of the chain, from the last two records and the checkpoint.
 
         Raises:
-            LedgerCorruptError: they do not fit each other.
+            LedgerCorruptError: the records and the checkpoint do not fit each other.
         """
         checkpoint, description = self.checkpoint(), self.description()
         with translated(self.path):
@@ -111,7 +112,7 @@ class Store:
         count = last[0].sequence if last else 0
         if count != checkpoint.sequence:
             raise LedgerCorruptError(
-                f"{self.path} holds {count} records, its checkpoint is of {checkpoint.sequence}"
+                f"{self.path} holds {count} records, but its checkpoint is of {checkpoint.sequence}"
             )
         hashes = [one.hash for one in last]
         if len(hashes) < 2:
@@ -123,7 +124,7 @@ class Store:
         return Chain(description.first_hash, count, (hashes[0], before), account)
 
     def checkpoint(self) -> Checkpoint:
-        """Return the stored checkpoint, unchecked."""
+        """Return the stored checkpoint without any check."""
         query = "SELECT sequence, text, digest FROM checkpoint"
         return Checkpoint(*self._row(query, (int, str, bytes)))
 
@@ -135,7 +136,7 @@ class Store:
         return rows[0]
 
     def records(self) -> Iterator[Record]:
-        """Yield the records by sequence, unchecked."""
+        """Yield the records in order without any check."""
         with translated(self.path):
             found = self._connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY sequence")
         while True:
@@ -146,10 +147,15 @@ class Store:
             yield _record(row)
 
     def append(self, record: Record, before: Checkpoint, after: Checkpoint) -> None:
-        """Add a record and move the checkpoint; both are on the device when this returns.
+        """Add a record and replace the checkpoint. Both are on the device when this returns.
+
+        Args:
+            record: the record to add.
+            before: the checkpoint that must be stored now.
+            after: the checkpoint with the record.
 
         Raises:
-            LedgerClosedError: the stored checkpoint is not `before`: another writer charged.
+            LedgerClosedError: the stored checkpoint is not `before`, so another writer charged.
         """
         with translated(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -168,10 +174,10 @@ class Store:
                 raise
 
     def settle(self) -> None:
-        """Make durable what a killed writer may have left in the system's cache.
+        """Make the charges durable that a killed writer may have left in the system's cache.
 
-        Before the head names it: a power failure between the two would leave a head that says more
-        than the database, which raises.
+        This must come before the head names them. After a power failure, a head would otherwise
+        name more charges than the database holds, which raises.
         """
         with translated(self.path):
             busy = self._value("PRAGMA wal_checkpoint(FULL)")
@@ -183,7 +189,7 @@ class Store:
         check_same(self.path, self._opened)
 
     def close(self) -> None:
-        """Close the connection; what was not committed is lost."""
+        """Close the connection and drop changes that were not committed."""
         _open.discard(self)
         self._connection.close()
 
@@ -199,8 +205,8 @@ _inherited: list[Store] = []
 
 
 def _keep_in_child() -> None:
-    # SQLite forbids a child to use inherited connections, even to close them, and takes the locks
-    # of the parent for its own when the same file is opened again.
+    # SQLite forbids a child to use inherited connections, even to close them. If the child opens
+    # the same file again, SQLite mistakes the parent's locks for its own.
     _inherited.extend(_open)
     _open.clear()
 

@@ -1,16 +1,16 @@
-"""The ledger file: every charge on the device before its answer is released.
+"""The writer of a ledger: every charge is on the device before its answer is released.
 
-`docs/ledger.md` states what is promised and what is not. In short, a charge is
+docs/how-to/keep-a-ledger.md states the promises and their limits. A charge takes four steps:
 
-1. added to a copy of the totals, so that what cannot be charged raises before anything is written;
-2. committed to the database with a checkpoint of the totals, which returns when both are on the
-   device;
-3. written to the head file, count and hash, and flushed;
-4. and only then returned from.
+1. It is added to a copy of the totals. If it cannot be charged, this raises before a write.
+2. It is committed to the database with a checkpoint of the totals. Both are then on the device.
+3. Its count and hash are written to the head file and flushed.
+4. The call returns, and the answer may be released.
 
-Killed before 2 is over, the charge may be missing, and nothing was released. Killed after, it is
-counted, released or not. A head one record behind is what a kill between 2 and 3 leaves: it is
-brought forward when the ledger is opened. A database behind its head has lost charges and raises.
+If the process is killed during step 2, the charge may be missing, but nothing was released. If it
+is killed later, the charge is counted, released or not. A kill between steps 2 and 3 leaves a head
+that is one record behind, which the next opening mends. A database that is behind its head has lost
+charges, and raises.
 """
 
 from __future__ import annotations
@@ -40,28 +40,32 @@ _FORKED = "it belongs to the process that was forked"
 
 
 class LedgerFile:
-    """The one writer of a ledger; made by :meth:`open`. Not thread safe.
+    """The one writer of a ledger, made by :meth:`open`. Not thread safe.
 
-    After a failed charge, and in a forked child, it can charge no more; opening it again tells what
-    is on the device.
+    After a failed charge, and in a forked child, it can charge no more. Open the ledger again to
+    learn what is on the device.
     """
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str], account: Account, *, create: bool
     ) -> tuple[LedgerFile, Account]:
-        """Open a ledger for charging, or create it; return it with its account.
+        """Open a ledger for charging, or create it.
 
         Args:
-            path: of the database, on a local file system; the head file lies beside it.
-            account: a new one, with the settings that the ledger must have.
-            create: False raises if there is no ledger.
+            path: path of the database on a local file system. The head file lies next to it.
+            account: new account with the settings that the ledger must have.
+            create: if False, raise LedgerWriteError if there is no ledger.
+
+        Returns:
+            The writer, and the account of all charges in the ledger.
 
         Raises:
-            LedgerMismatchError: it was created with other settings.
-            LedgerBusyError: it has another writer.
-            LedgerCorruptError: altered, truncated, rolled back, or of another format.
-            LedgerWriteError: it cannot be read or written.
+            LedgerMismatchError: the ledger was created with other settings.
+            LedgerBusyError: the ledger has another writer.
+            LedgerCorruptError: the ledger was altered, truncated or rolled back, or it has another
+                format.
+            LedgerWriteError: the ledger cannot be read or written.
         """
         place, head = os.path.realpath(path), None
         try:
@@ -70,7 +74,7 @@ class LedgerFile:
             elif create:
                 head = _begin(place, account)
             else:
-                raise LedgerWriteError(f"{place} must be a ledger, there is no such file")
+                raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
             opened = cls(place, head, account)
             return opened, opened._chain.account
         except BaseException as error:
@@ -96,7 +100,7 @@ class LedgerFile:
         _LOG.info("ledger %s: %d records", path, self._chain.count)
 
     def _catch_up(self, account: Account) -> Chain:
-        """Check where the chain ends, and bring the head forward by the one that it may lack."""
+        """Check the end of the chain, and add the one record that the head may lack."""
         head, chain = self._head.read(), self._store.chain()
         check_head(self.path, chain, head)
         if chain.count > head.count + 1:
@@ -117,22 +121,27 @@ class LedgerFile:
 
     @property
     def count(self) -> int:
-        """Records so far."""
+        """Number of records so far."""
         return self._chain.count
 
     def append(self, entry: Mapping[str, Any], before: Account, after: Account) -> None:
-        """Add one record; durable when this returns.
+        """Add one record, which is durable when this returns.
+
+        After an error, nothing may be released, and this object can charge no more. The ledger may
+        hold the charge when it is opened again.
 
         Args:
-            entry: {"events": [...]}, or {"binding": {...}} as it is written.
-            before, after: the account without it and with it.
+            entry: {"events": [...]}, or {"binding": {...}} as JSON values.
+            before: the account without the record.
+            after: the account with the record.
 
         Raises:
-            LedgerClosedError: closed, failed before, forked, or a file was replaced.
-            LedgerBusyError, LedgerWriteError: nothing may be released; the charge may be found
-                when the ledger is opened again. This object can charge no more.
+            LedgerClosedError: the ledger is closed, a charge failed before, the process was forked,
+                or a file was replaced.
+            LedgerBusyError: another program has locked a file.
+            LedgerWriteError: a file cannot be written.
         """
-        if before is not self._chain.account:  # an interruption came between file and memory
+        if before is not self._chain.account:  # interrupted between the file and memory
             self._unusable = self._unusable or "a charge was interrupted"
         self._check_usable()
         record = Record.make(self._chain.count + 1, self._chain.hashes[0], entry)
@@ -163,7 +172,7 @@ class LedgerFile:
             raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
 
     def close(self) -> None:
-        """Close the files and let another writer in. Closing twice is allowed."""
+        """Close the files, so that another writer can open them. To close twice is allowed."""
         _open.discard(self)
         if os.getpid() == self._process and self._unusable != _FORKED:
             self._store.close()
@@ -175,7 +184,7 @@ _open: weakref.WeakSet[LedgerFile] = weakref.WeakSet()
 
 
 def _leave_in_child() -> None:
-    # The child must neither charge nor keep the lock when the parent ends.
+    # The child must not charge, and must not keep the lock after the parent has ended.
     for ledger in list(_open):
         ledger._unusable = _FORKED
         ledger._head.close()
@@ -186,25 +195,26 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _begin(path: str, account: Account) -> HeadFile:
-    """Make a ledger where there is no database; return its locked head.
+    """Create a ledger if there is no database; return its locked head.
 
-    The head comes first: if it is as it was made, a missing database has lost nothing. One that a
-    crash has left so is removed and the creation begun again; any other raises.
+    The head is created first. If it is unchanged, a missing database has lost nothing: a crash left
+    it so, and the creation begins again. Any other head without a database raises.
     """
     place = head_path(path)
     if os.path.lexists(place):
         head = HeadFile(place)
         try:
-            if os.path.lexists(path):  # another process was faster, and has ended
+            if os.path.lexists(path):  # another process created it and has ended
                 return head
             count = head.read().count
             if count > 0:
                 raise LedgerCorruptError(
-                    f"{path} must hold {count} charges, as {place} says, there is no such file"
+                    f"{path} must hold {count} charges, as {place} says, but there is no such file"
                 )
             if not head.untouched():
                 raise LedgerCorruptError(
-                    f"{path} must be there, as {place} is not as it was made: something was charged"
+                    f"{path} must exist, because {place} is not as it was made, but there is no "
+                    "such file"
                 )
             os.unlink(place)
             flush_folder(path)

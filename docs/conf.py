@@ -1,0 +1,59 @@
+"""Settings of the site; `make docs` builds it without the network."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+
+from adapmixed import __version__  # noqa: E402
+
+project = "adapmixed"
+author = "the adapmixed developers"
+release = version = __version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "command_line",
+    "outside",
+]
+source_suffix = {".md": "myst-nb"}
+exclude_patterns = ["_ext"]
+# Formulas are plain text in indented blocks: nothing to highlight.
+highlight_language = "text"
+default_role = "obj"
+smartquotes = False
+nitpicky = True
+
+# Markdown. GitHub's anchors, so that one link works there and here.
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 4
+
+# Notebooks are stored without outputs and run by the build; an unchanged one is not run again.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "build" / "docs-notebooks")
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_output_stderr = "remove"
+nb_merge_streams = True
+
+# Docstrings.
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_class_signature = "mixed"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"adapmixed {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False

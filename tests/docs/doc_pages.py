@@ -1,0 +1,141 @@
+"""The pages of the site and the README: their blocks, headings and links, read from Markdown."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "_ext"))
+
+CHECKED = ("python", "sh", "{code-cell}")
+"""Languages of blocks that run or are parsed."""
+
+SHOWN = (
+    "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "dockerfile",
+    "{toctree}", "{eval-rst}", "{image}", "{figure}", "{note}", "{warning}", "{tip}",
+)  # fmt: skip
+"""Languages of blocks that are shown only."""
+
+_FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^\n`]*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block.
+
+    Attributes:
+        page: relative to the repository.
+        line: of its first line of content, from 1.
+        language: the first word after the fence.
+        marks: the other words: "no-run" for what cannot run offline.
+        text: the content, each line with its line break.
+    """
+
+    page: str
+    line: int
+    language: str
+    marks: tuple[str, ...]
+    text: str
+
+    @property
+    def runs(self) -> bool:
+        return self.language in CHECKED and "no-run" not in self.marks
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """README.md and every page below docs."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return (page.relative_to(ROOT) if page.is_relative_to(ROOT) else page).as_posix()
+
+
+def notebooks() -> list[Path]:
+    return sorted((DOCS / "notebooks").glob("*.md"))
+
+
+@cache
+def split(page: Path) -> tuple[tuple[Block, ...], str]:
+    """Return the fenced blocks, and the page with blank lines in their place."""
+    blocks: list[Block] = []
+    prose: list[str] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    at = 0
+    while at < len(lines):
+        found = _FENCE.match(lines[at])
+        if found is None:
+            prose.append(lines[at])
+            at += 1
+            continue
+        end = re.compile(rf" *{found['fence'][0]}{{{len(found['fence'])},}}\s*$")
+        start = at + 1
+        at = start
+        while at < len(lines) and not end.match(lines[at]):
+            at += 1
+        assert at < len(lines), f"{name_of(page)}:{start}: the block does not end"
+        words = found["info"].split()
+        if words and words[0].startswith("{"):
+            words = words[:1]
+        language, *marks = words or [""]
+        indent = len(found["indent"])
+        text = "".join(line[indent:] + "\n" for line in lines[start:at])
+        blocks.append(Block(name_of(page), start + 1, language, tuple(marks), text))
+        at += 1
+        prose += [""] * (at - start + 1)
+    return tuple(blocks), "\n".join(prose) + "\n"
+
+
+def blocks(page: Path) -> tuple[Block, ...]:
+    return split(page)[0]
+
+
+def all_blocks() -> list[Block]:
+    return [block for page in pages() for block in blocks(page)]
+
+
+def shell_lines(text: str) -> list[str]:
+    """Commands of a block: continued lines joined, bodies of here-documents left out."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    outside = re.sub(r"<<'(\w+)'(.*)\n(?:.*\n)*?\1$", r"\2", joined, flags=re.MULTILINE)
+    return [line.strip() for line in outside.splitlines() if line.strip()]
+
+
+def unmarked_commands(page: Path) -> list[str]:
+    """Commands of this package that are indented, or in blocks without a language."""
+    text = split(page)[1]
+    text += "".join("    " + b.text.replace("\n", "\n    ") for b in blocks(page) if not b.language)
+    text = re.sub(r"\\\n\s*", " ", text)
+    return re.findall(r"^ {4,}(?:\$ )?(adapmixed(?:-lab)? [a-z].*)$", text, re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings as GitHub and MyST make them."""
+    from command_line import filled
+
+    found: set[str] = set()
+    prose = filled(split(page)[1])
+    for title in re.findall(r"^#{1,6} +(.+?) *#*$", prose, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        name, count = slug, 0
+        while name in found:
+            count += 1
+            name = f"{slug}-{count}"
+        found.add(name)
+    return found | set(re.findall(r"^\(([\w-]+)\)=$", prose, re.MULTILINE))
+
+
+def links(page: Path) -> list[str]:
+    """Targets of a page's links and images, without those in code."""
+    prose = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", split(page)[1], flags=re.DOTALL)
+    targets = re.findall(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)", prose)
+    return targets + re.findall(r"^\[[^\]]+\]:\s*(\S+)", prose, re.MULTILINE)

@@ -1,0 +1,235 @@
+"""Every Python and shell block of the README and the site runs, or is parsed.
+
+A page's Python blocks run in order, in a folder with stand-ins for what the reader has. Pages of
+`SCRIPTS` and notebooks run whole, in an empty folder. Other shell blocks are parsed, their command
+lines by the program's own parsers. A block that cannot run offline says so after its language:
+"sh no-run". It is still parsed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from doc_pages import (
+    CHECKED,
+    ROOT,
+    SHOWN,
+    Block,
+    all_blocks,
+    blocks,
+    name_of,
+    notebooks,
+    pages,
+    shell_lines,
+    unmarked_commands,
+)
+
+from adapmixed import cli
+from adapmixed.commands.mechanisms import mechanism_of
+from adapmixed_lab import cli as laboratory
+
+SCRIPTS = ("docs/tutorial.md", "docs/quickstart.md")
+"""Pages that run whole: shell and Python in order, as a reader types them."""
+
+PLAIN = {"cd", "cp", "cat", "export", "git", "head", "ls", "mkdir", "pip", "source"}
+"""Programs that are not ours, of whose arguments nothing is asked."""
+
+ALL = all_blocks()
+PYTHON = [one for one in ALL if one.language in ("python", "{code-cell}")]
+SHELL = [one for one in ALL if one.language == "sh"]
+
+
+def test_a_block_says_in_one_way_what_it_is() -> None:
+    for block in ALL:
+        assert block.language in CHECKED + SHOWN, f"{block}: {block.language!r}"
+        assert set(block.marks) <= {"no-run"}, f"{block}: {block.marks}"
+        assert not block.marks or block.language in ("python", "sh"), block
+
+
+def test_few_blocks_cannot_run() -> None:
+    checked = [one for one in ALL if one.language in CHECKED]
+    marked = [str(one) for one in checked if not one.runs]
+    assert len(checked) >= 30
+    assert len(marked) <= 0.1 * len(checked), marked
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_compiles_and_imports_what_there_is(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("adapmixed"):
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name), f"{block}: {node.module}.{name.name}"
+
+
+def test_json_is_valid() -> None:
+    for block in ALL:
+        if block.language == "json":
+            json.loads(block.text)
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_shell_blocks_parse(block: Block) -> None:
+    subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+    for line in shell_lines(block.text):
+        for words in _commands(line):
+            _check(words, f"{block}: {line}")
+    for body in re.findall(r"^python - <<'(\w+)'\n(.*?)^\1$", block.text, re.S | re.M):
+        ast.parse(body[1])
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_commands_outside_marked_blocks_parse(page: Path) -> None:
+    for line in unmarked_commands(page):
+        for words in _commands(line):
+            _check(words, f"{name_of(page)}: {line}")
+
+
+def _commands(line: str) -> Iterator[list[str]]:
+    """Yield the simple commands of a line, without assignments and redirections."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    tokens = iter(lexer)
+    for token in tokens:
+        if set(token) <= set("&|;()"):
+            yield words
+            words = []
+        elif set(token) <= set("<>&"):
+            next(tokens)
+        elif words or not re.match(r"^\w+=", token):
+            words.append(token)
+    yield words
+
+
+def _check(words: list[str], where: str) -> None:
+    if not words or words[0] in PLAIN:
+        return
+    program, *rest = words
+    if program == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        for target in rest:
+            assert "=" in target or re.search(rf"^{target}:", makefile, re.MULTILINE), where
+    elif program == "torchrun" or (program.startswith("python") and "-m" in rest):
+        module = rest[rest.index("-m") + 1]
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file() or (
+            importlib.util.find_spec(module.split(".")[0]) is not None
+        ), where
+        if module in ("adapmixed", "adapmixed_lab"):
+            _parse(module.replace("_", "-"), rest[rest.index("-m") + 2 :], where)
+    elif program in ("python", "bash"):
+        assert not rest or rest[0] in ("-", "-c") or (ROOT / rest[0]).is_file(), where
+    else:
+        assert program in ("adapmixed", "adapmixed-lab"), f"{where}: unknown program {program}"
+        _parse(program, rest, where)
+
+
+def _parse(program: str, words: list[str], where: str) -> None:
+    parser = (laboratory if program == "adapmixed-lab" else cli)._parser()
+    try:
+        arguments = parser.parse_args(words)
+    except SystemExit as end:
+        assert end.code == 0, where  # the parser's message is on standard error
+        return
+    texts = getattr(arguments, "mechanism", None) or []
+    for text in [texts] if isinstance(texts, str) else texts:
+        mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=1)
+
+
+def _python_pages() -> list[object]:
+    """Pages with Python blocks; all but the README's are slow."""
+    found: list[object] = []
+    for page in pages():
+        if name_of(page) in SCRIPTS or page in notebooks():
+            continue
+        if any(one.language == "python" and one.runs for one in blocks(page)):
+            slow = () if page.name == "README.md" else (pytest.mark.slow,)
+            found.append(pytest.param(page, marks=slow, id=name_of(page)))
+    return found
+
+
+@pytest.mark.parametrize("page", _python_pages())
+def test_python_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo_ensemble: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    running = [one for one in blocks(page) if one.language == "python" and one.runs]
+    _stand_ins(running, demo_ensemble)
+    names: dict[str, object] = {"__name__": "page"}
+    for block in running:
+        exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), names)
+
+
+def _stand_ins(running: list[Block], ensemble: Path) -> None:
+    """Put what the reader has into the folder: texts, and what `from_pretrained` is given."""
+    from adapmixed.data import demo_base, held_out_documents, private_documents
+
+    rows = [{"user": one.identifier, "text": one.text} for one in private_documents()]
+    Path("notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("held-out.txt").write_text("\n\n".join(one.text for one in held_out_documents()))
+    for block in running:
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
+                for one, target in zip(node.args, (demo_base(), ensemble), strict=False):
+                    if isinstance(one, ast.Constant):
+                        _link(Path(str(one.value)), Path(target))
+
+
+def _link(name: Path, target: Path) -> None:
+    if not name.is_absolute() and not name.exists():
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.symlink_to(target)
+
+
+def run_whole(page: Path, folder: Path) -> str:
+    """Run a page's blocks as one script in a folder; return what it printed."""
+    script = "".join(
+        one.text if one.language == "sh" else f"python - <<'END'\n{one.text}END\n"
+        for one in blocks(page)
+        if one.runs and one.language in ("python", "sh")
+    )
+    cells = "".join(one.text for one in blocks(page) if one.language == "{code-cell}")
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [sys.executable, "-"] if cells else ["bash", "-euo", "pipefail"]
+    done = subprocess.run(
+        command, input=cells or script, cwd=folder, text=True, capture_output=True, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", notebooks(), ids=name_of)
+def test_notebooks_run(page: Path, tmp_path: Path) -> None:
+    assert "ε" in run_whole(page, tmp_path)
+
+
+def test_there_are_three_notebooks_without_outputs() -> None:
+    assert len(notebooks()) >= 3
+    for page in notebooks():
+        assert page.read_text(encoding="utf-8").startswith("---\nfile_format: mystnb\n")
+        assert sum(one.language == "{code-cell}" for one in blocks(page)) >= 5
+
+
+@pytest.mark.slow
+def test_the_quickstart_prints_what_it_shows(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "quickstart.md"
+    printed = " ".join(run_whole(page, tmp_path).split())
+    (shown,) = (one.text for one in blocks(page) if one.language == "text")
+    guarantee = " ".join(shown[shown.index("Up to") :].split())
+    assert guarantee in printed

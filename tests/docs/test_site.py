@@ -1,0 +1,35 @@
+"""The site is built without warnings and asks nothing of other machines."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doc_pages import DOCS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("sphinx") is None, reason="the extra `docs` is not installed"
+)
+def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
+    # `make docs` runs the notebooks; here test_blocks.py does.
+    command = [
+        sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q",
+        "-D", "nb_execution_mode=off", "-D", "suppress_warnings=myst-nb.lexer",
+        "-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / "html"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in (tmp_path / "html").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=\"(\w+:)?//", text)
+        assert not loaded, page.name
+    reference = (tmp_path / "html" / "reference" / "python.html").read_text(encoding="utf-8")
+    assert 'id="adapmixed.Accountant.charge"' in reference
+    commands = (tmp_path / "html" / "reference" / "command-line.html").read_text(encoding="utf-8")
+    assert "--max-new-tokens" in commands

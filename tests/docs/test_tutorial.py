@@ -1,0 +1,29 @@
+"""docs/tutorial.md: its commands and its Python run in order, in an empty folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from doc_pages import DOCS, blocks
+from test_blocks import run_whole
+
+from adapmixed.privacy import read_ledger
+
+PAGE = DOCS / "tutorial.md"
+
+
+@pytest.mark.slow
+def test_the_commands_run(tmp_path: Path) -> None:
+    printed = run_whole(PAGE, tmp_path).lower()
+    assert {block.language for block in blocks(PAGE)} >= {"sh", "python"}
+    for words in ("clipped-log-pool", "clipped-mixing", "perplexity", "Ledger"):
+        assert words.lower() in printed, words
+    manifest = json.loads((tmp_path / "my-ensemble" / "ensemble.json").read_text(encoding="utf-8"))
+    assert len(manifest["shards"]) == manifest["num_models"]
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["methods"]
+    # The binding, then one record a step; the export describes the ledger first.
+    charges = read_ledger(tmp_path / "ledger.db").charges
+    exported = (tmp_path / "charges.jsonl").read_text(encoding="utf-8").splitlines()
+    assert 4 <= charges and len(exported) == charges + 1

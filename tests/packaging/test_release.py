@@ -1,0 +1,161 @@
+"""What shows of a release without making one: version, citation, workflow, list of wheels."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import adapmixed
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+# The README's promise: everything else is behind an extra.
+LIBRARY = {"torch", "numpy", "transformers", "peft", "safetensors", "dp-accounting", "tqdm"}
+
+
+def read_yaml(name: str) -> dict[Any, Any]:
+    content = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def workflow() -> dict[Any, Any]:
+    return read_yaml(".github/workflows/release.yml")
+
+
+def commands(job: dict[str, Any]) -> str:
+    return "\n".join(step.get("run", "") for step in job["steps"])
+
+
+def pythons() -> list[str]:
+    """Return the versions that the classifiers name, such as "3.11"."""
+    found = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
+             for line in PROJECT["project"]["classifiers"]]  # fmt: skip
+    return [match[1] for match in found if match]
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" not in PROJECT["project"]
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "adapmixed.__version__"}
+    # setuptools reads a literal without importing the package.
+    source = (ROOT / "python" / "adapmixed" / "__init__.py").read_text(encoding="utf-8")
+    assert f'\n__version__ = "{adapmixed.__version__}"\n' in source
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    latest = re.search(r"^## (\S+)", changelog, re.MULTILINE)
+    assert latest is not None and latest[1] == adapmixed.__version__
+
+
+def test_the_citation_names_the_software_and_the_paper() -> None:
+    citation = read_yaml("CITATION.cff")
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert str(citation["version"]) == adapmixed.__version__
+    assert citation["license"] == PROJECT["project"]["license"]
+    assert citation["title"] and citation["message"] and citation["authors"]
+    (paper,) = citation["references"]
+    assert paper["title"] == "Adaptively Private Next-Token Prediction of Large Language Models"
+    assert [author["family-names"] for author in paper["authors"]] == [
+        "Flemings",
+        "Razaviyayn",
+        "Annavaram",
+    ]
+
+
+def test_the_library_needs_these_packages_alone() -> None:
+    names = {re.split(r"[^\w-]", line)[0] for line in PROJECT["project"]["dependencies"]}
+    assert names == LIBRARY
+
+
+def test_the_workflow_uploads_from_a_tag_alone(workflow: dict[Any, Any]) -> None:
+    # YAML 1.1 reads the key "on" as true.
+    assert workflow[True]["push"] == {"tags": ["v*"]}
+    assert workflow["permissions"] == {"contents": "read"}
+    publish = workflow["jobs"]["publish"]
+    assert publish["if"] == "github.ref_type == 'tag'"
+    assert set(publish["needs"]) == {"sdist", "wheels"}
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["environment"] == "pypi"
+    others = [job for name, job in workflow["jobs"].items() if name != "publish"]
+    assert not any("permissions" in job or "environment" in job for job in others)
+    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+
+
+def test_the_workflow_builds_for_these_machines(workflow: dict[Any, Any]) -> None:
+    matrix = workflow["jobs"]["wheels"]["strategy"]["matrix"]["include"]
+    assert {entry["wheels"] for entry in matrix} == {
+        "manylinux-x86_64",
+        "manylinux-aarch64",
+        "macosx-arm64",
+    }
+    assert len({entry["runner"] for entry in matrix}) == 3
+    settings = PROJECT["tool"]["cibuildwheel"]
+    tags = [f"cp{version.replace('.', '')}-*" for version in pythons()]
+    assert settings["build"] == tags
+    assert PROJECT["project"]["requires-python"] == f">={pythons()[0]}"
+    for machine in ("x86_64", "aarch64"):
+        assert settings["linux"][f"manylinux-{machine}-image"] == "manylinux_2_28"
+    assert settings["macos"]["archs"] == ["arm64"]
+
+
+def test_the_workflow_tries_the_wheels_as_make_does(workflow: dict[Any, Any]) -> None:
+    settings = PROJECT["tool"]["cibuildwheel"]
+    named = re.findall(r"\{project\}/(\S+)", settings["test-command"])
+    assert named == ["scripts/test_wheels.py"]
+    # The wheels are built from the sdist: what tries them must be in it.
+    assert "sdist/*.tar.gz" in commands(workflow["jobs"]["wheels"])
+    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    assert {"graft scripts", "graft tests"} <= set(manifest)
+    module = script("test_wheels")
+    assert settings["test-requires"] == list(module.TEST_PACKAGES)
+    kernels = ROOT / "tests" / "kernels"
+    assert all((kernels / name).exists() for name in module.COMPILING)
+    # Nothing else in that folder needs the sources.
+    needing = [path.name for path in kernels.glob("test_*.py") if "csrc'" in path.read_text()]
+    assert sorted(needing) == sorted(module.COMPILING)
+
+
+def test_make_builds_for_the_same_pythons(workflow: dict[Any, Any]) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    listed = re.search(r"^PYTHONS \?= (.*)$", makefile, re.MULTILINE)
+    assert listed is not None
+    assert listed[1].split() == [f"python{version}" for version in pythons()]
+    tools = (ROOT / "scripts" / "wheels" / "requirements.txt").read_text(encoding="utf-8")
+    (build,) = re.findall(r"^build==\S+$", tools, re.MULTILINE)
+    assert build in commands(workflow["jobs"]["sdist"])
+
+
+def test_a_missing_wheel_is_named(tmp_path: Path) -> None:
+    import sys
+
+    with pytest.raises(SystemExit, match=r"must hold one wheel for cp3\d+, found 0: make wheels"):
+        script("test_wheels").wheel_of(tmp_path, sys.executable)
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    """`packages` lists folders by hand: a new one must be added."""
+    found = set()
+    for package, folder in (
+        ("adapmixed_ext", ROOT / "adapmixed_ext"),
+        ("adapmixed", ROOT / "python" / "adapmixed"),
+        ("adapmixed_lab", ROOT / "python" / "adapmixed_lab"),
+    ):
+        for init in folder.rglob("__init__.py"):
+            found.add(".".join((package, *init.parent.relative_to(folder).parts)))
+    assert found == set(PROJECT["tool"]["setuptools"]["packages"])
