@@ -8,7 +8,7 @@ namespace adapmixed::cuda {
 
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // not to be met again by whoever asks next
+  cudaGetLastError();  // clears the error, so that no later call reports it
   const std::string said = std::string(" (") + cudaGetErrorString(error) + ")";
   if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice) {
     throw std::runtime_error(
@@ -44,9 +44,9 @@ std::int64_t most_shared_bytes() {
 }
 
 void allow_shared(const void* kernel, std::size_t bytes) {
-  // By device and kernel. Without a limit of its own a kernel may have 48 KiB, static memory
-  // included. It is set once, to all that the device has: a limit for each launch would be taken
-  // back by another thread's before the launch.
+  // By device and kernel. A kernel without a limit of its own may use 48 KiB, static memory
+  // included. The limit is set once, to the device's maximum: if it were set for each launch,
+  // another thread could lower it before the launch.
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, std::size_t> limits;
   int device = 0;
