@@ -15,8 +15,8 @@
 ADAPMIXED_CORE_BEGIN
 
 constexpr double kLog2e = 1.4426950408889634074;
-// ln 2 in two parts. The high part has 21 trailing zero bits, so n * kLn2Hi is exact for |n| <
-// 2^20.
+// ln 2 in two parts. The high part has 21 trailing zero bits, so n * kLn2Hi is exact for
+// |n| < 2^20.
 constexpr double kLn2Hi = 6.93147180369123816490e-01;
 constexpr double kLn2Lo = 1.90821492927058770002e-10;
 
@@ -59,8 +59,8 @@ ADAPMIXED_HD T exp_(T u) {
   return vldexp(T(1.0) + (e.f + e.tail), e.n);
 }
 
-// e^u - 1 from `value` = e^u. For large n the two are equal, and the sum of parts could be inf -
-// inf.
+// e^u - 1 from `value` = e^u. For large n the two are equal, and the sum of parts could be
+// inf - inf.
 template <class T>
 ADAPMIXED_HD T minus_one(const ExpParts<T>& e, T value) {
   const T scale = vldexp(T(1.0), e.n);

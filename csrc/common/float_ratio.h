@@ -1,11 +1,11 @@
-// r - 1 = p/q - 1 in single precision, from the logits themselves. The error is proportional to r -
-// 1, however far r is from 1 and however far apart the two log-sum-exps are. Templates over F:
+// r - 1 = p/q - 1 in single precision, from the logits themselves. The error is proportional to
+// r - 1, however far r is from 1 and however far apart the two log-sum-exps are. Templates over F:
 // float, or a SIMD vector of floats (common/simd_float.h).
 //
-// Logarithms are in octaves of 2^{1/m}, m = kOctave. Let L = m log2(e), a = z0 L of the token and c
-// = (lse - lse_0) L of the row; then log r = (z L - a - c) / L. a and c are split into a part on a
-// grid and a rest. One multiply-add subtracts the grid parts together with the whole octaves n; its
-// result is small and rounds once:
+// Logarithms are in octaves of 2^{1/m}, m = kOctave. Let L = m log2(e), a = z0 L of the token and
+// c = (lse - lse_0) L of the row; then log r = (z L - a - c) / L. a and c are split into a part on
+// a grid and a rest. One multiply-add subtracts the grid parts together with the whole octaves n;
+// its result is small and rounds once:
 //   f = z L - (a_grid + c_grid + n m) - a_rest,   r - 1 = 2^n (2^{f/m} - 1) + (2^n - 1).
 // c_rest is the same for a whole row and becomes a factor of r (FloatShift::residual).
 #pragma once
@@ -85,13 +85,13 @@ ADAPMIXED_HD FloatShift make_shift(double private_lse, double public_lse) {
           std::expm1((grid - c) / static_cast<double>(kOctavesPerNat))};
 }
 
-// The error of r - 1 from ratio_excess and a residual, in units (kFloatUnit): kRatioUnits of |r -
-// 1|, plus 5e-11 of r.
+// The error of r - 1 from ratio_excess and a residual, in units (kFloatUnit): kRatioUnits of
+// |r - 1|, plus 5e-11 of r.
 //
-// Given f, the rest is within 2.96 units of r - 1, found by trying every f at n = 1 (2.26 at n =
-// 0). f is rounded twice, each time by a unit of |f| + 2^-12: 2.41 units of r - 1, 2^-12.4 of r. L
-// is off by 0.003 units of log r: 0.2 units of r - 1 at |log r| = 62. A residual of 2^-13.4 carries
-// 5.5 of its own units into r.
+// Given f, the rest is within 2.96 units of r - 1, found by trying every f at n = 1 (2.26 at
+// n = 0). f is rounded twice, each time by a unit of |f| + 2^-12: 2.41 units of r - 1, 2^-12.4 of
+// r. L is off by 0.003 units of log r: 0.2 units of r - 1 at |log r| = 62. A residual of 2^-13.4
+// carries 5.5 of its own units into r.
 constexpr double kRatioUnits = 5.6;
 constexpr double kRatioAbsolute = 5e-11;
 

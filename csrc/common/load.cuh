@@ -1,6 +1,6 @@
-// Reads rows of logits for a block of threads. Thread t takes the tokens kPack t to kPack t + kPack
-// - 1, then those one block width further, and so on. The order does not depend on the alignment of
-// a row.
+// Reads rows of logits for a block of threads. Thread t takes the tokens kPack t to
+// kPack t + kPack - 1, then those one block width further, and so on. The order does not depend on
+// the alignment of a row.
 #pragma once
 
 #include "common/runtime.cuh"

@@ -1,8 +1,9 @@
 // A bound on the error that single precision causes in a leave-one-out loss, computed from the sums
 // themselves.
 //
-// Notation: e_i = delta_i - base as a float, mu the mean of delta over the slots, F = 1 / (divisor
-// (1 + mu)), x_i = (mu - delta_i) F. Norms are sqrt(sum p y^2). Errors are in units (kFloatUnit).
+// Notation: e_i = delta_i - base as a float, mu the mean of delta over the slots,
+// F = 1 / (divisor (1 + mu)), x_i = (mu - delta_i) F. Norms are sqrt(sum p y^2). Errors are in
+// units (kFloatUnit).
 //
 // The error of x_i. In floats, delta_i is off by 7.6 units of itself (kRatioUnits, the weight, a
 // multiply-add) and by kRatioAbsolute (|delta_i| + weight_i); it differs from mu by x_i / F. The
@@ -11,17 +12,18 @@
 // x_i / F; against the public distribution middle is 0. Last, middle, the difference, F and the
 // product are rounded. So x_i is off by
 //   own: 10.6 (floats) or 4 (double) units of x_i;
-//   shared, as a norm: 8.6 (or 2) units of middle F, plus 10.6 (or 0) units of the mean |delta_j|
-//   F, which is at most the mean of the norms of x_j plus that of mu F; plus the absolute errors;
-//   growth, through the error eta of 1 + mu in F and p: 10.6 units of the mean |delta_j| / (1 +
-//   mu), which is replaced by its upper bound (mu + 2 mean weight) / (1 + mu).
+//   shared, as a norm: 8.6 (or 2) units of middle F, plus 10.6 (or 0) units of the mean
+//   |delta_j| F, which is at most the mean of the norms of x_j plus that of mu F; plus the absolute
+//   errors;
+//   growth, through the error eta of 1 + mu in F and p: 10.6 units of the mean
+//   |delta_j| / (1 + mu), which is replaced by its upper bound (mu + 2 mean weight) / (1 + mu).
 // The excess sum p c(x) moves by at most own sum p x c'(x), plus the norm of c'(x) times shared,
 // plus eta sum p (x c'(x) - c(x)), and in second order by half the largest c'' within reach times
 // the square of the norm of x's error. If the computed x are 0, only the second-order term is left.
 //
-// Listed tokens. Their own delta is in double. If mu is computed in floats, x is off by eta (|x| +
-// 1 / divisor) and p by eta, where eta uses the mean |delta_j| itself. An excess is at most x times
-// its derivative. In addition p is off by 4 units.
+// Listed tokens. Their own delta is in double. If mu is computed in floats, x is off by
+// eta (|x| + 1 / divisor) and p by eta, where eta uses the mean |delta_j| itself. An excess is at
+// most x times its derivative. In addition p is off by 4 units.
 //
 // Moments. In addition to eta, p is off by 4 units, and a term p t^{2+k} by 2 + k more; 16 terms
 // are added in floats.

@@ -1,7 +1,7 @@
 // One token of the leave-one-out sums, relative to the public distribution, for every back end.
 //
-// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and p' = p (1 +
-// x_i), where
+// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and
+// p' = p (1 + x_i), where
 //   add/remove: 1 + x_i = (S - Y_i) N / (S (N - 1)),   zero-out: 1 + x_i = (S - Y_i + 1) / S.
 // Both directions sum the excess p((1+x)^s - 1 - s x) for s = alpha and s = 1 - alpha; its linear
 // part vanishes in the sum. Templates over T as in common/elementary.h.

@@ -8,8 +8,8 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Finds the tokens with log q + s log r above the threshold of a list, for s = order and s = 1 -
-// order.
+// Finds the tokens with log q + s log r above the threshold of a list, for s = order and
+// s = 1 - order.
 //
 // In floats the score is s z + (1 - s) z0. Tokens that are not rare have |z0| <= Z = |lse_0| + 680.
 // Their score S is off by at most 2 |S| + 3 order Z units (kFloatUnit): two products, their factors

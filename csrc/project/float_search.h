@@ -7,16 +7,16 @@
 //   least_excess(): the least d;
 //   sums(weight, forward, reverse): A and B of project/formula.h, if wanted, with their slopes.
 //
-// Rounding. If the weight leaves 1 + weight d above 1/4, sums evaluated at weight (1 +
-// kFloatRelative) are at least 1 - float_constant times the exact ones at weight. In units
-// (kFloatUnit):
+// Rounding. If the weight leaves 1 + weight d above 1/4, sums evaluated at
+// weight (1 + kFloatRelative) are at least 1 - float_constant times the exact ones at weight. In
+// units (kFloatUnit):
 //   relative: 7.6 for x = weight d, from d and the affine map; at most 4 of x or y for a power
 //   above 1 of 1 + x or 1 + y, y = -x / (1 + x); 4 for y itself; 1 for the absolute error of d if
 //   |d| > 8e-4.
 //   constant: 3 for q, 5 for products, 10 for sums of 4 and then 8 terms; for a power below 1,
 //   whose excess doubles the error with each doubling of the exponent, 1 for each unit of the
-//   order; if |d| <= 8e-4, the absolute error of d, relative to an excess of order (order - 1) x^2
-//   / 2.
+//   order; if |d| <= 8e-4, the absolute error of d, relative to an excess of
+//   order (order - 1) x^2 / 2.
 #pragma once
 
 #include "common/float_ratio.h"

@@ -91,11 +91,11 @@ ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error)
   t.log_margin = 1e-8 + 4.0 * order * ratio_error;
   const double excess = std::expm1(std::fmin(t.log_target, kScaledFrom));
   if (excess > 0.0) {
-    // |error of A| <= sum q alpha(alpha-1) lambda^2 |d| r eps: by Cauchy-Schwarz at most eps sqrt(2
-    // alpha (alpha-1) (T-1)) for small x, and alpha eps A for large x. The last term is the
-    // rounding of 1 + x itself. lambda is promised within 1e-5 of the optimum, for which the square
-    // root and the last term must be below some 2e-5. Hence excess >= 1e-12 alpha^2 for the square
-    // root, and excess >= 1e-9 alpha for the last term.
+    // |error of A| <= sum q alpha(alpha-1) lambda^2 |d| r eps: by Cauchy-Schwarz at most
+    // eps sqrt(2 alpha (alpha-1) (T-1)) for small x, and alpha eps A for large x. The last term is
+    // the rounding of 1 + x itself. lambda is promised within 1e-5 of the optimum, for which the
+    // square root and the last term must be below some 2e-5. Hence excess >= 1e-12 alpha^2 for the
+    // square root, and excess >= 1e-9 alpha for the last term.
     const double margin =
         1e-8 + 4.0 * ratio_error * (order + std::sqrt(2.0 * order * (order - 1.0) / excess)) +
         4e-15 * order / excess;

@@ -73,8 +73,8 @@ ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius,
   return search(sums, target, order, radius, start, upper, Precision{});
 }
 
-// Large targets T = e^{(alpha-1) R}: the tokens that are not listed may together add this much to F
-// / T or G / T. The second value is used if the first leaves the complement too uncertain.
+// Large targets T = e^{(alpha-1) R}: the tokens that are not listed may together add this much to
+// F / T or G / T. The second value is used if the first leaves the complement too uncertain.
 constexpr double kUnlisted = 1e-6;
 constexpr double kUnlistedDelicate = 1e-11;
 

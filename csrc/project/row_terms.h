@@ -1,6 +1,6 @@
 // The terms of one token in the two constraints of a row (project/formula.h) and in their
-// derivatives with respect to lambda: q X^alpha and q X^{1-alpha} with X = 1 + lambda d = lambda r
-// + (1 - lambda), r = p/q, d = r - 1.
+// derivatives with respect to lambda: q X^alpha and q X^{1-alpha} with
+// X = 1 + lambda d = lambda r + (1 - lambda), r = p/q, d = r - 1.
 //
 // Excess form: q X^s minus q (1 + s lambda d), which sums to 1 over all tokens. Scaled form, for
 // targets T too large for the excess form: q X^s / T.
