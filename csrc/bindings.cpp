@@ -40,7 +40,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("chacha20_block", [](const py::bytes& key, std::uint32_t block, const py::bytes& nonce) {
     const std::string k = key, n = nonce;
     if (k.size() != 32 || n.size() != 12) {
-      throw std::invalid_argument("key must have 32 bytes and nonce 12");
+      throw std::invalid_argument("the key must have 32 bytes and the nonce must have 12 bytes");
     }
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(n.data());
     const std::uint32_t words[3] = {adapmixed::baseline::little_endian(bytes),
@@ -59,7 +59,7 @@ PYBIND11_MODULE(_C, m) {
         [](const py::bytes& key, std::uint64_t counter, std::uint64_t first, std::int64_t count) {
           const std::string k = key;
           if (k.size() != 32 || count < 0) {
-            throw std::invalid_argument("key must have 32 bytes, count must be >= 0");
+            throw std::invalid_argument("the key must have 32 bytes, and count must be at least 0");
           }
           std::string result(static_cast<std::size_t>(64 * count), '\0');
           cpu::keystream(reinterpret_cast<const std::uint8_t*>(k.data()), counter, first, count,

@@ -62,6 +62,8 @@ def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
         launch(size, True)
         # Never a limit for this launch alone: another thread's launch could change it in between.
         assert set(simulated.module().shared_limits()) == {most}
-    with pytest.raises(RuntimeError, match=f"wants {most + 1} bytes of shared.* have {most} of it"):
+    with pytest.raises(
+        RuntimeError, match=f"needs {most + 1} bytes of shared.* at most {most} bytes of it"
+    ):
         launch(most + 1, True)
     launch(most, True)

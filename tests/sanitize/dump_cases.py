@@ -98,9 +98,7 @@ def big() -> list[Case]:
 def tiles() -> list[Case]:
     """Return short rows that still fill several tiles of the CUDA kernels.
 
-    Each tile has rare tokens.
-
-    delete_barriers.py uses only these and :func:`found_by_one`.
+    Each tile has rare tokens. delete_barriers.py uses only these and :func:`found_by_one`.
     """
     private, public = cases.logits(750, 3, 1, 520, 3.0, 0.7)
     public[:, ::9] = private[:, :, ::9] = -800.0
