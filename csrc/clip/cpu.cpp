@@ -13,8 +13,8 @@
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// The charges of one call. They are computed by moments of y if every |y| that the box admits is
-// within their reach, else by powers, and by logarithms if powers may leave the range of double.
+// The charges of one call. Moments of y serve if every |y| that the box admits is within their
+// reach. Otherwise powers are summed, or logarithms if powers may leave the range of double.
 class Charges {
  public:
   explicit Charges(const ClipOptions& options)

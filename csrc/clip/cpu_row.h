@@ -146,8 +146,7 @@ class ClippedRow {
     const Vec scale(s / sample.unit), low(box_.lower), high(box_.upper);
     Vec first(0.0), second(0.0);
     std::int64_t k = sample.certain;
-    for (; k + Vec::kLanes <= sample.count;
-         k += Vec::kLanes) {  // an incomplete last vector would add little
+    for (; k + Vec::kLanes <= sample.count; k += Vec::kLanes) {  // the rest adds little
       const Vec x = vmin(high, vmax(low, scale * Vec::load(sampled_ + k)));
       first = first + x;
       second = vfma(x, x, second);

@@ -2,8 +2,8 @@
 // relative to itself.
 //
 // Templates over T: double, or a SIMD vector of doubles with the same operations (common/simd.h).
-// Error: about 1 ulp for exp and log. The excess functions keep their relative accuracy as |u| ->
-// 0.
+// Error: about 1 ulp for exp and log. The excess functions keep their relative accuracy as
+// |u| -> 0.
 #pragma once
 
 #include <cmath>

@@ -45,8 +45,7 @@ class ExpFrom {
     ADAPMIXED_UNROLL
     for (int k = 0; k < kWays; ++k) {
       const Vec t = _mm512_fmsub_pd(z.v[k].v, _mm512_set1_pd(kScale), offset_.v);
-      const Vec shifted =
-          t + Vec(6755399441055744.0);  // 1.5 * 2^52: the integer is in the low bits
+      const Vec shifted = t + Vec(6755399441055744.0);  // 1.5 * 2^52: the low bits hold n
       const __m512i n = _mm512_castpd_si512(shifted.v);
       f.v[k] = _mm512_reduce_pd(t.v, _MM_FROUND_TO_NEAREST_INT);
       scale.v[k] = _mm512_castsi512_pd(

@@ -83,8 +83,7 @@ __device__ RowSum row_sum(const typename Bits<D>::type* row, std::int64_t vocab)
 template <Dtype D, class Keep>
 __device__ double row_sum_near(const typename Bits<D>::type* row, int vocab, double near,
                                const Keep& keep) {
-  constexpr int kAhead =
-      D == Dtype::f32 ? 2 : 3;  // packs that a thread loads before it uses the first
+  constexpr int kAhead = D == Dtype::f32 ? 2 : 3;  // packs that a thread loads at once
   constexpr double kFar = 500.0;
   const ExpFrom exp_from(near);
   const bool aligned = pack_aligned<D>(row);

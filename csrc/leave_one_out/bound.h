@@ -43,8 +43,8 @@ constexpr double kLossError = 9.8e-6;
 // With fewer slots most x are large, so everything is computed in double from the start.
 constexpr double kFewSlots = 4.0;
 
-// Deviations are computed in double if the norm of the mean delta, over kSampledTokens tokens, is
-// more than kMostCommon times that of the models' distance from it.
+// Deviations are computed in double if the models have much in common: the mean of delta, as a norm
+// over kSampledTokens tokens, exceeds kMostCommon times the models' distance from it.
 constexpr int kSampledTokens = 64;
 constexpr double kMostCommon = 0.8;
 

@@ -28,9 +28,7 @@ struct DeviationColumns {
 // The rows of all models at one position, read side by side.
 class Deviations {
  public:
-  static std::int64_t scratch_size(std::int64_t models) {
-    return models * kConstants;
-  }  // in doubles
+  static std::int64_t scratch_size(std::int64_t models) { return models * kConstants; }  // doubles
 
   Deviations(const Ensemble& in, const Weights& weights, std::int64_t position,
              Arithmetic arithmetic, double* memory)

@@ -116,9 +116,8 @@ __global__ void float_positions_kernel(const __grid_constant__ LossCall call,
   const std::int64_t member = blockIdx.x, position = call.first + member;
   const std::int64_t models = call.in.shape.models;
   const double public_lse = call.in.public_lse[position];
-  double total[1] = {0.0};  // the sum of the weights
-  double most[3] = {0.0, 0.0,
-                    0.0};  // 1 for a row that floats cannot read; largest weight; ratio error
+  double total[1] = {0.0};           // the sum of the weights
+  double most[3] = {0.0, 0.0, 0.0};  // 1 if floats fail on a row; weight; ratio error
   for (std::int64_t i = threadIdx.x; i < models; i += blockDim.x) {
     const std::int64_t at = i * call.in.shape.positions + position;
     const double weight = call.weights.weight[at], lse = call.in.private_lse[at];

@@ -20,8 +20,7 @@ template <Dtype D>
 __device__ double row_span(const PoolGrid& grid, const typename Bits<D>::type* row,
                            const typename Bits<D>::type* public_row, std::int64_t vocab,
                            double origin) {
-  double extremes[2] = {-HUGE_VAL,
-                        -HUGE_VAL};  // the largest position, and the largest negated position
+  double extremes[2] = {-HUGE_VAL, -HUGE_VAL};  // of the positions, and of their negatives
   for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
     const double z0 = logit<D>(public_row, v);
     if (z0 == -HUGE_VAL) return;

@@ -6,11 +6,10 @@
 //
 // Every u_i is rounded to a multiple of 2^-k, where k depends on N, a and b alone, such that sums
 // over N slots stay below 2^51 units. Hence all sums of u_i are exact, as integers and as doubles.
-// They are the same in any order and for any number of threads, and the sum of an ensemble whose
-// slot i is empty is this sum minus u_i, without an error. A float64 sum of unrounded u_i would
-// take as many operations: the addition that rounds to a multiple of 2^-k is part of the fused
-// multiply-add that also subtracts the log-sum-exps. But every model's rounding would depend on all
-// others.
+// They are the same in any order and for any number of threads. The sum of an ensemble whose slot i
+// is empty is exactly this sum minus u_i. A float64 sum of unrounded u_i would take as many
+// operations: the addition that rounds to a multiple of 2^-k is part of the fused multiply-add that
+// also subtracts the log-sum-exps. But every model's rounding would depend on all others.
 //
 // For privacy it does not matter to which value u_i is rounded, only that it is a function of row i
 // and of public values and lies in [a, b]. The grid's clip bounds are rounded inwards, and the span

@@ -113,8 +113,7 @@ class FloatRow {
         [&] { f.widen(), fs.widen(), g.widen(), gs.widen(); });
     double sums[4] = {f.total(), fs.total(), g.total(), gs.total()};
     block_sum(sums);
-    const double scale =
-        1.0 + probability_.residual;  // the factor of q that probability() leaves out
+    const double scale = 1.0 + probability_.residual;  // what probability() leaves out of q
     return {scale * sums[0], scale * order_ * sums[1] / weight, scale * sums[2],
             scale * (1.0 - order_) * sums[3] / weight};
   }
