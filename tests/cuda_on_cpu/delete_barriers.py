@@ -6,8 +6,8 @@ Each mutant is a copy of the sources with one change. It lacks one __syncthreads
 a vote by which one thread's answer reaches all threads, or one atomic operation is a plain one. It
 is built with ThreadSanitizer and runs the "tiles-" cases of tests/sanitize/dump_cases.py. A race, a
 wrong answer, a crash and a standstill count as noticed. The exit status is 1 if a mutant goes
-unnoticed. Run this by hand, a part at a time: there are 39 mutants, and each takes about a minute
-on two busy cores. One is known to be missed: docs/develop/testing.md.
+unnoticed. Run this by hand, a part at a time: each mutant takes about a minute on two busy cores.
+docs/develop/testing.md tells which one is known to be missed.
 """
 
 from __future__ import annotations
