@@ -26,7 +26,7 @@ class ClippedRow {
                  sampled_ + ClipPublic::sample_size(q.vocab)) {}
 
   // Keeps e^{z - m}, where m is this row's logit of the public row's most likely token. Returns the
-  // log-sum-exp, or NaN if m is too far from it.
+  // log-sum-exp, or NaN if m is too far from it or the row has a status.
   template <Dtype D>
   double load_exponentials(const Row& row) {
     const double reference = row.at(q_.top);

@@ -71,8 +71,8 @@ class ClipBracket {
         rest_high_(missing) {}
 
   // Moves the ends to `low` and `high`. Returns false and changes nothing if S is not 1 between
-  // them, or if too many tokens are left. No token may cross the whole box between them. To be
-  // called first.
+  // them, or if too many tokens are left. No token may cross the whole box between them. The other
+  // members may only be used after this has returned true.
   bool narrow(double low, double high) {
     const Ends at = add_up(low, high);
     const double at_low = rest(low) + at.low, at_high = rest(high) + at.high;
@@ -99,7 +99,7 @@ class ClipBracket {
   static constexpr std::int64_t kPair = 2 * Vec::kLanes;
 
   struct Ends {
-    double low, high;  // the parts of S from the tokens that were read
+    double low, high;  // S at both ends, over the tokens that are read
     std::int64_t pairs;
   };
 

@@ -1,9 +1,9 @@
 // The density-ratio box: p_bar = clip(s p, c q, C q) with the s that makes it sum to 1. It is the
 // KL projection of p onto the distributions whose ratio to q lies in [c, C].
 //
-// S(s) = sum clip(s p, c q, C q) grows, piecewise linearly, from c to C q(supp p) + c (1 - q(supp
-// p)). If that does not reach 1, p_bar = C q on the support of p, and off it p_bar is a constant
-// multiple of q, at least c.
+// S(s) = sum clip(s p, c q, C q) grows, piecewise linearly, from c to
+// C q(supp p) + c (1 - q(supp p)). If that does not reach 1, p_bar = C q on the support of p, and
+// off it p_bar is a constant multiple of q, at least c.
 #pragma once
 
 #include <cmath>

@@ -33,8 +33,8 @@ struct SquareTimes {
   double coefficients[kMaxMoments];  // of t^{2+k}
   double error;                      // a bound on the error, divided by t^2
 
-  // Multiplies by x^2: takes the coefficients of the interpolant and the largest error seen to
-  // those of x^2 times it, in powers of t.
+  // Turns the coefficients and the largest observed error of an interpolant into those of x^2 times
+  // the interpolant, in powers of t.
   ADAPMIXED_HD void set_scale(double reach, int degree) {
     error *= 1.3 * reach * reach;
     for (int k = 0; k < degree; ++k) coefficients[k] *= reach * reach;

@@ -46,8 +46,8 @@ ADAPMIXED_HD Point search(const SumsAt& sums_at, const Target& target, double or
   return largest_weight(evaluate, radius, start, upper, precision);
 }
 
-// Solves a row from sums over all tokens. row: upper(log_target), second_moment() and sums(x,
-// forward, reverse, target).
+// Solves a row from sums over all tokens. row: upper(log_target), second_moment() and
+// sums(x, forward, reverse, target).
 ADAPMIXED_HD_CALLBACK
 template <class RowSums>
 ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius,
