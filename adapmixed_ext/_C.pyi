@@ -1,7 +1,7 @@
 from typing import Any
 
-cpu: Any  # the operators, as csrc/bindings.h names their arguments
-cuda: Any  # only with_cuda
+cpu: Any  # the operators; csrc/bindings.h names their arguments
+cuda: Any  # the same on a GPU; absent if with_cuda is false
 
 with_cuda: bool
 cuda_architectures: str

@@ -1,5 +1,5 @@
-// The operators of one back end as Python sees them: pointers, strides, dtype in; nothing else.
-// Validation and allocation are Python's.
+// The Python bindings of one back end's operators. They take addresses, strides and dtypes only:
+// Python validates the inputs and allocates the results.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -41,7 +41,7 @@ inline Ensemble ensemble_of(const ShapeTuple& shape, const LogitsTuple& private_
           pointer<const double>(private_lse), pointer<const double>(public_lse)};
 }
 
-// (weight, complement, active or 0, lower, upper), common/operators.h's Weights.
+// The fields of Weights (common/operators.h): (weight, complement, active or 0, lower, upper).
 using WeightsTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uintptr_t, double, double>;
 
 inline Weights weights_of(const WeightsTuple& t) {
@@ -64,8 +64,8 @@ inline std::array<std::uint8_t, 32> key_of(std::uintptr_t address) {
   return key;
 }
 
-// What Python passes as the last argument: the CPU's number of threads, or (device, stream,
-// workspace).
+// The last argument from Python: the number of threads on a CPU, (device, stream, workspace) on a
+// GPU.
 template <class Backend>
 struct Place;
 template <>
@@ -258,7 +258,7 @@ void add_operators(py::module_ m) {
         });
 }
 
-// What the CUDA back end has besides: the bytes of its workspaces.
+// Functions of the CUDA back end alone: the sizes of its workspaces in bytes.
 inline void add_workspaces(py::module_ m) {
   m.def("project_workspace",
         [](ShapeTuple shape) { return cuda::project_workspace(shape_of(shape)); });

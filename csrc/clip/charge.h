@@ -1,4 +1,4 @@
-// What one model's clipped distribution charges, whatever the others are.
+// The charge of one model's clipped distribution, whatever the other models are.
 #pragma once
 
 #include <cmath>
@@ -9,10 +9,11 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The charge to a shard's own budget: with U = p_bar / q, W = ((N-1) c + 1) / N and y = (U - 1) /
-// (N W), the Renyi divergence of the larger of both directions between ((N-1) c + U) / N and W, all
-// other slots at their lowest: log1p(W max(sum q e_alpha(y), sum q e_{1-alpha}(y))) / (alpha - 1),
-// e_s(y) = (1+y)^s - 1 - s y.
+// The charge to a shard's own budget. Let U = p_bar / q, W = ((N-1) c + 1) / N and
+// y = (U - 1) / (N W). With all other slots at their lowest, the charge is the larger one of the
+// Renyi divergences in both directions between ((N-1) c + U) / N and W:
+//   log1p(W max(sum q e_alpha(y), sum q e_{1-alpha}(y))) / (alpha - 1),
+//   e_s(y) = (1+y)^s - 1 - s y.
 struct ChargeScale {
   double others;  // (N-1) c
   double slots;   // N W
@@ -26,7 +27,7 @@ struct ChargeScale {
         lower(lowest),
         upper(highest) {}
 
-  // Whether (1+y)^s may leave the range in which q (1+y)^s is negligible where q < e^-680.
+  // Whether (1+y)^s can be so large that q (1+y)^s is not negligible at q < e^-680.
   ADAPMIXED_HD bool far(double largest_order) const {
     const double most = std::fmax(std::log((upper + others) / slots), -log_least());
     return lower < 1e-30 || largest_order * most > 190.0;
@@ -38,7 +39,7 @@ struct ChargeScale {
     return std::log1p(excess) / (order - 1.0);
   }
 
-  // The same from the logarithms of the sums.
+  // The same from the logarithms of the two sums.
   ADAPMIXED_HD double of_logs(double forward, double reverse, double order) const {
     if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
     const double excess = std::log(share) + std::fmax(forward, reverse);
@@ -46,7 +47,7 @@ struct ChargeScale {
            (order - 1.0);
   }
 
-  // Adds one token's terms to the logarithms of the sums, from log q and log U.
+  // Adds the terms of one token, given log q and log U, to the logarithms of the two sums.
   ADAPMIXED_HD_INLINE void add_log(double log_q, double log_ratio, double order, double& forward,
                                    double& reverse) const {
     const double y = std::expm1(log_ratio) / slots, X = (std::exp(log_ratio) + others) / slots;
@@ -62,7 +63,8 @@ struct ChargeScale {
     return a == HUGE_VAL || b == HUGE_VAL ? HUGE_VAL : log_add(a, b);
   }
 
-  // log e_s(y), where X = 1 + y; y <= 1e60, besides which a power above e^300 is all there is.
+  // log e_s(y), where X = 1 + y. y <= 1e60, so beside a power above e^300 the other terms are
+  // negligible.
   ADAPMIXED_HD static double log_power_excess(double y, double X, double log_X, double s) {
     const double u = s * log_X;
     if (u > 300.0) return u;

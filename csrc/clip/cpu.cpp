@@ -13,8 +13,8 @@
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// The charges of one call: by moments of y where every |y| that the box admits is in their reach,
-// by powers elsewhere, and by logarithms where these may leave the range of double.
+// The charges of one call. Moments of y serve if every |y| that the box admits is within their
+// reach. Otherwise powers are summed, or logarithms if powers may leave the range of double.
 class Charges {
  public:
   explicit Charges(const ClipOptions& options)
@@ -39,7 +39,7 @@ class Charges {
 
   bool in_logarithms() const { return in_logarithms_; }
 
-  // From the logits.
+  // Computes the charges from the logits.
   void add_up(const ClipPublic& q, const Row& row, double lse, double log_scale, double residual,
               double* charge) const {
     for (std::int64_t k = 0; k < options_.num_orders; ++k) {
@@ -56,7 +56,7 @@ class Charges {
     }
   }
 
-  // From p_bar / q of the tokens from v on, `ratios(v)`.
+  // Computes the charges from ratios(v), which gives p_bar / q of the tokens from v on.
   template <class Ratios>
   void add_up(const ClipPublic& q, const Ratios& ratios, double* charge) const {
     if (degree_ == 0) return by_powers(q, ratios, charge);
@@ -120,7 +120,7 @@ class Charges {
   std::vector<Fit> fits_;
 };
 
-// The rows of one call, position-major, with this thread's copy of the public row.
+// Solves the rows of one call, position by position, with this thread's copy of the public row.
 class Rows {
  public:
   Rows(const ProjectInputs& in, const ClipOptions& options, const Charges& charges,
@@ -168,10 +168,10 @@ class Rows {
     }
   }
 
-  // p_bar = q: nothing is charged.
+  // p_bar = q, so nothing is charged.
   void answer_public(std::int64_t at, bool is_public) {
     if (is_public) {
-      out_.private_lse[at] = public_.lse;  // to the last bit: p / q is 1
+      out_.private_lse[at] = public_.lse;  // exactly, so that p / q is 1
     } else {
       out_.residual[at] = 1.0;
     }
@@ -230,7 +230,8 @@ void clip_project(const ProjectInputs& in, const ClipOptions& options, const Cli
                   int threads) {
   const Charges charges(options);
   const std::int64_t models = in.shape.models;
-  // A range shares the public row's copy, and all its rows take about the same time.
+  // One range of rows per thread: a range shares the public row's copy, and all rows take about the
+  // same time.
   const std::int64_t parts = threads < 1 ? 1 : threads;
   cpu::parallel_for(models * in.shape.positions, (models + parts - 1) / parts, threads,
                     [&](std::int64_t begin, std::int64_t end) {

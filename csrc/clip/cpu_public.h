@@ -1,4 +1,4 @@
-// The public row as clip_project's private rows of its position read it.
+// The public row as the private rows of its position use it in clip_project.
 #pragma once
 
 #include <cmath>
@@ -12,17 +12,17 @@ struct ClipPublic {
   Row row;
   double lse;
   std::int64_t vocab, padded;
-  double *q, *inverse;  // 1 / q, 0 where q is too small to have one
+  double *q, *inverse;  // 1 / q, or 0 if q is too small for a reciprocal
   double missing;       // 1 - sum q
   std::int64_t top;     // the most likely token
 
-  // Tokens from which the rows guess s: all whose q is at least `unit`, and of the others one in
-  // every `unit` of their mass, which stands for all that is in it. Padded with q = 0.
+  // The tokens from which rows guess s: every token with q >= unit, and one for every `unit` of the
+  // other tokens' mass, which represents that mass. Padded with q = 0.
   struct Sample {
-    double unit, missing;                 // 1 - what all of them stand for
-    std::int64_t certain, count, padded;  // the first ones stand for themselves alone
+    double unit, missing;                 // missing: 1 - the mass that the sample represents
+    std::int64_t certain, count, padded;  // the first `certain` tokens represent only themselves
     std::int32_t* tokens;
-    double *weights, *q;  // how many tokens each stands for, and their q
+    double *weights, *q;  // how many tokens each represents, and their q
   } sample;
 
   static constexpr std::int64_t kPadding = 32;
@@ -50,7 +50,7 @@ struct ClipPublic {
   }
 
  private:
-  // More of them cost a row more than the closer guess saves.
+  // More units would cost every row more than the closer guess saves.
   static std::int64_t units(std::int64_t vocab) { return vocab < 1024 ? 256 : vocab / 4; }
 
   void take_sample(double* memory) {
@@ -60,7 +60,7 @@ struct ClipPublic {
     sample.unit = 1.0 / static_cast<double>(units(vocab));
     sample.missing = 1.0, sample.count = 0;
     const auto take = [&](std::int64_t v, double weight) {
-      if (sample.count == units(vocab) + 2) return;  // not that q sums to so much more than 1
+      if (sample.count == units(vocab) + 2) return;  // only if q sums to much more than 1
       sample.tokens[sample.count] = static_cast<std::int32_t>(v);
       sample.weights[sample.count] = weight;
       sample.missing -= sample.q[sample.count++] = weight * q[v];

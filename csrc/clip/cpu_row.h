@@ -1,7 +1,7 @@
-// One row's share S(s) = sum clip(s p, c q, C q) in double: from its exponentials, kept from the
-// pass that sums them, or from logarithms, which serve every input. Sums to be 1 are here as far
-// from it as the sum of q is: what rounding its log-sum-exp costs is a factor of all distributions
-// of the position then, and no error of s.
+// The sum S(s) = sum clip(s p, c q, C q) of one row in double: from exponentials kept by the pass
+// that sums them, or from logarithms, which serve every input. The rounding of the public
+// log-sum-exp makes sum q differ from 1, and 1 - sum q is added to S. So this rounding scales all
+// distributions of the position alike and causes no error of s.
 #pragma once
 
 #include <cmath>
@@ -25,8 +25,8 @@ class ClippedRow {
         bracket_(values_, q.q, q.padded, q.missing, box_,
                  sampled_ + ClipPublic::sample_size(q.vocab)) {}
 
-  // Keeps e^{z - m} with m the logit of the public row's most likely token; the log-sum-exp, or NaN
-  // where that does not do.
+  // Keeps e^{z - m}, where m is this row's logit of the public row's most likely token. Returns the
+  // log-sum-exp, or NaN if m is too far from it or the row has a status.
   template <Dtype D>
   double load_exponentials(const Row& row) {
     const double reference = row.at(q_.top);
@@ -40,7 +40,7 @@ class ClippedRow {
     return lse;
   }
 
-  // log s from the exponentials; false where one that was cut off might matter.
+  // Finds log s from the exponentials. Returns false if one that was cut off might matter.
   bool solve_exponentials(double* log_s) {
     const double width = guess(log_s);
     if (bracketed(log_s, width)) {
@@ -62,7 +62,8 @@ class ClippedRow {
     };
   }
 
-  // Keeps t = log p/q, -inf where p = 0; q of the tokens that p has, and of the others.
+  // Keeps t = log p/q, or -inf if p counts as 0. Returns q of the tokens with p > 0 and of the
+  // others.
   template <Dtype D>
   void load_logarithms(const Row& row, double lse, double& covered, double& uncovered) {
     const Vec p_lse(lse), q_lse(q_.lse), none(-HUGE_VAL);
@@ -77,7 +78,8 @@ class ClippedRow {
       Vec t = none;
       if (v < q_.vocab) {
         const Vec z0 = load_logits<D>(q_.row.data, v, q_.vocab);
-        // As mixture takes p and q: the difference of two large log-sum-exps would be rounded.
+        // In the order in which mixture computes p and q: the difference of two large log-sum-exps
+        // would be rounded.
         t = (load_logits<D>(row.data, v, q_.vocab) - p_lse) - (z0 - q_lse);
         t = vselect((z0 > none) & (t >= Vec(kClipAbsent)), t, none);
       }
@@ -108,9 +110,11 @@ class ClippedRow {
   }
 
  private:
-  // Up to here s p stays in range, and s e^{z - m} of what was cut off is nothing.
+  // Up to this log s, s p stays in range, and s times an exponential that was cut off is
+  // negligible.
   static constexpr double kMostScale = 300.0;
-  // How well the sample is solved, and how many of its standard deviations s may be off.
+  // The accuracy of the sample's solution, and the number of standard deviations by which s may be
+  // off.
   static constexpr double kRough = 1e-4, kDeviations = 2.5;
 
   double factor(double log_s) const { return std::exp(log_s + offset_); }
@@ -119,7 +123,7 @@ class ClippedRow {
     return {of_rows.total + q_.missing, of_rows.moving};
   }
 
-  // log s as the sample has it; returns how far off it may well be.
+  // Guesses log s from the sample. Returns by how much the guess may be off.
   double guess(double* log_s) {
     const ClipPublic::Sample& sample = q_.sample;
     for (std::int64_t k = 0; k < sample.padded; ++k) {
@@ -136,13 +140,13 @@ class ClippedRow {
     return (kDeviations * deviation(factor(*log_s)) + kRough) / last.moving;
   }
 
-  // The standard deviation of the sample's S, which is that of the tokens that stand for others.
+  // The standard deviation of the sample's S, which comes from the tokens that represent others.
   double deviation(double s) const {
     const ClipPublic::Sample& sample = q_.sample;
     const Vec scale(s / sample.unit), low(box_.lower), high(box_.upper);
     Vec first(0.0), second(0.0);
     std::int64_t k = sample.certain;
-    for (; k + Vec::kLanes <= sample.count; k += Vec::kLanes) {  // a few more would say no more
+    for (; k + Vec::kLanes <= sample.count; k += Vec::kLanes) {  // the rest adds little
       const Vec x = vmin(high, vmax(low, scale * Vec::load(sampled_ + k)));
       first = first + x;
       second = vfma(x, x, second);
@@ -152,13 +156,13 @@ class ClippedRow {
     return sample.unit * std::sqrt(std::fmax(0.0, squares));
   }
 
-  // Whether s is within `width` of this; then it is better known.
+  // Returns whether s is within `width` of *log_s; if so, improves *log_s.
   bool bracketed(double* log_s, double width) {
-    // No token may pass the whole box; where many change sides, the list is too long.
+    // No token may cross the whole box. If many tokens change sides, the list becomes too long.
     if (!(width < kMostWidth && 4.0 * width < std::log(box_.upper / box_.lower))) return false;
     if (*log_s + width > kMostScale) return false;
     if (!bracket_.narrow(factor(*log_s - width), factor(*log_s + width))) return false;
-    const double s = bracket_.estimate(), less = width * width;  // about as far off as it may be
+    const double s = bracket_.estimate(), less = width * width;  // the estimate's likely error
     bracket_.narrow(s * (1.0 - less), s * (1.0 + less));
     *log_s = std::log(bracket_.estimate()) - offset_;
     return true;

@@ -1,5 +1,5 @@
-// S(s) = sum clip(s e, c q, C q) over tokens, the e any multiples of p and s on their scale; and
-// the s with S = 1, found by looking at few tokens more than once.
+// S(s) = sum clip(s e, c q, C q) over tokens, where e is any multiple of p and s has a matching
+// scale. The s with S = 1 is found by reading only few tokens more than once.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ struct Kept {
   Vec operator()(std::int64_t v) const { return Vec::load(values + v); }
 };
 
-// `count` is whole groups.
+// `count` must be a multiple of kClipGroup.
 template <class Terms>
 ClipSums clip_sums(const Terms& e, const double* q, std::int64_t count, const ClipBox& box,
                    double s) {
@@ -45,18 +45,18 @@ ClipSums clip_sums(const Terms& e, const double* q, std::int64_t count, const Cl
   return {s * result.total, s * result.moving};
 }
 
-// Between two ends S is linear in s but for the tokens that enter or leave the box there. One pass
-// sums S at both ends and lists the pairs of vectors with such tokens: S between the ends is then
-// known from these. Nearer ends are found by a pass over them alone.
+// Between two ends, S is linear in s except for the tokens that enter or leave the box there. One
+// pass sums S at both ends and lists the pairs of vectors with such tokens. S between the ends, and
+// at closer ends, then follows from these pairs alone.
 class ClipBracket {
  public:
-  // More tokens than this are not listed.
+  // Lists hold at most this many tokens.
   static std::int64_t capacity(std::int64_t count) { return round_up(count / 4, kClipGroup); }
-  static std::int64_t scratch_size(std::int64_t count) {  // doubles
+  static std::int64_t scratch_size(std::int64_t count) {  // in doubles
     return 2 * capacity(count) + count / kPair + 1;
   }
 
-  // All tokens, `count` in whole groups, and what the sum of their q misses of 1.
+  // Starts with all tokens; `count` is a multiple of kClipGroup, and missing = 1 - sum q.
   ClipBracket(const double* e, const double* q, std::int64_t count, double missing,
               const ClipBox& box, double* memory)
       : box_(box),
@@ -70,8 +70,9 @@ class ClipBracket {
         rest_low_(missing),
         rest_high_(missing) {}
 
-  // False, and nothing changes, where S is not 1 between these ends, or much is left between them.
-  // No token may pass the whole box on the way; the first call comes before everything else.
+  // Moves the ends to `low` and `high`. Returns false and changes nothing if S is not 1 between
+  // them, or if too many tokens are left. No token may cross the whole box between them. The other
+  // members may only be used after this has returned true.
   bool narrow(double low, double high) {
     const Ends at = add_up(low, high);
     const double at_low = rest(low) + at.low, at_high = rest(high) + at.high;
@@ -86,7 +87,7 @@ class ClipBracket {
     return true;
   }
 
-  // Where S would be 1 if it were linear.
+  // The s at which S would be 1 if it were linear.
   double estimate() const { return estimate_; }
 
   ClipSums operator()(double s) const {
@@ -98,7 +99,7 @@ class ClipBracket {
   static constexpr std::int64_t kPair = 2 * Vec::kLanes;
 
   struct Ends {
-    double low, high;  // the tokens' share of S
+    double low, high;  // S at both ends, over the tokens that are read
     std::int64_t pairs;
   };
 
@@ -129,9 +130,10 @@ class ClipBracket {
     return {low * ends.low, low * ends.high, pairs};
   }
 
-  // Keeps the listed pairs alone: in order, so that none is overwritten before it is read.
+  // Keeps the listed pairs alone. They are copied in order, so that none is overwritten before it
+  // is read.
   void keep(std::int64_t pairs, std::int64_t padded) {
-    const double *e = e_, *q = q_;  // the members might lie where is written
+    const double *e = e_, *q = q_;  // as locals: a store might alias the members
     const std::int32_t* from = pairs_;
     double *own_e = own_e_, *own_q = own_q_;
     for (std::int64_t v = 0; v < pairs * kPair; v += kPair, ++from) {
@@ -144,7 +146,7 @@ class ClipBracket {
     e_ = own_e, q_ = own_q, count_ = padded;
   }
 
-  // The share in S of the tokens that are no longer looked at.
+  // The part of S from the tokens that are no longer read.
   double rest(double s) const {
     return ((high_ - s) * rest_low_ + (s - low_) * rest_high_) / (high_ - low_);
   }

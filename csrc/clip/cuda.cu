@@ -1,5 +1,5 @@
-// p_bar_i = clip(s p_i, c q, C q) of every row, and its charges: one block a row, whose threads
-// search for log s together: each sums its tokens, and all see the same sums.
+// p_bar_i = clip(s p_i, c q, C q) of every row, and its charges. One block takes one row. Its
+// threads search for log s together: each sums its own tokens, and all see the same sums.
 #include "clip/charge.h"
 #include "clip/formula.h"
 #include "common/block.cuh"
@@ -11,30 +11,30 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kClipThreads = 256;
 
-// The options by value: the orders of ClipOptions are the host's.
+// The options by value, because the orders of ClipOptions are in host memory.
 struct ClipCall {
   ProjectInputs in;
   ClipResults out;
   double lower, upper;
   std::int64_t num_models;
   int num_orders;
-  bool far;  // charges by logarithms
+  bool far;  // compute charges by logarithms
   double orders[kMaxOrders];
 };
 
-// What a row is clipped by.
+// The parameters of one row's p_bar.
 struct Clip {
-  double log_scale, residual;  // log s, and the ratio to q where p = 0
+  double log_scale, residual;  // log s, and p_bar / q where p = 0
 };
 
-// All members are called by a whole block.
+// A whole block must call each member together.
 template <Dtype D>
 class BlockClip {
  public:
   __device__ BlockClip(const RowPair<D>& pair, const ClipCall& call) : pair_(pair), call_(call) {}
 
   __device__ Clip solve() {
-    double q_of[2] = {0.0, 0.0};  // where p > 0, and elsewhere
+    double q_of[2] = {0.0, 0.0};  // q of the tokens with p > 0, and of the others
     pair_.for_each([&](double log_q, double t) {
       const double q = in_public(log_q) ? exp_(log_q) : 0.0;
       q_of[0] += t >= kClipAbsent ? q : 0.0;
@@ -98,10 +98,10 @@ class BlockClip {
 
   const RowPair<D>& pair_;
   const ClipCall& call_;
-  double missing_ = 0.0;  // 1 - sum q: not an error of s, see clip/cpu_row.h
+  double missing_ = 0.0;  // 1 - sum q; not an error of s, see clip/cpu_row.h
 };
 
-// Whether the row is the public one. Called by a whole block.
+// Returns whether the row equals the public row. A whole block must call this together.
 template <Dtype D>
 __device__ bool same_rows(const RowPair<D>& pair) {
   double differs = 0.0;
@@ -125,10 +125,10 @@ __global__ void __launch_bounds__(kClipThreads, 1)
                         sum.lse - public_lse};
   BlockClip<D> block(pair, call);
   const bool same = good && same_rows(pair);
-  // p_bar = q there: nothing is charged.
+  // Then p_bar = q, and nothing is charged.
   const bool unmoved = same || call.lower == 1.0 || call.upper == 1.0;
   Clip clip{0.0, same ? call.lower : 1.0};
-  if (same) sum.lse = public_lse;  // to the last bit: p/q is 1
+  if (same) sum.lse = public_lse;  // exactly, so that p/q is 1
   if (good && !unmoved) clip = block.solve();
   for (int k = 0; k < call.num_orders; ++k) {
     double charge = good ? 0.0 : HUGE_VAL;

@@ -1,9 +1,9 @@
-// The density-ratio box: p_bar = clip(s p, c q, C q) with the s that makes it sum to 1, the KL
-// projection of p onto the distributions whose ratio to q lies in [c, C].
+// The density-ratio box: p_bar = clip(s p, c q, C q) with the s that makes it sum to 1. It is the
+// KL projection of p onto the distributions whose ratio to q lies in [c, C].
 //
-// S(s) = sum clip(s p, c q, C q) grows from c to C q(supp p) + c (1 - q(supp p)), piecewise
-// linearly. Where that does not reach 1, p_bar = C q on the support of p and the same multiple of
-// q, at least c, off it.
+// S(s) = sum clip(s p, c q, C q) grows, piecewise linearly, from c to
+// C q(supp p) + c (1 - q(supp p)). If that does not reach 1, p_bar = C q on the support of p, and
+// off it p_bar is a constant multiple of q, at least c.
 #pragma once
 
 #include <cmath>
@@ -13,17 +13,18 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// How far S may end up from 1, and less where few tokens move with s: these are then found within
-// 1e-10, or as well as S is known.
+// The largest allowed |S - 1|. If few tokens move with s, their sum must be found within 1e-10, or
+// as accurately as S is known.
 constexpr double kClipError = 2e-13, kClipRounding = 2e-15;
 
 struct ClipSums {
-  double total;   // S, and what the sum of q misses of 1
-  double moving;  // the part of it that grows with s: s p(v) of the tokens inside the box
+  double total;   // S + 1 - sum q
+  double moving;  // the part that grows with s: s p(v) of the tokens inside the box
 };
 
-// Not more than C q where p > 0, with q of those tokens and of the others: then the rest of q is
-// spread over the others as q is. What is missing of 1 in the sum of both is missing in p_bar too.
+// Returns whether even p_bar = C q at p > 0 does not reach 1. Then the rest is spread over the
+// other tokens in proportion to q. covered, uncovered: q of the tokens with p > 0, and of the
+// others; if they do not add up to 1, p_bar sums to the same number.
 ADAPMIXED_HD bool clip_covers_too_little(double lower, double upper, double covered,
                                          double uncovered) {
   const double whole = covered + uncovered;
@@ -34,9 +35,9 @@ ADAPMIXED_HD double clip_residual(double lower, double upper, double covered, do
   return std::fmin(std::fmax(lower, rest), 1.0);
 }
 
-// log s with S = 1: Newton's steps, exact once no token changes sides, in a bracket. `sums(log s)`.
-// False where no s below e^limit gives 1. *log_scale: where to start, then the result. Also ends
-// where S is within `enough` of 1.
+// Finds log s with S = 1 by Newton's steps in a bracket; a step is exact once no token changes
+// sides. sums(log s) computes S. *log_scale is the start, then the result. Ends early if S is
+// within `enough` of 1. Returns false if no s below e^limit gives S = 1.
 template <class Sums>
 ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit, double* log_scale,
                                    double enough = kClipRounding) {
@@ -50,7 +51,7 @@ ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit,
     const double wanted = std::fmin(kClipError, 1e-10 * at.moving);
     if (std::fabs(gap) <= std::fmax(wanted, enough)) return true;
     (gap > 0.0 ? low : high) = t;
-    // Steps that overshoot by turns shrink the bracket slowly: every fourth halves it.
+    // Steps that overshoot alternately shrink the bracket slowly, so every fourth step halves it.
     double next = k % 4 == 3 && high < HUGE_VAL ? NAN : t + std::log1p(gap / at.moving);
     if (!(next > low && next < high)) {
       next = high < HUGE_VAL ? 0.5 * (low + high) : t + std::fabs(t) + 1.0;
@@ -62,8 +63,8 @@ ADAPMIXED_HD bool solve_clip_scale(const Sums& sums, double lower, double limit,
   return true;
 }
 
-// Under a box p counts as 0 where log p/q is below this: what log s would be there, a double does
-// not resolve (masks are often finite).
+// With a box, p counts as 0 if log p/q is below this: a double would not resolve log s there. Masks
+// are often finite.
 constexpr double kClipAbsent = -1e4;
 
 // p_bar / q of one model, t = log p/q.
@@ -83,7 +84,7 @@ ADAPMIXED_HD double log_clipped(const Weights& weights, std::int64_t at, double 
   if (log_q == -HUGE_VAL) return log_q;
   if (log_p - log_q < kClipAbsent) return log_q + std::log(weights.complement[at]);
   const double log_ratio = weights.weight[at] + (log_p - log_q);
-  // What is not a number stays one.
+  // NaN stays NaN.
   return log_q + vmin(std::log(weights.upper), vmax(std::log(weights.lower), log_ratio));
 }
 

@@ -1,5 +1,6 @@
-// What the threads of one block do together. Every sum is taken in a fixed order, so that results
-// are bitwise the same on every run; every thread of the block must call, and each gets the result.
+// Operations that the threads of one block carry out together. Every thread of the block must call
+// them, and every thread gets the result. Sums are taken in a fixed order, so that results are
+// bitwise the same on every run.
 #pragma once
 
 #include "common/elementary.h"
@@ -23,7 +24,7 @@ struct Max {
   __device__ double operator()(double a, double b) const { return a > b ? a : b; }
 };
 
-// The dynamic shared memory that the kernel was queued with, 16-byte aligned.
+// The dynamic shared memory of this launch, 16-byte aligned.
 template <class T>
 __device__ inline T* dynamic_shared() {
 #if defined(ADAPMIXED_SIMT)
@@ -34,7 +35,7 @@ __device__ inline T* dynamic_shared() {
 #endif
 }
 
-// combine must commute: partners in the butterfly see each other's operands swapped.
+// `combine` must commute: partners in the butterfly see each other's operands swapped.
 template <int kCount, class Combine>
 __device__ void warp_reduce(double (&values)[kCount], const Combine& combine) {
 #pragma unroll
@@ -46,7 +47,7 @@ __device__ void warp_reduce(double (&values)[kCount], const Combine& combine) {
   }
 }
 
-// The block has whole warps.
+// The number of threads must be a multiple of kWarp.
 template <int kCount, class Combine>
 __device__ void block_reduce(double (&values)[kCount], const Combine& combine) {
   __shared__ double partial[kCount * kMaxWarps];
@@ -62,7 +63,7 @@ __device__ void block_reduce(double (&values)[kCount], const Combine& combine) {
     for (int w = 1; w < warp_count(); ++w) total = combine(total, partial[k * kMaxWarps + w]);
     values[k] = total;
   }
-  __syncthreads();  // before the next call writes there
+  __syncthreads();  // the next call writes to `partial`
 }
 
 template <int kCount>
@@ -80,13 +81,14 @@ __device__ inline double block_max(double value) {
   return values[0];
 }
 
-// A flag that other blocks of the grid may raise meanwhile: read once, the same for every thread.
+// Reads once a flag that other blocks may raise at any time, so that every thread sees the same
+// value.
 __device__ inline bool block_flag(const std::int32_t* flag) {
   const int raised = threadIdx.x == 0 ? __ldcv(flag) : 0;
   return __syncthreads_or(raised) != 0;
 }
 
-// The values of the threads before this one, added, and those of the whole block: integers.
+// The sum over the threads before this one, and the sum over the whole block. T is an integer.
 template <class T>
 struct Prefix {
   T before, total;
@@ -99,12 +101,12 @@ __device__ inline unsigned __int128 shuffle_up(unsigned __int128 value, int by) 
   return static_cast<unsigned __int128>(high) << 64 | low;
 }
 
-// With a barrier before the next call, which writes what some threads may still read when this
-// returns.
+// Callers need a barrier before the next call: it overwrites `totals`, which some threads may still
+// be reading after this call returns.
 template <class T>
 __device__ Prefix<T> block_prefix(T value) {
   __shared__ T totals[kMaxWarps];
-  T through = value;  // of this lane and those before it
+  T through = value;  // the sum up to and including this lane
   for (int step = 1; step < kWarp; step *= 2) {
     const T below = shuffle_up(through, step);
     if (lane_id() >= step) through += below;
@@ -119,7 +121,7 @@ __device__ Prefix<T> block_prefix(T value) {
   return prefix;
 }
 
-// log(e^a + e^b), where +inf (a token that one of the two mixtures lacks) stays.
+// log(e^a + e^b). +inf stays +inf: it marks a token that one of the two mixtures lacks.
 struct LogAdd {
   __device__ double operator()(double a, double b) const {
     return a == HUGE_VAL || b == HUGE_VAL ? HUGE_VAL : log_add(a, b);

@@ -1,22 +1,23 @@
-// Shared by every header: host + device qualifiers and the namespace of one build.
+// Included by every header: host and device qualifiers, and the namespace of one build.
 //
 // The CPU back end compiles the same source once per instruction set. Everything defined in a
-// header lives in a namespace named after that instruction set: two builds never share a symbol, so
-// the linker cannot hand an AVX-512 copy of an inline function to the scalar path.
+// header lives in a namespace named after that instruction set. Two builds therefore share no
+// symbol, and the linker cannot give the scalar path an AVX-512 copy of an inline function.
 #pragma once
 
 #include <cstdint>
 
 #if defined(__CUDACC__)
 #define ADAPMIXED_HD __host__ __device__ inline
-// Before a template that calls what it is given: on the device only, if that exists there only.
+// Put before a template that calls its argument. It silences the compiler if the argument exists on
+// the device only.
 #define ADAPMIXED_HD_CALLBACK _Pragma("nv_exec_check_disable")
 #else
 #define ADAPMIXED_HD inline
 #define ADAPMIXED_HD_CALLBACK
 #endif
 
-// For the innermost functions: as calls, vectors would go through memory.
+// For the innermost functions: if they were called, vectors would be passed through memory.
 #define ADAPMIXED_HD_INLINE ADAPMIXED_HD __attribute__((always_inline))
 
 #ifndef ADAPMIXED_ISA

@@ -1,4 +1,4 @@
-// Chooses the best instruction set of this machine once, and lets tests force another.
+// Chooses the best instruction set of this machine once; tests can force another.
 #include <atomic>
 #include <cstring>
 #include <initializer_list>

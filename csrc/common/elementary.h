@@ -1,7 +1,9 @@
-// exp and log1p in double, accurate relative to their *excess*: what is left after the linear term.
+// exp and log1p in double. Their *excess*, the remainder after the linear term, is accurate
+// relative to itself.
 //
 // Templates over T: double, or a SIMD vector of doubles with the same operations (common/simd.h).
-// Error: about 1 ulp of exp and log; the excess functions keep relative accuracy for |u| -> 0.
+// Error: about 1 ulp for exp and log. The excess functions keep their relative accuracy as
+// |u| -> 0.
 #pragma once
 
 #include <cmath>
@@ -13,12 +15,12 @@
 ADAPMIXED_CORE_BEGIN
 
 constexpr double kLog2e = 1.4426950408889634074;
-// ln 2 in two parts; the high part has 21 trailing zero bits, so n * kLn2Hi is exact for |n| <
-// 2^20.
+// ln 2 in two parts. The high part has 21 trailing zero bits, so n * kLn2Hi is exact for
+// |n| < 2^20.
 constexpr double kLn2Hi = 6.93147180369123816490e-01;
 constexpr double kLn2Lo = 1.90821492927058770002e-10;
 
-// e^u = scale * (1 + f + tail), u = n ln 2 + f, tail = e^f - 1 - f >= 0 with relative accuracy.
+// e^u = scale * (1 + f + tail) with u = n ln 2 + f. tail = e^f - 1 - f >= 0 has relative accuracy.
 template <class T>
 struct ExpParts {
   T n, f, tail;
@@ -47,7 +49,7 @@ ADAPMIXED_HD ExpParts<T> finite_exp_parts(T u) {
 
 template <class T>
 ADAPMIXED_HD ExpParts<T> exp_parts(T u) {
-  // Past these the result is exactly inf or 0; the clamp keeps n finite for infinite u.
+  // Beyond these limits the result is exactly inf or 0. The clamp keeps n finite for infinite u.
   return finite_exp_parts(vmax(vmin(u, T(1e4)), T(-1e4)));
 }
 
@@ -57,7 +59,8 @@ ADAPMIXED_HD T exp_(T u) {
   return vldexp(T(1.0) + (e.f + e.tail), e.n);
 }
 
-// e^u - 1, given e^u. For large n the two agree, and the sum of parts could be inf - inf.
+// e^u - 1 from `value` = e^u. For large n the two are equal, and the sum of parts could be
+// inf - inf.
 template <class T>
 ADAPMIXED_HD T minus_one(const ExpParts<T>& e, T value) {
   const T scale = vldexp(T(1.0), e.n);
@@ -77,13 +80,13 @@ ADAPMIXED_HD Ratio<T> ratio(T t) {
   return {r, minus_one(e, r)};
 }
 
-// Relative error of r = p/q in double, from logits whose log-sum-exps are near 0, and from any.
+// The relative error of r = p/q in double: for log-sum-exps near 0, and for any log-sum-exps.
 constexpr double kDoubleRatioError = 1e-12;
 ADAPMIXED_HD double double_ratio_error(double private_lse, double public_lse) {
   return kDoubleRatioError + 4.5e-16 * (std::fabs(private_lse) + std::fabs(public_lse));
 }
 
-// d alone, of t from -100 to 100; as there beyond. NaN stays NaN.
+// d alone, for -100 <= t <= 100; t outside is clamped to this range. NaN stays NaN.
 template <class T>
 ADAPMIXED_HD_INLINE T ratio_excess(T t) {
   const ExpParts<T> e = finite_exp_parts(vmax(T(-100.0), vmin(T(100.0), t)));
@@ -91,9 +94,9 @@ ADAPMIXED_HD_INLINE T ratio_excess(T t) {
   return vfma(scale, e.f + e.tail, scale - T(1.0));
 }
 
-// log X and, where X is near 1, log1p(x) - x with relative accuracy; x = X - 1 is given apart
-// because the difference loses what matters. X = 0 gives -inf, and so does a denormal X: the safe
-// side, since a small X stands for a mixture that has almost lost a token.
+// log X and, for X near 1, log1p(x) - x with relative accuracy. x = X - 1 is a separate argument
+// because computing it from X would lose its small digits. X = 0 and denormal X give -inf. That is
+// the safe side: a small X stands for a mixture that has almost lost a token.
 template <class T>
 struct LogParts {
   T log, excess;
@@ -118,14 +121,14 @@ ADAPMIXED_HD LogParts<T> log_parts(T x, T X) {
   p = vfma(p, z, T(2.0 / 5.0));
   p = vfma(p, z, T(2.0 / 3.0));
   const T zp = z * p;
-  // 2 s - w = -s w, exactly the cancellation that the excess must not suffer.
+  // 2 s - w = -s w exactly: this is the cancellation that the excess must not suffer.
   const T excess = s * (zp - w);
   const T log = vfma(e, T(kLn2Hi), vfma(s, zp, s + s) + e * T(kLn2Lo));
   return {vselect(X >= T(std::numeric_limits<double>::min()), log, T(-HUGE_VAL)), excess};
 }
 
-// (1 + x)^s - 1 - s x and (1 + x)^s, from the logarithm of 1 + x. Any real s; the excess is >= 0
-// for s >= 1 and s <= 0 and keeps its relative accuracy as x -> 0.
+// (1 + x)^s - 1 - s x and (1 + x)^s from the logarithm of 1 + x, for any real s. The excess is >= 0
+// for s >= 1 and s <= 0, and keeps its relative accuracy as x -> 0.
 template <class T>
 struct Power {
   T excess, value;
@@ -137,15 +140,17 @@ ADAPMIXED_HD Power<T> power(T x, const LogParts<T>& l, T s) {
   const ExpParts<T> e = exp_parts(u);
   const T value = vldexp(T(1.0) + (e.f + e.tail), e.n);
   const T direct = minus_one(e, value) - s * x;
-  // e^u - 1 - u + (u - s x): both parts small and accurate when u and x are small.
+  // The excess as (e^u - 1 - u) + (u - s x): both parts are small and accurate if u and x are
+  // small.
   const T small = vfma(s, l.excess, e.tail);
   const auto near = (vabs(x) < T(0.25)) & (e.n == T(0.0));
   return {vselect(near, small, direct), value};
 }
 
-// The same for integer powers, by multiplication: c = (1+x)^k - 1 - k x and e = (1+x)^k - 1 obey
-//   c_{2k} = 2 c_k + e_k^2,  c_{k+1} = c_k + e_k x,  e_k = c_k + k x,
-// where every c is >= 0 and no step cancels. k >= 1.
+// The same for integer powers k >= 1, by multiplication: c = (1+x)^k - 1 - k x and e = (1+x)^k - 1
+// satisfy
+//   c_{2k} = 2 c_k + e_k^2,  c_{k+1} = c_k + e_k x,  e_k = c_k + k x.
+// Every c is >= 0, and no step cancels.
 template <class T>
 struct Chain {
   T c, e;
@@ -179,7 +184,7 @@ ADAPMIXED_HD T integer_power(T x, int k) {
   return result;
 }
 
-// Orders that the multiplications serve; 0 for any other.
+// The order as an integer if chain() can compute its powers, else 0.
 ADAPMIXED_HD int integer_order(double order) {
   return order == std::floor(order) && order <= 1024.0 ? static_cast<int>(order) : 0;
 }

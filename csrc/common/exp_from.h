@@ -1,4 +1,4 @@
-// e^{z - m} for many z and one m, in double: the bulk of a log-sum-exp.
+// e^{z - m} in double for many z and one m: most of the work of a log-sum-exp.
 #pragma once
 
 #include "common/several.h"
@@ -33,18 +33,19 @@ class ExpFrom {
     high_ = _mm512_loadu_si512(bits + 8);
   }
 
-  // m, as it is subtracted, and how much m is above that: known better than their difference.
+  // origin() is the rounded m that is subtracted. lost() = m - origin() is more accurate than the
+  // computed difference would be.
   double origin() const { return scaled_ / kScale; }
   double lost() const { return std::fma(m_, kScale, -scaled_) / kScale; }
 
-  // |z - m| <= 600; NaN for NaN.
+  // Requires |z - m| <= 600; NaN gives NaN.
   template <int kWays>
   ADAPMIXED_INLINE Several<Vec, kWays> exp(const Several<Vec, kWays>& z) const {
     Several<Vec, kWays> f, scale;
     ADAPMIXED_UNROLL
     for (int k = 0; k < kWays; ++k) {
       const Vec t = _mm512_fmsub_pd(z.v[k].v, _mm512_set1_pd(kScale), offset_.v);
-      const Vec shifted = t + Vec(6755399441055744.0);  // 1.5 * 2^52: the integer is in low bits
+      const Vec shifted = t + Vec(6755399441055744.0);  // 1.5 * 2^52: the low bits hold n
       const __m512i n = _mm512_castpd_si512(shifted.v);
       f.v[k] = _mm512_reduce_pd(t.v, _MM_FROUND_TO_NEAREST_INT);
       scale.v[k] = _mm512_castsi512_pd(
@@ -62,16 +63,17 @@ class ExpFrom {
 
 #else
 
-// 2^t = 2^n 2^f, |f| <= 1/2, by a polynomial whose error is 4e-16.
+// 2^t = 2^n 2^f with |f| <= 1/2, by a polynomial with an error of 4e-16.
 class ExpFrom {
  public:
   explicit ExpFrom(double m) : m_(m), scaled_(m * kLog2e) {}
 
-  // m, as it is subtracted, and how much m is above that: known better than their difference.
+  // origin() is the rounded m that is subtracted. lost() = m - origin() is more accurate than the
+  // computed difference would be.
   double origin() const { return scaled_ / kLog2e; }
   double lost() const { return std::fma(m_, kLog2e, -scaled_) / kLog2e; }
 
-  // |z - m| <= 600; NaN for NaN.
+  // Requires |z - m| <= 600; NaN gives NaN.
   template <int kWays>
   ADAPMIXED_INLINE Several<Vec, kWays> exp(const Several<Vec, kWays>& z) const {
     using Many = Several<Vec, kWays>;

@@ -1,4 +1,4 @@
-// One public row in single precision, as the float kernels read it.
+// One public row in single precision, in the form that the float kernels read.
 #pragma once
 
 #include <cmath>
@@ -8,8 +8,9 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// e^u within 3 units for -80 <= u <= 80, from doubles: the reduction is exact enough for floats.
-// Below -80, -inf included, some positive number below 1e-34; NaN stays NaN.
+// e^u within 3 units for -80 <= u <= 80. The argument is reduced in double, which is exact enough
+// for floats. For u < -80, also u = -inf, the result is a positive number below 1e-34. NaN stays
+// NaN.
 inline Flt float_exp(Vec low, Vec high) {
   const Vec least(-120.0), octave(kOctave);
   low = vmax(least, low * Vec(kLog2e)), high = vmax(least, high * Vec(kLog2e));
@@ -19,7 +20,7 @@ inline Flt float_exp(Vec low, Vec high) {
   return vfma(scale, octave_minus_one(f), scale);
 }
 
-// a = z L of some tokens in two parts (common/float_ratio.h).
+// a = z L of several tokens in two parts (common/float_ratio.h).
 struct FloatTokens {
   Flt grid, rest;
 };
@@ -33,17 +34,17 @@ inline FloatTokens float_tokens(Vec low, Vec high) {
 struct FloatPublic {
   double lse;
   std::int64_t vocab;
-  const char* data;  // the row itself, for double arithmetic on single tokens
-  float* logits;     // padded to whole vectors, NaN where masked or past the end: for scores
-  // Or, for ratios, a of the tokens in two parts, and q, which is 0 there.
+  const char* data;  // the row itself, for single tokens in double
+  float* logits;     // for scores: padded to whole vectors, NaN if masked or past the end
+  // For ratios instead: a of the tokens in two parts, and q. q is 0 if masked or past the end.
   float *grid, *rest, *q;
   std::int32_t* masked;
   std::int64_t masked_count;
   std::int64_t top;    // the most likely token
-  double largest;      // of the finite |logits|
-  double least_log_q;  // of the tokens that are not masked
+  double largest;      // the largest finite |logit|
+  double least_log_q;  // the least log q of a token that is not masked
 
-  static std::int64_t scratch_size(std::int64_t vocab) {  // doubles
+  static std::int64_t scratch_size(std::int64_t vocab) {  // in doubles
     return 2 * round_up(vocab, 64);
   }
 
@@ -88,7 +89,7 @@ struct FloatPublic {
     while (!(row.at(top) == static_cast<double>(most))) ++top;
   }
 
-  // Whether this private row has a token that the public one masks.
+  // Returns whether this private row has a token that the public row masks.
   bool uncovers(const Row& private_row) const {
     for (std::int64_t k = 0; k < masked_count; ++k) {
       if (private_row.at(masked[k]) > -HUGE_VAL) return true;

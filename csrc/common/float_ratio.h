@@ -1,12 +1,13 @@
-// r - 1 = p/q - 1 in single precision from the logits themselves, with an error that is in
-// proportion to r - 1 alone, however far r is from 1 and however far the log-sum-exps are apart.
-// Templates over F: float, or a SIMD vector of floats (common/simd_float.h).
+// r - 1 = p/q - 1 in single precision, from the logits themselves. The error is proportional to
+// r - 1, however far r is from 1 and however far apart the two log-sum-exps are. Templates over F:
+// float, or a SIMD vector of floats (common/simd_float.h).
 //
-// In octaves of 2^{1/m}, m = kOctave: with L = m log2(e), a = z0 L of the token and c = (lse -
-// lse_0) L of the row, log r = (z L - a - c) / L. Of a and c the parts on a grid are subtracted in
-// one multiply-add with the whole octaves n, whose result is small and rounds once:
-//   f = z L - (a_grid + c_grid + n m) - a_rest,   r - 1 = 2^n (2^{f/m} - 1) + (2^n - 1),
-// and c_rest, the same for a whole row, is a factor of r (FloatShift::residual).
+// Logarithms are in octaves of 2^{1/m}, m = kOctave. Let L = m log2(e), a = z0 L of the token and
+// c = (lse - lse_0) L of the row; then log r = (z L - a - c) / L. a and c are split into a part on
+// a grid and a rest. One multiply-add subtracts the grid parts together with the whole octaves n;
+// its result is small and rounds once:
+//   f = z L - (a_grid + c_grid + n m) - a_rest,   r - 1 = 2^n (2^{f/m} - 1) + (2^n - 1).
+// c_rest is the same for a whole row and becomes a factor of r (FloatShift::residual).
 #pragma once
 
 #include <cmath>
@@ -19,27 +20,27 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr double kFloatUnit = 0x1p-24;        // half a unit in the last place of 1
 constexpr float kFloatShifter = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-// 119/64 times log2(e) is a float within 0.003 units (kFloatUnit), log2(e) itself is not.
+// 119/64 times log2(e) lies within 0.003 units (kFloatUnit) of a float; log2(e) itself does not.
 constexpr float kOctave = 1.859375f;
 constexpr float kOctaveInverse = 0.537815118f;
 constexpr float kOctavesPerNat = 2.6825111f;
-// a_grid, c_grid and n m are multiples of it, and so is their sum, exactly, up to 2^13.
+// a_grid, c_grid and n m are multiples of kGrid. Their sum is exact up to 2^13.
 constexpr double kGrid = 0x1p-11;
-// |z0| and |lse - lse_0| up to which it is.
+// That holds up to these |z0| and |lse - lse_0|.
 constexpr double kFloatLargest = 1300.0, kFloatDifference = 1000.0;
-// Tokens with a smaller q are not for floats: r could reach beyond 2^100, and q r^2 leave the
-// range.
+// Tokens with a smaller q are not computed in floats: r could exceed 2^100, and q r^2 could leave
+// the range.
 constexpr double kFloatLogQ = -62.0;
-// Below this, p is read as this: q >= e^-62 where floats serve, and r is e^-23 at most. That is
-// beyond kRatioAbsolute only where q < e^-61, tokens whose mass is nothing.
+// A smaller log p is replaced by this value. Floats serve q >= e^-62, so the replaced r is at most
+// e^-23. That exceeds kRatioAbsolute only if q < e^-61, and such tokens have no mass to speak of.
 constexpr double kFloatLogP = -85.0;
 
 ADAPMIXED_HD float vfma(float a, float b, float c) { return std::fma(a, b, c); }
 ADAPMIXED_HD float vfms(float a, float b, float c) { return std::fma(a, b, -c); }
 ADAPMIXED_HD float vmin(float a, float b) { return a < b ? a : b; }
 ADAPMIXED_HD float vmax(float a, float b) { return a > b ? a : b; }
-// 2^n, n an integer >= -126 and shifted = n + kFloatShifter; 2^100, more than any r where q >=
-// e^-62, for n >= 100.
+// 2^n for an integer n >= -126, with shifted = n + kFloatShifter. n >= 100 gives 2^100, which is
+// more than any r at q >= e^-62.
 constexpr float kMostOctaves = kFloatShifter + 100.0f;
 ADAPMIXED_HD float exp2_integer(float shifted) {
   shifted = vmin(kMostOctaves, shifted);
@@ -63,17 +64,17 @@ ADAPMIXED_HD_INLINE F octave_minus_one(F f) {
   return p * f;
 }
 
-// x on the grid; |x| < 2^40.
+// x rounded to the grid; |x| < 2^40.
 template <class T>
 ADAPMIXED_HD_INLINE T on_grid(T x) {
   const T shifter(6755399441055744.0 * kGrid);  // 1.5 * 2^52
   return (x + shifter) - shifter;
 }
 
-// What one row subtracts from its log-ratios, and what it multiplies r with.
+// The number that one row subtracts from its log-ratios, and the factor by which it multiplies r.
 struct FloatShift {
-  float c;          // on the grid
-  float lowest;     // logits below are read as this
+  float c;          // a multiple of kGrid
+  float lowest;     // smaller logits are replaced by this
   double residual;  // r = r' (1 + residual)
 };
 
@@ -84,20 +85,20 @@ ADAPMIXED_HD FloatShift make_shift(double private_lse, double public_lse) {
           std::expm1((grid - c) / static_cast<double>(kOctavesPerNat))};
 }
 
-// The error of r - 1 by ratio_excess and a residual, in units (kFloatUnit): kRatioUnits of
-// |r - 1|, 5e-11 of r besides.
+// The error of r - 1 from ratio_excess and a residual, in units (kFloatUnit): kRatioUnits of
+// |r - 1|, plus 5e-11 of r.
 //
-// Given f, the rest is within 2.96 units of r - 1: found by trying every f, at n = 1 (2.26 at n =
-// 0). f is rounded twice, each by a unit of |f| + 2^-12: 2.41 units of r - 1, 2^-12.4 of r. L is
-// off by 0.003 units of log r: 0.2 units of r - 1 at |log r| = 62. A residual of 2^-13.4
+// Given f, the rest is within 2.96 units of r - 1, found by trying every f at n = 1 (2.26 at
+// n = 0). f is rounded twice, each time by a unit of |f| + 2^-12: 2.41 units of r - 1, 2^-12.4 of
+// r. L is off by 0.003 units of log r: 0.2 units of r - 1 at |log r| = 62. A residual of 2^-13.4
 // carries 5.5 of its own units into r.
 constexpr double kRatioUnits = 5.6;
 constexpr double kRatioAbsolute = 5e-11;
 
-// r' - 1 from z and the token's a in its two parts. NaN stays NaN.
+// r' - 1 from z and the two parts of the token's a. NaN stays NaN.
 template <class F>
 ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& shift) {
-  z = vmax(F(shift.lowest), z);  // its second operand passes when it is NaN
+  z = vmax(F(shift.lowest), z);  // vmax passes its second operand if that is NaN
   const F a = a_grid + F(shift.c);
   const F shifted = vfma(vfms(z, F(kOctavesPerNat), a), F(kOctaveInverse), F(kFloatShifter));
   const F n = shifted - F(kFloatShifter);
@@ -106,8 +107,8 @@ ADAPMIXED_HD_INLINE F ratio_excess(F z, F a_grid, F a_rest, const FloatShift& sh
   return vfma(scale, octave_minus_one(f), scale - F(1.0f));
 }
 
-// a of a token in its two parts, as from doubles, for |z0| <= kFloatSplit: the rest is rounded
-// once.
+// a of a token in two parts, equal to the parts computed in double for |z0| <= kFloatSplit: the
+// rest is rounded once.
 struct FloatToken {
   float grid, rest;
 };
@@ -118,9 +119,10 @@ ADAPMIXED_HD FloatToken split_token(float z0) {
   return {grid, vfms(z0, kOctavesPerNat, grid)};
 }
 
-// q = e^{z0 - lse} of a token from its row's make_shift(lse, 0), without the residual, within 3
-// units for z0 - lse >= kFloatLogQ: f is rounded once, by half a unit of 1, L is off by 0.003 units
-// of log q, the polynomial by 2.3 of |2^{f/m} - 1| <= 0.42; then one rounding.
+// q = e^{z0 - lse} of a token, from make_shift(lse, 0) of its row without the residual. The error
+// is within 3 units for z0 - lse >= kFloatLogQ: f is rounded once, by half a unit of 1; L is off by
+// 0.003 units of log q; the polynomial is off by 2.3 units of |2^{f/m} - 1| <= 0.42; the result is
+// rounded once.
 ADAPMIXED_HD float probability(float z0, const FloatShift& shift) {
   const float shifted = vfma(vfms(z0, kOctavesPerNat, shift.c), kOctaveInverse, kFloatShifter);
   const float n = shifted - kFloatShifter;

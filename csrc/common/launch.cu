@@ -8,7 +8,7 @@ namespace adapmixed::cuda {
 
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // not to be met again by whoever asks next
+  cudaGetLastError();  // clears the error, so that no later call reports it
   const std::string said = std::string(" (") + cudaGetErrorString(error) + ")";
   if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice) {
     throw std::runtime_error(
@@ -19,7 +19,7 @@ void check(cudaError_t error) {
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     throw std::runtime_error(
         "adapmixed_ext was not built for this GPU's architecture: build it with "
-        "ADAPMIXED_CUDA_ARCHITECTURES set to it; build_info() says what was built" +
+        "ADAPMIXED_CUDA_ARCHITECTURES set to this one; build_info() lists those it was built for" +
         said);
   }
   throw std::runtime_error(std::string("adapmixed_ext could not queue a kernel: ") +
@@ -29,9 +29,9 @@ void check(cudaError_t error) {
 dim3 grid_of(std::int64_t blocks) {
   constexpr std::int64_t kMost = 2147483647;
   if (blocks > kMost) {
-    throw std::invalid_argument("a call on CUDA may take " + std::to_string(kMost) +
+    throw std::invalid_argument("a call on CUDA may take at most " + std::to_string(kMost) +
                                 " blocks of threads, this one would take " +
-                                std::to_string(blocks) + ": call it for fewer positions at a time");
+                                std::to_string(blocks) + ": pass fewer positions at a time");
   }
   return dim3(static_cast<unsigned>(blocks));
 }
@@ -44,9 +44,9 @@ std::int64_t most_shared_bytes() {
 }
 
 void allow_shared(const void* kernel, std::size_t bytes) {
-  // By device and kernel. Without a limit of its own a kernel may have 48 KiB, static memory
-  // included. It is set once, to all that the device has: a limit for each launch would be taken
-  // back by another thread's before the launch.
+  // By device and kernel. A kernel without a limit of its own may use 48 KiB, static memory
+  // included. The limit is set once, to the device's maximum: if it were set for each launch,
+  // another thread could lower it before the launch.
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, std::size_t> limits;
   int device = 0;
@@ -63,9 +63,9 @@ void allow_shared(const void* kernel, std::size_t bytes) {
     limit = limits.emplace(std::pair{device, kernel}, static_cast<std::size_t>(most)).first;
   }
   if (bytes > limit->second) {
-    throw std::runtime_error("a kernel of adapmixed_ext wants " + std::to_string(bytes) +
-                             " bytes of shared memory, and a block may have " +
-                             std::to_string(limit->second) + " of it on this GPU");
+    throw std::runtime_error("a kernel of adapmixed_ext needs " + std::to_string(bytes) +
+                             " bytes of shared memory, but a block may have at most " +
+                             std::to_string(limit->second) + " bytes of it on this GPU");
   }
 }
 

@@ -1,4 +1,4 @@
-// How kernels are queued, and what is said where they cannot be.
+// Queueing of kernels, and the errors that report why a kernel could not be queued.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace adapmixed::cuda {
 
-// Throws what a user can do about an error of the runtime.
+// Throws an exception that tells the user what to do about an error of the CUDA runtime.
 void check(cudaError_t error);
 
-// Makes the queue's device the current one, and undoes that.
+// Makes the queue's device current for the length of a scope.
 class DeviceGuard {
  public:
   explicit DeviceGuard(const Queue& queue);
@@ -26,15 +26,14 @@ class DeviceGuard {
   int previous_ = -1;
 };
 
-// A grid of so many blocks; throws std::invalid_argument where no GPU takes them at once.
+// Returns a grid of this many blocks. Throws std::invalid_argument if it exceeds the limit of CUDA.
 dim3 grid_of(std::int64_t blocks);
 
-// The most shared memory, static and dynamic, that a block of the current device may have.
+// Returns the most shared memory, static and dynamic, that a block of the current device may use.
 std::int64_t most_shared_bytes();
 
-// Lets a kernel have so many bytes of dynamic shared memory on the current device; throws
-// std::runtime_error where that and the kernel's static memory are more than a block may have
-// there.
+// Allows a kernel this many bytes of dynamic shared memory on the current device. Throws
+// std::runtime_error if a block may not have that much in addition to the kernel's static memory.
 void allow_shared(const void* kernel, std::size_t bytes);
 
 // Queues kernel(arguments...), with `shared` bytes of dynamic shared memory.
@@ -56,7 +55,7 @@ void launch([[maybe_unused]] const Queue& queue, void (*kernel)(P...), dim3 grid
 #endif
 }
 
-// Calls f with the dtype as a constant: f(std::integral_constant<Dtype, ...>).
+// Calls f with the dtype as a compile-time constant, std::integral_constant<Dtype, ...>.
 template <class F>
 void with_dtype(Dtype dtype, const F& f) {
   if (dtype == Dtype::f32) {

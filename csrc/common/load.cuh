@@ -1,5 +1,6 @@
-// Rows of logits as a block reads them: thread t takes the tokens kPack t to kPack t + kPack - 1,
-// then those a block's width on. The order does not depend on how a row is aligned.
+// Reads rows of logits for a block of threads. Thread t takes the tokens kPack t to
+// kPack t + kPack - 1, then those one block width further, and so on. The order does not depend on
+// the alignment of a row.
 #pragma once
 
 #include "common/runtime.cuh"
@@ -32,7 +33,8 @@ __device__ inline float float_of(typename Bits<D>::type bits) {
     std::memcpy(&x, &wide, sizeof x);
     return x;
   } else {
-    // 2^112 makes a half's exponent out of a float's; its infinities and NaNs have the largest.
+    // Multiplying by 2^112 turns the exponent of a half into that of a float. Infinities and NaNs
+    // get the largest exponent explicitly.
     const std::uint32_t magnitude = (bits & 0x7fffu) << 13, sign = (bits & 0x8000u) << 16;
     float x;
     std::memcpy(&x, &magnitude, sizeof x);
@@ -62,7 +64,8 @@ __device__ inline float logit(const typename Bits<D>::type* row, std::int64_t v)
   return float_of<D>(row[v]);
 }
 
-// Four tokens from v on, those at `end` and beyond it -inf. aligned: as a pack is.
+// Four tokens from v on; those at `end` and beyond are -inf. `aligned`: the row is aligned to
+// Pack<D>.
 template <Dtype D>
 __device__ inline Pack<D> load_pack(const typename Bits<D>::type* row, std::int64_t v,
                                     std::int64_t end, bool aligned) {
@@ -77,7 +80,7 @@ __device__ inline bool pack_aligned(const typename Bits<D>::type* row) {
   return reinterpret_cast<std::uintptr_t>(row) % sizeof(Pack<D>) == 0;
 }
 
-// visit(v, z) for every token of this thread in [begin, end), begin a multiple of kPack.
+// Calls visit(v, z) for every token of this thread in [begin, end). `begin` is a multiple of kPack.
 template <Dtype D, class Visit>
 __device__ void for_each_token(const typename Bits<D>::type* row, std::int64_t begin,
                                std::int64_t end, const Visit& visit) {

@@ -1,4 +1,4 @@
-// lse = log sum_v exp(z_v) of every row, and what is wrong with a row that has none.
+// lse = log sum_v exp(z_v) of every row, or the status of a row without one.
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"

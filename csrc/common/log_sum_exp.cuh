@@ -1,5 +1,5 @@
-// lse = log sum_v exp(z_v) of every row, and what is wrong with a row that has none: one block a
-// row, which is read twice, or once where a number near its lse is known.
+// lse = log sum_v exp(z_v) of every row, or the status of a row without one. One block takes one
+// row. It reads the row twice, or once if a number near its lse is known.
 #pragma once
 
 #include "common/block.cuh"
@@ -13,11 +13,11 @@ struct RowSum {
   std::int32_t status;
 };
 
-// e^{z - m} for many z and one m (common/sixteenths.h). With m a sixteenth of an octave times an
-// integer, the integer part of 16 z log2(e) - 16 m log2(e) is subtracted in one multiply-add.
+// e^{z - m} for many z and one m (common/sixteenths.h). m is an integer times a sixteenth of an
+// octave, so one multiply-add subtracts the integer part of 16 z log2(e) - 16 m log2(e).
 class ExpFrom {
  public:
-  // Called by a whole block. m will be near this.
+  // A whole block must call this together. m is chosen near `near`.
   __device__ explicit ExpFrom(double near)
       : steps_(vround(near * kSixteenths)), lowest_(static_cast<float>(near - kReach)) {
     __shared__ std::uint64_t roots[kRoots];  // the same for every row
@@ -30,12 +30,12 @@ class ExpFrom {
     roots_ = roots;
   }
 
-  // How far from m a logit may be; what is further below is read as being there.
+  // The largest allowed distance of a logit below m; a smaller logit is raised to m - kReach.
   static constexpr double kReach = 600.0;
 
   __device__ double origin() const { return steps_ / kSixteenths; }
 
-  // NaN for NaN; nothing of use for z far above m.
+  // NaN gives NaN. The result is meaningless for z far above m.
   __device__ double operator()(float z) const {
     const double x = z < lowest_ ? lowest_ : z;
     const double shifter = kShifter - steps_;
@@ -56,10 +56,10 @@ class ExpFrom {
   const std::uint64_t* roots_;
 };
 
-// Called by a whole block.
+// A whole block must call this together.
 template <Dtype D>
 __device__ RowSum row_sum(const typename Bits<D>::type* row, std::int64_t vocab) {
-  double found[2] = {-HUGE_VAL, 0.0};  // the largest logit; 1 where there is a NaN
+  double found[2] = {-HUGE_VAL, 0.0};  // the largest logit, and 1 if there is a NaN
   for_each_token<D>(row, 0, vocab, [&](std::int64_t, float z) {
     const double x = z;
     if (x > found[0]) found[0] = x;
@@ -77,12 +77,13 @@ __device__ RowSum row_sum(const typename Bits<D>::type* row, std::int64_t vocab)
   return {exp_from.origin() + std::log(block_sum(total)), kRowOk};
 }
 
-// The same in one pass, from a number that the row's lse is not far from; NaN where it is, or the
-// row has a status. vocab: at most 2^30. keep(v, pack): for each pack of tokens, as it is read.
+// The same in one pass, given a number near the row's lse. Returns NaN if `near` was too far off,
+// or if the row has a status. `vocab` is at most 2^30. keep(v, pack) is called for each pack as it
+// is read.
 template <Dtype D, class Keep>
 __device__ double row_sum_near(const typename Bits<D>::type* row, int vocab, double near,
                                const Keep& keep) {
-  constexpr int kAhead = D == Dtype::f32 ? 2 : 3;  // packs that a thread waits for together
+  constexpr int kAhead = D == Dtype::f32 ? 2 : 3;  // packs that a thread loads at once
   constexpr double kFar = 500.0;
   const ExpFrom exp_from(near);
   const bool aligned = pack_aligned<D>(row);

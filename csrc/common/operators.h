@@ -1,8 +1,8 @@
-// The contract that every back end satisfies: plain pointers, strides in elements, no framework.
+// The interface of every back end: plain pointers, strides in elements, no framework.
 //
-// Shapes: N models, B positions, V tokens, K orders. Logits are (N, B, V) or (B, V), fp32 / bf16 /
-// fp16, last stride 1, any other stride including 0. All results are contiguous; what carries
-// privacy is double.
+// Shapes: N models, B positions, V tokens, K orders. Logits are (N, B, V) or (B, V) in fp32, bf16
+// or fp16. Their last stride is 1; the others are arbitrary, 0 included. All results are
+// contiguous. Results that enter a privacy guarantee are double.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,17 @@ namespace adapmixed {
 
 enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
 
-// Status of one row of logits, per row; rows with a status other than ok have no defined result.
+// The status of one row of logits. A row whose status is not kRowOk has no defined result.
 enum RowStatus : std::int32_t {
   kRowOk = 0,
   kRowNan = 1,
   kRowPlusInf = 2,
-  kRowEmpty = 3,     // nothing but -inf
+  kRowEmpty = 3,     // every logit is -inf
   kRowTooLarge = 4,  // |largest logit| > kMaxLogit
-  kRowPublic = 5,    // its public row has one of these (CUDA: the call before has raised nothing)
+  kRowPublic = 5,    // the public row has one of these (CUDA: the call before raised nothing)
 };
 
-// Beyond this a float64 log-sum-exp no longer resolves probabilities well enough for a privacy
-// bound.
+// Beyond this a float64 log-sum-exp does not resolve probabilities well enough for a privacy bound.
 constexpr double kMaxLogit = 1e6;
 
 struct Logits {
@@ -33,12 +32,12 @@ struct Logits {
 };
 
 struct Shape {
-  std::int64_t models;     // N, rows present
+  std::int64_t models;     // N, the rows that are present
   std::int64_t positions;  // B
   std::int64_t vocab;      // V
 };
 
-// An ensemble's inputs with what every operation after the first needs: the log-sum-exps.
+// The inputs of an ensemble with their log-sum-exps, which every operation after the first needs.
 struct Ensemble {
   Shape shape;
   Logits private_logits;
@@ -47,7 +46,7 @@ struct Ensemble {
   const double* public_lse;   // (B)
 };
 
-// What the projection starts with and what it gives: it passes over the private rows first.
+// The inputs of a projection. It reads the private rows first, so it computes their log-sum-exps.
 struct ProjectInputs {
   Shape shape;
   Logits private_logits;
@@ -61,19 +60,19 @@ struct ProjectResults {
   std::int32_t* status;  // (N, B)
 };
 
-// How the projected distributions come from p and q. A Renyi ball's: p_bar = weight p + complement
-// q; the complement is kept apart because 1 - 2e-22 is no double. A box's, where upper > 0: p_bar =
-// clip(e^weight p, lower q, upper q), and complement q where p = 0.
+// How the projected distribution follows from p and q. Renyi ball: p_bar = weight p + complement q.
+// The complement is separate because 1 - 2e-22 is not representable as a double. Box (upper > 0):
+// p_bar = clip(e^weight p, lower q, upper q), and complement q if p = 0.
 struct Weights {
   const double* weight;      // (N, B): lambda, or log s
   const double* complement;  // (N, B): 1 - lambda, or the residual
   double lower = 0.0, upper = 0.0;
-  const bool* active = nullptr;  // (N, B) or null; a box's slots that do not take part answer q
+  const bool* active = nullptr;  // (N, B) or null; box only: inactive slots answer q
 };
 
 constexpr std::int64_t kMaxOrders = 32;
 
-// The box of ratios to q, and the orders of the charges, none where these are not wanted.
+// The bounds of the box of ratios to q, and the orders of the charges, if charges are wanted.
 struct ClipOptions {
   double lower, upper;      // 0 <= lower <= 1 <= upper
   const double* orders;     // (K), each > 1, K <= kMaxOrders
@@ -81,8 +80,8 @@ struct ClipOptions {
   std::int64_t num_models;  // >= N
 };
 struct ClipResults {
-  double* log_scale;     // (N, B), log s; +inf where p_bar = upper q wherever p > 0
-  double* residual;      // (N, B), p_bar / q where p = 0
+  double* log_scale;     // (N, B), log s; +inf if p_bar = upper q at every p > 0
+  double* residual;      // (N, B), p_bar / q at tokens with p = 0
   double* charge;        // (N, B, K)
   double* private_lse;   // (N, B)
   std::int32_t* status;  // (N, B)
@@ -92,10 +91,10 @@ struct LeaveOneOutOptions {
   const double* orders;  // (K), each > 1, K <= kMaxOrders
   std::int64_t num_orders;
   bool zero_out;            // else add/remove
-  std::int64_t num_models;  // >= N; slots that are absent answer q
+  std::int64_t num_models;  // >= N; absent slots answer q
 };
 
-// Both in one call.
+// project and leave_one_out in one call.
 struct StepInputs {
   Shape shape;
   Logits private_logits;
@@ -122,12 +121,12 @@ struct ScreenOptions {
 struct LogPoolOptions {
   double lower, upper;      // a <= 0 <= b
   double scale;             // kappa
-  std::int64_t num_models;  // >= N; slots that are absent have u_i = 0
-  const bool* active;       // (N, B) or null: of the others u_i = 0
+  std::int64_t num_models;  // >= N; absent slots have u_i = 0
+  const bool* active;       // (N, B) or null; inactive slots have u_i = 0
 };
 struct LogPoolResults {
   double* log_normaliser;       // (B) log sum_v q exp((kappa/N) sum_i u_i)
-  double* span;                 // (N, B) max_v u_i - min_v u_i, q > 0
+  double* span;                 // (N, B) max_v u_i - min_v u_i over q > 0
   double* private_lse;          // (N, B)
   std::int32_t* status;         // (N, B)
   double* public_lse;           // (B)
@@ -142,12 +141,12 @@ void project(const ProjectInputs& in, double order, double radius, const Project
              int threads);
 void clip_project(const ProjectInputs& in, const ClipOptions& options, const ClipResults& out,
                   int threads);
-// loss: (N, B, K). balance: (N, B), sum_v (p_bar_i - q), 0 up to rounding if the rows are those of
-// the log-sum-exps.
+// loss: (N, B, K). balance: (N, B), sum_v (p_bar_i - q), which is 0 up to rounding if the rows
+// belong to the log-sum-exps.
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, int threads);
-// log_sum_exp of the public rows, project and leave_one_out, with the results they have one by one.
-// Stops at the first of them that finds a bad row: false, and what comes after it is not written.
+// log_sum_exp of the public rows, then project, then leave_one_out, with the results of separate
+// calls. Stops at the first of them that finds a bad row: returns false and writes nothing further.
 bool step(const StepInputs& in, double order, double radius, const LeaveOneOutOptions& options,
           const StepResults& out, int threads);
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads);
@@ -155,20 +154,21 @@ void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* ta
               double* result, int threads);
 void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               int threads);
-// mixture and log_prob of a pool with this log-normaliser.
+// mixture and log_prob of a pool, given its log-normaliser.
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, int threads);
 void pool_log_prob(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                    const std::int64_t* targets, double* result, int threads);
-// One row pair per position: in.shape.models == 1, private = P, public = Q.
+// One pair of rows per position: in.shape.models == 1, private = P, public = Q.
 void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                       double* forward, double* backward, int threads);
 void screen(const Ensemble& in, const ScreenOptions& options, double* divergence, bool* passed,
             int threads);
-// `count` ChaCha20 blocks of 64 bytes. Block `first` is block first mod 2^32 of lane first / 2^32.
+// Writes `count` ChaCha20 blocks of 64 bytes. Block `first` is block (first mod 2^32) of lane
+// (first / 2^32).
 void keystream(const std::uint8_t* key, std::uint64_t counter, std::uint64_t first,
                std::int64_t count, std::uint8_t* result);
-// N(0, sigma^2): eight numbers from each block of the stream, in order from its first.
+// Samples of N(0, sigma^2): eight from each block of the stream, in order from its first block.
 void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
               double* result, int threads);
 void sample(const double* probabilities, const Logits& public_logits, std::int64_t positions,
@@ -177,21 +177,21 @@ void sample(const double* probabilities, const Logits& public_logits, std::int64
 
 // The instruction set in use: "avx512", "avx2" or "scalar".
 const char* instruction_set();
-// Forces a path (tests); returns false when this machine or build does not have it.
+// Forces an instruction set, for tests. Returns false if this machine or build does not have it.
 bool use_instruction_set(const char* name);
 
 }  // namespace cpu
 
-// The same operations on a GPU, with the same results up to rounding. Pointers are the device's but
-// for orders and keys; nothing is allocated and nothing waits: the kernels are queued. Bad rows
-// raise nothing: a status, weight 0, and results that are +inf (divergences, losses), NaN
-// (probabilities) or -1 (tokens). Throws std::runtime_error where the kernels cannot be queued.
+// The same operations on a GPU, with the same results up to rounding. Pointers are device pointers,
+// except orders and keys. Calls queue kernels; they neither allocate nor wait. Bad rows raise no
+// error. They get a status and weight 0, and their results are +inf (divergences, losses), NaN
+// (probabilities) or -1 (tokens). Throws std::runtime_error if a kernel cannot be queued.
 namespace cuda {
 
 struct Queue {
   int device;
   void* stream;     // cudaStream_t
-  void* workspace;  // as many bytes as the operation's _workspace says, 16-byte aligned
+  void* workspace;  // 16-byte aligned, as large as the operation's _workspace function returns
 };
 
 void log_sum_exp(const Logits& logits, std::int64_t models, std::int64_t positions,

@@ -19,8 +19,8 @@
 namespace adapmixed::cpu {
 namespace {
 
-// A caller's flush-to-zero would turn q < 2.2e-308 and small excesses into 0: a loss
-// under-reported.
+// A caller's flush-to-zero mode would turn q < 2.2e-308 and small excesses into 0 and under-report
+// the loss.
 class ExactFloatingPoint {
  public:
 #if defined(__x86_64__)
@@ -120,7 +120,7 @@ class Pool {
 };
 
 // Never destroyed: detached threads wait on it until the process ends. A forked child gets a new
-// one, since the parent's threads do not exist there and its mutexes may be held for ever.
+// pool, because the parent's threads do not exist there and its mutexes may stay locked forever.
 std::atomic<Pool*> pool{nullptr};
 
 Pool& current_pool() {

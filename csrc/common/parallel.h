@@ -1,4 +1,5 @@
-// A small pool of std::threads. OpenMP would clash with torch's runtime and survives no fork.
+// A small pool of std::threads. OpenMP would clash with torch's runtime and does not survive a
+// fork.
 #pragma once
 
 #include <cstddef>
@@ -6,18 +7,18 @@
 
 namespace adapmixed::cpu {
 
-// Calls body(context, begin, end) over disjoint ranges that cover [0, count), on at most `threads`
-// threads, the calling one among them. Ranges are multiples of `grain` tasks. Denormals are live
-// inside the body whatever the caller's flush-to-zero setting, which is restored afterwards.
+// Calls body(context, begin, end) over disjoint ranges that cover [0, count). It uses at most
+// `threads` threads, including the caller. Ranges are multiples of `grain` tasks. Denormals are on
+// inside the body; the caller's flush-to-zero setting is restored afterwards.
 void parallel_ranges(std::int64_t count, std::int64_t grain, int threads,
                      void (*body)(void*, std::int64_t, std::int64_t), void* context);
 
-// Uninitialised 64-byte aligned memory that this thread owns; valid until the next call with the
-// same slot on the same thread, never shrunk below use, released with the thread.
+// Uninitialised memory that this thread owns, 64-byte aligned. It is valid until the next call with
+// the same slot on the same thread, never shrinks, and is released with the thread.
 constexpr int kScratchSlots = 2;
 double* thread_scratch(std::size_t doubles, int slot = 0);
 
-// Uninitialised doubles for the length of a scope.
+// Uninitialised doubles that live as long as a scope.
 class Buffer {
  public:
   explicit Buffer(std::int64_t count);
@@ -30,8 +31,8 @@ class Buffer {
   double* data_;
 };
 
-// The same as parallel_ranges for a callable. Internal linkage: one instance per translation unit,
-// so that builds for different instruction sets share nothing.
+// parallel_ranges for a callable. Internal linkage gives each translation unit its own instance, so
+// that builds for different instruction sets share nothing.
 namespace {
 template <class F>
 void parallel_for(std::int64_t count, std::int64_t grain, int threads, const F& f) {

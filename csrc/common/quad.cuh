@@ -1,6 +1,6 @@
-// Four numbers of one thread, with the operations that the mathematics asks of its element type:
-// independent work between which a thread need not wait, and one loop over the bits of an order for
-// all four.
+// Four numbers of one thread, with the operations that the mathematics needs of its element type.
+// The four are independent, so their latencies overlap, and they share one loop over the bits of an
+// order.
 #pragma once
 
 #include "common/elementary.h"
@@ -73,7 +73,7 @@ ADAPMIXED_HD_INLINE void vsplit(Quad a, Quad& e, Quad& m) {
   for (int k = 0; k < Quad::kLanes; ++k) vsplit(a.v[k], e.v[k], m.v[k]);
 }
 
-// The lanes in a fixed order.
+// Adds the lanes in a fixed order.
 template <class F>
 ADAPMIXED_HD_INLINE F sum(QuadOf<F> a) {
   return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);

@@ -1,4 +1,4 @@
-// One private row beside its public one, as a block reads them: by log q and t = log p/q.
+// One private row and its public row, read by a block as log q and t = log p/q.
 #pragma once
 
 #include "common/block.cuh"
@@ -17,8 +17,8 @@ struct RowPair {
   double public_lse;
   double shift;  // private lse - public lse
 
-  // visit(log q, t) for every token of this thread. Where the public row has no token log q = -inf,
-  // and t = +inf if the private row has it.
+  // Calls visit(log q, t) for every token of this thread. A token that the public row masks has log
+  // q = -inf, and t = +inf if the private row has it.
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {
     for (std::int64_t v = threadIdx.x; v < vocab; v += blockDim.x) {
@@ -27,8 +27,8 @@ struct RowPair {
     }
   }
 
-  // Whether the public row masks a token that the private one does not: no lambda > 0 is feasible.
-  // Called by a whole block.
+  // Returns whether the public row masks a token that the private row has: then no lambda > 0 is
+  // feasible. A whole block must call this together.
   __device__ bool uncovers() const {
     double uncovered = 0.0;
     for_each([&](double, double t) {

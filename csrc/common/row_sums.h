@@ -9,20 +9,20 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Sums are widened by this many tokens at a time: one chain of additions over a long row would be
-// off by more the longer it is.
+// Partial sums are closed after this many tokens: the error of one chain of additions grows with
+// its length.
 constexpr std::int64_t kSumBlock = 2048;
 inline std::int64_t block_end(std::int64_t v, std::int64_t end) {
   return v + kSumBlock < end ? v + kSumBlock : end;
 }
 
-// Takes the terms e^{z - m} of a row's tokens from v on, two vectors at a time: nothing is kept.
+// A callback for the terms e^{z - m} of tokens v on, two vectors at a time, that keeps nothing.
 struct Forget {
   void operator()(std::int64_t, Vec, Vec) const {}
 };
 
-// log sum of e^z over a row, by e^{z - m}: within 2e-14 besides the rounding of m itself. Terms
-// with |z - m| > 600 are cut off there; NaN where there is a NaN.
+// The log of the sum of e^z over a row, from the terms e^{z - m}. The error is within 2e-14,
+// besides the rounding of m itself. Terms with |z - m| > 600 are clamped to 600; a NaN gives NaN.
 template <Dtype D, class Keep = Forget>
 double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& keep = {}) {
   const Flt lowest(static_cast<float>(m - 600.0)), highest(static_cast<float>(m + 600.0));
@@ -31,7 +31,7 @@ double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& 
   Vec total(0.0), low(0.0), high(0.0);
   const auto add = [&](std::int64_t v, auto... z) ADAPMIXED_INLINE {
     Several<Vec, 2 * sizeof...(z)> e;
-    int at = 0;  // NaN, the second operand of both, passes
+    int at = 0;  // a NaN passes, being the second operand of both
     ((z = vmin(highest, vmax(lowest, z)), e.v[at++] = low_half(z), e.v[at++] = high_half(z)), ...);
     e = from.exp(e);
     ADAPMIXED_UNROLL
@@ -83,14 +83,14 @@ void log_sum_exp_row(const char* data, std::int64_t vocab, double* lse, std::int
   }
 }
 
-// The same in one pass, from a logit of this row that is likely to be among the large ones; NaN
-// where it was not, or the row has a status.
+// The same in one pass, given a logit of this row that is likely to be among the largest. Returns
+// NaN if it was not, or if the row has a status.
 template <Dtype D, class Keep = Forget>
 double log_sum_exp_near(const char* data, std::int64_t vocab, double reference,
                         const Keep& keep = {}) {
   if (!(std::fabs(reference) < 1e4)) return std::nan("");
   const double lse = log_sum_from<D>(data, vocab, reference, keep);
-  return lse - reference < 500.0 ? lse : std::nan("");  // also where it is NaN
+  return lse - reference < 500.0 ? lse : std::nan("");  // NaN stays NaN
 }
 
 ADAPMIXED_CORE_END

@@ -1,4 +1,4 @@
-// Vector loads of one row of logits, and the choice of dtype made once per row.
+// Vector loads of one row of logits; the dtype is chosen once per row.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ inline void with_dtype(Dtype dtype, const F& f) {
   }
 }
 
-// Lanes at or beyond `end` read as -inf: a token that is not there.
+// Lanes at or beyond `end` read as -inf, like a masked token.
 template <Dtype D>
 inline Vec load_logits(const char* data, std::int64_t v, std::int64_t end) {
   if (v + Vec::kLanes <= end) {
@@ -45,7 +45,7 @@ inline Vec load_logits(const char* data, std::int64_t v, std::int64_t end) {
   return Vec::load(lanes);
 }
 
-// The same as floats; every dtype is exact in them. All lanes are in the row.
+// The same as floats, in which every dtype is exact. All lanes must lie in the row.
 template <Dtype D>
 inline Flt load_whole(const char* data, std::int64_t v) {
   if constexpr (D == Dtype::f32) {

@@ -1,5 +1,5 @@
-// The CUDA runtime, or, where ADAPMIXED_SIMT is defined, what tests/cuda_on_cpu/ puts in its place
-// to run the same kernels on a CPU.
+// The CUDA runtime. With ADAPMIXED_SIMT, its replacement in tests/cuda_on_cpu, which runs the same
+// kernels on a CPU.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace adapmixed {
 
-// A limit on the size of a tile or on the number of chunks. The simulation has a lower one, where
-// it is not told otherwise, so that the tests' short rows have several chunks of several tiles.
+// A limit on the size of a tile or on the number of chunks. The simulation uses a lower limit
+// unless told otherwise, so that the short rows of tests have several chunks of several tiles.
 inline std::int64_t simulated_or(std::int64_t limit, [[maybe_unused]] std::int64_t lower) {
 #if defined(ADAPMIXED_SIMT)
   if (!simt::config.sizes_of_a_gpu) return lower;

@@ -17,7 +17,7 @@ ADAPMIXED_HD double vsqrt(double a) { return std::sqrt(a); }
 ADAPMIXED_HD double vround(double a) { return std::nearbyint(a); }
 ADAPMIXED_HD double vselect(bool m, double a, double b) { return m ? a : b; }
 ADAPMIXED_HD double vldexp(double a, double n) { return std::ldexp(a, static_cast<int>(n)); }
-// 2^n, |n| <= 1000.
+// 2^n for |n| <= 1000.
 ADAPMIXED_HD double power_of_two(double n) {
   n += 6755399441055744.0;  // 1.5 * 2^52: the integer is in the low bits
   std::uint64_t bits;
@@ -31,7 +31,7 @@ ADAPMIXED_HD double power_of_two(double n) {
 ADAPMIXED_HD void vsplit(double a, double& e, double& m) {
   std::int64_t bits;
   std::memcpy(&bits, &a, sizeof bits);
-  // Adding what separates 1 from sqrt(1/2) makes the exponent field round to the nearer power.
+  // Subtracting the bits of sqrt(1/2) makes the exponent field round to the nearer power.
   const std::int64_t offset = 0x3fe6a09e667f3bcd;
   const std::int64_t k = (bits - offset) >> 52;
   e = static_cast<double>(k);

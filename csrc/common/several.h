@@ -1,5 +1,6 @@
-// Several vectors side by side: what is written once runs step by step for all of them, so that
-// their latencies overlap; one chain of multiply-adds after the other they would not.
+// Several vectors side by side. Each operation runs on all of them before the next begins, so that
+// their latencies overlap. Separate chains of multiply-adds, one after the other, would not
+// overlap.
 #pragma once
 
 #include "common/simd_float.h"

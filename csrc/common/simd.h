@@ -1,5 +1,5 @@
-// A vector of doubles in the registers of the instruction set this file is compiled for, with the
-// operations that common/elementary.h asks of its element type. Internal to the per-ISA builds.
+// A vector of doubles in the registers of the instruction set that this file is compiled for, with
+// the operations that common/elementary.h needs. Internal to the builds per instruction set.
 #pragma once
 
 #include <cmath>
@@ -51,7 +51,7 @@ inline Vec vmin(Vec a, Vec b) { return _mm512_min_pd(a.v, b.v); }
 inline Vec vmax(Vec a, Vec b) { return _mm512_max_pd(a.v, b.v); }
 inline Vec vabs(Vec a) { return _mm512_abs_pd(a.v); }
 inline Vec vsqrt(Vec a) { return _mm512_sqrt_pd(a.v); }
-// Towards zero, for |a| < 2^63.
+// Rounds towards zero, for |a| < 2^63.
 inline Vec vtrunc(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_ZERO); }
 inline Vec vround(Vec a) { return _mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT); }
 inline Vec vselect(Mask m, Vec a, Vec b) { return _mm512_mask_blend_pd(m.m, b.v, a.v); }
@@ -64,7 +64,7 @@ inline void vsplit(Vec a, Vec& e, Vec& m) {
   e = _mm512_cvtepi64_pd(k);
   m = _mm512_castsi512_pd(_mm512_sub_epi64(bits, _mm512_slli_epi64(k, 52)));
 }
-// The sums of the bit patterns as integers.
+// Adds the bit patterns as integers.
 inline Vec add_bits(Vec a, Vec b) {
   return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a.v), _mm512_castpd_si512(b.v)));
 }
@@ -126,13 +126,13 @@ inline Vec power_of_two(Vec n) {
   const __m256i k = _mm256_castpd_si256(_mm256_add_pd(n.v, _mm256_set1_pd(6755399441055744.0)));
   return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_add_epi64(k, _mm256_set1_epi64x(1023)), 52));
 }
-// a 2^n, a and the result normal, shifted = n + 1.5 * 2^52.
+// a 2^n for a normal a and a normal result; shifted = n + 1.5 * 2^52.
 inline Vec add_exponent(Vec a, Vec shifted) {
   const __m256i n = _mm256_slli_epi64(_mm256_castpd_si256(shifted.v), 52);
   return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a.v), n));
 }
 inline Vec vldexp(Vec a, Vec n) {
-  // Three factors reach every result from denormal to overflow; clamped beyond, where it is 0 or
+  // Three factors reach every result from denormal to overflow. Beyond the clamp the result is 0 or
   // inf.
   n = vmax(vmin(n, Vec(2100.0)), Vec(-2200.0));
   const Vec third = vround(n * Vec(1.0 / 3.0));
@@ -144,7 +144,7 @@ inline Vec add_bits(Vec a, Vec b) {
 }
 inline void vsplit(Vec a, Vec& e, Vec& m) {
   const __m256i bits = _mm256_castpd_si256(a.v);
-  // A bias keeps the shifted value positive: AVX2 has no arithmetic 64-bit shift.
+  // The bias keeps the shifted value positive: AVX2 has no arithmetic 64-bit shift.
   const __m256i biased =
       _mm256_add_epi64(_mm256_sub_epi64(bits, _mm256_set1_epi64x(0x3fe6a09e667f3bcd)),
                        _mm256_set1_epi64x(0x4000000000000000));
@@ -156,7 +156,7 @@ inline void vsplit(Vec a, Vec& e, Vec& m) {
   m = _mm256_castsi256_pd(_mm256_sub_epi64(bits, _mm256_slli_epi64(exponent, 52)));
 }
 inline Vec load_u32(const std::uint32_t* p) {
-  // AVX2 converts signed integers only: shifted by 2^31 there and back, exactly.
+  // AVX2 converts signed integers only. Shifting by 2^31 before and after is exact.
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   const __m256d shifted = _mm256_cvtepi32_pd(_mm_xor_si128(x, _mm_set1_epi32(INT32_MIN)));
   return _mm256_add_pd(shifted, _mm256_set1_pd(2147483648.0));
@@ -234,7 +234,7 @@ inline Vec load_f16(const std::uint16_t* p) { return Vec(f16_to_double(*p)); }
 
 #endif
 
-// Lanes are added in index order: the result does not depend on anything but the inputs.
+// Adds the lanes in index order, so that the result depends on the inputs alone.
 inline double sum(Vec a) {
   double x[Vec::kLanes];
   a.store(x);

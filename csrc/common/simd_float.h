@@ -1,6 +1,5 @@
-// A vector of floats, twice as many lanes as common/simd.h's Vec of doubles. Internal to the
-// per-ISA builds. The float kernels decide with it what is common; what is rare or delicate goes to
-// Vec.
+// A vector of floats, with twice as many lanes as Vec (common/simd.h). Internal to the builds per
+// instruction set. The float kernels use it for the common cases and Vec for rare or delicate ones.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +11,14 @@
 #include <xmmintrin.h>
 #endif
 
-// Loops over independent vectors, whose latencies overlap only side by side.
+// For loops over independent vectors: their latencies overlap only if the loop is unrolled.
 #if defined(__clang__)
 #define ADAPMIXED_UNROLL _Pragma("unroll")
 #else
 #define ADAPMIXED_UNROLL _Pragma("GCC unroll 32")
 #endif
-// A lambda that is a loop's body, in more than one place: as a call its vectors would go through
-// memory.
+// For a lambda that is the body of a loop in several places: if it were called, its vectors would
+// be passed through memory.
 #define ADAPMIXED_INLINE __attribute__((always_inline))
 
 ADAPMIXED_CORE_BEGIN
@@ -54,13 +53,14 @@ inline Flt vmin(Flt a, Flt b) { return _mm512_min_ps(a.v, b.v); }
 inline Flt vmax(Flt a, Flt b) { return _mm512_max_ps(a.v, b.v); }
 inline Flt vabs(Flt a) { return _mm512_abs_ps(a.v); }
 inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm512_mask_blend_ps(m.m, b.v, a.v); }
-// common/float_ratio.h. Integer operations: vscalefps occupies the adders for several cycles.
+// See common/float_ratio.h. It uses integer operations because vscalefps occupies the adders for
+// several cycles.
 inline Flt exp2_integer(Flt shifted) {
   shifted = vmin(Flt(kMostOctaves), shifted);
   const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
   return _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f800000)));
 }
-// 1 / a within 2 units, a normal.
+// 1 / a within 2 units; a is normal.
 inline Flt reciprocal(Flt a) {
   const __m512 r = _mm512_rcp14_ps(a.v);
   return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a.v, r, _mm512_set1_ps(1.0f)), r);
@@ -140,7 +140,7 @@ struct FltMask {
   FltMask operator|(FltMask o) const { return {m | o.m}; }
 };
 
-// Two lanes, so that its halves are a Vec each, as on the other instruction sets.
+// Two lanes, so that each half is one Vec, as on the other instruction sets.
 struct Flt {
   using Scalar = float;
   static constexpr int kLanes = 2;
@@ -182,8 +182,8 @@ inline Flt load_float_f16(const std::uint16_t* p) {
 
 #endif
 
-// While it lives, results below the normal range are 0 on this thread: for sums where they cannot
-// matter, since arithmetic with them is many times slower.
+// While an object lives, results below the normal range are 0 on this thread. For sums in which
+// they cannot matter: arithmetic with denormals is many times slower.
 class FlushDenormals {
  public:
 #if defined(__SSE2__)
@@ -195,7 +195,7 @@ class FlushDenormals {
 #endif
 };
 
-// The lanes added in double.
+// Adds the lanes in double.
 inline Vec widened(Flt a) { return low_half(a) + high_half(a); }
 inline double sum(Flt a) { return sum(widened(a)); }
 inline float maximum(Flt a) {

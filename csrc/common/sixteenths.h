@@ -1,23 +1,22 @@
-// 2^{t/16} = 2^e 2^{j/16} 2^{f/16} with t = 16 e + j + f, |f| <= 1/2: a table of 16 and a
-// polynomial of degree 5, within 9e-15 of the truth, relative. For the sums of a log-sum-exp.
+// 2^{t/16} = 2^e 2^{j/16} 2^{f/16} with t = 16 e + j + f, |f| <= 1/2: a table of 16 roots and a
+// polynomial of degree 5. The relative error is within 9e-15. Used for the sums of a log-sum-exp.
 //
-// Why double. What is made of a projection needs p/q far better than floats have it: the losses'
-// bound (leave_one_out/bound.h) leaves an absolute error of 5e-11 of p/q, weights at the smallest
-// targets 1e-12 (project/formula.h). A float e^z, rounded once, is off by up to 2^-24, possibly all
-// the terms of a row to the same side: 6e-8, 1200 times what the losses leave. Two floats take a
-// dozen operations for one product and its rounding; this takes 10 in double for all, of which
-// GPUs for computing do half as many a second as in float.
+// Why double: the results of a projection need p/q far more accurately than floats give it. The
+// losses' bound (leave_one_out/bound.h) leaves an absolute error of 5e-11 of p/q, the weights at
+// the smallest targets 1e-12 (project/formula.h). A float e^z, rounded once, is off by up to 2^-24,
+// and all terms of a row may be off to the same side: 6e-8, which is 1200 times what the losses
+// leave. A pair of floats takes a dozen operations for one product and its rounding. This takes 10
+// operations in double in all, and data-centre GPUs do half as many of these a second as in float.
 #pragma once
 
 #include "common/elementary.h"
 
 ADAPMIXED_CORE_BEGIN
 
-constexpr double kSixteenths = 16.0 * kLog2e;  // of an octave in a nat
+constexpr double kSixteenths = 16.0 * kLog2e;  // sixteenths of an octave in a nat
 constexpr int kRoots = 16;
 
-// The bits of a root 2^{j/16}, of which j << 48 is taken: adding (16 e + j) << 48 then multiplies
-// with 2^e.
+// The bits of a root 2^{j/16} minus j << 48: adding (16 e + j) << 48 then multiplies by 2^e.
 ADAPMIXED_HD std::uint64_t root_bits(double root, int j) {
   std::uint64_t bits;
   std::memcpy(&bits, &root, sizeof bits);

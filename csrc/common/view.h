@@ -1,4 +1,4 @@
-// Rows of logits as doubles: exact for every accepted dtype.
+// Rows of logits as doubles, which is exact for every accepted dtype.
 #pragma once
 
 #include <cmath>
@@ -10,9 +10,9 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Below e^-680 q r^alpha may leave the range of double although it matters: such tokens are "wild",
-// read as absent by the sums over q (q = 0, log q = -inf) and handled one by one in the log domain.
-// Elsewhere r = p/q <= 1/q stays finite.
+// If q < e^-680, q r^alpha may leave the range of double although it matters. Such tokens are
+// "wild": the sums over q read them as absent (q = 0, log q = -inf), and they are handled one by
+// one in the log domain. For all others r = p/q <= 1/q stays finite.
 constexpr double kWildLogQ = -680.0;
 
 ADAPMIXED_HD double bf16_to_double(std::uint16_t bits) {

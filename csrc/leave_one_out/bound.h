@@ -1,28 +1,32 @@
-// What single precision cost a leave-one-out loss, by the sums themselves.
+// A bound on the error that single precision causes in a leave-one-out loss, computed from the sums
+// themselves.
 //
-// Notation: e_i = delta_i - base as a float, mu the mean of delta over the slots, F = 1 / (divisor
-// (1 + mu)), x_i = (mu - delta_i) F; norms are sqrt(sum p y^2). Errors are in units (kFloatUnit).
+// Notation: e_i = delta_i - base as a float, mu the mean of delta over the slots,
+// F = 1 / (divisor (1 + mu)), x_i = (mu - delta_i) F. Norms are sqrt(sum p y^2). Errors are in
+// units (kFloatUnit).
 //
-// x_i. A float delta_i is off by 7.6 units of itself (kRatioUnits, the weight, a multiply-add) and
-// by kRatioAbsolute (|delta_i| + weight_i); from mu it differs by x_i / F. Their mean, of which 3
-// additions are in floats, is off by 10.6 units of the mean |delta_j|. In double e_i is off by its
-// own rounding, and it differs from middle = mu - base by x_i / F; against the public distribution
-// middle is 0. Last, middle, the difference, F and the product are rounded. So x_i is off by
-//   own: 10.6 or 4 units of x_i;
-//   shared, as a norm: 8.6 (or 2) units of middle F and 10.6 (or 0) of the mean |delta_j| F, which
-//   is at most the mean of the norms of x_j and that of mu F; besides the absolute errors;
-//   growth, through the error eta of 1 + mu in F and p: 10.6 units of the mean |delta_j| / (1 +
-//   mu), for which (mu + 2 mean weight) / (1 + mu) stands.
+// The error of x_i. In floats, delta_i is off by 7.6 units of itself (kRatioUnits, the weight, a
+// multiply-add) and by kRatioAbsolute (|delta_i| + weight_i); it differs from mu by x_i / F. The
+// mean of the delta_j, of which 3 additions are in floats, is off by 10.6 units of the mean
+// |delta_j|. In double, e_i is off by its own rounding, and it differs from middle = mu - base by
+// x_i / F; against the public distribution middle is 0. Last, middle, the difference, F and the
+// product are rounded. So x_i is off by
+//   own: 10.6 (floats) or 4 (double) units of x_i;
+//   shared, as a norm: 8.6 (or 2) units of middle F, plus 10.6 (or 0) units of the mean
+//   |delta_j| F, which is at most the mean of the norms of x_j plus that of mu F; plus the absolute
+//   errors;
+//   growth, through the error eta of 1 + mu in F and p: 10.6 units of the mean
+//   |delta_j| / (1 + mu), which is replaced by its upper bound (mu + 2 mean weight) / (1 + mu).
 // The excess sum p c(x) moves by at most own sum p x c'(x), plus the norm of c'(x) times shared,
 // plus eta sum p (x c'(x) - c(x)), and in second order by half the largest c'' within reach times
-// the square of the norm of x's error: that alone is left where the computed x are 0.
+// the square of the norm of x's error. If the computed x are 0, only the second-order term is left.
 //
-// Listed tokens. Their own delta is in double. By a float mu x is off by eta (|x| + 1 / divisor)
-// and p by eta, here with the mean |delta_j| itself; an excess is at most x times its derivative. p
-// is off by 4 units besides.
+// Listed tokens. Their own delta is in double. If mu is computed in floats, x is off by
+// eta (|x| + 1 / divisor) and p by eta, where eta uses the mean |delta_j| itself. An excess is at
+// most x times its derivative. In addition p is off by 4 units.
 //
-// Moments. p is off by 4 units besides eta; a term p t^{2+k} by 2 + k more, and 16 terms are added
-// in floats.
+// Moments. In addition to eta, p is off by 4 units, and a term p t^{2+k} by 2 + k more; 16 terms
+// are added in floats.
 #pragma once
 
 #include <cmath>
@@ -32,18 +36,20 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Relative error of a loss that the float sums may have; python adds loss_error, which is larger.
+// The largest relative error of a loss from the float sums. Python adds loss_error, which is
+// larger.
 constexpr double kLossError = 9.8e-6;
 
-// Below this many slots most x are large: double from the start.
+// With fewer slots most x are large, so everything is computed in double from the start.
 constexpr double kFewSlots = 4.0;
 
-// Deviations are computed in double where the mean of delta, as a norm over so many tokens, is more
-// than so many times the models' distance from it.
+// Deviations are computed in double if the models have much in common: the mean of delta, as a norm
+// over kSampledTokens tokens, exceeds kMostCommon times the models' distance from it.
 constexpr int kSampledTokens = 64;
 constexpr double kMostCommon = 0.8;
 
-// Mixtures below these times q are left to themselves: where deviations are floats, and double.
+// A token whose mixture is below this multiple of q is handled by itself. The limit depends on
+// whether deviations are computed in floats or in double.
 ADAPMIXED_HD double least_ratio(bool in_double) { return in_double ? 1e-3 : 0.25; }
 
 // Sums over all tokens of a position. Norms are squared.
@@ -52,7 +58,7 @@ struct TokenSums {
   double common = 0.0;   // norm of mu F
   double middle = 0.0;   // norm of (mu - base) F
   double growth = 0.0;   // the largest (mu + 2 mean weight) / (1 + mu)
-  double rough = 0.0;    // the largest mean |delta_j| / (1 + mu) where x is listed by a float mu
+  double rough = 0.0;    // the largest mean |delta_j| / (1 + mu) of listed tokens with a float mu
 
   ADAPMIXED_HD void add(const TokenSums& other) {
     balance += other.balance;
@@ -63,8 +69,8 @@ struct TokenSums {
   }
 };
 
-// What deviations of one position are, besides its sums: how they were computed, the largest
-// weight, and the error of p/q in double.
+// The arithmetic of the deviations of one position, the largest weight, and the error of p/q in
+// double.
 struct LossPrecision {
   bool in_double;
   double largest_weight, ratio_error;
@@ -77,8 +83,8 @@ class LossBound {
                          const LossPrecision& precision, double mean_norm)
       : reach_(reach), degree_(degree) {
     const double u = kFloatUnit;
-    const double one = precision.in_double ? u : (kRatioUnits + 2.0) * u;           // of a delta
-    const double mean = precision.in_double ? 0.0 : (kRatioUnits + 2.0 + 3.0) * u;  // of mu
+    const double one = precision.in_double ? u : (kRatioUnits + 2.0) * u;  // error of a delta
+    const double mean = precision.in_double ? 0.0 : (kRatioUnits + 2.0 + 3.0) * u;  // error of mu
     const double absolute = precision.ratio_error + (precision.in_double ? 0.0 : kRatioAbsolute);
     const double divisor = all.against_public ? all.slots : all.slots - 1.0;
     const double common = std::sqrt(sums.common);
@@ -94,7 +100,8 @@ class LossBound {
     listed_ = precision.ratio_error * (2.0 + 16.0 * (1.0 + sums.growth) / (divisor * reach));
   }
 
-  // Whether the loss at order k is within kLossError (or 1e-12 nats) of the truth; sets it.
+  // Computes the loss at order k. Returns whether it is within kLossError (or 1e-12 nats) of the
+  // truth.
   ADAPMIXED_HD bool loss(const ModelSums& m, std::int64_t k, const ExcessFit& forward_fit,
                          const ExcessFit& reverse_fit, double order, double& result) const {
     const ListedSums& listed = m.listed(k);

@@ -1,10 +1,10 @@
-// D<->_alpha(p || p') of every model and order, p' the mixture without that model.
+// D<->_alpha(p || p') of every model and order, where p' is the mixture without that model.
 //
-// Each position is summed in single precision (cpu_float_chunk.h) with a bound on what that may
-// have cost (bound.h), its deviations in single precision, too, or in double, as a sample suggests.
-// Where the bound does not hold deviations in double are next, and last all in double
-// (cpu_exact.h), as where few models ask for it. The vocabulary is cut into chunks whose sums are
-// added in order: the result does not depend on the number of threads.
+// A position is first summed in single precision (cpu_float_chunk.h), with a bound on the error
+// (bound.h). Its deviations are in single or double precision, as a sample suggests. If the bound
+// fails, deviations are computed in double; if it still fails, everything is (cpu_exact.h).
+// Ensembles of few models, and clipped ones, are computed in double at once. The vocabulary is cut
+// into chunks whose sums are added in order: the result does not depend on the number of threads.
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -68,13 +68,13 @@ class Call {
     });
   }
 
-  // Sums some positions; returns those of them where that did not do.
+  // Sums these positions. Returns those for which single precision was not accurate enough.
   std::vector<std::int64_t> sum_all(const std::vector<std::int64_t>& positions) {
     const std::int64_t count = static_cast<std::int64_t>(positions.size());
     std::vector<std::int64_t> left;
     if (count == 0) return left;
     const std::int64_t chunks = (plan_.vocab + plan_.chunk() - 1) / plan_.chunk();
-    // Positions in groups: the chunks' sums take at most 32 MB or one position's worth.
+    // Positions are summed in groups: the chunks' sums take at most 32 MB, or one position's worth.
     const std::int64_t each = chunks * chunk_size();
     const std::int64_t fit = (std::int64_t{1} << 22) / each;
     const std::int64_t group = fit < 1 ? 1 : fit < count ? fit : count;
@@ -91,11 +91,12 @@ class Call {
     return left;
   }
 
-  // The degree for each position, from its largest weight, and the fits that are needed.
+  // Chooses the degree of each position from its largest weight, and computes the fits that are
+  // needed.
   void choose_fits() {
     const std::int64_t positions = in_.shape.positions;
     fits_.reset(new const LossFit*[positions]);
-    // Calls with the same orders follow one another.
+    // Kept between calls, because consecutive calls mostly have the same orders.
     thread_local std::vector<double> orders;
     thread_local std::unique_ptr<LossFit> known[kMaxMoments + 1];
     const std::vector<double> now(plan_.options.orders,
@@ -119,7 +120,7 @@ class Call {
     }
   }
 
-  // Doubles for one chunk of one position: the models' sums, and the tile's.
+  // The number of doubles for one chunk of one position: the models' sums and the TokenSums.
   std::int64_t chunk_size() const {
     return in_.shape.models * stride(kMaxMoments) + sizeof(TokenSums) / sizeof(double);
   }
@@ -162,7 +163,8 @@ class Call {
     });
   }
 
-  // The losses of one position; false where floats were not enough for one of them.
+  // Computes the losses of one position. Returns false if floats were not accurate enough for one
+  // of them.
   bool finish(std::int64_t position, double* sums, const TokenSums& tokens) {
     const std::int64_t models = in_.shape.models, orders = plan_.options.num_orders;
     const LossFit& fit = *fits_[position];
@@ -173,10 +175,11 @@ class Call {
     double mean_norm = 0.0;
     for (std::int64_t i = 0; i < models; ++i) {
       const std::int64_t at = i * in_.shape.positions + position;
-      // sum p x is mean sum q delta less this model's, over the others; or this model's over all.
+      // Against the public distribution sum p x = -(sum q delta) / slots. Otherwise it is the mean
+      // of sum q delta minus this model's, divided by slots - 1.
       balance_[at] = plan_.against_public ? -plan_.slots * model(i).first()
                                           : tokens.balance - (plan_.slots - 1.0) * model(i).first();
-      if (!(std::fabs(balance_[at]) < kMostBalance)) return false;  // to be named by the exact sums
+      if (!(std::fabs(balance_[at]) < kMostBalance)) return false;  // the exact sums decide
       mean_norm += std::sqrt(model(i).second(fit.reach)) / static_cast<double>(models);
       precision.largest_weight = std::fmax(precision.largest_weight, weights_.weight[at]);
       precision.ratio_error = std::fmax(
@@ -196,7 +199,7 @@ class Call {
     return true;
   }
 
-  // The position in double, with log-sum-exps to match.
+  // Computes the position in double, with log-sum-exps to match.
   void exact(std::int64_t position) {
     const std::int64_t models = in_.shape.models, positions = in_.shape.positions;
     const std::int64_t orders = plan_.options.num_orders, vocab = plan_.vocab;

@@ -1,5 +1,5 @@
-// A tile of the vocabulary of one position: all models' deviations (cpu_deviations.h), and what the
-// models share, per token.
+// A tile of one position's vocabulary: the deviations of all models (cpu_deviations.h), and the
+// numbers per token that the models share.
 #pragma once
 
 #include "leave_one_out/bound.h"
@@ -11,7 +11,7 @@ ADAPMIXED_CORE_BEGIN
 
 class DeviationTile {
  public:
-  static std::int64_t scratch_size(const LossPlan& plan) {  // doubles
+  static std::int64_t scratch_size(const LossPlan& plan) {  // in doubles
     return 4 * plan.tile() + Deviations::scratch_size(plan.models) +
            TokenModels::scratch_size(plan.models) + 2 * kMostRare +
            (plan.models + kColumns) * plan.tile() / 2;
@@ -49,7 +49,7 @@ class DeviationTile {
     serves_ = rows_.serves();
   }
 
-  // False where floats do not do.
+  // Returns false if floats cannot serve this position.
   template <Dtype D>
   bool load(std::int64_t begin, std::int64_t length) {
     rare_count_ = 0;
@@ -61,16 +61,15 @@ class DeviationTile {
     return serves_;
   }
 
-  // x_i = (middle - deviation of i) factor reach where the mixture p is not 0.
+  // x_i = (middle - deviation of i) factor reach at tokens with p > 0.
   const float* deviations(std::int64_t i) const { return columns_.deviations + i * tile_; }
   const float* middle() const { return middle_; }
   const float* factor() const { return factor_; }
   const float* p() const { return p_; }
-  // The mean of delta over the slots, and whether it is one of doubles.
+  // The mean of delta over the slots, and whether it was computed in double.
   double mean(std::int64_t lane) const { return mean_[lane]; }
   bool exact() const { return arithmetic_.in_double; }
-  // The mean |delta| over the slots to the mixture's 1 + mean, with more than their rounding added;
-  // 0 where the mean is exact.
+  // The mean |delta| over the slots relative to 1 + mean, rounded up. 0 if the mean is in double.
   double spread(std::int64_t lane) const {
     if (exact()) return 0.0;
     float& known = spread_[lane];
@@ -81,7 +80,7 @@ class DeviationTile {
     }
     return known;
   }
-  // In double: the mean, and p to match.
+  // The mean in double. mixture() gives the p that belongs to it.
   template <Dtype D>
   double exact_mean(std::int64_t begin, std::int64_t lane) const {
     if (exact()) return mean_[lane];
@@ -90,11 +89,11 @@ class DeviationTile {
   }
   double mixture(std::int64_t lane, double mean) const { return q_[lane] * (1.0 + mean); }
   const TokenModels& token() const { return token_; }
-  // Tokens that are absent there (p = 0) and are not nothing.
+  // Tokens that the columns leave out (p = 0) although they count.
   std::int64_t rare_count() const { return rare_count_; }
   std::int64_t rare(std::int64_t k) const { return rare_[k]; }
-  bool balances(std::int64_t k) const { return k >= absent_; }  // in the balance already
-  const TokenSums& sums() const { return sums_; }               // of all tiles
+  bool balances(std::int64_t k) const { return k >= absent_; }  // already in the balance
+  const TokenSums& sums() const { return sums_; }               // over all tiles
 
  private:
   static constexpr std::int64_t kColumns = 9, kMostRare = 16;
@@ -108,9 +107,9 @@ class DeviationTile {
       Flt z = load_floats<D>(row.data, begin + lane, begin + length);
       const Vec low = low_half(z) - lse, high = high_half(z) - lse;
       const Flt log_q = narrow(low, high);
-      const auto absent = Flt(static_cast<float>(kFloatLogQ)) > log_q;  // not NaN
+      const auto absent = Flt(static_cast<float>(kFloatLogQ)) > log_q;  // false for NaN
       vselect(absent, Flt(0.0f), float_exp(low, high)).store(q_ + lane);
-      // Absent tokens read as q = 1, which no private row exceeds.
+      // Absent tokens are read as q = 1, which no private row exceeds.
       z = vselect(absent, Flt(static_cast<float>(public_lse)), z);
       if (arithmetic_.in_double) {
         z.store(columns_.z0 + lane);
@@ -133,12 +132,12 @@ class DeviationTile {
     }
   }
 
-  // Whether some model would answer a token that the public row masks.
+  // Returns whether some model would answer a token that the public row masks.
   template <Dtype D>
   bool any_private(std::int64_t v) const {
     for (std::int64_t i = 0; i < plan_.models; ++i) {
       const bool weighs = weights_.weight[i * in_.shape.positions + position_] > 0.0;
-      // Also where it is NaN.
+      // NaN counts, too.
       if (weighs && !(row_of(in_.private_logits, i, position_).at(v) == -HUGE_VAL)) return true;
     }
     return false;
@@ -149,7 +148,7 @@ class DeviationTile {
     if (serves_) rare_[rare_count_++] = v;
   }
 
-  // p, and t = (middle - e) factor.
+  // Computes p, and middle and factor of t = (middle - e) factor.
   void prepare(std::int64_t begin, std::int64_t padded) {
     const Vec slots(plan_.slots), missing(plan_.absent / plan_.slots), one(1.0), zero(0.0);
     const Vec share(static_cast<double>(plan_.models) / plan_.slots);
@@ -169,7 +168,7 @@ class DeviationTile {
         mean.store(mean_ + at);
         middle[half] = plan_.against_public ? zero - base : others - base * missing;
         balance = vfma(weight, mean, balance);
-        // A mixture far below q: what cancels in 1 + mean is too much.
+        // If the mixture is far below q, 1 + mean cancels too much.
         const auto present = weight > zero, low = ratio < least;
         lost |= (low & present).bits() << (half * Vec::kLanes);
         const Vec inverse = vselect(low, zero, one / vmax(ratio, Vec(1e-30)));

@@ -1,5 +1,5 @@
-// delta_i = p_bar_i/q - 1 of all models on a stretch of one position's vocabulary, as floats that
-// tell them apart: delta_i - base, with the base chosen by the arithmetic they are computed in.
+// delta_i = p_bar_i/q - 1 of all models on a stretch of one position's vocabulary. The numbers are
+// stored as floats delta_i - base; the base is chosen so that floats can tell the models apart.
 #pragma once
 
 #include "common/float_public.h"
@@ -7,25 +7,25 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// How deviations are computed. In floats, with base 0: for models that do not share much more than
+// The arithmetic of deviations. In floats, with base 0: for models that do not share much more than
 // they differ by. In double, with one model's delta as base, rounded to a float at the end.
 struct Arithmetic {
   bool in_double;
-  std::int64_t base_model;  // in double; -1: base 0, against the public distribution
+  std::int64_t base_model;  // for double; -1: base 0, against the public distribution
 };
 
-// One array each, a number for each token of the stretch unless said otherwise.
+// Arrays with one number for each token of the stretch, unless said otherwise.
 struct DeviationColumns {
   float *grid, *rest;  // a of the public token: common/float_ratio.h
   float* z0;           // the public logit
   double* base;
-  double* total;      // of the models' delta - base
-  float* partial;     // some of that
+  double* total;      // sum of the models' delta - base
+  float* partial;     // the part of that sum that is still in floats
   float* deviations;  // (models, width)
   std::int64_t width;
 };
 
-// All models' rows at one position, read side by side.
+// The rows of all models at one position, read side by side.
 class Deviations {
  public:
   static std::int64_t scratch_size(std::int64_t models) { return models * kConstants; }  // doubles
@@ -48,7 +48,7 @@ class Deviations {
     }
   }
 
-  // Whether floats hold the numbers that they are made of.
+  // Returns whether the log-sum-exps are in the range of the float arithmetic.
   bool serves() const {
     bool all = std::fabs(in_.public_lse[position_]) < kFloatLargest + kFloatLogQ;
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
@@ -57,7 +57,7 @@ class Deviations {
     return all;
   }
 
-  // Tokens [begin, begin + length).
+  // Computes the deviations of tokens [begin, begin + length).
   template <Dtype D>
   void load(std::int64_t begin, std::int64_t length, const DeviationColumns& to) const {
     for (std::int64_t lane = 0; lane < to.width; lane += Vec::kLanes) {
@@ -75,7 +75,7 @@ class Deviations {
     } else {
       load_all([&](auto count, std::int64_t first) {
         load_in_floats<D, decltype(count)::value>(first, begin, length, to);
-        // What is added in floats: 8 models' at most, of which equal ones are still exact.
+        // At most 8 models are added in floats; if they are equal, their sum is still exact.
         constexpr int kCount = decltype(count)::value;
         if (kCount == 1 || (first / kGroup) % 2 == 1 || first + 2 * kGroup > in_.shape.models) {
           widen_partial(to);
@@ -110,7 +110,7 @@ class Deviations {
     return row_of(in_.private_logits, model, position_).data;
   }
 
-  // step(lane, z): z(g, lane), the logits of the g-th of the rows that begin with `first`.
+  // Calls step(lane, z), where z(g) reads the logits of row first + g at this lane.
   template <Dtype D, int kCount, class Step>
   ADAPMIXED_INLINE void for_each_lane(std::int64_t first, std::int64_t begin, std::int64_t length,
                                       const Step& step) const {

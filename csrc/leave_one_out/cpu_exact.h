@@ -1,6 +1,6 @@
-// The losses of every model at one position in double: what serves every input. The formulas are
-// those of leave_one_out/formula.h. The vocabulary is cut into a fixed number of chunks whose sums
-// are added in order, so the result does not depend on the number of threads.
+// The losses of every model at one position in double, for every input. The formulas are those of
+// leave_one_out/formula.h. The vocabulary is cut into a fixed number of chunks whose sums are added
+// in order, so the result does not depend on the number of threads.
 #pragma once
 
 #include "leave_one_out/rare.h"
@@ -14,7 +14,7 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr std::int64_t kChunks = 32;
 
-// One chunk of one position: tile by tile, model by model.
+// One chunk of one position, tile by tile and model by model.
 class ExactChunk {
  public:
   ExactChunk(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
@@ -36,8 +36,8 @@ class ExactChunk {
     return MixtureTile::scratch_size(models) + kColumns * MixtureTile::tile_width(models);
   }
 
-  // sums: (N, K, 2), added to. balance: (N), sum_v q delta_i, which is 0 for the rows that the
-  // log-sum-exps belong to: anything else, or NaN, gives away a projection of other logits.
+  // Adds to sums: (N, K, 2), and to balance: (N), sum_v q delta_i. The balance is 0 if the rows
+  // belong to the log-sum-exps. Any other value, or NaN, reveals a projection of other logits.
   void add(std::int64_t begin, std::int64_t end, double* sums, double* balance) {
     for (std::int64_t v = begin; v < end; v += tile_.width()) {
       const std::int64_t stop = v + tile_.width() < end ? v + tile_.width() : end;
@@ -53,7 +53,7 @@ class ExactChunk {
   }
 
  private:
-  // What the models of one tile share, per token.
+  // Columns that the models of one tile share, with one number per token.
   static constexpr std::int64_t kColumns = 5;
   double* column(int index, std::int64_t lane) { return columns_ + index * tile_.width() + lane; }
   double* p(std::int64_t lane) { return column(0, lane); }            // the mixture
@@ -123,7 +123,7 @@ class ExactChunk {
   }
 
   void add_wild(std::int64_t v, double* sums, double* balance) {
-    // Tokens that the lanes do hold, but whose mixture is rare, are balanced there already.
+    // The lanes have already balanced a token whose mixture alone is rare.
     const double log_q = row_of(in_.public_logits, 0, position_).at(v) - in_.public_lse[position_];
     for (std::int64_t i = 0; i < in_.shape.models && log_q < kWildLogQ; ++i) {
       balance[i] += rare_gain(in_, weights_, i, position_, v);
@@ -146,12 +146,12 @@ class ExactChunk {
   Neighbours all_;
   MixtureTile tile_;
   double* columns_;
-  int integers_[kMaxOrders];  // the orders, 0 where one is no integer
+  int integers_[kMaxOrders];  // the orders, 0 for one that is not an integer
   bool all_integer_ = true;
 };
 
-// Sums that left the range of double, once more in the log domain: a divergence of 42 nats at order
-// 18 is finite. What really is infinite stays so.
+// Computes sums that left the range of double again in the log domain: a divergence of 42 nats at
+// order 18 is finite. An infinite divergence stays infinite.
 inline void resolve_overflow(const Ensemble& in, const Weights& weights,
                              const LeaveOneOutOptions& options, double* loss) {
   const std::int64_t models = in.shape.models, orders = options.num_orders;

@@ -1,6 +1,6 @@
-// A stretch of the vocabulary of one position with the projected distributions of all models,
-// relative to q: the excess p_bar_i / q - 1 = lambda d and the ratio p_bar_i / q = 1 - lambda +
-// lambda r. Both are kept because each is accurate where the other cancels.
+// A stretch of one position's vocabulary with the projected distributions of all models, relative
+// to q: the excess p_bar_i / q - 1 = lambda d and the ratio p_bar_i / q = 1 - lambda + lambda r.
+// Both are kept because each is accurate where the other cancels.
 #pragma once
 
 #include "clip/formula.h"
@@ -30,7 +30,7 @@ class MixtureTile {
 
   std::int64_t width() const { return width_; }
   Vec q(std::int64_t lane) const { return Vec::load(q_ + lane); }
-  // Means over the models present.
+  // The means over the models that are present.
   Projected<Vec> mean(std::int64_t lane) const {
     return {mean_from(excess(0, lane), Vec::load(excess_spread_ + lane), in_.shape.models),
             mean_from(ratio(0, lane), Vec::load(ratio_spread_ + lane), in_.shape.models)};
@@ -41,7 +41,7 @@ class MixtureTile {
   Vec ratio(std::int64_t model, std::int64_t lane) const {
     return Vec::load(ratio_ + model * width_ + lane);
   }
-  // Tokens that are masked or too rare in the public row; absent (q = 0) from the lanes.
+  // Tokens that the public row masks, or that are too rare in it. The lanes hold q = 0 for them.
   std::int64_t wild_count() const { return wild_count_; }
   std::int64_t wild(std::int64_t k) const { return wild_[k]; }
 
@@ -64,7 +64,7 @@ class MixtureTile {
     with_dtype(row.dtype, [&](auto tag) {
       for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
         const Vec lq = load_logits<decltype(tag)::value>(row.data, v, end) - lse;
-        // A NaN is kept (as inf), so that what belongs to no distribution is noticed.
+        // A NaN is kept (as inf), so that a row which is not a distribution is noticed.
         const auto present = (lq >= Vec(kWildLogQ)) | lq.is_nan();
         vselect(present, exp_(lq), Vec(0.0)).store(q_ + v - begin);
         Vec(0.0).store(ratio_spread_ + v - begin);

@@ -1,10 +1,10 @@
-// A stretch of one position's vocabulary in single precision: all models' leave-one-out sums.
+// A stretch of one position's vocabulary in single precision: the leave-one-out sums of all models.
 //
-// Tile by tile all models' deviations are formed (cpu_deviation_tile.h); then, model by model, the
-// neighbour's x_i = p'/p - 1 is a difference of two of the tile's numbers times a factor of the
-// token. Most x are small: sums of p t^k, t = x / reach, serve all orders. Larger ones are listed
-// and summed by themselves, the steepest after a second computation in double; tokens where floats
-// do not do at all go to the log domain one by one.
+// For each tile the deviations of all models are formed (cpu_deviation_tile.h). Then, model by
+// model, the neighbour's x_i = p'/p - 1 is the difference of two of the tile's numbers times a
+// factor of the token. Most x are small: sums of p t^k, t = x / reach, serve all orders. Larger
+// ones are listed and summed one by one; the steepest are first computed again in double. Tokens
+// for which floats are not accurate enough are summed in the log domain.
 #pragma once
 
 #include <initializer_list>
@@ -18,7 +18,7 @@ ADAPMIXED_CORE_BEGIN
 
 class FloatChunk {
  public:
-  static std::int64_t scratch_size(const LossPlan& plan, int degree) {  // doubles
+  static std::int64_t scratch_size(const LossPlan& plan, int degree) {  // in doubles
     const std::int64_t tile = plan.tile(), models = plan.models;
     return DeviationTile::scratch_size(plan) + 5 * (tile + 16) +
            models * (1 + degree) * Vec::kLanes;
@@ -42,7 +42,7 @@ class FloatChunk {
     }
   }
 
-  // Adds to the sums of all models, one after the other; false where floats do not do for this
+  // Adds to the sums of all models, one after the other. Returns false if floats cannot serve this
   // stretch.
   bool add(std::int64_t begin, std::int64_t end, double* sums) {
     const std::int64_t size = plan_.models * (1 + fit_.degree) * Vec::kLanes;
@@ -73,7 +73,7 @@ class FloatChunk {
   }
 
  private:
-  static constexpr double kSteep = 5.0;  // of order |x|
+  static constexpr double kSteep = 5.0;  // limit on order |x|
   static constexpr int kBurst = 16;      // vectors summed in floats before the sums are widened
 
   ModelSums model_sums(double* sums, std::int64_t i) const {
@@ -96,7 +96,8 @@ class FloatChunk {
 
   template <Dtype D>
   void add_models(std::int64_t begin, std::int64_t padded, double* sums) {
-    // High powers of small t leave the range of floats: together less than 1e-30 of a loss.
+    // High powers of small t leave the range of floats; together they are less than 1e-30 of a
+    // loss.
     const FlushDenormals flush;
     for (std::int64_t i = 0; i < plan_.models; ++i) {
       double* own = accumulators_ + i * (1 + fit_.degree) * Vec::kLanes;
@@ -156,7 +157,8 @@ class FloatChunk {
     }
   }
 
-  // s[k] += p t^{1+k}: even powers are added, odd ones made of them in the same step.
+  // s[k] += p t^{1+k}: the even powers are added, and the odd ones computed from them in the same
+  // step.
   template <int kDegree>
   ADAPMIXED_INLINE static void accumulate(Flt* s, Flt p, Flt t, Flt square) {
     s[0] = vfma(p, t, s[0]);
@@ -180,7 +182,7 @@ class FloatChunk {
       const std::int64_t v = begin + lane + k;
       if (ps[k] == 0.0f || v >= plan_.vocab) continue;
       if (!(ps[k] > 0.0f)) {
-        recomputed_.add(x, ps[k]);  // NaN: to be seen in the sums
+        recomputed_.add(x, ps[k]);  // NaN: makes the sums NaN
         continue;
       }
       if (x < -0.5) {  // 1 + x cancels
@@ -193,7 +195,7 @@ class FloatChunk {
       const double z = row_of(in_.private_logits, i, position_).at(v);
       const double z0 = row_of(in_.public_logits, 0, position_).at(v);
       const double log_ratio = z - z0 - (in_.private_lse[at] - in_.public_lse[position_]);
-      // What the excess makes of an error of x grows with order |x|.
+      // An error of x grows in the excess by a factor of order |x|.
       if (!tile_.exact() && std::fabs(x) * plan_.largest_order > kSteep) {
         const double mean = tile_.template exact_mean<D>(begin, lane + k);
         recomputed_.add(plan_.excess(weights_.weight[at] * ratio(log_ratio).d, mean),

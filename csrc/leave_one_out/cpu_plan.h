@@ -1,4 +1,4 @@
-// What all positions of one leave-one-out call share: orders, interpolants, sizes.
+// The orders, interpolants and sizes that all positions of one leave-one-out call share.
 #pragma once
 
 #include "common/rows.h"
@@ -6,7 +6,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The interpolants of all orders at one degree.
+// The interpolants of all orders, at one degree.
 struct LossFit {
   int degree = 0;
   double reach = 0.0;
@@ -16,7 +16,7 @@ struct LossFit {
 struct LossPlan : Neighbours {
   const LeaveOneOutOptions& options;
   std::int64_t models, vocab;
-  int integers[kMaxOrders];  // the orders, 0 where one is no integer
+  int integers[kMaxOrders];  // the orders, 0 for one that is not an integer
 
   LossPlan(const Shape& shape, const LeaveOneOutOptions& o)
       : Neighbours(neighbours_of(shape, o)), options(o), models(shape.models), vocab(shape.vocab) {
@@ -32,19 +32,20 @@ struct LossPlan : Neighbours {
     }
   }
 
-  // x of a model's delta and the slots' mean of them.
+  // x from a model's delta and the mean delta over the slots.
   template <class T>
   T excess(T delta, T mean) const {
     if (against_public) return (T(0.0) - delta) / (T(slots) * (T(1.0) + mean));
     return (mean - delta) / (T(slots - 1.0) * (T(1.0) + mean));
   }
 
-  // Tokens in a chunk: the unit of work, whose sums are added in order.
+  // The number of tokens in a chunk, which is the unit of work; the chunks' sums are added in
+  // order.
   std::int64_t chunk() const {
     const std::int64_t share = round_up((vocab + 31) / 32, 64);
     return share < 512 ? 512 : share;
   }
-  // Tokens in a tile: the models' deviations on it stay in the second-level cache.
+  // The number of tokens in a tile, such that its deviations stay in the second-level cache.
   std::int64_t tile() const {
     const std::int64_t most = round_up(98304 / (models < 1 ? 1 : models), 64);
     const std::int64_t limit = most < 128 ? 128 : most > 1024 ? 1024 : most;

@@ -1,5 +1,5 @@
-// A look at a few tokens of one position: which arithmetic its deviations ask for. A guess; what it
-// leads to is checked by bound.h.
+// Looks at a few tokens of one position to guess which arithmetic its deviations need. bound.h
+// checks the result of the guess.
 #pragma once
 
 #include "leave_one_out/bound.h"
@@ -15,7 +15,7 @@ inline std::int64_t sample_scratch_size(std::int64_t models) {
 template <Dtype D>
 Arithmetic sample_arithmetic(const Ensemble& in, const Weights& weights, const Neighbours& all,
                              std::int64_t position, double* memory) {
-  if (all.against_public) return {false, -1};  // p_bar_i stands beside q, not beside the others
+  if (all.against_public) return {false, -1};  // p_bar_i is compared with q, not with the others
   const std::int64_t models = in.shape.models, vocab = in.shape.vocab;
   const TokenModels token(in, weights, all, position, memory);
   double* distance = memory + TokenModels::scratch_size(models);

@@ -1,4 +1,4 @@
-// Tokens of one model whose excess is summed by itself, in double, rather than by moments.
+// Tokens of one model whose excess is summed one by one in double, not by moments.
 #pragma once
 
 #include "leave_one_out/cpu_plan.h"
@@ -6,8 +6,8 @@
 ADAPMIXED_CORE_BEGIN
 
 struct TokenList {
-  double *xs, *ps;  // p'/p - 1 and p, with room for one vector more
-  double* means;    // of delta, where x is made of it and log r
+  double *xs, *ps;  // p'/p - 1 and p, with room for one more vector
+  double* means;    // of delta, for tokens whose x is computed from it and log r
   std::int64_t count = 0;
 
   void add(double x, double p) {
@@ -20,7 +20,7 @@ struct TokenList {
     ps[count++] = p;
   }
 
-  // x from the log r and the means that were added.
+  // Computes x from the log r and the means that were added.
   void set_excess(const LossPlan& plan, double weight) const {
     for (int k = 0; k < Vec::kLanes; ++k) xs[count + k] = means[count + k] = 0.0;
     for (std::int64_t j = 0; j < count; j += Vec::kLanes) {
@@ -29,7 +29,7 @@ struct TokenList {
     }
   }
 
-  // rough: the mean over the models in their x is that of floats.
+  // rough: the mean over the models in these x was computed in floats.
   void add_to(const LossPlan& plan, bool rough, const ModelSums& sums) const {
     for (int k = 0; k < Vec::kLanes; ++k) xs[count + k] = ps[count + k] = 0.0;
     Vec first(0.0), second(0.0);
@@ -48,8 +48,8 @@ struct TokenList {
     }
   }
 
-  // Adds the excesses of (1+x)^n and (1+x)^{1-n}; returns the larger slopes, x times the
-  // derivative.
+  // Adds the excesses of (1+x)^n and (1+x)^{1-n}. Returns the sum of the larger of the two slopes,
+  // x times the derivative.
   double add_integer(int n, ListedSums& to) const {
     const Vec one(1.0), order(n), less(n - 1.0);
     Vec f(0.0), g(0.0), slope(0.0);

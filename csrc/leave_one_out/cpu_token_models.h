@@ -1,4 +1,4 @@
-// All models at one token in double: for the tokens that floats leave to themselves.
+// All models at one token in double, for the tokens that the float sums do not handle.
 #pragma once
 
 #include "common/rows.h"
@@ -19,7 +19,7 @@ class TokenModels {
         excess_(memory),
         ratio_(memory + round_up(in.shape.models, 8)) {}
 
-  // delta's mean over the slots.
+  // The mean of delta over the slots.
   template <Dtype D>
   double mean(std::int64_t v) const {
     load<D>(v);
@@ -28,7 +28,7 @@ class TokenModels {
     return total / all_.slots;
   }
 
-  // x = p'/p - 1 of model i, also where little of p is left without it.
+  // x = p'/p - 1 of model i, accurate also if little of p is left without the model.
   template <Dtype D>
   double excess_from_rest(std::int64_t i, std::int64_t v) const {
     load<D>(v);
@@ -40,7 +40,7 @@ class TokenModels {
     return ratio_from_rest(all_, rest, total) - 1.0;
   }
 
-  // delta of model i at the last token.
+  // delta of model i at the token that mean() or excess_from_rest() read last.
   double excess(std::int64_t i) const { return excess_[i]; }
 
  private:

@@ -15,8 +15,8 @@ namespace device = adapmixed::ADAPMIXED_ISA;
 
 namespace {
 
-// How one call is laid out in the workspace: the sums first, which the single-precision kernels
-// leave and then the double ones write over.
+// The layout of one call in the workspace. The sums come first: the single-precision kernels write
+// them, and the double-precision kernels overwrite them.
 struct LossWorkspace {
   device::LossLayout layout;
   device::FloatLayout floats;
@@ -31,7 +31,8 @@ struct LossWorkspace {
     group = layout.group;
   }
 
-  // A multiple of 16, as the interpolants' size is: the models' constants follow, aligned to that.
+  // A multiple of 16, as is the size of the interpolants, so that the models' constants are aligned
+  // to 16 bytes.
   std::int64_t sums_bytes() const {
     return (std::max(layout.sums_bytes(), floats.sums_bytes()) + 15) / 16 * 16;
   }
@@ -62,7 +63,8 @@ struct LossWorkspace {
   }
 };
 
-// The attempt in single precision at `here` positions, after which call.done says where it did.
+// Queues the attempt in single precision at `here` positions. call.done then marks those that are
+// done.
 template <Dtype D>
 void queue_floats(const device::LossCall& call, const device::FloatCall& floats, std::int64_t here,
                   const Queue& queue) {

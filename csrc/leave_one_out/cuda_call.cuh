@@ -1,9 +1,9 @@
-// What the kernels of one leave-one-out call are told, and how they cut up the work.
+// The arguments of the kernels of one leave-one-out call, and the division of the work.
 //
-// The vocabulary is cut into chunks, each a whole number of tiles and the work of one block, which
-// leaves its sums in the workspace; they are added in order. How many chunks there are depends on
-// V, N and K alone: results are the same on every device and in every batch. Positions are queued
-// in groups that share the workspace.
+// The vocabulary is cut into chunks of a whole number of tiles. Each chunk is the work of one
+// block, which leaves its sums in the workspace; the sums are added in order. The number of chunks
+// depends on V, N and K alone, so results are the same on every device and in every batch.
+// Positions are queued in groups that share the workspace.
 #pragma once
 
 #include "common/runtime.cuh"
@@ -12,7 +12,7 @@
 ADAPMIXED_CORE_BEGIN
 
 constexpr int kLossThreads = 128;
-constexpr int kLossTile = kLossThreads;  // tokens: one a thread where the models share work
+constexpr int kLossTile = kLossThreads;  // tokens: one per thread in the work that models share
 constexpr int kTileWords = kLossTile / 32;
 constexpr std::int64_t kMostLossChunks = 512;
 constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
@@ -20,7 +20,7 @@ constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
 struct LossLayout {
   std::int64_t per_chunk;  // doubles: (N, K, 2) sums, then (N) balances
   std::int64_t chunk_length, chunks;
-  std::int64_t words;  // a bit for each token of the chunks
+  std::int64_t words;  // one bit for each token of the chunks
   std::int64_t group;  // positions that fit the workspace
 
   LossLayout() = default;
@@ -38,15 +38,15 @@ struct LossLayout {
     group = rows < 1 ? 1 : rows < shape.positions ? rows : shape.positions;
   }
 
-  // At most 64 MiB, or the sums of one chunk where that is more; a bit for each token and two
-  // flags.
+  // The sums take at most 64 MiB, or the sums of one chunk if those are larger. In addition there
+  // are a bit for each token and two flags.
   std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
   std::int64_t other_bytes() const { return group * (words + 2) * 4; }
 };
 
 struct LossOrders {
   double value[kMaxOrders];
-  int integer[kMaxOrders];  // 0 where it is none
+  int integer[kMaxOrders];  // 0 for an order that is not an integer
   int count;
   bool all_integer;
 };
@@ -57,16 +57,16 @@ struct LossCall {
   Neighbours all;
   LossOrders orders;
   LossLayout layout;
-  std::int64_t first;         // position of this group
+  std::int64_t first;         // first position of this group
   double* sums;               // (group, chunks, per_chunk)
   std::uint32_t* rare_lanes;  // (group, words): tokens that need the log domain
-  // (group): the rows are not those of the projection, or no rows; some sum overflowed.
+  // (group): the rows are invalid or not those of the projection; some sum overflowed.
   std::int32_t *foreign, *overflowed;
   double *loss, *balance;
-  const std::int32_t* done;  // (group), or null: losses are there already, from floats
+  const std::int32_t* done;  // (group), or null: the float kernels have written the losses
 
   __device__ bool finished(std::int64_t member) const { return done != nullptr && done[member]; }
-  // The sums of (model, order) in one chunk's, and the balance.
+  // The places of the sums of (model, order) and of the balance among the sums of one chunk.
   ADAPMIXED_HD std::int64_t sums_at(std::int64_t model, std::int64_t order) const {
     return 2 * (model * orders.count + order);
   }
@@ -80,12 +80,12 @@ struct LossCall {
 
 // The chunk that a block works on.
 struct LossChunk {
-  std::int64_t member;  // of the group
+  std::int64_t member;  // index in the group
   std::int64_t position, begin, end;
   double* sums;
-  std::uint32_t* row_lanes;  // of the position
+  std::uint32_t* row_lanes;  // the bits of all tokens of the position
 
-  // The words of the tile at `tile_begin`.
+  // The words of the tile that begins at `tile_begin`.
   __device__ std::uint32_t* rare_lanes(std::int64_t tile_begin) const {
     return row_lanes + tile_begin / 32;
   }

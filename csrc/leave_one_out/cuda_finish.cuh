@@ -1,5 +1,5 @@
-// From the chunks' sums to losses: which positions have any, what the sums say, and once more in
-// the log domain where they overflowed.
+// Computes the losses from the chunks' sums: finds the positions that have losses, converts their
+// sums, and uses the log domain if sums overflowed.
 #pragma once
 
 #include "leave_one_out/cuda_rare.cuh"
@@ -10,10 +10,10 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kFinishThreads = 128;
 
-// A projection of other rows (kMostBalance) cannot be raised here: such a position's losses are
-// +inf.
+// A kernel cannot raise an error for a projection of other rows (kMostBalance). The losses of such
+// a position are +inf.
 
-// The sums over all chunks of what is at `at` in each of them.
+// The total over all chunks of the sum at index `at`.
 __device__ inline double chunks_total(const LossCall& call, std::int64_t member, std::int64_t at) {
   const double* sums = call.sums + member * call.layout.chunks * call.layout.per_chunk + at;
   double total = 0.0;
@@ -21,7 +21,7 @@ __device__ inline double chunks_total(const LossCall& call, std::int64_t member,
   return total;
 }
 
-// One block a position.
+// One block per position.
 static __global__ void loss_balance_kernel(const __grid_constant__ LossCall call) {
   const std::int64_t member = blockIdx.x, position = call.first + member;
   if (call.finished(member)) return;
@@ -40,7 +40,7 @@ static __global__ void loss_balance_kernel(const __grid_constant__ LossCall call
   }
 }
 
-// The loss that a thread writes: the grid is (members of the group) x (blocks for N K losses).
+// The loss that a thread writes. The grid is (members of the group) x (blocks for N K losses).
 struct LossPlace {
   std::int64_t member, position, model;
   int order;
@@ -69,7 +69,7 @@ static __global__ void loss_kernel(const __grid_constant__ LossCall call) {
   call.loss_of(at.model, at.position)[at.order] = loss;
 }
 
-// After log_sums_kernel.
+// Runs after log_sums_kernel.
 static __global__ void log_loss_kernel(const __grid_constant__ LossCall call) {
   const LossPlace at = loss_place(call);
   if (!at.exists || call.finished(at.member) || !call.overflowed[at.member]) return;

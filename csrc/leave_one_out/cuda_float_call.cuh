@@ -1,11 +1,11 @@
-// What the single-precision kernels of one leave-one-out call are told: the first attempt at every
-// position, whose bound (leave_one_out/bound.h) says whether the sums in double are needed after
-// it.
+// The arguments of the single-precision kernels of one leave-one-out call. They are the first
+// attempt at every position; their bound (leave_one_out/bound.h) tells whether the sums in double
+// are needed.
 //
-// A block takes a chunk of the vocabulary tile by tile, with all models' deviations at a tile in
-// its shared memory, and leaves the models' sums in the workspace, which the double kernels write
-// over where they must. A chunk is one tile, but for rows whose tiles' sums do not fit the
-// workspace.
+// A block takes a chunk of the vocabulary tile by tile, with the deviations of all models at a tile
+// in its shared memory. It leaves the models' sums in the workspace; the double-precision kernels
+// overwrite them if they run. A chunk is one tile, unless the sums of all tiles of a row do not fit
+// the workspace.
 #pragma once
 
 #include "leave_one_out/bound.h"
@@ -15,41 +15,41 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kFloatThreads = 256;
 constexpr int kMostTile = 256;
-// Two such blocks fit a multiprocessor of sm_90 and later, one of sm_80. Smaller architectures use
-// the double kernels alone.
+// Two such blocks fit a multiprocessor of sm_90 and later, one fits that of sm_80. Smaller
+// architectures use the double-precision kernels alone.
 constexpr std::int64_t kFloatShared = 112 * 1024;
 
-constexpr int kTokenSums = 4;  // TokenSums without `rough`: all listed tokens are exact
+constexpr int kTokenSums = 4;  // TokenSums without `rough`: all listed tokens are in double
 
-// What one model's rows are read with (common/float_ratio.h).
+// The constants with which one model's row is read (common/float_ratio.h).
 struct alignas(16) FloatModel {
   float c, lowest, slope, offset;  // delta = slope (r' - 1) + offset
 };
 
-// What the first kernel finds for one position.
+// The findings of the first kernel for one position.
 struct FloatPosition {
-  int degree;      // degree_at of it; -1: floats do not serve
-  int base_model;  // of deviations in double; -1: none, base 0
+  int degree;      // index for degree_at; -1: floats do not serve
+  int base_model;  // for deviations in double; -1: none, base 0
   double mean_weight;
   LossPrecision precision;
 };
 
-// What a token that is left to double is for all models.
+// The numbers that all models share at a token which is summed in double.
 struct ExactToken {
-  int lane;      // in the tile
-  bool for_all;  // else for those models alone whose |t| > 1
+  int lane;      // index in the tile
+  bool for_all;  // else only for models with |t| > 1
   double z0, balance;
   MixtureToken<double> mixture;
 };
 
-// What all threads read of a token.
+// The numbers of a token that all threads read.
 struct TileToken {
   float middle, factor, p;
 };
 
 struct FloatLayout {
   std::int64_t tile;
-  std::int64_t chunk_length, chunks;  // of whole tiles; they depend on V, N and K alone
+  std::int64_t chunk_length, chunks;  // whole tiles; they depend on V, N and K alone
   std::int64_t per_model;             // doubles
   std::int64_t per_chunk;             // doubles: the models' sums and TokenSums
   std::int64_t group;                 // positions that fit the workspace; 0: floats do not serve
@@ -75,13 +75,14 @@ struct FloatLayout {
     group = rows < shape.positions ? rows : shape.positions;
   }
 
-  // Deviations of a model lie a bank apart from the next one's.
+  // One more than a tile, so that the models' deviations at a token lie in different banks.
   ADAPMIXED_HD std::int64_t pitch() const { return tile + 1; }
   std::int64_t shared_bytes(std::int64_t models) const {
     return list_bytes() + tile * static_cast<std::int64_t>(sizeof(TileToken)) +
            4 * models * pitch();
   }
-  // Besides what the double kernels have, whose sums share their memory with these.
+  // sums_bytes() is shared with the sums of the double-precision kernels; other_bytes() is in
+  // addition to theirs.
   std::int64_t sums_bytes() const { return group * chunks * per_chunk * 8; }
   std::int64_t other_bytes(std::int64_t models, std::int64_t orders) const {
     return kDegrees * orders * 2 * static_cast<std::int64_t>(sizeof(ExcessFit)) +
@@ -90,23 +91,23 @@ struct FloatLayout {
   }
 
  private:
-  static constexpr std::int64_t kStaticShared = 2048;  // more than the kernel's
+  static constexpr std::int64_t kStaticShared = 2048;  // more than the kernel's static memory
   static std::int64_t list_bytes() {
     return kMostTile * static_cast<std::int64_t>(sizeof(ExactToken));
   }
 };
 
-// After the double kernels' call, whose workspace the sums share.
+// Passed next to a LossCall, whose workspace holds the sums.
 struct FloatCall {
   FloatLayout layout;
   ExcessFit* fits;           // (kDegrees, K, 2): forward, reverse
   FloatModel* models;        // (group, N)
   FloatPosition* positions;  // (group)
   std::int32_t* failed;      // (group)
-  std::int32_t* done;        // (group): the losses are there
+  std::int32_t* done;        // (group): the losses are written
 };
 
-// Sums of the chunk's models, and of its tokens, in the workspace.
+// The sums of a chunk's models and of its tokens, in the workspace.
 __device__ inline double* float_sums(const LossCall& call, const FloatCall& floats,
                                      std::int64_t member, std::int64_t chunk) {
   return call.sums + (member * floats.layout.chunks + chunk) * floats.layout.per_chunk;

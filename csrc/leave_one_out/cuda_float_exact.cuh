@@ -1,5 +1,5 @@
-// The tokens of a tile that single precision leaves out, in double: one warp a token finds what all
-// models share there, then one thread a model adds its terms.
+// Sums in double the tokens of a tile that single precision leaves out. One warp per token finds
+// the numbers that all models share; then one thread per model adds its terms.
 #pragma once
 
 #include "leave_one_out/cuda_float_call.cuh"
@@ -7,7 +7,8 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The tokens whose bits are set, in order; their number. Called by a whole block.
+// Lists the tokens whose bits are set, in order, and returns their number. A whole block must call
+// this together.
 __device__ inline int list_exact(const std::uint32_t* exact, const std::uint32_t* for_all,
                                  ExactToken* list) {
   int count = 0;
@@ -26,7 +27,8 @@ __device__ inline int list_exact(const std::uint32_t* exact, const std::uint32_t
   return count;
 }
 
-// What all models share at a token. rare: it needs the log domain. Called by a whole warp.
+// The mixture at a token. `rare`: the token needs the log domain. A whole warp must call this
+// together.
 template <Dtype D>
 __device__ MixtureToken<double> exact_mixture(const LossCall& call, std::int64_t position,
                                               std::int64_t v, double z0, double& q, bool& rare) {
@@ -70,14 +72,15 @@ __device__ void add_exact_token(const LossCall& call, std::int64_t position, std
     ListedSums& sums = to.listed(k);
     sums.forward += forward;
     sums.reverse += reverse;
-    // x times the derivative of (1+x)^s - 1 - s x is at most this for s = order and 1 - order; 2
-    // instead of an order near 1, as next to x = 0.
+    // x times the derivative of (1+x)^s - 1 - s x is at most this for s = order and s = 1 - order.
+    // For an order near 1, fmax puts 2 in its place, as is needed near x = 0.
     sums.slope += std::fmax(order, 2.0) * (forward + reverse) * std::fmax(1.0, 1.0 / x.X);
   }
 }
 
-// Adds them to the models' sums, which this block has written; returns what they have for the
-// balance. served: false where one is too rare. Called by a whole block.
+// Adds the listed tokens to the models' sums, which this block has written, and returns their part
+// of the balance. `served` becomes false if a token is too rare. A whole block must call this
+// together.
 template <Dtype D>
 __device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats,
                                    std::int64_t member, std::int64_t begin,
@@ -86,7 +89,7 @@ __device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats
                                    const float* deviations, double* sums, bool& served) {
   const std::int64_t position = call.first + member;
   const int count = list_exact(exact, for_all, list);
-  if (count == 0 || !served) return 0.0;  // for every thread of the block
+  if (count == 0 || !served) return 0.0;  // the same for every thread of the block
   __syncthreads();
   const auto* public_row = row_bits<D>(call.in.public_logits, 0, position);
   double rare_tokens = 0.0;
@@ -103,7 +106,7 @@ __device__ double add_exact_tokens(const LossCall& call, const FloatCall& floats
       list[j].mixture = mixture;
     }
   }
-  served = block_max(rare_tokens) == 0.0;  // and the list is there
+  served = block_max(rare_tokens) == 0.0;  // its barrier also completes the list
   if (!served) return 0.0;
   const int degree = degree_at(floats.positions[member].degree);
   for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {

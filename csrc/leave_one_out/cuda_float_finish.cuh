@@ -1,4 +1,5 @@
-// From the chunks' single-precision sums to losses, where the bound on their error allows it.
+// Computes the losses from the chunks' single-precision sums, if the bound on their error allows
+// it.
 #pragma once
 
 #include "leave_one_out/cuda_finish.cuh"
@@ -6,7 +7,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The chunks' sums added in order, into the first one's: one thread a number.
+// Adds the chunks' sums, in order, into the sums of the first chunk: one number per thread.
 static __global__ void float_totals_kernel(const __grid_constant__ LossCall call,
                                            const __grid_constant__ FloatCall floats) {
   const std::int64_t blocks = (floats.layout.per_chunk + kFloatThreads - 1) / kFloatThreads;
@@ -14,7 +15,7 @@ static __global__ void float_totals_kernel(const __grid_constant__ LossCall call
   const std::int64_t at = blockIdx.x % blocks * kFloatThreads + threadIdx.x;
   if (at >= floats.layout.per_chunk || floats.failed[member]) return;
   double* sums = float_sums(call, floats, member, 0) + at;
-  const bool largest = at == floats.layout.per_chunk - 1;  // the last of TokenSums
+  const bool largest = at == floats.layout.per_chunk - 1;  // growth, the last of TokenSums
   double total = sums[0];
   for (std::int64_t chunk = 1; chunk < floats.layout.chunks; ++chunk) {
     const double own = sums[chunk * floats.layout.per_chunk];
@@ -23,7 +24,7 @@ static __global__ void float_totals_kernel(const __grid_constant__ LossCall call
   sums[0] = total;
 }
 
-// One block a position.
+// One block per position.
 static __global__ void float_loss_kernel(const __grid_constant__ LossCall call,
                                          const __grid_constant__ FloatCall floats) {
   const std::int64_t member = blockIdx.x, position = call.first + member;

@@ -1,5 +1,5 @@
-// Before the single-precision sums: the interpolants, a warp each, and what each position asks for,
-// a block each.
+// Runs before the single-precision sums: one warp computes each interpolant, and one block finds
+// out what each position needs.
 #pragma once
 
 #include "common/block.cuh"
@@ -8,7 +8,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Called by a whole warp; scratch: 2 kMaxMoments doubles of shared memory.
+// A whole warp must call this together. scratch: 2 kMaxMoments doubles of shared memory.
 template <class Function>
 __device__ void fit_by_warp(const Function& f, double reach, int degree, double* scratch,
                             SquareTimes* fit) {
@@ -27,14 +27,14 @@ __device__ void fit_by_warp(const Function& f, double reach, int degree, double*
         std::fmax(error[0], std::fabs(interpolated(fit->coefficients, degree, t) - f(reach * t)));
   }
   warp_reduce(error, Max{});
-  __syncwarp();  // all have read the coefficients; and before the scratch is used again
+  __syncwarp();  // all have read the coefficients and the scratch
   if (lane_id() == 0) {
     fit->error = error[0];
     fit->set_scale(reach, degree);
   }
 }
 
-// One warp for each of (degree, order, direction).
+// One warp per (degree, order, direction).
 static __global__ void float_fits_kernel(const __grid_constant__ LossCall call,
                                          const __grid_constant__ FloatCall floats) {
   __shared__ double scratch[2 * kMaxMoments];
@@ -50,12 +50,12 @@ static __global__ void float_fits_kernel(const __grid_constant__ LossCall call,
               &fit->squared_slope);
 }
 
-// A look at some tokens: whether the models share more than they differ by, and which of them is
-// nearest to their mean. A guess; what it leads to is checked by the bound. Called by a whole
-// block.
+// Looks at a few tokens to guess whether the models share more than they differ by. If so, returns
+// the model nearest to their mean, else -1. The bound checks the result of the guess. A whole block
+// must call this together.
 template <Dtype D>
 __device__ int sampled_base(const LossCall& call, std::int64_t position) {
-  if (call.all.against_public) return -1;  // p_bar_i stands beside q, not beside the others
+  if (call.all.against_public) return -1;  // p_bar_i is compared with q, not with the others
   __shared__ double mean[kSampledTokens], weight[kSampledTokens];
   const std::int64_t vocab = call.in.shape.vocab, models = call.in.shape.models;
   const auto* row = row_bits<D>(call.in.public_logits, 0, position);
@@ -102,22 +102,22 @@ __device__ int sampled_base(const LossCall& call, std::int64_t position) {
   double sums[2] = {common, apart};
   block_sum(sums);
   if (!(sums[0] > kMostCommon * kMostCommon * sums[1])) return -1;
-  // The first of those that are nearest.
+  // The first of the nearest models.
   const double nearest_of_all = -block_max(-least);
   const double first = -block_max(least == nearest_of_all ? -static_cast<double>(nearest)
                                                           : -static_cast<double>(models));
   return first < static_cast<double>(models) ? static_cast<int>(first) : -1;
 }
 
-// One block a position.
+// One block per position.
 template <Dtype D>
 __global__ void float_positions_kernel(const __grid_constant__ LossCall call,
                                        const __grid_constant__ FloatCall floats) {
   const std::int64_t member = blockIdx.x, position = call.first + member;
   const std::int64_t models = call.in.shape.models;
   const double public_lse = call.in.public_lse[position];
-  double total[1] = {0.0};           // of the weights
-  double most[3] = {0.0, 0.0, 0.0};  // a row that floats do not read; weight; ratio error
+  double total[1] = {0.0};           // the sum of the weights
+  double most[3] = {0.0, 0.0, 0.0};  // 1 if floats fail on a row; weight; ratio error
   for (std::int64_t i = threadIdx.x; i < models; i += blockDim.x) {
     const std::int64_t at = i * call.in.shape.positions + position;
     const double weight = call.weights.weight[at], lse = call.in.private_lse[at];
@@ -137,7 +137,7 @@ __global__ void float_positions_kernel(const __grid_constant__ LossCall call,
   FloatPosition found{};
   found.degree = -1;
   found.base_model = -1;
-  // Also where the public log-sum-exp is NaN.
+  // False also if the public log-sum-exp is NaN.
   if (most[0] == 0.0 && std::fabs(public_lse) < kFloatLargest + kFloatLogQ) {
     found.degree = loss_degree(call.all, most[1]);
     found.base_model = sampled_base<D>(call, position);

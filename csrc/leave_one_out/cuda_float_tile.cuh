@@ -1,27 +1,28 @@
-// The single-precision sums of a chunk, tile by tile. First each thread forms all models'
-// deviations at its token, reading the logits once; then each warp takes 32 models, one a lane, and
-// goes through the tokens: nothing is added across lanes. Tokens that floats leave out are for
-// cuda_float_exact.cuh.
+// The single-precision sums of a chunk, tile by tile. First each thread forms the deviations of all
+// models at its token and reads the logits once. Then each warp takes 32 models, one per lane, and
+// goes through the tokens, so nothing is added across lanes. cuda_float_exact.cuh sums the tokens
+// that floats leave out.
 #pragma once
 
 #include "leave_one_out/cuda_float_exact.cuh"
 
 ADAPMIXED_CORE_BEGIN
 
-// What one thread learns of the tokens it reads.
+// The findings of one thread about the tokens it reads.
 struct TokenFindings {
   TokenSums sums;
   bool failed = false;
 };
 
-// delta_i - base of all models at one token into `column`, a pitch apart, and their sum.
+// Writes delta_i - base of all models at one token to `column`, a pitch apart, and returns their
+// sum.
 template <Dtype D>
 __device__ double float_deviations(const LossCall& call, const FloatModel* models,
                                    std::int64_t position, std::int64_t v, double z0, float* column,
                                    std::int64_t pitch) {
   const double a = z0 * static_cast<double>(kOctavesPerNat), grid = on_grid(a);
   const auto a_grid = static_cast<float>(grid), a_rest = static_cast<float>(a - grid);
-  constexpr int kAtOnce = 8;  // added in floats
+  constexpr int kAtOnce = 8;  // models whose deviations are added in floats
   double total = 0.0;
   for (std::int64_t first = 0; first < call.in.shape.models; first += kAtOnce) {
     float z[kAtOnce], e[kAtOnce];
@@ -63,7 +64,7 @@ __device__ double double_deviations(const LossCall& call, int base_model, std::i
   return total;
 }
 
-// Whether some model would answer a token that the public row masks; also where it is NaN.
+// Returns whether some model would answer a token that the public row masks. NaN counts, too.
 template <Dtype D>
 __device__ bool any_private(const LossCall& call, std::int64_t position, std::int64_t v) {
   bool any = false;
@@ -75,8 +76,8 @@ __device__ bool any_private(const LossCall& call, std::int64_t position, std::in
   return any;
 }
 
-// Token v, and the models' deviations there into `column`. exact: it is left to double, for all
-// models.
+// Reads token v and writes the models' deviations there to `column`. `exact`: the token is to be
+// summed in double for all models.
 template <Dtype D>
 __device__ TileToken load_token(const LossCall& call, const FloatCall& floats,
                                 const FloatPosition& found, double reach, std::int64_t member,
@@ -93,7 +94,7 @@ __device__ TileToken load_token(const LossCall& call, const FloatCall& floats,
     } else if (lq >= kWildLogQ) {
       exact = true;
     } else {
-      findings.failed = true;  // also a NaN
+      findings.failed = true;  // too rare, or NaN
     }
     return {};
   }
@@ -110,7 +111,7 @@ __device__ TileToken load_token(const LossCall& call, const FloatCall& floats,
   const double middle = all.against_public ? -base : others - base * (all.absent / all.slots);
   const double q = exp_(lq), ratio = 1.0 + mean;
   if (!(ratio >= least_ratio(found.precision.in_double))) {
-    exact = true;  // a mixture far below q: what cancels in 1 + mean is too much
+    exact = true;  // the mixture is far below q, so 1 + mean cancels too much
     findings.failed = findings.failed || mean != mean;
     return {};
   }
@@ -121,8 +122,8 @@ __device__ TileToken load_token(const LossCall& call, const FloatCall& floats,
   return {static_cast<float>(middle), static_cast<float>(relative / reach), static_cast<float>(p)};
 }
 
-// The moments of one model over the tile, into its sums. Marks tokens of |t| > 1. fresh: of the
-// first tile, there is nothing to add to.
+// Adds the moments of one model over the tile to its sums, and marks the tokens with |t| > 1.
+// `fresh`: this is the first tile, and the sums are written, not added to.
 template <int kDegree>
 __device__ void add_moments(const float* deviations, const TileToken* tokens, int count,
                             double reach, bool fresh, std::uint32_t* exact, double* sums) {
@@ -159,7 +160,7 @@ __device__ void add_moments(const float* deviations, const TileToken* tokens, in
   for (int k = 0; k < kDegree; ++k) add(out.moments()[k], total[1 + k]);
 }
 
-// Called by a whole block: one lane a model.
+// A whole block must call this together; each lane takes one model.
 __device__ inline void add_all_moments(const LossCall& call, const FloatLayout& layout, int degree,
                                        double reach, bool fresh, const float* deviations,
                                        const TileToken* tokens, std::uint32_t* exact,
@@ -183,8 +184,8 @@ __device__ inline void add_all_moments(const LossCall& call, const FloatLayout& 
   }
 }
 
-// One tile, that at `begin`, into the chunk's sums. Whether floats serve there. Called by a whole
-// block.
+// Adds the tile at `begin` to the chunk's sums. Returns whether floats serve there. A whole block
+// must call this together.
 template <Dtype D>
 __device__ bool add_tile(const LossCall& call, const FloatCall& floats, std::int64_t member,
                          std::int64_t begin, bool fresh, double* sums) {
@@ -204,7 +205,7 @@ __device__ bool add_tile(const LossCall& call, const FloatCall& floats, std::int
       deviations[i * floats.layout.pitch() + thread] = 0.0f;
     }
     bool for_all = false;
-    // Not returned into shared memory, a write that ThreadSanitizer does not see (g++ 12).
+    // Via a local variable: ThreadSanitizer misses a return directly into shared memory (g++ 12).
     const TileToken token = load_token<D>(call, floats, found, reach, member, begin + thread,
                                           deviations + thread, findings, for_all);
     tokens[thread] = token;
@@ -220,7 +221,7 @@ __device__ bool add_tile(const LossCall& call, const FloatCall& floats, std::int
   const double balance = add_exact_tokens<D>(call, floats, member, begin, exact, exact_for_all,
                                              list, tokens, deviations, sums, served);
   if (threadIdx.x == 0) {
-    // In the workspace, not in registers: the loop over tiles has none left.
+    // In the workspace, not in registers: the loop over tiles has none to spare.
     double* out = sums + call.in.shape.models * floats.layout.per_model;
     if (fresh) out[0] = out[1] = out[2] = out[3] = 0.0;
     out[0] += found_sums[0] + balance;
@@ -231,7 +232,7 @@ __device__ bool add_tile(const LossCall& call, const FloatCall& floats, std::int
   return served;
 }
 
-// One block a chunk.
+// One block per chunk.
 template <Dtype D>
 __global__ void __launch_bounds__(kFloatThreads, 2)
     float_sums_kernel(const __grid_constant__ LossCall call,
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
   std::int64_t begin = chunk * floats.layout.chunk_length;
   const int tiles = static_cast<int>(floats.layout.chunk_length / floats.layout.tile);
   for (int k = 0; k < tiles && begin < call.in.shape.vocab; ++k) {
-    if (k > 0) __syncthreads();  // before the last tile is written over
+    if (k > 0) __syncthreads();  // before the next tile overwrites this one
     if (!add_tile<D>(call, floats, member, begin, k == 0, sums)) {
       if (threadIdx.x == 0) atomicExch(&floats.failed[member], 1);
       return;

@@ -1,6 +1,6 @@
 // The tokens of the leave-one-out sums that need the log domain: those that the sums over q left
-// out, and all tokens of a position whose sums overflowed. One thread a token finds what all
-// models share there; then each warp takes models in turn.
+// out, and all tokens of a position whose sums overflowed. One thread per token finds the numbers
+// that all models share; then each warp takes models in turn.
 #pragma once
 
 #include "common/block.cuh"
@@ -9,13 +9,14 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Up to 32 tokens, those of `lanes`; `begin` and `shared` are of the first. Called by a whole warp.
+// Adds up to 32 tokens, those whose bits are set in `lanes`. `begin` and `shared` belong to the
+// first lane. A whole warp must call this together.
 __device__ inline void add_rare_tokens(const LossCall& call, std::int64_t position,
                                        std::int64_t model, std::int64_t begin, unsigned lanes,
                                        const RareSums* shared, LaneSums& sums) {
   const bool here = lanes >> lane_id() & 1u;
   const std::int64_t v = begin + lane_id();
-  // Tokens whose mixture alone is rare are balanced by their q.
+  // loss_sums_kernel has already balanced a token whose mixture alone is rare.
   if (here && shared[lane_id()].log_q < kWildLogQ) {
     sums.gained += rare_gain(call.in, call.weights, model, position, v);
   }
@@ -30,7 +31,8 @@ __device__ inline void add_rare_tokens(const LossCall& call, std::int64_t positi
   }
 }
 
-// Adds what loss_sums_kernel noted. Mostly there is nothing, or masked tokens that no model has.
+// Adds the tokens that loss_sums_kernel marked. Mostly there are none, or masked tokens that no
+// model has.
 static __global__ void rare_sums_kernel(const __grid_constant__ LossCall call) {
   __shared__ RareSums shared[kLossTile];
   const LossChunk chunk = loss_chunk(call);
@@ -39,9 +41,9 @@ static __global__ void rare_sums_kernel(const __grid_constant__ LossCall call) {
     const std::uint32_t* lanes = chunk.rare_lanes(begin);
     std::uint32_t any = 0;
     for (int w = 0; w < kTileWords; ++w) any |= lanes[w];
-    if (any == 0) continue;  // for every thread of the block
+    if (any == 0) continue;  // the same for every thread of the block
     if (lanes[warp_id()] >> lane_id() & 1u) {
-      // Not returned into shared memory, a write that ThreadSanitizer does not see (g++ 12).
+      // Via a local variable: ThreadSanitizer misses a return directly into shared memory (g++ 12).
       const RareSums own =
           rare_sums(call.in, call.weights, chunk.position, begin + threadIdx.x, call.all);
       shared[threadIdx.x] = own;
@@ -60,8 +62,8 @@ static __global__ void rare_sums_kernel(const __grid_constant__ LossCall call) {
   }
 }
 
-// Sums that left the range of double, once more in the log domain: a divergence of 42 nats at order
-// 18 is finite. The logarithms take the place of the sums. Nearly always there is nothing to do.
+// Computes sums that left the range of double again in the log domain: a divergence of 42 nats at
+// order 18 is finite. The logarithms replace the sums. Nearly always there is nothing to do.
 static __global__ void log_sums_kernel(const __grid_constant__ LossCall call) {
   __shared__ RareSums shared[kLossTile];
   const LossChunk chunk = loss_chunk(call);

@@ -1,11 +1,11 @@
-// The excess sums of every model over one chunk of the vocabulary, in double: what serves every
-// input. The formulas are those of leave_one_out/formula.h.
+// The excess sums of every model over one chunk of the vocabulary in double, for every input. The
+// formulas are those of leave_one_out/formula.h.
 //
-// A block takes its chunk tile by tile. First each thread finds what all models share at its token,
-// reading the models' logits once; then each warp takes models in turn and computes their terms at
-// all tokens of the tile from the logits, which are near by now. A model's sums are only ever
-// touched by one warp, so nothing is waited for in between. Tokens that need the log domain are
-// only noted here: cuda_rare.cuh.
+// A block takes its chunk tile by tile. First each thread finds the numbers that all models share
+// at its token and reads the models' logits once. Then each warp takes models in turn and computes
+// their terms at all tokens of the tile; the logits are in the cache by now. Only one warp touches
+// the sums of a model, so no barrier is needed in between. Tokens that need the log domain are only
+// marked here; see cuda_rare.cuh.
 #pragma once
 
 #include "common/block.cuh"
@@ -15,12 +15,13 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// One model's sums over one tile, in the lanes of a warp: the excesses of order k in lane k.
+// One model's sums over one tile, spread over the lanes of a warp: lane k holds the excesses of
+// order k.
 struct LaneSums {
   double forward, reverse;
-  double gained;  // in every lane another part of the balance
+  double gained;  // each lane holds a part of the balance
 
-  // Every lane brings a part of the excesses of order k.
+  // Adds the parts of the excesses of order k that the lanes bring.
   __device__ void add(int k, double forward_part, double reverse_part) {
     double parts[2] = {forward_part, reverse_part};
     warp_reduce(parts, Add{});
@@ -31,7 +32,7 @@ struct LaneSums {
   }
 };
 
-// Called by a whole warp. `fresh`: nothing has been stored yet.
+// A whole warp must call this together. `fresh`: nothing has been stored yet.
 __device__ inline void store_sums(const LossCall& call, std::int64_t model, const LaneSums& sums,
                                   bool fresh, double* chunk_sums) {
   if (lane_id() < call.orders.count) {
@@ -48,13 +49,14 @@ __device__ inline void store_sums(const LossCall& call, std::int64_t model, cons
 }
 
 struct LossTile {
-  double q[kLossTile];  // 0 where a token is wild, or past the end
-  double p[kLossTile];  // the mixture; 0 also where that is rare
+  double q[kLossTile];  // 0 if the token is wild, or past the end
+  double p[kLossTile];  // the mixture; 0 also if the mixture is rare
   double mean_excess[kLossTile], mean_ratio[kLossTile], scale[kLossTile];
   float z0[kLossTile];
 };
 
-// Called by a whole block. A bit of `rare_lanes` for each token that is left to the log domain.
+// A whole block must call this together. It sets a bit of `rare_lanes` for each token that is left
+// to the log domain.
 template <Dtype D>
 __device__ void load_tile(const LossCall& call, std::int64_t position, std::int64_t begin,
                           std::int64_t end, LossTile& tile, std::uint32_t* rare_lanes) {
@@ -89,7 +91,7 @@ template <Dtype D>
 __device__ double rest_of_slots(const LossCall& call, std::int64_t position, int model,
                                 std::int64_t v, double z0) {
   double rest = call.all.absent;
-#pragma unroll 1  // in the midst of all a token's registers
+#pragma unroll 1  // the registers are full with the token that is being summed
   for (int j = 0; j < call.in.shape.models; ++j) {
     if (j == model) continue;
     rest += projected_at(model_row<D>(call.in, call.weights, j, position), v, z0).ratio;
@@ -97,7 +99,7 @@ __device__ double rest_of_slots(const LossCall& call, std::int64_t position, int
   return rest;
 }
 
-// One kind of orders after the other: what the first kind needs is not kept for the second.
+// First all integer orders, then the others, so that no registers are kept for both kinds.
 __device__ inline void add_excesses(const LossOrders& orders, const ExcessToken<Quad>& token,
                                     LaneSums& sums) {
   for (int k = 0; k < orders.count; ++k) {
@@ -116,7 +118,7 @@ __device__ inline void add_excesses(const LossOrders& orders, const ExcessToken<
   }
 }
 
-// All tokens of the tile that begins at `begin`, four a lane.
+// Adds all tokens of the tile that begins at `begin`, four per lane.
 template <Dtype D>
 __device__ void add_tokens(const LossCall& call, std::int64_t position, int model,
                            const ModelRow<D>& row, std::int64_t begin, const LossTile& tile,
@@ -128,7 +130,7 @@ __device__ void add_tokens(const LossCall& call, std::int64_t position, int mode
   for (int k = 0; k < Quad::kLanes; ++k) {
     const int at = lane + k * kWarp;
     q.v[k] = tile.q[at];
-    // What is absent from the sums may lie past the end of the row, and is not read.
+    // A token with q = 0 may lie past the end of the row, so it is not read.
     t.v[k] = q.v[k] == 0.0 ? 0.0 : row.log_ratio(begin + at, tile.z0[at]);
   }
   const Projected<Quad> own = row.projected_from(t);
@@ -147,13 +149,13 @@ __device__ void add_tokens(const LossCall& call, std::int64_t position, int mode
   NeighbourToken<Quad> neighbour = neighbour_token(call.all, shared, own, dominated);
 #pragma unroll
   for (int k = 0; k < Quad::kLanes; ++k) {
-    // Where the mixture is 0 nothing counts, and the token may lie past the end of the rows.
+    // A token with p = 0 adds nothing, and may lie past the end of the rows.
     if (!dominated.v[k] || shared.p.v[k] == 0.0) continue;
     const int at = lane + k * kWarp;
     const double rest = rest_of_slots<D>(call, position, model, begin + at, tile.z0[at]);
     neighbour.X.v[k] = ratio_from_rest(call.all, rest, shared.total.v[k]);
   }
-  __syncwarp();  // for speed alone: the long part with all lanes at once
+  __syncwarp();  // for speed alone: all lanes start the long part together
   add_excesses(call.orders, excess_token(neighbour), sums);
 }
 

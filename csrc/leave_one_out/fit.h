@@ -1,8 +1,9 @@
-// The excess (1+x)^s - 1 - s x as a polynomial: one set of moments sum p x^k serves all orders.
+// The excess (1+x)^s - 1 - s x as a polynomial, so that one set of moments sum p x^k serves all
+// orders.
 //
-// On |x| <= reach, x = reach t, the excess is x^2 times a smooth function, which is replaced with
-// its interpolant in t at Chebyshev points. Outside, and for what the interpolation leaves, see the
-// callers.
+// On |x| <= reach, with x = reach t, the excess is x^2 times a smooth function, which is replaced
+// with its interpolant in t at Chebyshev points. The callers handle larger |x| and the
+// interpolation error.
 #pragma once
 
 #include <cmath>
@@ -14,13 +15,13 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kMaxMoments = 16;
 
-// The excess over x^2, s (s - 1) / 2 at x = 0.
+// The excess divided by x^2; s (s - 1) / 2 at x = 0.
 ADAPMIXED_HD double excess_over_square(double x, double s) {
   if (std::fabs(x) < 1e-9) return 0.5 * s * (s - 1.0);
   return power(x, log_parts(x, 1.0 + x), s).excess / (x * x);
 }
 
-// The square of the excess's derivative, s ((1+x)^{s-1} - 1), over x^2.
+// The square of the excess's derivative, s ((1+x)^{s-1} - 1), divided by x^2.
 ADAPMIXED_HD double squared_slope_over_square(double x, double s) {
   if (std::fabs(x) < 1e-9) return s * (s - 1.0) * s * (s - 1.0);
   const double slope = s * std::expm1((s - 1.0) * std::log1p(x)) / x;
@@ -30,16 +31,17 @@ ADAPMIXED_HD double squared_slope_over_square(double x, double s) {
 // x^2 times an interpolant, as a polynomial in t.
 struct SquareTimes {
   double coefficients[kMaxMoments];  // of t^{2+k}
-  double error;                      // at most, over t^2
+  double error;                      // a bound on the error, divided by t^2
 
-  // From coefficients and the largest error seen of what x^2 stands before.
+  // Turns the coefficients and the largest observed error of an interpolant into those of x^2 times
+  // the interpolant, in powers of t.
   ADAPMIXED_HD void set_scale(double reach, int degree) {
     error *= 1.3 * reach * reach;
     for (int k = 0; k < degree; ++k) coefficients[k] *= reach * reach;
   }
 
-  // sum over k of coefficients[k] moments[k], moments[k] = sum p t^{2+k}; `slope`: the same of x
-  // times the derivative.
+  // The sum over k of coefficients[k] moments[k], with moments[k] = sum p t^{2+k}. `slope`: the
+  // same for x times the derivative.
   ADAPMIXED_HD double sum(const double* moments, int degree, double& slope) const {
     double total = 0.0;
     slope = 0.0;
@@ -50,11 +52,11 @@ struct SquareTimes {
     return total;
   }
 
-  // What a relative error `first + step k` of sum p |t|^{2+k} comes to.
+  // The error of sum() if sum p |t|^{2+k} has the relative error first + step k.
   ADAPMIXED_HD double rounding(const double* moments, int degree, double first, double step) const {
     double total = 0.0;
     for (int k = 0; k < degree; ++k) {
-      // Odd ones by their even neighbours.
+      // An odd moment is replaced by a bound from its even neighbours.
       const double size = k % 2 == 0       ? moments[k]
                           : k + 1 < degree ? std::sqrt(moments[k - 1] * moments[k + 1])
                                            : moments[k - 1];
@@ -64,16 +66,17 @@ struct SquareTimes {
   }
 };
 
-// The Chebyshev points in t, of which there are `degree`.
+// Chebyshev point j of `degree`, in t.
 ADAPMIXED_HD double chebyshev_point(int j, int degree) {
 #if defined(__CUDA_ARCH__)
-  return cospi((j + 0.5) / degree);  // cos would keep room to reduce large arguments
+  return cospi((j + 0.5) / degree);  // cos would reserve memory to reduce large arguments
 #else
   return std::cos(3.14159265358979324 * (j + 0.5) / degree);
 #endif
 }
 
-// Newton's interpolation of the values there, which are lost, expanded in powers of t.
+// Newton's interpolation of the values at the points, expanded in powers of t. Overwrites the
+// values.
 ADAPMIXED_HD void interpolate(const double* points, double* values, int degree,
                               double* coefficients) {
   for (int j = 0; j < degree; ++j) coefficients[j] = 0.0;
@@ -91,7 +94,7 @@ ADAPMIXED_HD void interpolate(const double* points, double* values, int degree,
   }
 }
 
-// Between the points, finer than the interpolant's wiggles: where its error is looked for.
+// Probes between the points, finer than the interpolant oscillates, at which its error is measured.
 ADAPMIXED_HD int probe_count(int degree) { return 4 * degree + 1; }
 ADAPMIXED_HD double probe(int j, int degree) { return -1.0 + 2.0 * j / (4.0 * degree); }
 ADAPMIXED_HD double interpolated(const double* coefficients, int degree, double t) {
@@ -119,7 +122,8 @@ ADAPMIXED_HD SquareTimes fit_square_times(const Function& f, double reach, int d
   return fit;
 }
 
-// One direction of one order: its excess, and the square of the excess's derivative by x.
+// One direction of one order: its excess, and the square of the excess's derivative with respect to
+// x.
 struct ExcessFit {
   SquareTimes excess, squared_slope;
 };
@@ -130,21 +134,21 @@ ADAPMIXED_HD ExcessFit fit_excess(double s, double reach, int degree) {
       fit_square_times([s](double x) { return squared_slope_over_square(x, s); }, reach, degree)};
 }
 
-// How far in order * |x| an interpolant of this degree serves: its error is below 1e-7 of the
-// function's value at 0 for all orders up to the largest.
+// The largest |x| for which an interpolant of this degree serves: its error is below 1e-7 of the
+// function's value at 0 for all orders up to the largest. `extent` is in units of order * |x|.
 ADAPMIXED_HD double moment_reach(double largest_order, int degree) {
   const double extent = degree <= 4 ? 0.12 : degree <= 6 ? 0.6 : degree <= 10 ? 2.0 : 4.5;
   return std::fmin(extent / (largest_order + 5.0), 0.08 * extent);
 }
 
-// The degrees of the interpolants of a leave-one-out call, and the sums that they are applied to.
+// The degrees of the interpolants of a leave-one-out call, and the sums to which they are applied.
 constexpr int kDegrees = 4;
 ADAPMIXED_HD int degree_at(int index) {
   return index == 0 ? 4 : index == 1 ? 6 : index == 2 ? 10 : kMaxMoments;
 }
 
-// The index of the degree. Few x should lie beyond the reach, where they are listed: |x| is about
-// weight / slots times |r - 1|.
+// The index of a degree such that few x lie beyond its reach, because those are listed one by one.
+// |x| is about weight / slots times |r - 1|.
 ADAPMIXED_HD int loss_degree(const Neighbours& all, double largest_weight) {
   const double wanted = (0.5 + 5.0 * largest_weight) / all.slots;
   int index = 0;
@@ -154,13 +158,13 @@ ADAPMIXED_HD int loss_degree(const Neighbours& all, double largest_weight) {
   return index;
 }
 
-// Excess sums over single tokens, and the larger of their slopes by log x: of those whose mean over
-// the models is that of floats, and of the others.
+// Sums of the excess over listed tokens, and sums of the larger of their two slopes by log x:
+// rough_slope for tokens whose mean over the models is in floats, slope for the others.
 struct ListedSums {
   double forward, reverse, rough_slope, slope;
 };
 
-// Sums of one model over a chunk, later over a position; a view.
+// A view of the sums of one model over a chunk, later over a position.
 struct ModelSums {
   ADAPMIXED_HD static std::int64_t size(int degree, std::int64_t orders) {
     return 2 + degree + 4 * orders;

@@ -1,10 +1,10 @@
 // One token of the leave-one-out sums, relative to the public distribution, for every back end.
 //
-// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and p' = p (1 +
-// x_i),
+// With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and
+// p' = p (1 + x_i), where
 //   add/remove: 1 + x_i = (S - Y_i) N / (S (N - 1)),   zero-out: 1 + x_i = (S - Y_i + 1) / S.
-// Both directions sum the excess p((1+x)^s - 1 - s x), s = alpha and 1 - alpha, whose linear part
-// vanishes. Templates over T as in common/elementary.h.
+// Both directions sum the excess p((1+x)^s - 1 - s x) for s = alpha and s = 1 - alpha; its linear
+// part vanishes in the sum. Templates over T as in common/elementary.h.
 #pragma once
 
 #include <cmath>
@@ -17,12 +17,12 @@ ADAPMIXED_CORE_BEGIN
 template <class T>
 using MaskOf = decltype(std::declval<T>() < std::declval<T>());
 
-// What all tokens of one call share: who the neighbours are.
+// The neighbouring mixtures of one call, the same for all tokens.
 struct Neighbours {
   double slots, absent;  // N, and how many of these answer q
   bool zero_out;         // else add/remove
-  bool alone;            // one slot: nothing is left without it
-  bool against_public;   // q answers where the model was, or because none is left
+  bool alone;            // there is one slot, and nothing is left without it
+  bool against_public;   // without the model q answers: for it, or because nothing is left
   double largest_order;
 };
 
@@ -40,7 +40,7 @@ ADAPMIXED_HD Neighbours neighbours_of(const Shape& shape, const LeaveOneOutOptio
   return all;
 }
 
-// The mean over all slots from that over the models present.
+// The mean over all slots, from that over the models that are present.
 template <class T>
 ADAPMIXED_HD_INLINE Projected<T> with_absent(const Neighbours& all, const Projected<T>& present) {
   if (!(all.absent > 0.0)) return present;
@@ -48,13 +48,13 @@ ADAPMIXED_HD_INLINE Projected<T> with_absent(const Neighbours& all, const Projec
   return {present.excess * share, vfma(present.ratio, share, T(all.absent / all.slots))};
 }
 
-// What all models share at one token.
+// The numbers that all models share at one token.
 template <class T>
 struct MixtureToken {
   T p;                // the mixture
   T total;            // N p / q
   Projected<T> mean;  // p / q - 1 and p / q
-  T scale;            // x per unit of difference
+  T scale;            // x per unit of the difference between mean and model
 };
 
 template <class T>
@@ -62,8 +62,8 @@ ADAPMIXED_HD_INLINE T slots_total(const Neighbours& all, T mean_ratio) {
   return mean_ratio * T(all.slots);
 }
 
-// `rare`: a mixture below the range of double, which still counts if the neighbour is not: p = 0
-// here, to be summed in the log domain.
+// `rare`: the mixture is below the range of double, but still counts if the neighbour is not. Then
+// p = 0 here, and the token is summed in the log domain.
 template <class T>
 ADAPMIXED_HD_INLINE MixtureToken<T> mixture_token(const Neighbours& all, T q,
                                                   const Projected<T>& mean, MaskOf<T>& rare) {
@@ -79,8 +79,8 @@ struct NeighbourToken {
   T p, x, X;
 };
 
-// `dominated`: one model makes up most of the mixture and S - Y_i cancels, so X is to be taken from
-// the others' sum, by ratio_from_rest.
+// `dominated`: one model makes up most of the mixture and S - Y_i cancels. X must then be computed
+// from the others' sum by ratio_from_rest.
 template <class T>
 ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
                                                       const MixtureToken<T>& token,
@@ -88,7 +88,8 @@ ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
                                                       MaskOf<T>& dominated) {
   T x = own.excess;
   if (!all.against_public) {
-    // Differences of p_bar / q - 1 are exact where p is near q, of p_bar / q where p << q.
+    // If p is near q, differences of p_bar / q - 1 are exact; if p << q, differences of p_bar / q
+    // are.
     x = vselect(token.mean.ratio >= T(0.5), token.mean.excess - own.excess,
                 token.mean.ratio - own.ratio);
   }
@@ -97,14 +98,14 @@ ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
   return {token.p, x, all.alone ? T(1.0) / token.total : x + T(1.0)};
 }
 
-// X from the sum of the other models' p_bar / q, absent slots among them.
+// X from the sum of the other models' p_bar / q, including absent slots.
 template <class T>
 ADAPMIXED_HD_INLINE T ratio_from_rest(const Neighbours& all, T rest, T total) {
   return all.against_public ? (rest + T(1.0)) / total
                             : rest * T(all.slots / (all.slots - 1.0)) / total;
 }
 
-// What the excesses of all orders start from; tokens with p = 0 add nothing to them.
+// The input of the excesses of all orders. Tokens with p = 0 add nothing to them.
 template <class T>
 struct ExcessToken {
   T p, x, X, y;  // y = -x / X = 1 / X - 1
@@ -118,9 +119,9 @@ ADAPMIXED_HD_INLINE ExcessToken<T> excess_token(const NeighbourToken<T>& token) 
   return {token.p, x, X, T(0.0) - x / X};
 }
 
-// Adds both directions' excesses: for an integer order n,
+// Adds the excesses of both directions. For an integer order n,
 //   (1+x)^{1-n} - 1 - (1-n) x = (1+x) c_n(y);
-// for any other with `log` of X.
+// for any other order, `log` of X is used.
 template <class T>
 ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, int order, T& forward,
                                     T& reverse) {
@@ -134,17 +135,17 @@ ADAPMIXED_HD_INLINE void add_excess(const ExcessToken<T>& token, const LogParts<
   reverse = vfma(token.p, power(token.x, log, T(1.0) - T(order)).excess, reverse);
 }
 
-// A projection of other rows shows as a sum of p_bar_i - q that is further from 0.
+// A larger |sum of p_bar_i - q| shows that the projection belongs to other rows.
 constexpr double kMostBalance = 1e-5;
 
-// D<->_alpha = log1p(max(A, B)) / (alpha - 1). What is not a number is not known to be small: +inf.
+// D<->_alpha = log1p(max(A, B)) / (alpha - 1). NaN gives +inf, because the loss may not be small.
 ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, double order) {
   if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
   const double excess = std::fmax(std::fmax(forward, reverse), 0.0);
   return std::log1p(excess) / (order - 1.0);
 }
 
-// The same from the logarithms of sums of p (p'/p)^s, taken where the sums of excesses overflowed.
+// The same from the logarithms of sums of p (p'/p)^s, used if the sums of excesses overflowed.
 ADAPMIXED_HD double divergence_from_logs(double forward, double reverse, double order) {
   if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
   return std::fmax(std::fmax(forward, reverse), 0.0) / (order - 1.0);

@@ -8,7 +8,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// What a token with q < e^-680 has for sum_v (p_bar_i - q), to far below any rounding.
+// The part of a token with q < e^-680 in sum_v (p_bar_i - q), with an error far below any rounding.
 ADAPMIXED_HD double rare_gain(const Ensemble& in, const Weights& weights, std::int64_t model,
                               std::int64_t position, std::int64_t v) {
   const std::int64_t at = model * in.shape.positions + position;
@@ -18,7 +18,7 @@ ADAPMIXED_HD double rare_gain(const Ensemble& in, const Weights& weights, std::i
   return weights.weight[at] * std::exp(z - in.private_lse[at]);
 }
 
-// What the terms of all models share at one token, without the ratio to q.
+// The numbers that all models share at one token, not divided by q.
 struct RareSums {
   double log_q, log_absent, log_total, log_p;
   bool unmoved;     // p' = p whichever model is left out
@@ -42,7 +42,8 @@ ADAPMIXED_HD RareSums rare_sums(const Ensemble& in, const Weights& weights, std:
     agreed = agreed && own == first;
   }
   sums.log_p = sums.log_total - std::log(all.slots);
-  // Sums of logarithms would not give back what all slots have in common.
+  // If all slots agree, p is their common value; a sum of logarithms would not give it back
+  // exactly.
   agreed = agreed && !all.alone;
   if (agreed) sums.log_p = first;
   sums.unmoved = agreed && (!all.zero_out || first == sums.log_q);
@@ -52,7 +53,7 @@ ADAPMIXED_HD RareSums rare_sums(const Ensemble& in, const Weights& weights, std:
   return sums;
 }
 
-// One token's terms of the leave-one-out sums.
+// The terms of one token in the leave-one-out sums.
 class RareToken {
  public:
   ADAPMIXED_HD RareToken(const Ensemble& in, const Weights& weights, std::int64_t position,
@@ -66,7 +67,7 @@ class RareToken {
   ADAPMIXED_HD double log_q() const { return sums_.log_q; }
   ADAPMIXED_HD double log_mixture() const { return sums_.log_p; }
 
-  // log p'(v), the mixture without model i.
+  // log p'(v), where p' is the mixture without model i.
   ADAPMIXED_HD double log_neighbour(std::int64_t i) const {
     if (all_.alone) return sums_.log_q;
     if (sums_.unmoved) return sums_.log_p;
@@ -77,7 +78,7 @@ class RareToken {
   ADAPMIXED_HD void add(double log_other, double order, double& forward, double& reverse) const {
     if (sums_.log_p == -HUGE_VAL && log_other == -HUGE_VAL) return;
     if (sums_.log_p == -HUGE_VAL || log_other == -HUGE_VAL) {
-      forward = reverse = HUGE_VAL;  // one of the two cannot produce the token at all
+      forward = reverse = HUGE_VAL;  // one of the two can never produce the token
       return;
     }
     const double log_ratio = log_other - sums_.log_p;
@@ -102,7 +103,7 @@ class RareToken {
  private:
   ADAPMIXED_HD double log_rest(std::int64_t i) const {
     const double gap = log_projected(in_, weights_, i, position_, v_) - sums_.log_total;
-    // A quarter of the total or less can be subtracted; else the others are added.
+    // A quarter of the total or less can be subtracted; else the other models are added.
     if (gap < -1.4) return sums_.log_total + std::log1p(-std::exp(gap));
     double rest = sums_.log_absent;
     for (std::int64_t j = 0; j < in_.shape.models; ++j) {

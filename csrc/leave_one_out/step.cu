@@ -1,4 +1,4 @@
-// One position's work up to the draw: the public log-sum-exps, the weights, the losses.
+// The work for one position before the draw: the public log-sum-exps, the weights, the losses.
 #include <algorithm>
 
 #include "common/operators.h"

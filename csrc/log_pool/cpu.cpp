@@ -1,8 +1,8 @@
-// p(v) ~ q(v) exp((kappa/N) sum_i clip(log p_i(v) - log q(v), a, b)): derivation and rounding in
-// log_pool/formula.h.
+// p(v) ~ q(v) exp((kappa/N) sum_i clip(log p_i(v) - log q(v), a, b)). log_pool/formula.h has the
+// derivation and the rounding.
 //
-// A position's rows are read in groups. Each row is passed over for its log-sum-exp and then, from
-// the cache, for its clipped log-ratios, which are added to the position's sums (cpu_rows.h).
+// A position's rows are read in groups. Each row is read for its log-sum-exp and then, from the
+// cache, for its clipped log-ratios, which are added to the position's sums (cpu_rows.h).
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"
@@ -21,7 +21,8 @@ inline void store_doubles(Vec x, double* row, std::int64_t v, std::int64_t end) 
   for (int i = 0; v + i < end; ++i) row[v + i] = lanes[i];
 }
 
-// One position: the public row, then the private rows in parts that threads share, then the sums.
+// One position: first the public row, then the private rows in parts that threads share, then the
+// sums.
 template <Dtype D>
 class Position {
  public:
@@ -69,7 +70,7 @@ class Position {
  private:
   static constexpr std::int64_t kLastTile = 4096;
 
-  // Without a public row nothing has a value.
+  // Without a public row no result is defined.
   void give_up() const {
     for (std::int64_t i = 0; i < models_; ++i) {
       const std::int64_t at = i * in_.shape.positions + position_;
@@ -80,7 +81,7 @@ class Position {
     out_.log_normaliser[position_] = NAN;
   }
 
-  // A likely token of the public row: where log-sum-exps start from.
+  // The most likely token of the public row, at whose logit the log-sum-exps start.
   std::int64_t top_token() const {
     Flt largest(-HUGE_VALF);
     for (std::int64_t v = 0; v < vocab_; v += Flt::kLanes) {
@@ -103,14 +104,14 @@ class Position {
     return float_log_sum_exp<D>(row.data, vocab_, row.at(top_));
   }
 
-  // From single precision's difference: a row that is the public one has its log-sum-exp.
+  // From the difference in single precision, so that a copy of the public row has its log-sum-exp.
   std::int32_t sum_private(const Row& row, double* lse) const {
     *lse = out_.public_lse[position_] + (float_sum(row) - public_float_sum_);
     return std::isnan(*lse) ? sum_row(row, lse) : kRowOk;
   }
 
-  // The rows [first, last): log-sum-exps, spans and, into `sums`, the positions of those that
-  // count.
+  // Reads the rows [first, last): computes their log-sum-exps and spans, and adds the positions of
+  // active rows to `sums`.
   void add_part(std::int64_t first, std::int64_t last, double* sums) const {
     std::int64_t held = 0, count = 0, at[kGroup];
     PoolMember members[kGroup];
@@ -141,7 +142,8 @@ class Position {
     }
   }
 
-  // Tile by tile over whole rows; the extremes only until they are beyond the clip bounds.
+  // Goes over whole rows, tile by tile. It tracks the extremes only until they reach the clip
+  // bounds.
   template <int kRows, bool kAdd>
   void add_all(PoolMember* members, const std::int64_t* at, double* sums) const {
     bool tracking = true;
@@ -162,7 +164,8 @@ class Position {
     }
   }
 
-  // From the parts' sums at some tokens: their sum, and that of the weights by its largest term.
+  // Adds the parts' sums of one tile. Computes the log-weights, their largest, and the sum of the
+  // weights relative to it.
   void finish_tile(std::int64_t begin, double* sums, std::int64_t parts, std::int64_t padded,
                    double* largest, double* total) const {
     const std::int64_t end = begin + kLastTile < vocab_ ? begin + kLastTile : vocab_;
@@ -193,7 +196,7 @@ class Position {
   std::int64_t position_, models_, vocab_;
   Row public_;
   std::int64_t top_ = 0;
-  double public_float_sum_ = 0.0;  // NaN where floats do not serve the row
+  double public_float_sum_ = 0.0;  // NaN if floats cannot serve the row
 };
 
 void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
@@ -204,7 +207,8 @@ void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPool
       Position<decltype(tag)::value>(grid, in, options, out, position).run(shared_by);
     });
   };
-  // As many positions as all threads can take alike; the threads share each of the rest.
+  // Each thread takes whole positions as long as there is one for every thread. The threads share
+  // each of the remaining positions.
   const std::int64_t whole =
       threads < 1 ? in.shape.positions : in.shape.positions / threads * threads;
   cpu::parallel_for(whole, 1, threads, [&](std::int64_t begin, std::int64_t end) {
@@ -213,8 +217,8 @@ void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPool
   for (std::int64_t b = whole; b < in.shape.positions; ++b) run(b, threads);
 }
 
-// The sums of u_i at [begin, end) of one position, kGridZero added, into sums[0...]; false where a
-// row has what is no logit.
+// Writes the sums of u_i at [begin, end) of one position, plus kGridZero, to sums[0...]. Returns
+// false if a row holds a NaN or +inf.
 template <Dtype D>
 bool add_tile(const PoolGrid& grid, const Ensemble& in, const LogPoolOptions& options,
               std::int64_t position, std::int64_t begin, std::int64_t end, double* sums) {
@@ -256,7 +260,7 @@ void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const doubl
     const Vec lse(in.public_lse[position]);
     Vec normaliser(log_normaliser[position]);
     double sums[kTile];
-    // Infinite probabilities are noticed in their sum.
+    // Makes the probabilities infinite, which is noticed in their sum.
     if (!add_tile<D>(grid, in, options, position, begin, end, sums)) normaliser = Vec(-HUGE_VAL);
     for (std::int64_t v = begin; v < end; v += Vec::kLanes) {
       const Vec sum = grid.nats(Vec::load(sums + v - begin));

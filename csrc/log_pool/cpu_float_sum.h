@@ -1,5 +1,5 @@
-// log sum_v e^{z_v} of one row in single precision, for what need not know it better: the pool's
-// log-ratios, which are clipped and rounded whatever it is (log_pool/formula.h).
+// log sum_v e^{z_v} of one row in single precision. That is enough for the pool's log-ratios, which
+// are clipped and rounded whatever it is (log_pool/formula.h).
 #pragma once
 
 #include <cmath>
@@ -10,8 +10,8 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// e^{z - m} of many z, m on the grid of common/float_ratio.h, within 3 units (kFloatUnit) as
-// `probability` there; z is cut off at m - 80 and m + 60. NaN for NaN.
+// e^{z - m} of many z, with m on the grid of common/float_ratio.h. The error is within 3 units
+// (kFloatUnit), as for `probability` there. z is clamped to [m - 80, m + 60]. NaN gives NaN.
 class FloatExpFrom {
  public:
   explicit FloatExpFrom(double m)
@@ -25,7 +25,7 @@ class FloatExpFrom {
     Quad octaves, shifted;
     ADAPMIXED_UNROLL
     for (int k = 0; k < Quad::kSize; ++k) {
-      // NaN, the second operand of both, passes.
+      // A NaN passes, being the second operand of both.
       z.v[k] = vmin(Flt(highest_), vmax(Flt(lowest_), z.v[k]));
       octaves.v[k] = vfms(z.v[k], Flt(kOctavesPerNat), Flt(m_));
       shifted.v[k] = vfma(octaves.v[k], Flt(kOctaveInverse), Flt(kFloatShifter));
@@ -46,8 +46,9 @@ class FloatExpFrom {
   float m_, lowest_, highest_;
 };
 
-// From a logit of this row, within 5.3 units, two of them of adding up: 3.2e-7. NaN where the logit
-// is not finite or too large for floats, or another is a NaN or far above it.
+// The log-sum-exp, given one logit of the row. The error is within 5.3 units, two of them from the
+// additions: 3.2e-7. NaN if this logit is not finite or too large for floats, or if another one is
+// NaN or far above it.
 template <Dtype D>
 double float_log_sum_exp(const char* data, std::int64_t vocab, double reference) {
   if (!(std::fabs(reference) < kFloatLargest)) return NAN;

@@ -1,4 +1,4 @@
-// Clipped log-ratios of some rows of logits, added up on the grid of log_pool/formula.h.
+// Adds up the clipped log-ratios of several rows on the grid of log_pool/formula.h.
 #pragma once
 
 #include "common/rows.h"
@@ -6,18 +6,18 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Rows that are added together: a token's sum is loaded and stored once for all of them.
+// The number of rows that are added together, with one load and one store of a token's sum.
 constexpr int kGroup = 4;
-// A row of logits as the sums take it, and the extremes of its positions on the grid.
+// A row of logits, and the extremes of its positions on the grid.
 struct PoolMember {
   const char* data;
   double origin;
   double low = HUGE_VAL, high = -HUGE_VAL;
-  bool bad = false;  // a NaN or +inf was met
+  bool bad = false;  // the row holds a NaN or +inf
 };
 
-// A sum in progress is that of the bits of clipped positions, 0.0 before the first. This turns the
-// sum of `count` of them into kGridZero plus the sum of their units.
+// While positions are added, a sum holds the sum of their bit patterns, and 0.0 before the first.
+// Adding this offset turns the sum of `count` of them into kGridZero plus the sum of their units.
 inline Vec sum_offset(std::int64_t count) {
   std::uint64_t zero;
   const double grid_zero = kGridZero;
@@ -28,11 +28,11 @@ inline Vec sum_offset(std::int64_t count) {
   return Vec(bits);
 }
 
-// What to do with the rows' positions besides adding them up.
+// What to find out about the rows besides their sum.
 enum class Look {
   none,
-  extremes,  // over the tokens that the public row has
-  faults,    // rows that may have changed since their log-sum-exps were taken
+  extremes,  // the extremes over the tokens that the public row has
+  faults,    // NaN or +inf: the rows may have changed since their log-sum-exps were taken
 };
 
 // Adds the rows' clipped positions at [begin, end) to sums[begin...].
@@ -50,7 +50,7 @@ void add_rows(const PoolGrid& grid, const char* public_row, PoolMember* members,
   }
   const auto add = [&](std::int64_t v, std::int64_t stop) ADAPMIXED_INLINE {
     Vec z0 = load_logits<D>(public_row, v, stop);
-    // A NaN is passed over by the extremes.
+    // The extremes ignore a NaN.
     if (kTrack) z0 = vselect(z0 > Vec(-HUGE_VAL), z0, Vec(NAN));
     Vec sum = kAdd ? Vec::load(sums + v) : Vec(0.0);
     ADAPMIXED_UNROLL

@@ -1,9 +1,9 @@
-// p(v) ~ q(v) exp((kappa/N) sum_i u_i(v)), u_i(v) = clip(log p_i(v) - log q(v), a, b): derivation
-// and rounding in log_pool/formula.h.
+// p(v) ~ q(v) exp((kappa/N) sum_i u_i(v)), u_i(v) = clip(log p_i(v) - log q(v), a, b).
+// log_pool/formula.h has the derivation and the rounding.
 //
-// A block a row finds its log-sum-exp and span, a thread a token adds up all models there, a block
-// a position sums the weights. Sums of u_i are exact, the extremes of a span do not depend on their
-// order, and the weights are added in a fixed one.
+// One block per row finds its log-sum-exp and span. One thread per token adds up all models there.
+// One block per position sums the weights. Sums of u_i are exact, the extremes of a span do not
+// depend on their order, and the weights are added in a fixed order.
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"
@@ -15,12 +15,12 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kPoolThreads = 256;
 
-// max u_i - min u_i of one row. Called by a whole block.
+// max u_i - min u_i of one row. A whole block must call this together.
 template <Dtype D>
 __device__ double row_span(const PoolGrid& grid, const typename Bits<D>::type* row,
                            const typename Bits<D>::type* public_row, std::int64_t vocab,
                            double origin) {
-  double extremes[2] = {-HUGE_VAL, -HUGE_VAL};  // of the positions and their negatives
+  double extremes[2] = {-HUGE_VAL, -HUGE_VAL};  // of the positions, and of their negatives
   for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
     const double z0 = logit<D>(public_row, v);
     if (z0 == -HUGE_VAL) return;
@@ -51,8 +51,8 @@ __global__ void pool_row_kernel(const __grid_constant__ StepInputs in, PoolGrid 
   out.status[at] = public_ok ? sum.status : kRowPublic;
 }
 
-// sum_i u_i at one token, z0 its public logit; NaN where a row that counts has no distribution, or
-// has what is no logit.
+// sum_i u_i at one token with the public logit z0. NaN if an active row has no log-sum-exp, or
+// holds a NaN or +inf here.
 template <Dtype D>
 __device__ double summed_log_ratio(const PoolGrid& grid, const Ensemble& in,
                                    const LogPoolOptions& options, std::int64_t position,
@@ -73,7 +73,7 @@ __device__ double summed_log_ratio(const PoolGrid& grid, const Ensemble& in,
   return sum;
 }
 
-// A thread a token, blocks_a_row blocks a position.
+// One thread per token; blocks_a_row blocks per position.
 template <Dtype D>
 __global__ void pool_sum_kernel(const __grid_constant__ Ensemble in, PoolGrid grid,
                                 const __grid_constant__ LogPoolOptions options,
@@ -85,7 +85,7 @@ __global__ void pool_sum_kernel(const __grid_constant__ Ensemble in, PoolGrid gr
   sums[position * in.shape.vocab + v] = summed_log_ratio<D>(grid, in, options, position, v, z0);
 }
 
-// log sum_v q exp(share sum_i u_i), NaN where a term is.
+// log sum_v q exp(share sum_i u_i); NaN if a term is NaN.
 template <Dtype D>
 __global__ void pool_normaliser_kernel(const __grid_constant__ Ensemble in, PoolGrid grid,
                                        const double* sums, double* log_normaliser) {
@@ -93,7 +93,7 @@ __global__ void pool_normaliser_kernel(const __grid_constant__ Ensemble in, Pool
   const auto* row = row_bits<D>(in.public_logits, 0, position);
   const double* sum = sums + position * vocab;
   const double lse = in.public_lse[position];
-  double found[2] = {-HUGE_VAL, 0.0};  // the largest term; 1 where there is a NaN
+  double found[2] = {-HUGE_VAL, 0.0};  // the largest term, and 1 if there is a NaN
   for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z0) {
     const double e = grid.log_weight(sum[v], z0 - lse);
     found[0] = vmax(e, found[0]);
@@ -125,13 +125,13 @@ __global__ void pool_mixture_kernel(const __grid_constant__ Ensemble in, PoolGri
   probabilities[position * vocab + v] = log_p == log_p ? exp_(log_p) : NAN;
 }
 
-// Single log-probabilities: one warp a position, whose lanes share the models.
+// Single log-probabilities: one warp per position, whose lanes share the models.
 static __global__ void pool_log_prob_kernel(const __grid_constant__ Ensemble in, PoolGrid grid,
                                             const __grid_constant__ LogPoolOptions options,
                                             const double* log_normaliser,
                                             const std::int64_t* targets, double* result) {
   const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
-  if (b >= in.shape.positions) return;  // the whole warp
+  if (b >= in.shape.positions) return;  // true for the whole warp
   const std::int64_t v = targets[b];
   const bool inside = v >= 0 && v < in.shape.vocab;
   const double z0 = inside ? row_of(in.public_logits, 0, b).at(v) : NAN;
@@ -164,7 +164,7 @@ std::int64_t blocks_a_row(const Shape& shape) {
 
 }  // namespace
 
-// The sums over the models.
+// The workspace holds the sums over the models.
 std::int64_t log_pool_workspace(const Shape& shape) {
   return shape.positions * shape.vocab * static_cast<std::int64_t>(sizeof(double));
 }

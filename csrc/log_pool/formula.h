@@ -1,27 +1,30 @@
 // The logarithmic pool of clipped log-ratios,
 //   p(v) ~ q(v) exp((kappa/N) sum_i u_i(v)),   u_i(v) = clip(log p_i(v) - log q(v), a, b),
-// with q = 0 giving p = 0. An absent or inactive member has u_i = 0; N stays. The normaliser is
-// log sum_v q(v) exp((kappa/N) sum_i u_i(v)). The sums are in cpu.cpp, cpu_rows.h and cuda.cu.
+// with p = 0 where q = 0. An absent or inactive member has u_i = 0; N stays the same. The
+// normaliser is log sum_v q(v) exp((kappa/N) sum_i u_i(v)). The sums are in cpu.cpp, cpu_rows.h and
+// cuda.cu.
 //
-// Every u_i is rounded to a multiple of 2^-k, k from N, a and b alone, so that sums over N slots
-// stay below 2^51 units. Hence all sums of u_i are exact, as integers and as doubles: the same in
-// any order and for any number of threads, and the sum of an ensemble whose slot i is empty
-// is this sum minus u_i, without an error. A float64 sum of unrounded u_i takes as many operations
-// (the addition that rounds a multiple of 2^-k is part of the fused multiply-add that also
-// subtracts the log-sum-exps), and every model's rounding would depend on all others.
+// Every u_i is rounded to a multiple of 2^-k, where k depends on N, a and b alone, such that sums
+// over N slots stay below 2^51 units. Hence all sums of u_i are exact, as integers and as doubles.
+// They are the same in any order and for any number of threads. The sum of an ensemble whose slot i
+// is empty is exactly this sum minus u_i. A float64 sum of unrounded u_i would take as many
+// operations: the addition that rounds to a multiple of 2^-k is part of the fused multiply-add that
+// also subtracts the log-sum-exps. But every model's rounding would depend on all others.
 //
-// What u_i is rounded to is no matter of privacy, only that it is a function of row i and of public
-// values and lies in [a, b]; the grid's clip bounds are rounded inwards, and the span is that of
-// the rounded u_i. Hence the log-sum-exp of row i may be one of single precision
-// (log_pool/cpu_float_sum.h), as long as all that is computed of the pool takes the same one. What
-// is left is the rounding of log p = x, where
+// For privacy it does not matter to which value u_i is rounded, only that it is a function of row i
+// and of public values and lies in [a, b]. The grid's clip bounds are rounded inwards, and the span
+// is that of the rounded u_i. Hence the log-sum-exp of row i may be in single precision
+// (log_pool/cpu_float_sum.h), as long as all computations of the pool use the same one.
+//
+// What remains is the rounding of log p = x, where
 //   e = fl(share S + log q),   x = fl(e - Z),   share = fl(kappa/N),
-// S the exact sum and Z one number for the row. With M = max(-a, b) it is |e| <= kappa M + |log q|
-// and |Z| <= kappa M, so that x is off by at most 2^-53 (|e| + |x|), and p = exp(x) by another
-// 2^-51 relative: altogether, at every token with p >= 2^-1022, by 2^-51 (1 + kappa M + |log q|).
-// For the ensembles with and without slot i log p - log p' is share u_i + const + four such errors
-// between two tokens: its range is at most
-//   (kappa/N) span_i + 2^-49 (1 + kappa M + L),   L the largest |log q| of the tokens compared.
+// S is the exact sum, and Z is one number for the row. With M = max(-a, b) we have
+// |e| <= kappa M + |log q| and |Z| <= kappa M. So x is off by at most 2^-53 (|e| + |x|), and
+// p = exp(x) by another 2^-51 relative: altogether, at every token with p >= 2^-1022, by
+// 2^-51 (1 + kappa M + |log q|). For the ensembles with and without slot i, log p - log p' is
+// share u_i + const, plus four such errors between two tokens. Its range is at most
+//   (kappa/N) span_i + 2^-49 (1 + kappa M + L),
+// where L is the largest |log q| of the tokens compared.
 #pragma once
 
 #include <cmath>
@@ -32,12 +35,12 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The integers next to it are the doubles next to it, and lie in the low bits: x + kGridZero, at
-// most 2^51 in absolute value, is x rounded to an integer.
+// Near this number the doubles are the integers, which lie in their low bits. If |x| <= 2^51,
+// adding x gives kGridZero plus x rounded to an integer.
 constexpr double kGridZero = 6755399441055744.0;  // 1.5 * 2^52
 constexpr int kFinestGrid = 40;
 
-// log p_i - log q as integers of a grid, of one call.
+// log p_i - log q as integers on a grid, for one call.
 class PoolGrid {
  public:
   ADAPMIXED_HD explicit PoolGrid(const LogPoolOptions& options) {
@@ -53,12 +56,12 @@ class PoolGrid {
     share_ = options.scale / static_cast<double>(options.num_models);
   }
 
-  // What belongs to a row: position(z - z_0, origin) is kGridZero plus its log p/q in units.
+  // The constant of a row: position(z - z_0, origin) is kGridZero plus its log p/q in units.
   ADAPMIXED_HD double origin(double private_lse, double public_lse) const {
     return kGridZero - (private_lse - public_lse) * scale_;
   }
-  // Not yet clipped; beyond the clip bounds it may be no integer, -inf or, where the public row
-  // masks the token, a NaN or +inf. Monotone in the difference of the logits.
+  // Not yet clipped. Beyond the clip bounds it may be a non-integer or -inf. If the public row
+  // masks the token, it may be NaN or +inf. Monotone in the difference of the logits.
   template <class T>
   ADAPMIXED_HD_INLINE T position(T difference, T origin) const {
     return vfma(difference, T(scale_), origin);
@@ -68,21 +71,21 @@ class PoolGrid {
     return vmin(vmax(position, T(least_)), T(most_));
   }
 
-  // A clipped position, or a sum of units added to kGridZero, in nats.
+  // Converts a clipped position, or kGridZero plus a sum of units, to nats.
   template <class T>
   ADAPMIXED_HD_INLINE T nats(T position) const {
     return (position - T(kGridZero)) * T(unit_);
   }
-  // Whether some u_i is a and some u_i is b.
+  // Whether both a and b occur among the u_i.
   ADAPMIXED_HD bool clips_both(double low, double high) const {
     return low <= least_ && high >= most_;
   }
-  // max u_i - min u_i from the positions' extremes, exactly; 0 where there are none.
+  // max u_i - min u_i, exactly, from the extremes of the positions; 0 if there are none.
   ADAPMIXED_HD double span(double low, double high) const {
     return low <= high ? nats(clipped(high)) - nats(clipped(low)) : 0.0;
   }
 
-  // log p + Z at a token, from the sum of u_i in nats.
+  // log p + Z at a token, given the sum of u_i in nats.
   template <class T>
   ADAPMIXED_HD_INLINE T log_weight(T sum, T log_q) const {
     return vfma(T(share_), sum, log_q);
@@ -92,7 +95,7 @@ class PoolGrid {
   double unit_, scale_, least_, most_, share_;
 };
 
-// u_i of one token of one row, in nats; log q > -inf. NaN of what is no logit.
+// u_i of one token of one row, in nats, for log q > -inf. NaN if the logit is NaN or +inf.
 ADAPMIXED_HD double pooled_log_ratio(const PoolGrid& grid, const Ensemble& in, std::int64_t model,
                                      std::int64_t position, std::int64_t token, double z0) {
   const double origin =

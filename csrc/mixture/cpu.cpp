@@ -1,5 +1,5 @@
-// p = mean_i p_bar_i, the distribution the token is drawn from: terms s_i p_i, which are
-// exponentials of a logit each, clipped where there is a box, and what the slots share of q.
+// p = mean_i p_bar_i, the distribution from which the token is drawn. Each slot adds s_i p_i, the
+// exponential of a logit, clipped if there is a box, and a share of q.
 #include "common/dispatch.h"
 #include "common/exp_from.h"
 #include "common/parallel.h"
@@ -9,13 +9,13 @@
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// Tokens in a tile: what is kept of them stays in the first-level cache.
+// Tokens in a tile, such that its data stay in the first-level cache.
 constexpr std::int64_t kTile = 1024;
 
-// Below it s p is nothing where p counts as 0.
+// Below this log s, s p is negligible at tokens where p counts as 0.
 constexpr double kFarScale = 1000.0;
 
-// A stretch of one position's vocabulary: all models, one after another.
+// A stretch of one position's vocabulary. Models are added one after another.
 class Tile {
  public:
   static constexpr std::int64_t kScratch = 2 * kTile;
@@ -23,7 +23,7 @@ class Tile {
   Tile(const Ensemble& in, const Weights& weights, std::int64_t position, double* memory)
       : in_(in), weights_(weights), position_(position), q_(memory), sum_(memory + kTile) {}
 
-  // The mixture at the tokens from begin to end.
+  // Writes the mixture at the tokens [begin, end).
   void mix(std::int64_t begin, std::int64_t end, double* out) {
     begin_ = begin, end_ = end;
     const Row row = row_of(in_.public_logits, 0, position_);
@@ -41,8 +41,8 @@ class Tile {
   }
 
  private:
-  // q, or -1 where it is masked or too rare; a NaN stays, so that what belongs to no distribution
-  // is noticed.
+  // Loads q, or -1 if it is masked or too rare. NaN stays NaN, so that a row which is not a
+  // distribution is noticed.
   template <Dtype D>
   void load_public(const Row& row) {
     const Vec lse(in_.public_lse[position_]);
@@ -53,7 +53,7 @@ class Tile {
     }
   }
 
-  // Adds one model's terms; returns its share of q.
+  // Adds one model's terms and returns its share of q.
   template <Dtype D>
   double add(const Row& row, std::int64_t model) {
     const std::int64_t at = model * in_.shape.positions + position_;
@@ -79,7 +79,7 @@ class Tile {
     return weights_.complement[at];
   }
 
-  // A box's where log s is large or infinite, from log p/q.
+  // Adds the terms of a box with a large or infinite log s, from log p/q.
   template <Dtype D>
   void add_far(const Row& row, std::int64_t at) {
     const Row public_row = row_of(in_.public_logits, 0, position_);
@@ -94,8 +94,8 @@ class Tile {
     }
   }
 
-  // By e^{z - m}; what m loses of its two parts is a factor, or sums under a box would be off by as
-  // much as the row's log-sum-exp is large.
+  // Adds the terms e^{z - m}. A factor corrects the rounding of m; without it, sums under a box
+  // would have an error in proportion to the row's log-sum-exp.
   template <Dtype D, class Clip>
   void add_terms(const Row& row, double lse, double log_scale, const Clip& clip) {
     const double m = lse - log_scale, lost = (lse - m) - log_scale;
@@ -114,7 +114,7 @@ class Tile {
       ADAPMIXED_UNROLL
       for (int k = 0; k < kWays; ++k) {
         double* sum = sum_ + v + k * Vec::kLanes - begin_;
-        // Far terms and masked ones take the longer way.
+        // Terms far from m, and masked ones, take the slower way.
         const Vec term = far && (vabs(z.v[k] - origin) > reach).any()
                              ? far_unit * exp_(z.v[k] - origin)
                              : unit * near.v[k];
@@ -152,7 +152,8 @@ void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* ta
               double* result, int threads) {
   cpu::parallel_for(in.shape.positions, 16, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
-      // Not needed where every weight is 1, but a public row without it would be no distribution.
+      // If every weight is 1, z has no part in the sum. But with NaN or +inf the public row is not
+      // a distribution.
       const double z = row_of(in.public_logits, 0, b).at(targets[b]);
       double total = z < HUGE_VAL ? -HUGE_VAL : NAN;
       for (std::int64_t i = 0; i < in.shape.models; ++i) {

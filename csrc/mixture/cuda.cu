@@ -1,6 +1,6 @@
-// p = mean_i p_bar_i: a thread per token; then a block per position looks at the sum, since rows
-// that do not belong to the projection cannot be refused here. Single log-probabilities of it: one
-// warp a position, whose lanes share the models.
+// p = mean_i p_bar_i: one thread per token. Then one block per position checks the sum, because a
+// kernel cannot raise an error for rows that do not belong to the projection. Single
+// log-probabilities: one warp per position, whose lanes share the models.
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "mixture/cuda_check.cuh"
@@ -29,14 +29,14 @@ __global__ void mixture_kernel(const __grid_constant__ Ensemble in,
   probabilities[position * in.shape.vocab + v] = p;
 }
 
-// One warp a position, whose lanes share the models.
+// One warp per position, whose lanes share the models.
 static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::int64_t* targets,
                                        double* result) {
   const std::int64_t b = static_cast<std::int64_t>(blockIdx.x) * kLogProbWarps + warp_id();
-  if (b >= in.shape.positions) return;  // the whole warp
+  if (b >= in.shape.positions) return;  // true for the whole warp
   const std::int64_t v = targets[b];
   const bool inside = v >= 0 && v < in.shape.vocab;
-  // What is not a number may have no part in the sum, but makes it NaN all the same.
+  // A NaN may have no part in the sum, but must make the result NaN.
   bool good =
       inside && std::isfinite(in.public_lse[b]) && row_of(in.public_logits, 0, b).at(v) < HUGE_VAL;
   double total[1] = {-HUGE_VAL};
@@ -44,7 +44,7 @@ static __global__ void log_prob_kernel(Ensemble in, Weights weights, const std::
     good = admissible(in, weights, i * in.shape.positions + b);
     total[0] = LogAdd{}(total[0], log_projected(in, weights, i, b, v));
   }
-  if (!good) total[0] = NAN;  // and so becomes every sum with it
+  if (!good) total[0] = NAN;  // makes every sum with it NaN
   warp_reduce(total, LogAdd{});
   if (lane_id() != 0) return;
   const double found = total[0] - std::log(static_cast<double>(in.shape.models));

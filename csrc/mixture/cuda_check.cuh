@@ -1,5 +1,5 @@
-// What tells that rows are not those of the log-sum-exps, and how the log-probabilities are queued:
-// shared by the mixture and the logarithmic pool.
+// Checks that rows belong to the log-sum-exps, and the block size of the log_prob kernels. Shared
+// by the mixture and the logarithmic pool.
 #pragma once
 
 #include "common/block.cuh"
@@ -7,11 +7,12 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Warps of a block: one a position.
+// Warps in a block; each takes one position.
 constexpr int kLogProbWarps = 4;
-// Beyond 0 and what rounding leaves there: the rows are not those of the log-sum-exps.
+// The largest log-probability that rounding explains. A larger one shows that the rows do not
+// belong to the log-sum-exps.
 constexpr double kMostLogProb = 1e-6;
-// A row that sums to 1 less well is not the mixture of these rows.
+// A row whose sum is further from 1 is not the mixture of these rows.
 constexpr double kMixtureTolerance = 1e-6;
 
 static __global__ void check_mixture_kernel(std::int64_t vocab, double* probabilities) {

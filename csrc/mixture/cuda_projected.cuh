@@ -11,8 +11,8 @@ template <Dtype D>
 struct ModelRow {
   const typename Bits<D>::type* logits;
   double shift;               // log p/q = z - z_0 - shift
-  double weight, complement;  // 0 and 1 where the slot answers q
-  double lower, upper;        // upper > 0: of a box, as in common/operators.h's Weights
+  double weight, complement;  // 0 and 1 if the slot answers q
+  double lower, upper;        // upper > 0: a box, as in Weights (common/operators.h)
 
   template <class T>
   __device__ Projected<T> projected_from(T t) const {
@@ -41,7 +41,7 @@ __device__ inline Projected<double> projected_at(const ModelRow<D>& row, std::in
   return row.projected_from(row.log_ratio(v, z0));
 }
 
-// Whether a row has a distribution and its weights are weights; NaN fails every comparison.
+// Returns whether a row has a log-sum-exp and valid weights; NaN fails every comparison.
 __device__ inline bool admissible(const Ensemble& in, const Weights& weights, std::int64_t at) {
   const double weight = weights.weight[at], complement = weights.complement[at];
   if (weights.upper > 0.0) {
@@ -52,11 +52,11 @@ __device__ inline bool admissible(const Ensemble& in, const Weights& weights, st
          std::fabs(weight + complement - 1.0) <= 1e-9 && std::fabs(in.private_lse[at]) < HUGE_VAL;
 }
 
-// The public probability of a token by log q = lq; 0 where it is wild. A NaN is kept (as inf), so
-// that what belongs to no distribution is noticed.
+// The public probability of a token with log q = lq; 0 if the token is wild. A NaN is kept (as
+// inf), so that a row which is not a distribution is noticed.
 __device__ inline double tame_probability(double lq) { return lq < kWildLogQ ? 0.0 : exp_(lq); }
 
-// The mean over the models present at a token that is not wild.
+// The mean over the models that are present, at a token that is not wild.
 template <Dtype D>
 __device__ Projected<double> mean_projected(const Ensemble& in, const Weights& weights,
                                             std::int64_t position, std::int64_t v, double z0) {

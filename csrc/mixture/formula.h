@@ -1,4 +1,4 @@
-// One token of the mixture p = mean_i p_bar_i, each p_bar_i from its Renyi ball or its box.
+// One token of the mixture p = mean_i p_bar_i, with each p_bar_i from its Renyi ball or its box.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// p_bar / q of one model from t, whichever way it is projected.
+// p_bar / q of one model from t = log p/q, for both ways of projecting.
 template <class T>
 class Member {
  public:
@@ -40,14 +40,14 @@ ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, st
   const double log_p = row_of(in.private_logits, model, position).at(v) - in.private_lse[at];
   if (weights.upper > 0.0) return log_clipped(weights, at, log_p, log_q);
   if (log_p == log_q) return log_q;  // exactly, whatever the weight
-  // 0 * anything is 0 here, also where the logit is -inf.
+  // 0 times anything is 0 here, also if the logit is -inf.
   const double from_p = weights.weight[at] > 0.0 ? std::log(weights.weight[at]) + log_p : -HUGE_VAL;
   const double from_q =
       weights.complement[at] > 0.0 ? std::log(weights.complement[at]) + log_q : -HUGE_VAL;
   return log_add(from_p, from_q);
 }
 
-// p_bar_i summed and divided by N, for a token that is masked or very rare in the public row.
+// The mean of p_bar_i, for a token that is masked or very rare in the public row.
 ADAPMIXED_HD double rare_mean(const Ensemble& in, const Weights& weights, std::int64_t position,
                               std::int64_t v) {
   double total = 0.0;

@@ -1,8 +1,8 @@
 // lambda_i = max{lambda : D<->_alpha(lambda p_i + (1-lambda) q || q) <= R} and lse_i of every row.
 //
-// Three ways, chosen by the target T = e^{(alpha-1) R} and, row by row, by what floats can decide:
-// a short list of tokens (cpu_listed_row.h), float sums over the row (cpu_dense_row.h), double sums
-// over the row (cpu_exact_row.h), which serves everything.
+// A row is solved in one of three ways, by the target T = e^{(alpha-1) R} and by what floats can
+// decide: from a short list of tokens (cpu_listed_row.h), from float sums over the row
+// (cpu_dense_row.h), or from double sums over the row (cpu_exact_row.h), which serve every input.
 #include "common/dispatch.h"
 #include "common/parallel.h"
 #include "common/row_sums.h"
@@ -13,7 +13,7 @@
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// The rows [begin, end) of one call, position-major, with this thread's copies of the public row.
+// Solves rows of one call, position by position, with this thread's copies of the public row.
 class Rows {
  public:
   Rows(const ProjectInputs& in, double order, double radius, const ProjectResults& out)
@@ -116,7 +116,8 @@ class Rows {
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              int threads) {
   const std::int64_t models = in.shape.models;
-  // A range shares the public row's tables, and all its rows take about the same time.
+  // One range of rows per thread: a range shares the public row's tables, and all rows take about
+  // the same time.
   const std::int64_t parts = threads < 1 ? 1 : threads;
   const std::int64_t grain = (models + parts - 1) / parts;
   cpu::parallel_for(models * in.shape.positions, grain, threads,

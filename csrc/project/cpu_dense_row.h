@@ -1,5 +1,5 @@
 // Small targets at integer orders: both constraints as sums over the whole row in single precision,
-// widened to double every few terms, with a bound on their error.
+// widened to double every few terms. project/float_search.h bounds their error.
 #pragma once
 
 #include "common/float_public.h"
@@ -11,7 +11,7 @@ ADAPMIXED_CORE_BEGIN
 
 inline Flt folded(const Quad& a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
 
-// A sum in floats over a few terms at a time, beyond that in double.
+// A sum of a few terms at a time in floats, and of these sums in double.
 struct BlockSum {
   Vec total{0.0};
   Flt block{0.0f};
@@ -27,7 +27,7 @@ class DenseRow {
  public:
   static constexpr std::int64_t kGroup = 4 * Flt::kLanes;
   static constexpr std::int64_t kBlock = 8 * kGroup;
-  static std::int64_t scratch_size(std::int64_t vocab) {  // doubles
+  static std::int64_t scratch_size(std::int64_t vocab) {  // in doubles
     return round_up(vocab, 64) / 2;
   }
 
@@ -38,7 +38,7 @@ class DenseRow {
   DenseRow(const FloatPublic& q, double order, double* scratch)
       : q_(q), order_(order), d_(reinterpret_cast<float*>(scratch)) {}
 
-  // False where floats do not do.
+  // Returns false if floats cannot serve this row.
   template <Dtype D>
   bool load(const Row& row, double lse) {
     if (!(std::fabs(lse - q_.lse) < kFloatDifference)) return false;
@@ -49,7 +49,7 @@ class DenseRow {
     const std::int64_t vocab = q_.vocab;
     BlockSum second, third;
     Flt least(0.0f);
-    bool tail = q_.masked_count != 0;  // where q may be 0, d is that of no token
+    bool tail = q_.masked_count != 0;  // if q may be 0, set d = 0 there
     const auto step = [&](std::int64_t v, const auto& load) ADAPMIXED_INLINE {
       Quad d, q = Quad::load(q_.q + v);
       const Quad grid = Quad::load(q_.grid + v), rest = Quad::load(q_.rest + v);
@@ -81,7 +81,7 @@ class DenseRow {
     second_ = second.value();
     third_ = third.value();
     least_ = scale_ * -maximum(Flt(0.0f) - least) + offset_;
-    // False also where there are NaN.
+    // False also if there are NaN.
     return second_ > 0.0;
   }
 

@@ -15,8 +15,8 @@ class ExactRow {
     return 2 * padded + 2 * wild;
   }
 
-  // The whole row. False when the public row masks a token that this row does not: no lambda > 0 is
-  // feasible. `scratch` and `q` are kept.
+  // Loads the whole row. Returns false if the public row masks a token that this row does not: then
+  // no lambda > 0 is feasible. Keeps references to `scratch` and `q`.
   template <Dtype D>
   bool load(const PublicRow& q, const Row& private_row, double private_lse, double* scratch) {
     count_ = q.vocab;
@@ -47,8 +47,8 @@ class ExactRow {
     return !uncovered.any();
   }
 
-  // `count` tokens by log q and t = log r, both padded to whole vectors (log q = -inf). scratch: 3
-  // times the padded count; the arrays given are kept.
+  // Loads `count` tokens by log q and t = log r, both padded to whole vectors (log q = -inf).
+  // scratch: 3 times the padded count. Keeps references to the arrays.
   void list(const double* log_q, const double* t, std::int64_t count, double log_target,
             double* scratch) {
     const std::int64_t padded = round_up(count, Vec::kLanes);
@@ -79,7 +79,7 @@ class ExactRow {
 
   double second_moment() const { return second_moment_; }
 
-  // Those of the Sums that are wanted.
+  // Computes the wanted ones of the Sums.
   Sums sums(const Point& x, bool forward, bool reverse, const Target& target) const {
     const double log_target = target.log_target;
     if (target.scaled) {
@@ -93,7 +93,7 @@ class ExactRow {
   }
 
  private:
-  // Stores d and r of the tokens at k, (0, 1) where there is none; returns d.
+  // Stores d and r of the tokens at k, or (0, 1) if q = 0 there. Returns d.
   Vec set_ratio(std::int64_t k, Vec t) {
     const Ratio<Vec> x = ratio(t);
     const auto present = Vec::load(q_ + k) > Vec(0.0);
@@ -145,7 +145,7 @@ class ExactRow {
   }
 
   double order_;
-  int integer_;  // the order, or 0 if it is no integer
+  int integer_;  // the order, or 0 if it is not an integer
   std::int64_t count_ = 0;
   const double *q_ = nullptr, *log_q_ = nullptr;
   double *d_ = nullptr, *r_ = nullptr;

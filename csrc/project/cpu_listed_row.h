@@ -1,6 +1,5 @@
-// Large targets T = e^{(alpha-1) R}: only tokens with q r^alpha near T or above can decide, and
-// they are few. One pass over the logits finds them without an exponential; they are solved in
-// double.
+// Large targets T = e^{(alpha-1) R}: only the few tokens with q r^alpha near T or above can decide.
+// One pass over the logits finds them without an exponential; they are then solved in double.
 #pragma once
 
 #include "common/float_public.h"
@@ -12,10 +11,11 @@ ADAPMIXED_CORE_BEGIN
 class ListedRow {
  public:
   static std::int64_t capacity(std::int64_t vocab) { return vocab / 16 + 64; }
-  static std::int64_t scratch_size(std::int64_t vocab) {  // doubles
+  static std::int64_t scratch_size(std::int64_t vocab) {  // in doubles
     return 2 * (5 * (capacity(vocab) + 16)) + capacity(vocab) / 2 + 16;
   }
-  // Whether float scores decide within half a nat which tokens matter.
+  // Returns whether float scores are accurate enough: they find the tokens that matter within half
+  // a nat.
   static bool serves(const FloatPublic& q, double order) {
     return order * (q.largest + std::fabs(q.lse)) < 2e5 && q.least_log_q > kWildLogQ;
   }
@@ -32,10 +32,10 @@ class ListedRow {
         forward_(order),
         reverse_(order) {}
 
-  // Forgets the lists there are.
+  // Makes solve_lists() list again.
   void set_unlisted(double unlisted) { unlisted_ = unlisted; }
 
-  // False: too many tokens matter.
+  // Return false if too many tokens matter.
   bool list_forward() { return list(order_, forward_, memory_); }
   bool list_reverse() { return list(1.0 - order_, reverse_, memory_ + half()); }
 
@@ -54,7 +54,7 @@ class ListedRow {
   template <Dtype D>
   bool list(double s, ExactRow& out, double* memory) {
     const double shift = lse_ - q_.lse;
-    // s z + (1 - s) z_0 in floats; half a nat is left for their rounding.
+    // The score s z + (1 - s) z_0 is computed in floats; half a nat is left for its rounding.
     const double threshold =
         list_threshold(log_target_, unlisted_, q_.vocab) + q_.lse + s * shift - 0.5;
     const Flt by_private(static_cast<float>(s)), by_public(static_cast<float>(1.0 - s));

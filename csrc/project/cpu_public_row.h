@@ -1,4 +1,4 @@
-// One public row as the other operations read it: q, log q, and the tokens too rare for either.
+// One public row in double: q, log q, and the wild tokens, which are too rare for both.
 #pragma once
 
 #include "common/rows.h"
@@ -10,9 +10,9 @@ struct PublicRow {
   double lse;
   std::int64_t vocab, padded;
   double* logits;         // all lanes, -inf past the end
-  double* q;              // 0 where masked or wild
-  double* log_q;          // -inf there
-  double* inverse_reach;  // see above
+  double* q;              // 0 if masked or wild
+  double* log_q;          // -inf if masked or wild
+  double* inverse_reach;  // row_terms.h
   std::int64_t* wild;
   std::int64_t wild_count;
 

@@ -1,6 +1,6 @@
-// lambda_i = max{lambda : D<->_alpha(lambda p_i + (1-lambda) q || q) <= R} and lse_i of every row:
-// one block a row. All threads of a block search together: each evaluates its tokens, and all see
-// the same sums.
+// lambda_i = max{lambda : D<->_alpha(lambda p_i + (1-lambda) q || q) <= R} and lse_i of every row.
+// One block solves one row. All its threads search together: each evaluates its own tokens, and all
+// see the same sums.
 #include <algorithm>
 
 #include "common/launch.cuh"
@@ -16,11 +16,11 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// As many threads as have the registers that the search wants.
+// The most threads that leave each the registers that the search needs.
 constexpr int kProjectThreads = 256;
 
-// Called by a whole block. ratio_error: of p/q, relative. kLists: for scaled targets only, which
-// are served without, too, but slowly.
+// A whole block must call this together. ratio_error: the relative error of p/q. kLists: use lists,
+// for scaled targets only. Scaled targets can be solved without lists, but slowly.
 template <Dtype D, bool kLists>
 __device__ Point project_row(const RowPair<D>& pair, double order, double radius,
                              double ratio_error) {
@@ -37,7 +37,7 @@ __device__ Point project_row(const RowPair<D>& pair, double order, double radius
   return solve_whole(row, order, radius, ratio_error);
 }
 
-// What a first attempt has left, or, where there was none, every row.
+// Solves the rows that a first attempt has left, or every row if there was no attempt.
 template <Dtype D, bool kLists>
 __global__ void __launch_bounds__(kProjectThreads, 1)
     project_kernel(const __grid_constant__ ProjectCall call) {
@@ -71,13 +71,13 @@ namespace device = adapmixed::ADAPMIXED_ISA;
 
 namespace {
 
-// Whole warps, and no more of them than there is work for.
+// Returns a number of threads: whole warps, and no more of them than there is work for.
 dim3 threads_for(std::int64_t items, std::int64_t most) {
   const std::int64_t warps = (items + device::kWarp - 1) / device::kWarp;
   return dim3(static_cast<unsigned>(std::min(warps * device::kWarp, most)));
 }
 
-// Whether rows stay in shared memory between two looks at them.
+// The bytes of a row that stays in shared memory between two reads; 0 if it does not.
 std::int64_t kept_bytes(const ProjectInputs& in) {
   const std::int64_t packs = (in.shape.vocab + device::kPack - 1) / device::kPack;
   const std::int64_t bytes = packs * device::kPack * device::element_size(in.private_logits.dtype);
@@ -85,7 +85,7 @@ std::int64_t kept_bytes(const ProjectInputs& in) {
   return kept ? bytes : 0;
 }
 
-// The attempt that reads a row once or twice, after which call.done says what is left.
+// Queues the attempt that reads a row once or twice. call.done then marks the rows it has solved.
 template <Dtype D>
 void queue_first(const device::ProjectCall& call, bool lists, std::int64_t kept, dim3 grid,
                  const Queue& queue) {
@@ -111,7 +111,8 @@ std::int64_t project_workspace(const Shape& shape) {
 void project(const ProjectInputs& in, double order, double radius, const ProjectResults& out,
              const Queue& queue) {
   const DeviceGuard guard(queue);
-  grid_of(in.shape.models * in.shape.positions);  // refused as a whole, in groups or not
+  // Throws if the whole call is too large for one grid, although it is queued in groups.
+  grid_of(in.shape.models * in.shape.positions);
   const device::FloatProblem problem(order, radius);
   const bool lists = problem.listing();
   const bool first_in_floats =

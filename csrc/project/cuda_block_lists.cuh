@@ -1,5 +1,5 @@
-// Large targets T = e^{(alpha-1) R}: only tokens with q r^alpha near T or above can decide, and
-// they are few. They are found without an exponential, and kept in shared memory.
+// Large targets T = e^{(alpha-1) R}: only the few tokens with q r^alpha near T or above can decide.
+// They are found without an exponential and kept in shared memory.
 #pragma once
 
 #include "common/row_pair.cuh"
@@ -8,7 +8,8 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Tokens of both lists together: what a block may have without asking for more shared memory.
+// The tokens of both lists together. A block may have this much without asking for more shared
+// memory.
 constexpr int kListCapacity = 2560;
 
 struct ListTokens {
@@ -36,13 +37,13 @@ class BlockLists {
                         double* t)
       : pair_(pair), order_(order), log_target_(log_target), log_q_(log_q), t_(t) {}
 
-  // Forgets the lists there are.
+  // Empties the lists.
   __device__ void set_unlisted(double unlisted) {
     threshold_ = list_threshold(log_target_, unlisted, pair_.vocab);
     used_ = 0;
   }
 
-  // False: too many tokens matter, or a wild one does.
+  // Return false if too many tokens matter, or if a wild token does.
   __device__ bool list_forward() {
     if (!list(order_, forward_)) return false;
     forward_.survey(log_target_);
@@ -54,23 +55,23 @@ class BlockLists {
   __device__ const Row& reverse() const { return reverse_; }
 
  private:
-  // More is taken rather than less: half a nat, and what rounding leaves of logits far from 0.
+  // Takes rather too many tokens: the slack is half a nat, plus the rounding of logits far from 0.
   __device__ bool matters(double log_q, double t, double s) const {
     const double gain = s * t;
     const double slack = 0.5 + 1e-15 * (std::fabs(log_q) + std::fabs(gain));
     return log_q + gain > threshold_ - slack;
   }
 
-  // In the order of the threads, and of the row within one: the same on every run.
+  // Lists tokens by thread, and in the row's order within a thread: the same on every run.
   __device__ bool list(double s, Row& out) {
     int count = 0;
     pair_.for_each([&](double log_q, double t) {
       if (!matters(log_q, t, s)) return;
-      // Not to overflow in any row: a thread with too many stays so.
+      // A thread with too many tokens stops counting, so that no row can overflow the sum.
       count = log_q >= kWildLogQ && count <= kListCapacity ? count + 1 : kListCapacity + 1;
     });
     const Prefix<int> share = block_prefix(count);
-    if (share.total > kListCapacity - used_) return false;  // after which no list is made
+    if (share.total > kListCapacity - used_) return false;  // no further list is made after this
     int at = used_ + share.before;
     pair_.for_each([&](double log_q, double t) {
       if (!matters(log_q, t, s)) return;

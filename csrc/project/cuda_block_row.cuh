@@ -1,6 +1,6 @@
-// One row's two constraints in double, summed by a block: over the whole vocabulary, or over a
-// short list of tokens. Every evaluation computes p/q anew from the logits: what is stored is read
-// from memory that the block shares with all others, what is computed is not.
+// One row's two constraints in double, summed by a block over the whole vocabulary or over a short
+// list of tokens. Every evaluation computes p/q anew from the logits: stored values would be read
+// from memory that all blocks share.
 #pragma once
 
 #include "common/block.cuh"
@@ -8,8 +8,9 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Tokens: for_each(visit), visit(log q, t) for the tokens of this thread; kWild, whether there may
-// be wild ones. All members are called by a whole block, and give all its threads the same.
+// Tokens: for_each(visit) calls visit(log q, t) for the tokens of this thread; kWild tells whether
+// there may be wild ones. A whole block must call each member together, and all its threads get the
+// same result.
 template <class Tokens>
 class BlockRow {
  public:
@@ -17,7 +18,7 @@ class BlockRow {
   __device__ BlockRow(const Tokens& tokens, double order)
       : tokens_(tokens), order_(order), integer_(integer_order(order)) {}
 
-  // Finds what upper() and second_moment() tell, and whether there are wild tokens.
+  // Computes the results of upper() and second_moment(), and whether there are wild tokens.
   __device__ void survey(double log_target) {
     double moment = 0.0, largest[3] = {0.0, -HUGE_VAL, 0.0};
     tokens_.for_each([&](double log_q, double t) {
@@ -39,14 +40,15 @@ class BlockRow {
     wild_ = largest[2] != 0.0;
   }
 
-  // F >= q_v (1 + lambda d_v)^alpha for each v alone: every token gives an upper bound on lambda.
+  // F >= q_v (1 + lambda d_v)^alpha for each v alone, so every token gives an upper bound on
+  // lambda.
   __device__ Point upper(double /* that of survey() */) const {
     return upper_bound(steepest_, wild_log_reach_);
   }
 
   __device__ double second_moment() const { return second_moment_; }
 
-  // Those of the Sums that are wanted.
+  // Computes the wanted ones of the Sums.
   __device__ Sums sums(const Point& x, bool forward, bool reverse, const Target& target) const {
     Sums s = integer_ != 0 ? by_multiplication(x, forward, reverse, target)
                            : by_logarithm(x, forward, reverse, target);
@@ -107,7 +109,7 @@ class BlockRow {
 
   Tokens tokens_;
   double order_;
-  int integer_;  // the order, or 0 if it is no integer
+  int integer_;  // the order, or 0 if it is not an integer
   bool wild_ = false;
   double second_moment_ = 0.0;
   double steepest_ = 0.0;

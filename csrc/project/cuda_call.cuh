@@ -1,7 +1,7 @@
-// What the kernels of one projection are told. A first kernel reads every row (cuda_scan.cuh);
-// what it finds is solved from short lists in double (cuda_solve_lists.cuh) or from sums in floats
-// (cuda_floats.cuh), and what is left by sums in double (cuda.cu). Positions are queued in
-// groups that share the workspace.
+// The arguments of the kernels of one projection. A first kernel reads every row (cuda_scan.cuh).
+// The rows that it can prepare are solved from short lists in double (cuda_solve_lists.cuh) or from
+// sums in floats (cuda_floats.cuh), the others from sums in double (cuda.cu). Positions are queued
+// in groups that share the workspace.
 #pragma once
 
 #include "common/load.cuh"
@@ -11,15 +11,15 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kScanThreads = 384;
 constexpr int kScanWarps = kScanThreads / 32;
-// Tokens that a warp of the first kernel may put on each of the two lists.
+// The most tokens that a warp of the first kernel may put on each of the two lists.
 constexpr int kSegment = 192;
 constexpr std::int64_t kProjectMemory = std::int64_t{1} << 26;  // bytes
-// Rows of this size stay in shared memory between two looks at them, where two of them fit a
+// Rows up to this size stay in shared memory between two reads, if two of them fit a
 // multiprocessor.
 constexpr std::int64_t kKeptBytes = 110 * 1024;
 
 struct RowLists {
-  std::int32_t count[2][kScanWarps];  // above kSegment: too many
+  std::int32_t count[2][kScanWarps];  // more than kSegment: too many
   std::int32_t tokens[2][kScanWarps][kSegment];
 };
 
@@ -40,15 +40,16 @@ struct ProjectCall {
   ProjectInputs in;
   double order, radius;
   ProjectResults out;
-  std::int64_t first;  // position of this group
+  std::int64_t first;  // first position of this group
   bool kept;           // rows stay in shared memory
-  // In the workspace, (group, N): what the first kernel leaves to the second; whether it does; and
-  // whether one of them has found the row's weight. Null where there is no such attempt.
+  // In the workspace, (group, N): the lists that the first kernel leaves to the second; whether it
+  // has prepared the row for the second; and whether one of them has found the row's weight. Null
+  // if there is no such attempt.
   RowLists* lists;
   std::int32_t *found, *done;
 };
 
-// The row that a block works on: those of a position lie side by side.
+// The row that a block works on. The rows of a position are next to each other.
 struct RowAt {
   std::int64_t row, model, position, at;
 };

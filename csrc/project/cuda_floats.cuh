@@ -1,6 +1,6 @@
 // Small targets at integer orders: rows are solved from sums over all tokens in floats
-// (project/float_search.h). p/q and q are computed anew for each evaluation: storing them would
-// take as much of the L2 cache's bandwidth as computing them takes of the multiprocessors'.
+// (project/float_search.h). Each evaluation computes p/q and q anew: reading stored values would
+// cost as much L2 bandwidth as computing them costs arithmetic.
 #pragma once
 
 #include "common/block.cuh"
@@ -12,7 +12,7 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kFloatSearchThreads = 256;
 
-// A sum in floats over a few terms at a time, beyond that in double.
+// A sum of a few terms at a time in floats, and of these sums in double.
 class BurstSum {
  public:
   __device__ void add(const FloatQuad& a) { burst_ += sum(a); }
@@ -27,7 +27,7 @@ class BurstSum {
   float burst_ = 0.0f;
 };
 
-// Members are called by a whole block, and give all its threads the same.
+// A whole block must call each member together, and all its threads get the same result.
 template <Dtype D>
 class FloatRow {
  public:
@@ -46,7 +46,7 @@ class FloatRow {
         probability_(make_shift(public_lse, 0.0)),
         least_logit_(static_cast<float>(public_lse + kFloatLogQ)) {}
 
-  // Whether floats do, and what second_moment() and others tell.
+  // Computes the moments and the least d. Returns whether floats serve this row.
   __device__ Found load() {
     if (!(std::fabs(private_lse_ - public_lse_) < kFloatDifference &&
           std::fabs(public_lse_) < kFloatSplit + kFloatLogQ)) {
@@ -113,13 +113,13 @@ class FloatRow {
         [&] { f.widen(), fs.widen(), g.widen(), gs.widen(); });
     double sums[4] = {f.total(), fs.total(), g.total(), gs.total()};
     block_sum(sums);
-    const double scale = 1.0 + probability_.residual;  // of q
+    const double scale = 1.0 + probability_.residual;  // what probability() leaves out of q
     return {scale * sums[0], scale * order_ * sums[1] / weight, scale * sums[2],
             scale * (1.0 - order_) * sums[3] / weight};
   }
 
-  // visit(z, z0, q, d) for this thread's packs of tokens, q and d without their residuals and 0
-  // where floats have no such token; widen() after every eight of them and the last.
+  // Calls visit(z, z0, q, d) for this thread's packs of tokens. q and d lack their residuals, and
+  // are 0 if floats cannot hold the token. Calls widen() after every eighth pack and the last.
   template <class Visit, class Widen>
   __device__ void for_each(const Visit& visit, const Widen& widen) const {
     constexpr int kBurst = 8;

@@ -1,5 +1,5 @@
-// The first look at every row: its log-sum-exp in double and, for large targets, the tokens that
-// may decide (project/row_search.h), by scores in floats.
+// The first read of every row: its log-sum-exp in double and, for large targets, the tokens that
+// may decide (project/row_search.h), found by scores in floats.
 #pragma once
 
 #include "common/block.cuh"
@@ -8,12 +8,13 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Which tokens have log q + s log r above the threshold of a list, s = order and s = 1 - order.
+// Finds the tokens with log q + s log r above the threshold of a list, for s = order and
+// s = 1 - order.
 //
-// In floats the score is s z + (1 - s) z0. Of tokens that are not rare, |z0| <= Z = |lse_0| + 680,
-// a score S is off by 2 |S| + 3 order Z units (kFloatUnit) at most: two products, their factors and
-// a sum. That is less than the half nat that is left for it where the condition of serves() holds;
-// it grows more slowly than S does above the threshold, or becomes infinite.
+// In floats the score is s z + (1 - s) z0. Tokens that are not rare have |z0| <= Z = |lse_0| + 680.
+// Their score S is off by at most 2 |S| + 3 order Z units (kFloatUnit): two products, their factors
+// and a sum. If serves(), that is less than the half nat of slack. Above the threshold the error
+// grows more slowly than S does, or S becomes infinite.
 class ListScores {
  public:
   __device__ ListScores(double order, double log_target, std::int64_t vocab, double private_lse,
@@ -34,7 +35,7 @@ class ListScores {
   }
 
   __device__ bool serves() const { return serves_; }
-  // Tokens to be looked at in double; masked ones are.
+  // Returns whether a token must be examined in double; masked tokens must.
   __device__ bool rare(float z0) const { return z0 < rare_; }
   __device__ bool matters(int way, float z, float z0) const {
     return vfma(z, by_private_[way], z0 * by_public_[way]) > threshold_[way];
@@ -54,14 +55,14 @@ class ListScores {
   bool serves_ = true;
 };
 
-// What the public row lacks and the private one has; whether a token too rare for floats may be
-// wanted on a list.
+// Whether the private row has a token that the public row masks; whether a token too rare for
+// floats may be needed on each list.
 struct RareFindings {
   bool uncovered = false, wanted[2] = {false, false};
 };
 
-// Puts the tokens that matter on the warp's two lists, in their order. private_row: where this
-// thread finds its packs. Called by a whole block.
+// Puts the tokens that matter on the warp's two lists, in order. private_row: where this thread
+// reads its packs. A whole block must call this together.
 template <Dtype D>
 __device__ RareFindings list_tokens(const typename Bits<D>::type* private_row, bool private_aligned,
                                     const typename Bits<D>::type* public_row, int vocab,
@@ -110,7 +111,7 @@ __device__ RareFindings list_tokens(const typename Bits<D>::type* private_row, b
   }
   for (int way = 0; way < 2; ++way) {
     if (lane == 0) lists.count[way][warp] = count[way];
-    // Short rows have fewer warps.
+    // Short rows have fewer warps; the counts of the missing warps are 0.
     const int absent = static_cast<int>(threadIdx.x);
     if (absent >= warp_count() && absent < kScanWarps) lists.count[way][absent] = 0;
   }
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kScanThreads, 2)
   const double lse = row_sum_near<D>(row, vocab, public_lse, [&](int v, const Pack<D>& pack) {
     if (kLists && call.kept) kept[v / kPack] = pack;
   });
-  // Nothing near: whatever is wrong with the row, or far, is for the kernel in double.
+  // NaN: the row has a status, or its lse is far off. The kernel in double takes it.
   bool found = !std::isnan(lse), done = false;
   if (kLists && found) {
     const double log_target = (call.order - 1.0) * call.radius;

@@ -1,5 +1,4 @@
-// Large targets: rows of which the first look has left short lists are solved from these, in
-// double.
+// Large targets: solves rows in double from the short lists that the first kernel has left.
 #pragma once
 
 #include "project/cuda_block_lists.cuh"
@@ -9,11 +8,11 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Few, for lists of some hundred tokens: many rows then wait for their searches side by side.
+// Few threads, because lists have some hundred tokens. Many blocks then overlap their waiting.
 constexpr int kSolveThreads = 64;
 
-// The lists of project/row_search.h's solve_lists, made for the smaller of its shares. log_q, t:
-// shared memory of kListCapacity doubles each.
+// The lists for solve_lists (project/row_search.h), made for the smaller of its two shares. log_q,
+// t: shared memory of kListCapacity doubles each.
 template <Dtype D>
 class StoredLists {
  public:

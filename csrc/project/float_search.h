@@ -1,20 +1,22 @@
-// The largest weight of one row from sums over its tokens in single precision, with what that may
-// have cost: small targets at integer orders.
+// The largest weight of one row from sums over its tokens in single precision, with a bound on the
+// rounding error: for small targets at integer orders.
 //
-// A row that sums in floats gives d = r - 1 by common/float_ratio.h, sums four neighbours and then
-// eight of those in floats, the rest in double:
+// A row that sums in floats computes d = r - 1 by common/float_ratio.h, sums four neighbours and
+// then eight of those sums in floats, the rest in double:
 //   second_moment(), third_moment(): sum q d^2, sum q d^3;
 //   least_excess(): the least d;
-//   sums(weight, forward, reverse): A and B of project/formula.h, which are wanted, with slopes.
+//   sums(weight, forward, reverse): A and B of project/formula.h, if wanted, with their slopes.
 //
-// What rounding costs: where the weight leaves 1 + weight d above 1/4, sums evaluated at weight (1
-// + float_relative) are at least 1 - float_constant times those at weight. In units (kFloatUnit):
-// relative: 7.6 of x = weight d by d and the affine map; what a power of 1 + x or 1 + y, y = -x /
-// (1 + x), loses where it is above 1, at most 4 units of its base's x or y, and y itself 4; of d
-// its absolute error, one unit where |d| > 8e-4.
-// constant: q 3, products 5, sums of 4 and then 8 terms 10; a power of less than 1, whose excess
-// doubles the error with each doubling of the exponent, one for each of the order; where |d| <=
-// 8e-4 the absolute error, of an excess of order (order - 1) x^2 / 2.
+// Rounding. If the weight leaves 1 + weight d above 1/4, sums evaluated at
+// weight (1 + kFloatRelative) are at least 1 - float_constant times the exact ones at weight. In
+// units (kFloatUnit):
+//   relative: 7.6 for x = weight d, from d and the affine map; at most 4 of x or y for a power
+//   above 1 of 1 + x or 1 + y, y = -x / (1 + x); 4 for y itself; 1 for the absolute error of d if
+//   |d| > 8e-4.
+//   constant: 3 for q, 5 for products, 10 for sums of 4 and then 8 terms; for a power below 1,
+//   whose excess doubles the error with each doubling of the exponent, 1 for each unit of the
+//   order; if |d| <= 8e-4, the absolute error of d, relative to an excess of
+//   order (order - 1) x^2 / 2.
 #pragma once
 
 #include "common/float_ratio.h"
@@ -28,7 +30,7 @@ ADAPMIXED_HD double float_constant(double order, double excess) {
   return (18.0 + order) * kFloatUnit + absolute;
 }
 
-// alpha, R and what is derived from them.
+// alpha, R and the quantities derived from them.
 class FloatProblem {
  public:
   ADAPMIXED_HD FloatProblem(double order, double radius)
@@ -39,15 +41,16 @@ class FloatProblem {
         listing_(log_target_ >= kScaledFrom) {}
 
   ADAPMIXED_HD double log_target() const { return log_target_; }
-  // Targets for solve_lists.
+  // Whether the target is one for solve_lists.
   ADAPMIXED_HD bool listing() const { return listing_; }
 
-  // At orders above, or an excess T - 1 below, the rounding of a float is too large a part of it.
+  // At higher orders, or for a smaller excess T - 1, float rounding is too large a part of the
+  // excess.
   ADAPMIXED_HD bool floats_serve() const {
     return !listing_ && integer_order(order_) != 0 && order_ <= 64.0 && excess_ > 1e-4;
   }
 
-  // False where float sums do not decide closely enough.
+  // Returns false if float sums do not decide closely enough.
   ADAPMIXED_HD_CALLBACK
   template <class FloatRow>
   ADAPMIXED_HD bool solve(const FloatRow& row, Point& found) const {
@@ -57,7 +60,7 @@ class FloatProblem {
     target.excess = excess_ * (1.0 - constant);
     bool strained = false;
     const auto sums = [&](const Point& x, bool forward, bool reverse) {
-      // A relative error of d is one of lambda.
+      // A relative error of d acts like one of lambda.
       const double weight = x.weight * (1.0 + kFloatRelative);
       if (reverse && !(1.0 + weight * row.least_excess() > 0.25)) strained = true;
       return row.sums(weight, forward, reverse);
@@ -70,7 +73,7 @@ class FloatProblem {
   }
 
  private:
-  // The root of the first two terms of A in lambda; all of them for alpha = 2 and 3.
+  // The root in lambda of the first two terms of A; for alpha = 2 and 3 these are all of A.
   ADAPMIXED_HD double moment_guess(double second_moment, double third_moment) const {
     const double second = 0.5 * order_ * (order_ - 1.0) * second_moment;
     const double third = order_ * (order_ - 1.0) * (order_ - 2.0) / 6.0 * third_moment;

@@ -2,8 +2,8 @@
 //   F = sum_v q (1 + lambda d)^alpha,  G = sum_v q (1 + lambda d)^{1-alpha},  d = p/q - 1.
 //
 // F^{1/alpha} is convex and G^{-1/(alpha-1)} concave in lambda, so the root of a tangent of either
-// is an upper bound on the answer, from whichever side it is drawn. The search keeps
-//   lower: the last point *evaluated* and found feasible (what is returned), and
+// is an upper bound on the answer, on whichever side of it the tangent is drawn. The search keeps
+//   lower: the last point *evaluated* and found feasible (this is returned), and
 //   upper: the least tangent root or infeasible point seen.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// lambda and 1 - lambda, the smaller of the two with full relative accuracy.
+// lambda and 1 - lambda; the smaller of the two has full relative accuracy.
 struct Point {
   double weight, complement;
 };
@@ -28,15 +28,15 @@ ADAPMIXED_HD Point at_weight(double weight) {
   return {weight, complement};
 }
 
-// The weight is rounded down: 1 - 2e-22 is not 1.
+// The weight is rounded down: for a complement of 2e-22 it is the double below 1, not 1.
 ADAPMIXED_HD Point at_complement(double complement) {
   double weight = 1.0 - complement;
   if (1.0 - weight < complement) weight = std::nextafter(weight, 0.0);
   return {weight, complement};
 }
 
-// An upper bound on the point a computed step away. The step's own error, relative to it, would be
-// all that is left of a complement that the step nearly cancels.
+// An upper bound on the point that is a computed step away. The step has a relative error, which
+// matters most if the step nearly cancels the complement.
 constexpr double kDoubleStepError = 1e-12;
 ADAPMIXED_HD Point shifted(const Point& p, double computed_step, double error = kDoubleStepError) {
   const double step = computed_step + error * std::fabs(computed_step);
@@ -47,24 +47,24 @@ ADAPMIXED_HD Point shifted(const Point& p, double computed_step, double error = 
   return complement <= 0.0 ? Point{1.0, 0.0} : at_complement(complement);
 }
 
-// One constraint at one point: value <= 1 when feasible (margin included), and where its tangent
-// meets the bound, as a step in lambda; not finite when the sums overflowed.
-// Rounding can turn a slope of nearly 0 negative, and large ones overflow; such a tangent says
-// nothing (steps stay infinite). log_step is Newton's in -log(1 - lambda): a proposal, no bound.
+// One constraint at one point. value is <= 0 if it holds, margin included. step leads, in lambda,
+// to the point where the tangent meets the bound; it is not finite if the sums overflowed. Rounding
+// can make a slope near 0 negative, and large slopes overflow; such a tangent gives no bound, and
+// the steps stay infinite. log_step is Newton's step in -log(1 - lambda): a proposal, not a bound.
 struct Bound {
   double value = 0.0;
   double step = HUGE_VAL;
   double log_step = HUGE_VAL;
 };
 
-// excess: F = 1 + A is given by A; scaled: F / T is given. Both with the matching derivative.
+// f is F = 1 + A in excess form, F / T in scaled form; slope is its derivative.
 ADAPMIXED_HD Bound forward_bound(double log_gap, double f, double slope, double order) {
   if (!(slope > 0.0 && slope < HUGE_VAL)) return {log_gap, HUGE_VAL, HUGE_VAL};
   return {log_gap, std::expm1(-log_gap / order) * order * f / slope, HUGE_VAL};
 }
-// Tokens that only p lacks make B, the excess (or G itself if scaled), grow like
-// (1-lambda)^{1-alpha}: log B is nearly straight in -log(1-lambda), where a tangent in lambda says
-// little. log_ratio: log of B over its bound.
+// b is the excess B, or G / T in scaled form. Tokens that only p lacks make it grow like
+// (1-lambda)^{1-alpha}: log B is nearly straight in -log(1-lambda), and a tangent in lambda is
+// nearly useless. log_ratio: the log of B over its bound.
 ADAPMIXED_HD Bound reverse_bound(double log_gap, double g, double b, double log_ratio, double slope,
                                  double order, double complement) {
   if (!(slope > 0.0 && slope < HUGE_VAL)) return {log_gap, HUGE_VAL, HUGE_VAL};
@@ -72,16 +72,16 @@ ADAPMIXED_HD Bound reverse_bound(double log_gap, double g, double b, double log_
           -log_ratio * b / (slope * complement)};
 }
 
-// What the constraints are compared with. Rounding errors of r = p/q, relative error `ratio_error`,
-// are given back to the safe side: the bound is lowered by more than they can move the sums.
+// The bounds of the constraints. r = p/q has the relative error `ratio_error`. To be safe, the
+// bounds are lowered by more than this error can move the sums.
 struct Target {
   bool scaled;        // T too large for excess sums: compare F / T with 1
   double log_target;  // (alpha - 1) R
   double excess;      // T - 1 after the margin (excess form)
-  double log_margin;  // (scaled form)
+  double log_margin;  // margin of the scaled form
 };
 
-// From here on all tokens but those with terms near T, at most sum q = 1, are nothing beside it.
+// From this log T on, only tokens with terms near T matter: all others add at most sum q = 1.
 constexpr double kScaledFrom = 20.0;
 
 ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error) {
@@ -92,9 +92,10 @@ ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error)
   const double excess = std::expm1(std::fmin(t.log_target, kScaledFrom));
   if (excess > 0.0) {
     // |error of A| <= sum q alpha(alpha-1) lambda^2 |d| r eps: by Cauchy-Schwarz at most
-    // eps sqrt(2 alpha (alpha-1) (T-1)) for small x, and alpha eps A for large x; last, rounding
-    // of 1 + x itself. What is promised of lambda, 1e-5 of the optimum, needs the last two below
-    // some 2e-5: hence excess >= 1e-9 alpha for the one, 1e-12 alpha^2 for the other.
+    // eps sqrt(2 alpha (alpha-1) (T-1)) for small x, and alpha eps A for large x. The last term is
+    // the rounding of 1 + x itself. lambda is promised within 1e-5 of the optimum, for which the
+    // square root and the last term must be below some 2e-5. Hence excess >= 1e-12 alpha^2 for the
+    // square root, and excess >= 1e-9 alpha for the last term.
     const double margin =
         1e-8 + 4.0 * ratio_error * (order + std::sqrt(2.0 * order * (order - 1.0) / excess)) +
         4e-15 * order / excess;
@@ -103,17 +104,17 @@ ADAPMIXED_HD Target make_target(double order, double radius, double ratio_error)
   return t;
 }
 
-// How close the search comes to the answer, and how well the sums give tangents' steps; relative.
-// As it is: for sums in double.
+// How close the search comes to the answer, and the error of tangents' steps from the sums; both
+// relative. The defaults are for sums in double.
 struct Precision {
   double tolerance = 1e-7, step_error = kDoubleStepError;
 };
 
-// The next point to try, a little inside `upper`.
+// The next point to try, a little below `upper`.
 ADAPMIXED_HD Point inside(const Point& upper, double towards_one, double tolerance) {
   if (upper.weight <= 0.5) return at_weight(upper.weight * (1.0 - 0.5 * tolerance));
   if (upper.complement > 0.0) return at_complement(upper.complement * (1.0 + 0.5 * tolerance));
-  return at_complement(towards_one);  // lambda = 1 has failed and no tangent says more
+  return at_complement(towards_one);  // lambda = 1 has failed, and no tangent gives a bound
 }
 
 ADAPMIXED_HD Point middle(const Point& lower, const Point& upper) {
@@ -127,20 +128,20 @@ ADAPMIXED_HD Point middle(const Point& lower, const Point& upper) {
                            : 1e-3 * lower.complement);
 }
 
-// evaluate(point, want_forward, want_reverse, Bound& forward, Bound& reverse).
-// `upper`: any upper bound on the answer, (1, 0) included; `start`: the first point tried.
+// Searches with evaluate(point, want_forward, want_reverse, Bound& forward, Bound& reverse).
+// `upper`: any upper bound on the answer, (1, 0) included. `start`: the first point tried.
 ADAPMIXED_HD_CALLBACK
 template <class Evaluate>
 ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point start, Point upper,
                                   const Precision& precision) {
   const double tolerance = precision.tolerance;
   Point lower{0.0, 1.0};
-  Point forward_holds = lower, reverse_holds = lower;  // each known to hold up to here
+  Point forward_holds = lower, reverse_holds = lower;  // the constraint is known to hold up to here
   bool one_failed = false;
-  int slow = 0;            // tangents drawn where nothing better was known
+  int slow = 0;            // infeasible points without a useful proposal since the last halving
   Point barren{2.0, 0.0};  // the last infeasible point without a tangent
-  // G <= (1-lambda)^{1-alpha} always: the reverse constraint holds wherever 1-lambda >= e^{-R}.
-  // (An R that no double's e^{-R} can follow does not make lambda = 1 free.)
+  // G <= (1-lambda)^{1-alpha} always, so the reverse constraint holds if 1-lambda >= e^{-R}. If R
+  // is so large that e^{-R} underflows, lambda = 1 is still not free.
   const double reverse_free = std::fmax(std::exp(-radius) * (1.0 + 1e-7), 2.3e-308);
   double towards_one = 0.5 * reverse_free;
   Point x = below(start, upper) ? start : upper;
@@ -184,7 +185,7 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
         towards_one = std::fmin(towards_one, nearest * std::fmin(nearest, 0.25));
       }
       towards_one = std::fmax(towards_one, 2.3e-308);  // the least normal number
-      // No tangent at an infeasible x: nothing is known but that the answer is below.
+      // An infeasible x without a tangent tells only that the answer is below it.
       if (!feasible && !(want_forward && std::isfinite(forward.step)) &&
           !(want_reverse && std::isfinite(reverse.step))) {
         barren = x;
@@ -194,17 +195,17 @@ ADAPMIXED_HD Point largest_weight(const Evaluate& evaluate, double radius, Point
       if (proposed && x.complement < 0.1) {
         const double near =
             x.complement * std::exp(-std::fmax(reverse.log_step, -700.0)) * (1.0 + 0.5 * tolerance);
-        // From the feasible side a tangent that leads elsewhere by far is not to be trusted.
+        // A tangent from the feasible side is not trusted if it leads far away.
         const double least = reverse_ok ? 4.0 * next.complement : next.complement;
         if (near > least && near < lower.complement) next = at_complement(near);
-        // Infeasible, no proposal, and the tangents creep.
+        // Infeasible, without a useful proposal, and the tangents make little progress.
         if (!reverse_ok && near >= lower.complement &&
             (upper.complement < 2.0 * x.complement || ++slow == 3)) {
           halve = true;
           slow = 0;
         }
       }
-      // Tangents that do not move any more (rounding), or a slow approach: halve the interval.
+      // The tangents no longer move (rounding), or progress is slow: halve the interval.
       x = halve || !below(lower, next) ? middle(lower, upper) : next;
       if (!below(lower, x)) return lower;
     }

@@ -1,5 +1,5 @@
-// How the largest weight of one row is found from its sums (project/row_terms.h), whichever way
-// they are made.
+// Finds the largest weight of one row from its sums (project/row_terms.h), however they are
+// computed.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// log(F / T) or log(G / T), margin included: <= 0 exactly when feasible. inf - inf reads as
+// log(F / T) or log(G / T), margin included: <= 0 exactly if feasible. inf - inf counts as
 // infeasible.
 ADAPMIXED_HD double log_gap(double value, const Target& target) {
   if (!std::isfinite(value)) return HUGE_VAL;
@@ -20,10 +20,10 @@ ADAPMIXED_HD double log_gap(double value, const Target& target) {
                                 : std::fmax(gap, std::numeric_limits<double>::min());
 }
 
-// Above 1/2 it is 1 - lambda that is to be exact: too much for sums that leave something out.
+// If lambda > 1/2, 1 - lambda must be accurate: too much for sums that leave tokens out.
 ADAPMIXED_HD bool delicate(const Point& x) { return x.weight > 0.5 && x.complement > 0.0; }
 
-// sums_at(x, forward, reverse): the Sums at x, those that are wanted.
+// Searches with sums_at(x, forward, reverse), which computes the wanted ones of the Sums at x.
 ADAPMIXED_HD_CALLBACK
 template <class SumsAt>
 ADAPMIXED_HD Point search(const SumsAt& sums_at, const Target& target, double order, double radius,
@@ -46,7 +46,7 @@ ADAPMIXED_HD Point search(const SumsAt& sums_at, const Target& target, double or
   return largest_weight(evaluate, radius, start, upper, precision);
 }
 
-// The solution from sums over all tokens. row: upper(log_target), second_moment() and
+// Solves a row from sums over all tokens. row: upper(log_target), second_moment() and
 // sums(x, forward, reverse, target).
 ADAPMIXED_HD_CALLBACK
 template <class RowSums>
@@ -60,12 +60,12 @@ ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius,
   Point start = upper;
   if (!target.scaled) {
     if (target.excess <= 0.0) {
-      // Only an exact copy of q is inside a ball of radius 0.
+      // A ball of radius 0 contains only an exact copy of q.
       const Sums s = sums({1.0, 0.0}, true, true);
       const bool inside = log_gap(s.forward, target) <= 0.0 && log_gap(s.reverse, target) <= 0.0;
       return inside ? Point{1.0, 0.0} : Point{0.0, 1.0};
     }
-    // A ~ alpha (alpha-1)/2 lambda^2 sum q d^2 for small lambda d.
+    // A is about alpha (alpha-1)/2 lambda^2 sum q d^2 for small lambda d.
     const double guess =
         std::sqrt(2.0 * target.excess / (order * (order - 1.0) * row.second_moment()));
     if (guess < 0.7 && guess < upper.weight) start = shifted({0.0, 1.0}, guess);
@@ -73,20 +73,20 @@ ADAPMIXED_HD Point solve_whole(const RowSums& row, double order, double radius,
   return search(sums, target, order, radius, start, upper, Precision{});
 }
 
-// Large targets T = e^{(alpha-1) R}: the tokens off a list may together add this much to F / T or
-// G / T; the second where the first leaves a complement too vague.
+// Large targets T = e^{(alpha-1) R}: the tokens that are not listed may together add this much to
+// F / T or G / T. The second value is used if the first leaves the complement too uncertain.
 constexpr double kUnlisted = 1e-6;
 constexpr double kUnlistedDelicate = 1e-11;
 
-// A token with log q + s log r above it, s = alpha or 1 - alpha, must be on the list: an upper
-// bound on its share of the sum, whatever lambda.
+// A token with log q + s log r above this, s = alpha or 1 - alpha, must be listed: q r^s / T is an
+// upper bound on its share of the sum, for every lambda.
 ADAPMIXED_HD double list_threshold(double log_target, double unlisted, std::int64_t vocab) {
   return log_target + std::log(unlisted / static_cast<double>(vocab));
 }
 
-// The solution from lists of tokens; false where there are too many of them. lists:
-// set_unlisted(share), list_forward() and list_reverse(), false where that is so, and the rows
-// forward() and reverse() that they make.
+// Solves a row from lists of tokens; returns false if too many tokens matter. lists:
+// set_unlisted(share); list_forward() and list_reverse(), which return false if too many matter;
+// and the rows forward() and reverse() made from them.
 ADAPMIXED_HD_CALLBACK
 template <class Lists>
 ADAPMIXED_HD bool solve_lists(Lists& lists, double order, double radius, double ratio_error,

@@ -1,12 +1,12 @@
-// One token's part in the two constraints of a row (project/formula.h) and in their derivatives by
-// lambda: q X^alpha and q X^{1-alpha} with X = 1 + lambda d = lambda r + (1 - lambda), r = p/q,
-// d = r - 1.
+// The terms of one token in the two constraints of a row (project/formula.h) and in their
+// derivatives with respect to lambda: q X^alpha and q X^{1-alpha} with
+// X = 1 + lambda d = lambda r + (1 - lambda), r = p/q, d = r - 1.
 //
-// Excess form: what is left of q X^s after q (1 + s lambda d), which all tokens' q and d cancel.
-// Scaled form, for targets T too large for it: q X^s / T.
+// Excess form: q X^s minus q (1 + s lambda d), which sums to 1 over all tokens. Scaled form, for
+// targets T too large for the excess form: q X^s / T.
 //
-// Templates over T: double, or a SIMD vector of doubles. Which sums are wanted, and in which form,
-// are constants of a vector loop.
+// Templates over T: double, or a SIMD vector of doubles. The wanted sums and the form are constants
+// of a vector loop.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// 1 / ((T/q)^{1/alpha} - 1): q (1 + lambda d)^alpha <= T where lambda d times this is at most 1.
+// 1 / ((T/q)^{1/alpha} - 1): q (1 + lambda d)^alpha <= T if lambda d times this is at most 1.
 template <class T>
 ADAPMIXED_HD T inverse_reach(T log_q, double order, double log_target) {
   const T u = (T(log_target) - log_q) * T(1.0 / order);
@@ -26,18 +26,18 @@ ADAPMIXED_HD T inverse_reach(T log_q, double order, double log_target) {
 }
 
 struct Sums {
-  double forward = 0.0, forward_slope = 0.0;  // A or F/T, and its derivative by lambda
+  double forward = 0.0, forward_slope = 0.0;  // A or F/T, and its derivative
   double reverse = 0.0, reverse_slope = 0.0;
 };
 
-// The same while they are added up: the slopes still lack alpha and 1 - alpha.
+// Sums under construction: the slopes still lack their factors alpha and 1 - alpha.
 template <class T>
 struct TermSums {
   T forward{0.0}, forward_slope{0.0};
   T reverse{0.0}, reverse_slope{0.0};
 };
 
-// Any order.
+// Terms at any order, by logarithms.
 template <class T>
 class LogarithmTerms {
  public:
@@ -76,7 +76,7 @@ class LogarithmTerms {
     if (reverse) {
       const Power<T> w = power(excess_x, l, reverse_power_);
       s.reverse = vfma(q, w.excess, s.reverse);
-      // q first: d / X is large.
+      // q is multiplied first, because d / X can be large.
       s.reverse_slope = s.reverse_slope + vfma(q * w.value, d_over_X, T(0.0) - q * d);
     }
   }
@@ -85,8 +85,9 @@ class LogarithmTerms {
   T weight_, complement_, forward_power_, reverse_power_, offset_;
 };
 
-// Integer orders. The reverse side is (1+x) c_alpha(y), y = -x/(1+x). Scaled sums spread T over
-// the factors: a product above the range of double stands for an infeasible point.
+// Terms at integer orders, by multiplication. The reverse side is (1+x) c_alpha(y), y = -x/(1+x).
+// Scaled sums spread T over the factors; a product above the range of double then means an
+// infeasible point.
 template <class T>
 class MultiplicationTerms {
  public:
@@ -137,31 +138,33 @@ class MultiplicationTerms {
   int k_;
 };
 
-// X c_alpha(y) may overflow in c_alpha where X^{1-alpha} does not: only for such an X. The sums of
-// LogarithmTerms serve there.
+// In X c_alpha(y), c_alpha may overflow although X^{1-alpha} does not, but only for such a small
+// complement. Then the sums of LogarithmTerms serve.
 ADAPMIXED_HD bool overflowed(const Point& x, const Sums& s) {
   return x.complement > 0.0 && x.complement < 1e-30 && !std::isfinite(s.reverse + s.reverse_slope);
 }
 
-// Of a wild token: by log q and t = log r.
+// Functions of a wild token, by its log q and t = log r.
 
-// Without it, q < e^-680 stands before a bounded excess: nothing.
+// If this is false, q < e^-680 multiplies a bounded excess, which is negligible.
 ADAPMIXED_HD bool wild_counts(double t) { return std::fabs(t) > 1.0; }
 
-// log of a bound on lambda, as q (lambda r)^alpha <= T; for t > 1, where 1 - lambda does not count.
+// The log of a bound on lambda, from q (lambda r)^alpha <= T. For t > 1, where 1 - lambda does not
+// matter.
 ADAPMIXED_HD double wild_log_reach(double log_q, double t, double order, double log_target) {
   return (log_target - log_q) / order - t + 1.0;
 }
 
-// F >= q_v (1 + lambda d_v)^alpha for each v alone: every token gives an upper bound on lambda.
-// steepest: the largest d times inverse_reach; wild_log_reach: the least one, +inf without any.
+// F >= q_v (1 + lambda d_v)^alpha for each v alone, so every token gives an upper bound on lambda.
+// steepest: the largest d times inverse_reach. wild_log_reach: the least one, or +inf if there is
+// none.
 ADAPMIXED_HD Point upper_bound(double steepest, double wild_log_reach) {
   const double weight =
       std::fmin(steepest > 1.0 ? 1.0 / steepest : 1.0, std::exp(std::fmin(0.0, wild_log_reach)));
   return weight < 1.0 ? shifted({0.0, 1.0}, weight) : Point{1.0, 0.0};
 }
 
-// The slopes with their factors.
+// Adds a wild token. Unlike in TermSums, the slopes have their factors.
 ADAPMIXED_HD void add_wild(const Point& x, double order, bool scaled, double log_target,
                            double log_q, double t, Sums& s) {
   const double offset = scaled ? log_target : 0.0;
@@ -174,7 +177,7 @@ ADAPMIXED_HD void add_wild(const Point& x, double order, bool scaled, double log
   const double sign = t > 0.0 ? 1.0 : -1.0;
   const double forward = log_q + order * log_X - offset;
   const double reverse = log_q + (1.0 - order) * log_X - offset;
-  // In excess form the linear term of the token goes too; its q itself is below all rounding.
+  // In excess form the linear term is subtracted; the token's q itself is far below rounding.
   const double p = scaled ? 0.0 : std::exp(log_q + t);
   s.forward += std::exp(forward) - order * x.weight * p;
   s.forward_slope += order * (sign * std::exp(forward + log_d - log_X) - p);

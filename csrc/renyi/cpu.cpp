@@ -8,7 +8,7 @@
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// A row pair, token by token.
+// A pair of rows.
 struct Pair {
   std::int64_t vocab;
   const double* log_p;
@@ -33,7 +33,7 @@ double divergence(const Pair& x, double s, double order) {
   Vec total(0.0);
   if (top > kLogDomainFrom) {
     for (std::int64_t v = 0; v < x.vocab; v += Vec::kLanes) {
-      // The same expression as above: `top` minus itself is 0 however large both are.
+      // The same expression as above, so that the largest term minus `top` is exactly 0.
       total = total + exp_(log_term(x.load(v), s) - Vec(top));
     }
     return divergence_of_log(top + std::log(sum(total)), order);

@@ -1,5 +1,5 @@
-// D_alpha(P || Q) and D_alpha(Q || P) of pairs of rows, for orders in [1, inf]: one block a pair,
-// whose rows are read once for all orders and once or twice more for each.
+// D_alpha(P || Q) and D_alpha(Q || P) of pairs of rows, for orders in [1, inf]. One block takes one
+// pair. It reads the rows once for all orders, and once or twice more for each order.
 #include "common/block.cuh"
 #include "common/launch.cuh"
 #include "common/load.cuh"
@@ -19,7 +19,7 @@ struct TwoRows {
   double p_lse, q_lse;
   std::int64_t vocab;
 
-  // visit(token) for every token of this thread.
+  // Calls visit(token) for every token of this thread.
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {
     for_each_token<D>(p, 0, vocab, [&](std::int64_t v, float z) {
@@ -28,16 +28,16 @@ struct TwoRows {
   }
 };
 
-// Both ways at once; what follows is called by a whole block.
+// Results in both directions. A whole block must call the functions below together.
 struct BothWays {
   double forward, backward;
 };
 
-// What does not depend on the order.
+// The facts about a pair that do not depend on the order.
 struct PairFacts {
-  bool p_alone, q_alone;  // a token that only the one has
+  bool p_alone, q_alone;  // a token exists that only this row has
   double outside;         // P of the tokens that q lacks
-  BothWays largest;       // log-ratios, over the tokens that q has
+  BothWays largest;       // the largest log-ratios, over the tokens that q has
 };
 
 template <Dtype D>
@@ -73,7 +73,7 @@ __device__ BothWays relative_entropies(const TwoRows<D>& x, double outside) {
   return {entropy_of_terms(total[0], outside), entropy_of_terms(total[1], outside)};
 }
 
-// From the largest log_term and the sum of the terms; s = order or 1 - order.
+// The divergence from the largest log_term and the sum of the terms; s = order or 1 - order.
 __device__ inline double divergence_of_sum(double top, double total, double outside, double s,
                                            double order) {
   if (top == HUGE_VAL) return HUGE_VAL;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kDivergenceThreads, 1)
   const std::int64_t k = blockIdx.x;
   const TwoRows<D> x{row_bits<D>(in.private_logits, 0, k), row_bits<D>(in.public_logits, 0, k),
                      in.private_lse[k], in.public_lse[k], in.shape.vocab};
-  // Of a row without a log-sum-exp nothing is known.
+  // Without both log-sum-exps every divergence is +inf.
   const bool good = std::isfinite(x.p_lse) && std::isfinite(x.q_lse);
   PairFacts facts{true, true, 0.0, {0.0, 0.0}};
   if (good) facts = pair_facts(x);

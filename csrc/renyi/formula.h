@@ -1,4 +1,4 @@
-// Renyi divergences of two rows: what one token adds to the sums, and what the sums turn into.
+// Renyi divergences of two rows: the terms of one token, and the divergence from the sums of terms.
 //
 // Templates over T: double, or a SIMD vector of doubles (common/simd.h).
 #pragma once
@@ -10,10 +10,11 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Above this the sum of q r^alpha is taken relative to its largest term, in the log domain.
+// If the largest log_term exceeds this, the sum of q r^alpha is taken relative to its largest term,
+// in the log domain.
 constexpr double kLogDomainFrom = 30.0;
 
-// D_alpha = log(1 + excess) / (alpha - 1), or from log_sum where that is known instead.
+// D_alpha = log(1 + excess) / (alpha - 1), or the same from log_sum = log(1 + excess).
 ADAPMIXED_HD double divergence_of_excess(double excess, double order) {
   return std::log1p(std::fmax(excess, 0.0)) / (order - 1.0);
 }
@@ -21,8 +22,8 @@ ADAPMIXED_HD double divergence_of_log(double log_sum, double order) {
   return std::fmax(log_sum, 0.0) / (order - 1.0);
 }
 
-// log p, log q and t = log p/q of one token; one that q lacks is (-inf, -inf, 0): no term anywhere.
-// log p is kept apart since log q + t cancels where q is far below double.
+// log p, log q and t = log p/q of one token. A token that q lacks is (-inf, -inf, 0), which adds
+// nothing. log p is kept because log q + t cancels if q is far below the range of double.
 template <class T>
 struct TokenPair {
   T log_p, log_q, t;
@@ -37,7 +38,7 @@ ADAPMIXED_HD_INLINE TokenPair<T> token_pair(T zp, T zq, double p_lse, double q_l
           vselect(has_p & has_q, both, vselect(has_q, none, T(0.0)))};
 }
 
-// Where the row of `a` has the token and that of `b` lacks it.
+// Whether the row of `a` has the token and that of `b` lacks it.
 template <class T>
 ADAPMIXED_HD_INLINE auto only_first(T a, T b) {
   return (a > T(-HUGE_VAL)) & (b == T(-HUGE_VAL));
@@ -49,13 +50,13 @@ ADAPMIXED_HD_INLINE T log_term(const TokenPair<T>& x, double s) {
   return vfma(T(s), x.t, x.log_q);
 }
 
-// q ((p/q)^s - 1 - s (p/q - 1)), where log_term is at most kLogDomainFrom.
+// q ((p/q)^s - 1 - s (p/q - 1)), if log_term is at most kLogDomainFrom.
 template <class T>
 ADAPMIXED_HD_INLINE T excess_term(const TokenPair<T>& x, double s) {
   const T q = exp_(x.log_q), p = exp_(x.log_p);
   const Ratio<T> r = ratio(x.t);
   const Power<T> w = power(r.d, log_parts(r.d, r.r), T(s));
-  // Away from p = q nothing cancels, and the powers of r alone could overflow.
+  // Far from p = q nothing cancels, and the powers of r alone could overflow.
   const T apart = exp_(log_term(x, s)) - q - T(s) * (p - q);
   return vselect(vabs(x.t) < T(0.2), q * w.excess, apart);
 }
@@ -70,18 +71,18 @@ ADAPMIXED_HD_INLINE T entropy_term(const TokenPair<T>& x, bool forward) {
   const T near = base * e.tail;
   const T apart = other - base - base * u;
   const T term = vselect(e.n == T(0.0), near, apart);
-  // base = 0 contributes `other` alone, also where u is infinite.
+  // If base = 0, the term is `other` alone, also for infinite u.
   return vselect(base > T(0.0), term, other);
 }
 
-// sign t of a token that q has, else -inf.
+// sign * t of a token that q has, else -inf.
 template <class T>
 ADAPMIXED_HD_INLINE T signed_log_ratio(const TokenPair<T>& x, double sign) {
   return vselect(x.log_q > T(-HUGE_VAL), T(sign) * x.t, T(-HUGE_VAL));
 }
 
-// What the sums above lack: `outside` is P of the tokens that q lacks, and sum q (p/q - 1) is
-// -outside.
+// The divergence from a sum of excess_term or entropy_term. `outside` is P of the tokens that q
+// lacks, so that sum q (p/q - 1) = -outside.
 ADAPMIXED_HD double divergence_of_terms(double total, double outside, double s, double order) {
   return divergence_of_excess(total - s * outside, order);
 }

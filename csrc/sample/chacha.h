@@ -1,7 +1,7 @@
-// The ChaCha20 block function of RFC 8439 and the words we take from it.
+// The ChaCha20 block function of RFC 8439, and the words taken from it.
 //
-// Layout of one stream: 256-bit key; nonce = 64-bit call counter, then 32-bit lane; 32-bit block
-// counter. A call never reuses (key, call counter); lanes separate rows of one call.
+// A stream has a 256-bit key, a nonce (64-bit call counter, then 32-bit lane) and a 32-bit block
+// counter. No two calls use the same (key, call counter). Lanes separate the rows of one call.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ ADAPMIXED_HD void chacha20_key_words(const std::uint8_t* key, std::uint32_t* out
   for (int i = 0; i < 8; ++i) out[4 + i] = little_endian(key + 4 * i);
 }
 
-// RFC 8439, section 2.3: out[16] = the keystream block as little-endian words.
+// RFC 8439, section 2.3: out[16] is the keystream block as little-endian words.
 ADAPMIXED_HD void chacha20_block(const std::uint8_t* key, const std::uint32_t nonce[3],
                                  std::uint32_t block, std::uint32_t* out) {
   std::uint32_t start[16];
@@ -62,7 +62,7 @@ ADAPMIXED_HD void chacha20_block(const std::uint8_t* key, const std::uint32_t no
   for (int i = 0; i < 16; ++i) out[i] += start[i];
 }
 
-// The 64-bit words of one lane, eight to a block.
+// The 64-bit words of one lane, eight in a block.
 struct Stream {
   const std::uint8_t* key;
   std::uint64_t counter;

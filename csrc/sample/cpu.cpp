@@ -1,5 +1,5 @@
-// Tokens: one vectorised pass over a row for its integer weights, then a walk through one segment.
-// Normals, and the stream itself: several ChaCha20 blocks at a time.
+// Tokens: one vectorised pass over a row computes its integer weights, then a scalar search looks
+// through one segment. Normal variates and the stream itself: several ChaCha20 blocks at a time.
 #include <algorithm>
 
 #include "common/dispatch.h"
@@ -18,8 +18,8 @@ namespace {
 struct Limbs {
   Vec high{0.0}, middle{0.0}, low{0.0};
 
-  // The same weight as integer_weight, every step exact. The clamp gives what is no probability,
-  // and will be refused, some weight that is a number.
+  // Adds the same weight as integer_weight; every step is exact. The clamp gives a number that is
+  // not a probability some finite weight; the row will be rejected.
   void add(Vec p, Mask supported) {
     const Vec clamped = vmin(vmax(p, Vec(0.0)), Vec(1.0 + 1e-6));
     const Vec x = vselect(supported, clamped, Vec(0.0)) * Vec(0x1p34);
@@ -114,7 +114,7 @@ void sample(const double* probabilities, const Logits& public_logits, std::int64
 
 // Normal variates, several blocks of the stream at a time.
 
-constexpr std::int64_t kGroup = 8 * kBlocks;  // numbers from one group of blocks
+constexpr std::int64_t kGroup = 8 * kBlocks;  // numbers made from one group of blocks
 
 // The upper 53 bits of one 64-bit word of every block.
 struct UpperBits {
@@ -130,7 +130,7 @@ struct UpperBits {
   }
 };
 
-// The first `count` <= kGroup numbers from block `first` on.
+// Writes the first `count` <= kGroup numbers from block `first` on.
 void one_group(const std::uint8_t* key, std::uint64_t counter, std::uint64_t first, double sigma,
                std::int64_t count, double* result) {
   Wide words[16];
@@ -157,7 +157,7 @@ void one_group(const std::uint8_t* key, std::uint64_t counter, std::uint64_t fir
 void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std::int64_t count,
               double* result, int threads) {
   const std::int64_t groups = (count + kGroup - 1) / kGroup;
-  // Fewer numbers than these are not worth waking a thread for.
+  // Fewer numbers than this are not worth waking a thread.
   const std::int64_t grain = 8192 / kGroup;
   cpu::parallel_for(groups, grain, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t g = begin; g < end; ++g) {
@@ -167,7 +167,7 @@ void gaussian(const std::uint8_t* key, std::uint64_t counter, double sigma, std:
   });
 }
 
-// Consecutive blocks as bytes: how the tests see what the operators draw from.
+// Consecutive blocks as bytes, so that tests see the stream from which the operators draw.
 void keystream(const std::uint8_t* key, std::uint64_t counter, std::uint64_t first,
                std::int64_t count, std::uint8_t* result) {
   for (std::int64_t k = 0; k < count; k += kBlocks) {

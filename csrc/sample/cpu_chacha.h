@@ -14,14 +14,14 @@ constexpr int kBlocks = 16;
 #elif defined(__AVX2__)
 constexpr int kBlocks = 8;
 #else
-constexpr int kBlocks = 4;  // 128-bit registers are part of every 64-bit processor
+constexpr int kBlocks = 4;  // every 64-bit processor has 128-bit registers
 #endif
 
-// The vector extension of g++ and clang: +, ^, << and >> lane by lane.
+// The vector extension of g++ and clang: +, ^, << and >> act on each lane.
 typedef std::uint32_t Wide __attribute__((vector_size(4 * kBlocks)));
 
-// Words 0 to 15 of the blocks first .. first + kBlocks - 1 of one call; the upper half of the index
-// is the lane, so a group may cross from one lane into the next.
+// Computes words 0 to 15 of the blocks first .. first + kBlocks - 1 of one call. The upper half of
+// the index is the lane, so a group may cross from one lane into the next.
 inline void chacha20_blocks(const std::uint8_t* key, std::uint64_t counter, std::uint64_t first,
                             Wide* out) {
   std::uint32_t same[16];

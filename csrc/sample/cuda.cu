@@ -1,7 +1,7 @@
-// Tokens drawn exactly in proportion to their probabilities, and normal variates: bit for bit the
-// CPU's. Tokens: one block a position; integers are added exactly, so that neither the total nor
-// the token depends on who adds what. Normals: one thread a block of the stream, eight numbers
-// each.
+// Tokens drawn exactly in proportion to their probabilities, and normal variates, both bit for bit
+// as on the CPU. Tokens: one block per position. Integers are added exactly, so the total and the
+// token do not depend on the order. Normal variates: one thread per block of the stream, eight
+// numbers each.
 #include <cstdint>
 #include <cstring>
 
@@ -16,7 +16,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// A key of the generator as an argument of a kernel.
+// The generator's key, as an argument of a kernel.
 struct Key {
   std::uint32_t words[8];
 
@@ -25,7 +25,7 @@ struct Key {
   }
 };
 
-// `bytes`: 32 of them, the host's.
+// `bytes`: 32 bytes in host memory.
 inline Key key_of(const std::uint8_t* bytes) {
   Key key;
   std::memcpy(key.words, bytes, sizeof key.words);
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kSampleThreads, 2)
     tokens[b] = -1;
   }
   if (found != kSampled) return;
-  // Every thread draws the same numbers; the one whose stretch holds one looks for the token, the
-  // first where it lies at or beyond the end.
+  // Every thread draws the same numbers. The thread whose stretch holds the draw looks for the
+  // token; the first thread does so if the draw lies at or beyond the total.
   __shared__ std::int64_t answer;
   __shared__ std::uint64_t limbs[ExactDraw::kLimbs];
   const auto probability = [&](std::int64_t v) {
@@ -110,7 +110,7 @@ static __global__ void gaussian_kernel(Key key, std::uint64_t counter, double si
                                        std::int64_t count, double* result) {
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kGaussianThreads + threadIdx.x;
   if (8 * index >= count) return;
-  // The blocks of one lane, then those of the next.
+  // First the blocks of one lane, then those of the next.
   const Stream stream{key.bytes(), counter, static_cast<std::uint32_t>(index >> 32)};
   std::uint64_t words[8];
   stream.block(static_cast<std::uint32_t>(index), words);

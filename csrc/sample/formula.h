@@ -1,10 +1,10 @@
 // Tokens drawn exactly in proportion to the float64 probabilities of a row.
 //
-// With x_v = p_v in units of 2^-100, a number U uniform on [0, 2^w), w wide enough, is drawn until
-// it lies below sum x, and the token is the first v with U < x_0 + ... + x_v. U is an integer, the
-// draw, and a fraction of 974 bits, which together with it resolves 2^-1074, the unit of all
-// doubles. Integers alone say nearly always where U lies: floor(x) of v tokens add up to the sum of
-// their x less than v units short. What they leave open, once in 2^100 / V^2, the fraction decides.
+// Let x_v be p_v in units of 2^-100. A number U uniform on [0, 2^w), with w large enough, is drawn
+// until it lies below sum x. The token is the first v with U < x_0 + ... + x_v. U consists of an
+// integer, the draw, and a fraction of 974 bits; together they resolve 2^-1074, the unit of all
+// doubles. Integers alone nearly always tell where U lies: the sum of floor(x) over v tokens is
+// less than v units below the sum of x. If they do not, once in 2^100 / V^2, the fraction decides.
 #pragma once
 
 #include <cmath>
@@ -19,27 +19,27 @@ using uint128 = unsigned __int128;
 
 enum SampleStatus : std::int32_t {
   kSampled = 0,
-  kNoDistribution = 1,  // probabilities
+  kNoDistribution = 1,  // a number is not a probability, or the sum is not 1
   kNoSupport = 2,       // no token with q > 0
-  kNoMass = 3,          // next to no probability where q > 0
+  kNoMass = 3,          // hardly any probability where q > 0
 };
 
-// With V <= 2^26 and a sum <= 2 totals stay below 2^127.
+// With V <= 2^26 and a sum <= 2, totals stay below 2^127.
 constexpr int kWeightBits = 100;
 
-// What no row of probabilities may lack: each in [0, 1] and their sum 1, up to rounding. False for
-// a NaN.
+// The conditions on a row of probabilities, up to rounding: each is in [0, 1], and their sum is 1.
+// False for NaN.
 template <class T>
 ADAPMIXED_HD_INLINE auto is_probability(T p) {
   return (p >= T(0.0)) & (T(1.0 + 1e-6) >= p);
 }
 ADAPMIXED_HD bool is_total(double sum) { return std::fabs(sum - 1.0) <= 1e-6; }
 
-// Less than this total weight leaves too few bits to tell the tokens of a row apart: next to no
-// mass where q > 0.
+// With a smaller total weight too few bits are left to tell the tokens of a row apart: hardly any
+// probability lies where q > 0.
 ADAPMIXED_HD uint128 least_total(std::int64_t vocab) { return static_cast<uint128>(vocab) << 1; }
 
-// p 2^k, its integer part where k bits do not hold all of it: p = bits 2^shift. 0 <= p < 2.
+// p 2^k = bits 2^shift for 0 <= p < 2. If k bits do not hold all of p, this is the integer part.
 struct FixedPoint {
   std::uint64_t bits;
   int shift;
@@ -60,20 +60,20 @@ ADAPMIXED_HD uint128 integer_weight(double p) {
   return static_cast<uint128>(x.bits) << x.shift;
 }
 
-// The integers to draw from, uniform on [0, 2^w), of which every one is below a total of this
-// integer part with probability > 1/3. w is the width of 1.5 total: which ones are drawn does not
-// depend on whether rounding brought a total of about 2^100 below or above that.
+// Draws integers uniform on [0, 2^w), each of which is below a total with this integer part with
+// probability > 1/3. w is the width of 1.5 total, so that the draws do not depend on whether
+// rounding brought a total of about 2^100 below or above that.
 class Draws {
  public:
   ADAPMIXED_HD explicit Draws(uint128 total) : mask_(total - 1 + (total >> 1)) {
     for (int s = 1; s < 128; s *= 2) mask_ |= mask_ >> s;
   }
-  // The number'th of the stream, four to a block.
+  // Draw `number` of the stream; a block holds four.
   ADAPMIXED_HD uint128 operator()(const Stream& stream, std::uint32_t number) const {
     std::uint64_t words[8];
     stream.block(number / 4, words);
     uint128 draw = 0;
-    for (std::uint32_t i = 0; i < 4; ++i) {  // no index that is not known beforehand
+    for (std::uint32_t i = 0; i < 4; ++i) {  // every index is known at compile time
       if (i == number % 4) draw = static_cast<uint128>(words[2 * i + 1]) << 64 | words[2 * i];
     }
     return draw & mask_;
@@ -88,11 +88,11 @@ class ExactDraw {
  public:
   static constexpr int kLimbs = 18;
 
-  // limbs: memory for kLimbs.
+  // limbs: memory for kLimbs words.
   ADAPMIXED_HD ExactDraw(uint128 draw, const Stream& stream, std::uint32_t number,
                          std::uint64_t* limbs)
       : limb_(limbs) {
-    // Blocks that no draw is taken from.
+    // The fraction comes from blocks that no draw uses.
     for (std::uint32_t k = 0; k < 2; ++k) stream.block((1u << 31) + 2 * number + k, limb_ + 8 * k);
     constexpr int kWhole = kFractionBits / 64, kRest = kFractionBits % 64;
     limb_[kWhole] &= (std::uint64_t(1) << kRest) - 1;
@@ -101,7 +101,8 @@ class ExactDraw {
     limb_[kWhole + 2] = static_cast<std::uint64_t>(draw >> 64 >> (64 - kRest));
   }
 
-  // Takes p away, which is lost with what is left where it lies within p: true.
+  // Returns whether the draw lies within p. If not, subtracts p from it; if so, the draw is used
+  // up.
   ADAPMIXED_HD bool lies_within(double p) {
     const FixedPoint x(p, kUnitBits);
     const int at = x.shift / 64;
@@ -123,11 +124,12 @@ class ExactDraw {
   static constexpr int kUnitBits = 1074, kFractionBits = kUnitBits - kWeightBits;
   static_assert(kFractionBits / 64 == 15 && kFractionBits % 64 > 0 &&
                     kFractionBits + 128 <= 64 * kLimbs,
-                "the words of two blocks, the last in part, and a draw above them");
+                "the limbs hold the words of two blocks, the last in part, and a draw above them");
   std::uint64_t* limb_;
 };
 
-// The token of a draw that integers leave open, or -1: it lies beyond them all. `probability(v)`.
+// The token of a draw that the integers leave undecided, or -1 if the draw lies beyond all tokens.
+// `probability(v)` gives p_v.
 template <class Probability>
 ADAPMIXED_HD std::int64_t exact_token(ExactDraw left, std::int64_t vocab,
                                       const Probability& probability) {
@@ -137,8 +139,8 @@ ADAPMIXED_HD std::int64_t exact_token(ExactDraw left, std::int64_t vocab,
   return -1;
 }
 
-// The token from `begin` on that holds what a draw exceeds the weights before it by; -1 where that
-// is too little to say so.
+// The token, from `begin` on, that holds a draw which exceeds the weights before `begin` by `left`.
+// Returns -1 if the draw exceeds the weights before that token by too little to decide.
 template <class Probability>
 ADAPMIXED_HD std::int64_t token_by_weights(uint128 left, std::int64_t begin,
                                            const Probability& probability) {
@@ -149,7 +151,7 @@ ADAPMIXED_HD std::int64_t token_by_weights(uint128 left, std::int64_t begin,
   }
 }
 
-// The probability that a token is drawn with: none is lost where q > 0.
+// The probability with which a token is drawn: it is above 0 wherever q > 0.
 ADAPMIXED_HD double drawn_probability(double p, bool supported) {
   return supported ? (p > 0.0 ? p : 0x1p-1074) : 0.0;
 }

@@ -1,8 +1,8 @@
 // Normal variates from 64-bit words (Box-Muller).
 //
-// Templates over T: double, or a SIMD vector of doubles (common/simd.h). Nothing but correctly
-// rounded operations and written-out fused multiply-adds, no libm: one word pair gives the same two
-// doubles on every instruction set and device.
+// Templates over T: double, or a SIMD vector of doubles (common/simd.h). The code uses only
+// correctly rounded operations and explicit fused multiply-adds, and no libm. One pair of words
+// therefore gives the same two doubles on every instruction set and device.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct SinCos {
   T sin, cos;
 };
 
-// Of the angle 2 pi v, v in [0, 1) a multiple of 2^-53; each within 2 ulp.
+// Sine and cosine of the angle 2 pi v, for v in [0, 1) a multiple of 2^-53; each within 2 ulp.
 template <class T>
 ADAPMIXED_HD SinCos<T> sin_cos_turns(T v) {
   const T n = vround(v * T(4.0));
@@ -43,7 +43,7 @@ ADAPMIXED_HD SinCos<T> sin_cos_turns(T v) {
   c = vfma(c, z, T(64.9393940226682915));
   c = vfma(c, z, T(-19.7392088021787172));
   c = vfma(c, z, T(1.0));
-  // The quarter turns back on: n = 0 and n = 4 are the same.
+  // Adds the quarter turns again; n = 0 and n = 4 are the same.
   const auto first = n == T(1.0), second = n == T(2.0), third = n == T(3.0);
   const auto odd = first | third;
   const T sine = vselect(odd, c, s), cosine = vselect(odd, s, c);

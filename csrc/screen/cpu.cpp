@@ -11,7 +11,8 @@
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// The k likeliest tokens of the public row, best first, ties by lower index, masked ones left out.
+// The k likeliest tokens of the public row, best first. Ties go to the lower index; masked tokens
+// are left out.
 std::vector<std::int64_t> top_tokens(const std::vector<double>& logits, std::int64_t k) {
   std::vector<std::int64_t> order(logits.size());
   std::iota(order.begin(), order.end(), std::int64_t{0});
@@ -26,7 +27,7 @@ std::vector<std::int64_t> top_tokens(const std::vector<double>& logits, std::int
   return order;
 }
 
-// D_alpha(s || q) of the tokens kept, by t = log(s/q) and l = log q less that of the first.
+// D_alpha(s || q) over the kept tokens, given t = log(s/q) and l = log q minus that of the first.
 double screening_divergence(const double* t, const double* l, std::int64_t count, double order) {
   ScreeningSums sums(order);
   double largest = -HUGE_VAL, s_total = 0.0, q_total = 0.0, top = -HUGE_VAL, total = 0.0;

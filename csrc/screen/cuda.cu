@@ -1,4 +1,4 @@
-// Noisy screening of every position on the public top-k tokens: one block a position.
+// Noisy screening of every position on the public top-k tokens: one block per position.
 #include <algorithm>
 
 #include "common/launch.cuh"
@@ -9,14 +9,14 @@ ADAPMIXED_CORE_BEGIN
 
 constexpr int kScreenThreads = 512;
 
-// Up to so many tokens are kept in shared memory, a key and a number each; else in the workspace.
+// Up to this many tokens, their keys and numbers are kept in shared memory; else in the workspace.
 constexpr std::int64_t kMostShared = 2048;
 
 __host__ __device__ inline std::int64_t bytes_kept(std::int64_t size) {
   return size * static_cast<std::int64_t>(sizeof(std::uint64_t) + sizeof(double));
 }
 
-// log(s/q) of one token, by sums over the models in their order. Called by a whole warp.
+// log(s/q) of one token. The models are summed in order. A whole warp must call this together.
 __device__ inline double screened_log_ratio(const Ensemble& in, const ScreenOptions& options,
                                             const ScreeningMean& mean, std::int64_t position,
                                             std::int64_t token, double log_q, double noise) {
@@ -45,8 +45,8 @@ __device__ inline double screened_log_ratio(const Ensemble& in, const ScreenOpti
   return mean.rare_log_ratio(log_q, log_sum_p, noise);
 }
 
-// D_alpha(s || q) of the tokens kept by t = log(s/q), +inf where a number is none. Called by a
-// whole block.
+// D_alpha(s || q) over the kept tokens, given t = log(s/q); +inf if a t is NaN. A whole block must
+// call this together.
 __device__ inline double kept_divergence(const double* t, const std::uint64_t* keys,
                                          std::int64_t count, double order) {
   ScreeningSums sums(order);
@@ -80,7 +80,8 @@ __device__ double screened_divergence(const Ensemble& in, const ScreenOptions& o
   const std::int64_t vocab = in.shape.vocab;
   const double lse = in.public_lse[position];
   const auto* row = row_bits<D>(in.public_logits, 0, position);
-  // Tokens that are not masked, rows that take part, those of them without a log-sum-exp.
+  // The numbers of tokens that are not masked, of active rows, and of active rows without a
+  // log-sum-exp.
   double found[3] = {0.0, 0.0, 0.0};
   for_each_token<D>(row, 0, vocab, [&](std::int64_t v, float z) {
     if (token_key(z, v) != kNoKey) found[0] += 1.0;
@@ -108,7 +109,7 @@ __device__ double screened_divergence(const Ensemble& in, const ScreenOptions& o
   return kept_divergence(t, keys, count, options.order);
 }
 
-// `size`: sort_size of the most tokens that any position keeps.
+// `size`: sort_size of the largest number of tokens that a position keeps.
 template <Dtype D>
 __global__ void __launch_bounds__(kScreenThreads, 1)
     screen_kernel(Ensemble in, ScreenOptions options, std::int64_t size, char* workspace,

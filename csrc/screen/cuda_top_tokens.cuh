@@ -1,5 +1,6 @@
-// The likeliest tokens of a row, best first, ties by lower index, masked ones left out: exact, by
-// unique keys. What follows is called by a whole block.
+// The likeliest tokens of a row, best first. Ties go to the lower index; masked tokens are left
+// out. Exact, by unique keys. A whole block must call these functions together, unless said
+// otherwise.
 #pragma once
 
 #include "common/block.cuh"
@@ -7,15 +8,15 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// The better token has the smaller key: the logit's bits, so changed that they order as the logits
-// do, above the index. V < 2^32.
-constexpr std::uint64_t kNoKey = ~std::uint64_t{0};  // a masked token's; larger than any other
+// The better token has the smaller key. The upper half of a key is the logit's bits, changed so
+// that they order as the logits do; the lower half is the index. V < 2^32.
+constexpr std::uint64_t kNoKey = ~std::uint64_t{0};  // of a masked token; larger than any other
 
 __device__ inline std::uint64_t token_key(float z, std::int64_t v) {
   if (!(z > -HUGE_VALF)) return kNoKey;
   std::uint32_t bits;
   std::memcpy(&bits, &z, sizeof bits);
-  if (z == 0.0f) bits = 0;  // -0 is no worse than 0
+  if (z == 0.0f) bits = 0;  // -0 ranks as 0
   const std::uint32_t descending = bits >> 31 != 0 ? bits : bits ^ 0x7fffffffu;
   return static_cast<std::uint64_t>(descending) << 32 | static_cast<std::uint32_t>(v);
 }
@@ -32,14 +33,14 @@ __device__ inline std::int64_t token_of_key(std::uint64_t key) {
 
 constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 
-// The digit of the key that `left` of the counted ones come up to.
+// The digit of the key that is number `left` among the counted keys.
 struct Digit {
   unsigned value;
   unsigned before;  // keys with smaller digits
-  unsigned same;    // keys with this one
+  unsigned same;    // keys with this digit
 };
 
-// By the first warp, which shares the digits evenly; written by one of its lanes.
+// Called by the first warp, whose lanes share the digits evenly; one lane writes the result.
 __device__ inline void find_digit(const unsigned* histogram, unsigned left, Digit* found) {
   constexpr int kShare = kDigits / kWarp;
   const unsigned* own = histogram + kShare * lane_id();
@@ -57,8 +58,9 @@ __device__ inline void find_digit(const unsigned* histogram, unsigned left, Digi
   *found = {static_cast<unsigned>(kShare * lane_id() + i), before, own[i]};
 }
 
-// A bound that exactly the `count` best tokens' keys are not above; there are more than these, and
-// count > 0. Digit by digit from the highest, until a digit has no more keys than are wanted.
+// Returns a bound such that exactly the `count` best tokens have keys at or below it. Requires
+// 0 < count < the number of tokens that are not masked. Works digit by digit from the highest,
+// until a digit has no more keys than are still wanted.
 template <Dtype D>
 __device__ std::uint64_t last_key(const typename Bits<D>::type* row, std::int64_t vocab,
                                   std::int64_t count) {
@@ -67,7 +69,7 @@ __device__ std::uint64_t last_key(const typename Bits<D>::type* row, std::int64_
   auto left = static_cast<unsigned>(count);
   std::uint64_t prefix = 0;
   for (int shift = 64 - kDigitBits; shift >= 0; shift -= kDigitBits) {
-    if (shift < 32 && (vocab - 1) >> shift == 0) continue;  // 0 in every index
+    if (shift < 32 && (vocab - 1) >> shift == 0) continue;  // this digit is 0 in every index
     for (int i = static_cast<int>(threadIdx.x); i < kDigits; i += static_cast<int>(blockDim.x)) {
       histogram[i] = 0;
     }
@@ -90,7 +92,7 @@ __device__ std::uint64_t last_key(const typename Bits<D>::type* row, std::int64_
   return prefix;
 }
 
-// Ascending; size is a power of two. Every pair is compared by one thread.
+// Sorts in ascending order; `size` is a power of two. One thread compares each pair.
 __device__ inline void block_sort(std::uint64_t* keys, std::int64_t size) {
   for (std::int64_t run = 2; run <= size; run *= 2) {
     for (std::int64_t step = run / 2; step > 0; step /= 2) {
@@ -115,8 +117,8 @@ __host__ __device__ inline std::int64_t sort_size(std::int64_t n) {
   return size;
 }
 
-// The keys of the `count` best tokens in order; `present` tokens are not masked, keys has room for
-// sort_size(count).
+// Writes the keys of the `count` best tokens in order. `present`: the number of tokens that are not
+// masked. `keys` has room for sort_size(count).
 template <Dtype D>
 __device__ void top_keys(const typename Bits<D>::type* row, std::int64_t vocab,
                          std::int64_t present, std::int64_t count, std::uint64_t* keys) {

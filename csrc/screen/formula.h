@@ -1,12 +1,12 @@
-// Algorithm 1, lines 1-8: is a slightly mixed, noised distribution still close to the public one on
-// the public top-k tokens? One position; the order of the steps is the paper's (noise, then
+// Algorithm 1, lines 1-8: is a slightly mixed and noised distribution still close to the public one
+// on the public top-k tokens? One position; the order of the steps is the paper's (noise, then
 // re-scaling).
 //
 // With the weight lambda, A active rows and n slots, s = mean of lambda p_i + (1 - lambda) q is
 //   q + (lambda/n) sum (p_i - q) = ((n - A) + (1 - lambda) A)/n q + (lambda/n) sum p_i.
-// The first form is exact where s is near q, and cancels where s is far below it; the second adds
-// nonnegative numbers. What is kept of a token is t = log(s/q): it is small where the two are
-// close, and in range where s and q are not.
+// The first form is exact if s is near q, and cancels if s is far below q; the second adds
+// nonnegative numbers. A token is represented by t = log(s/q), which is small if s is close to q,
+// and stays in range if s and q do not.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// Whether a row takes part; the slots of the others answer q.
+// Returns whether a row is active; the slots of the others answer q.
 ADAPMIXED_HD bool screened_active(const Ensemble& in, const ScreenOptions& options,
                                   std::int64_t model, std::int64_t position) {
   return options.active == nullptr || options.active[model * in.shape.positions + position];
@@ -39,12 +39,12 @@ class ScreeningMean {
     rest_ = ((slots - on) + (1.0 - options.weight) * on) / slots;
   }
 
-  // Whether s is too small for a double before the noise; sums over the active rows.
+  // Returns whether s, before the noise, is too small for a double. Sums are over the active rows.
   ADAPMIXED_HD bool rare(double log_q, double sum_p) const {
     return rest_ * std::exp(log_q) + share_ * sum_p < 1e-290;
   }
 
-  // log(s/q) with noise; -inf where nothing is left.
+  // log(s/q) with noise; -inf if nothing is left of s.
   ADAPMIXED_HD double log_ratio(double log_q, double sum_p, double sum_difference,
                                 double noise) const {
     const double q = std::exp(log_q), excess = share_ * sum_difference + noise;
@@ -53,7 +53,7 @@ class ScreeningMean {
     return s > 0.0 ? std::log(s) - log_q : none(s <= 0.0, noise);
   }
 
-  // The same of a rare token.
+  // log(s/q) of a rare token, from logarithms.
   ADAPMIXED_HD double rare_log_ratio(double log_q, double log_sum_p, double noise) const {
     const double log_s = log_add(std::log(rest_) + log_q, std::log(share_) + log_sum_p);
     const double log_noise = std::log(std::fabs(noise));
@@ -63,7 +63,8 @@ class ScreeningMean {
   }
 
  private:
-  // NaN unless that is known, so that what belongs to no distribution is noticed.
+  // -inf if it is known that nothing is left, else NaN, so that a row which is not a distribution
+  // is noticed.
   ADAPMIXED_HD static double none(bool known, double noise) {
     return known && std::fabs(noise) < HUGE_VAL ? -HUGE_VAL : NAN;
   }
@@ -71,20 +72,20 @@ class ScreeningMean {
   double share_, rest_;
 };
 
-// D_alpha(s || q) after both are re-scaled to sum 1: passes over the tokens kept, one after the
-// other, each by t = log(s/q) and l = log q less that of the likeliest token. Where all t are 0,
-// and of a single token, the divergence is exactly 0.
+// D_alpha(s || q) after both are re-scaled to sum 1, in several passes over the kept tokens. Each
+// token is given by t = log(s/q) and l = log q minus that of the likeliest token. The divergence is
+// exactly 0 if all t are 0, and for a single token.
 class ScreeningSums {
  public:
   ADAPMIXED_HD explicit ScreeningSums(double order) : order_(order) {}
 
-  // First pass: the largest l + t. False where nothing is left: the divergence is +inf.
+  // First pass: the largest l + t. Returns false if nothing is left; the divergence is then +inf.
   ADAPMIXED_HD bool set_largest(double largest) {
     largest_ = largest;
     return largest > -HUGE_VAL && largest < HUGE_VAL;
   }
 
-  // Second pass: the sums of these. False where a t is none.
+  // Second pass: the sums of these. set_totals returns false if a t is NaN.
   ADAPMIXED_HD double s_part(double t, double l) const { return std::exp(l + t - largest_); }
   ADAPMIXED_HD static double q_part(double l) { return std::exp(l); }
   ADAPMIXED_HD bool set_totals(double s_total, double q_total) {
@@ -93,14 +94,14 @@ class ScreeningSums {
     return std::fabs(log_scale_) < HUGE_VAL;
   }
 
-  // Third pass: the largest of these.
+  // Third pass: the largest log_term.
   ADAPMIXED_HD double log_term(double t, double l) const {
     return order_ * (t - log_scale_) + (l - log_q_total_);
   }
   ADAPMIXED_HD void set_top(double top) { top_ = top; }
 
-  // Fourth pass: the sum of these. Near alpha = 1 the plain sum loses more to rounding than it is
-  // above 1: both rows sum to 1, so the linear part of every term can be left out.
+  // Fourth pass: the sum of term. Near alpha = 1 the rounding of the plain sum exceeds its distance
+  // from 1. Both rows sum to 1, so the linear part of every term can be left out.
   ADAPMIXED_HD double term(double t, double l) const {
     if (top_ > kLogDomainFrom) return std::exp(log_term(t, l) - top_);
     return excess(t - log_scale_, l - log_q_total_);
@@ -118,7 +119,7 @@ class ScreeningSums {
       const double x = std::expm1(log_ratio);
       return q * power(x, log_parts(x, 1.0 + x), order_).excess;
     }
-    // (s (s/q)^eta - s) - eta (s - q): terms of the size of eta, where that is small.
+    // (s (s/q)^eta - s) - eta (s - q): if eta is small, all terms are of its size.
     const double s = std::exp(log_q + log_ratio), eta = order_ - 1.0, u = eta * log_ratio;
     return (u < 1.0 ? s * std::expm1(u) : std::exp(log_q + order_ * log_ratio) - s) - eta * (s - q);
   }

@@ -1,13 +1,13 @@
 """The CUDA kernels' own source, run on a CPU and held to the bounds of the CPU's operators.
 
-simt.h and scheduler.cpp stand in for the CUDA runtime; simulated.py builds the kernels against them
-(cmake, ninja and pybind11 of the `test` extra; adapmixed_ext itself must be built, too) and lets
-the public operators run them:
+simt.h and scheduler.cpp replace the CUDA runtime. simulated.py builds the kernels against them
+(with cmake, ninja and pybind11 of the `test` extra) and lets the public operators of adapmixed_ext,
+which must be built, too, run them:
 
     with simulated.kernels("reverse"):
         adapmixed_ext.project(private, public, order=18, radius=3.6)
 
-After a change of csrc the next process that calls simulated.module() builds again.
+After a change of csrc, the next process that calls simulated.module() builds again.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Deletes the kernels' barriers one by one and sees whether the checks notice.
+"""Delete the kernels' barriers one by one and see whether the checks notice.
 
     python tests/cuda_on_cpu/delete_barriers.py [PART OF FILE:LINE]
 
-Each mutant is a copy of the sources that lacks one __syncthreads or __syncwarp, or the vote by
-which one thread's answer becomes all threads', or has one atomic operation replaced by a plain one.
-It is built with ThreadSanitizer and runs the "tiles-" cases of
-tests/sanitize/dump_cases.py; a race, a wrong answer, a crash and a standstill count as noticed.
-Exit status 1 where something is not. Run by hand, a part at a time: 39 mutants, 6 of them as many
-minutes on two busy cores. One is known to be missed: docs/cuda-testing.md.
+Each mutant is a copy of the sources with one change. It lacks one __syncthreads or __syncwarp, or
+a vote by which one thread's answer reaches all threads, or one atomic operation is a plain one. It
+is built with ThreadSanitizer and runs the "tiles-" cases of tests/sanitize/dump_cases.py. A race, a
+wrong answer, a crash and a standstill count as noticed. The exit status is 1 if a mutant goes
+unnoticed. Run this by hand, a part at a time: each mutant takes about a minute on two busy cores.
+docs/develop/testing.md tells which one is known to be missed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("CMakeLists.txt", "csrc", "tests/cuda_on_cpu", "tests/sanitize")
 BUILD = ROOT / "build" / "mutants"
 CASES, PART = BUILD / "cases.bin", "tiles-"
-LONGEST = 120.0  # seconds: some ten times what the cases take
+LONGEST = 120.0  # seconds, about ten times the duration of the cases
 LONGEST_BUILD = 900.0
 
-# What only regroups lanes orders no memory, and says so.
+# A barrier that only regroups lanes orders no memory, and its comment says so.
 BARRIER = re.compile(r"__sync(?:threads|warp)\w*\([^()]*\);(?!\s*// for speed alone)")
-# Each with the statement that two threads may not run at once.
+# Each atomic operation, with a statement in its place that two threads may not run at once.
 ATOMICS = (
     (re.compile(r"atomicAdd\(&((?:[^(),]|\([^()]*\))+), 1u\)"), r"(\1)++"),
     (re.compile(r"atomicExch\(&([^(),]+), 1\)"), r"(\1) = 1"),
     (re.compile(r"atomicOr\(&((?:[^(),]|\([^()]*\))+), ([^;]+)\);"), r"(\1) |= (\2);"),
 )
-# Each thread asks for itself.
+# Without the vote, each thread uses its own answer.
 BROADCAST = (re.compile(r"__syncthreads_or\((\w+)\)"), r"\1")
 
 
@@ -79,7 +79,7 @@ def prepare() -> None:
         source, copy = ROOT / name, BUILD / "source" / name
         shutil.rmtree(copy, ignore_errors=True)
         if source.is_dir():
-            # Without its times: what was last built may be a mutant, and newer than they are.
+            # Without file times: the last build may be a mutant's, and newer than these files.
             shutil.copytree(source, copy, copy_function=shutil.copyfile)
         else:
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def build() -> None:
 
 
 def noticed() -> str:
-    """How the built driver fails; empty where it does not."""
+    """Return how the built driver fails, or an empty string if it passes."""
     fixed = ("setarch", "-R") if shutil.which("setarch") else ()
     try:
         done = run(

@@ -1,7 +1,8 @@
-// Runs every CUDA kernel over the small cases of tests/sanitize/dump_cases.py, each in the next of
-// three orders of its threads, and compares the answers. Built with a sanitizer (CMake:
-// ADAPMIXED_SIMT with ADAPMIXED_SANITIZE): ThreadSanitizer sees two threads of a block that touch
-// the same memory without a barrier between them, AddressSanitizer what lies outside an array.
+// Runs every CUDA kernel over the small cases of tests/sanitize/dump_cases.py and compares the
+// answers. The cases take turns in using three orders of threads. Built with a sanitizer (CMake:
+// ADAPMIXED_SIMT with ADAPMIXED_SANITIZE): ThreadSanitizer notices two threads of a block that
+// access the same memory without a barrier between them, AddressSanitizer an access outside an
+// array.
 #include <cstdio>
 #include <exception>
 #include <vector>
@@ -25,14 +26,15 @@ struct Simulated : adapmixed::Cuda {
 
   mutable std::vector<char> workspace;
 
-  // Of exactly this size, and new for every call.
+  // The workspace has exactly this size, and is new for every call.
   adapmixed::cuda::Queue where(std::int64_t bytes = 0) const {
     std::vector<char>(static_cast<std::size_t>(bytes), static_cast<char>(0xff)).swap(workspace);
     return {0, nullptr, workspace.data()};
   }
 };
 
-// Of many weights every third, other ones in each case; all of the case's other options.
+// Keeps every third of many weights, different ones in each case. All other options of the case
+// stay.
 void thin_out(std::vector<sanitize::Weighted>& weighted, std::size_t index) {
   if (weighted.size() <= kMostWeights) return;
   std::vector<sanitize::Weighted> kept;

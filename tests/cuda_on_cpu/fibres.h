@@ -1,5 +1,5 @@
-// The threads of a simulated block as fibres: what each of them and their block remember, their
-// stacks, and how a sanitizer is told of them. For scheduler.cpp alone.
+// The threads of a simulated block as fibres: the data of each thread and of the block, the stacks,
+// and the calls that inform a sanitizer. For scheduler.cpp alone.
 #pragma once
 
 #include <setjmp.h>
@@ -11,8 +11,8 @@
 
 #include "simt.h"
 
-// scheduler.cpp is compiled without the sanitizer that all others have, since it is not what is
-// looked at (CMakeLists.txt): it is told by name.
+// scheduler.cpp is not under test, so it is compiled without the sanitizer of the other files
+// (CMakeLists.txt). These definitions name the sanitizer instead.
 #if defined(ADAPMIXED_SIMT_THREAD)
 #include <sanitizer/tsan_interface.h>
 #define SIMT_TSAN(x) x
@@ -27,7 +27,7 @@
 #endif
 
 #if defined(ADAPMIXED_SANITIZE)
-// The library's jumps are watched by the sanitizers, which take them for frames left for ever.
+// The sanitizers intercept the library's jumps and take them for frames that were left for good.
 using Jump = void* [5];
 #define SIMT_SETJMP __builtin_setjmp
 #define SIMT_LONGJMP __builtin_longjmp
@@ -50,11 +50,11 @@ struct Fibre {
   State state = State::ready;
   int line = 0;
   uint3 index{};
-  // The warp operation it waits at.
+  // The warp operation at which it waits.
   unsigned mask = 0;
   int operation = 0;
   std::uint64_t value = 0, received[32] = {};
-  // Two tags in turn: what one barrier releases must not be acquired at the next.
+  // Two tags take turns: a release at one barrier must not be acquired at the next.
   unsigned block_barriers = 0, warp_barriers = 0;
   char tag[2] = {};
   void* sanitizer = nullptr;
@@ -69,7 +69,7 @@ struct Block {
   int current_index = 0;
   Jump scheduler;
   void* sanitizer = nullptr;
-  // What AddressSanitizer is told of the scheduler's own stack.
+  // The scheduler's own stack, as reported to AddressSanitizer.
   void* fake_stack = nullptr;
   const void* stack = nullptr;
   std::size_t stack_size = 0;
@@ -78,8 +78,8 @@ struct Block {
   char tag[2] = {}, begin_tag = 0, end_tag = 0;
 };
 
-// Below it a page that nothing may touch: a kernel that needs more ends there, not in another's
-// memory.
+// A guard page lies below the stack, so that a kernel which needs more faults instead of writing to
+// other memory.
 inline char* make_stack() {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   void* memory = mmap(nullptr, kStack + page, PROT_READ | PROT_WRITE,
@@ -90,10 +90,10 @@ inline char* make_stack() {
   return static_cast<char*>(memory) + page;
 }
 
-// What is used again from block to block.
+// Reused from block to block.
 struct Pool {
   std::vector<Fibre> fibres;
-  std::vector<char*> stacks;  // kept for good
+  std::vector<char*> stacks;  // never freed
   std::vector<void*> sanitizers;
 
   void grow(std::size_t count) {

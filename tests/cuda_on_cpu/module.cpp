@@ -1,4 +1,4 @@
-// The CUDA back end's operators, run by the scheduler of this folder on memory of the CPU.
+// The operators of the CUDA back end, which this folder's scheduler runs on CPU memory.
 #include <pybind11/stl.h>
 
 #include "bindings.h"
@@ -9,7 +9,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Only to be launched with more or less shared memory, of which each kernel has a limit.
+// Launched only to test the limit of shared memory, which each kernel has for itself.
 template <bool kAsked>
 __global__ void idle_kernel() {}
 
@@ -30,7 +30,7 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
       if (error == cudaGetErrorName(found)) adapmixed::cuda::check(found);
     }
   });
-  // As the kernels are launched, or without asking for shared memory.
+  // Launches like the kernels do, or without asking for shared memory.
   m.def("launch_idle", [](std::size_t shared, bool asked) {
     if (asked) {
       adapmixed::cuda::launch({}, idle_kernel<true>, dim3(1), dim3(32), shared);

@@ -1,4 +1,4 @@
-// Runs the threads of one block as fibres, in a settable order.
+// Runs the threads of one block as fibres, in an order that can be set.
 #include "fibres.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ thread_local Block* the_block = nullptr;
 thread_local std::vector<std::uint64_t> shared_memory;
 thread_local Pool pool;
 
-// The dynamic shared memory that kernels have asked for.
+// The dynamic shared memory that each kernel has asked for.
 std::mutex allowed_mutex;
 std::map<const void*, std::size_t> allowed;
 
@@ -23,9 +23,9 @@ std::size_t allowed_shared(const void* kernel) {
   return found == allowed.end() ? kUnaskedShared - kStaticShared : found->second;
 }
 
-// A word that a block of this grid has exchanged. Blocks run one after the other here, but on a GPU
-// together: a later one finds the word as it was before, and as it is after once half of its
-// threads have run up to their first barrier.
+// A word that a block of this grid has exchanged. Blocks run one after the other here, but together
+// on a GPU. A later block therefore first finds the old value; it finds the new one once half of
+// its threads have run up to their first barrier.
 struct Late {
   std::int32_t *address, before, after;
 };
@@ -43,7 +43,7 @@ void show_late() {
 __attribute__((noinline)) void to_scheduler() {
   Fibre* fibre = the_block->current;
   SIMT_TSAN(__tsan_switch_to_fiber(the_block->sanitizer, 1));
-  // Of a thread that has returned nothing is kept.
+  // Nothing is kept of a thread that has returned.
   SIMT_ASAN(
       __sanitizer_start_switch_fiber(fibre->state == State::done ? nullptr : &fibre->fake_stack,
                                      the_block->stack, the_block->stack_size));
@@ -119,8 +119,8 @@ void schedule(std::mt19937& random) {
       done += fibre.state == State::done;
     }
     if (done == count) return;
-    // A thread that has returned is not waited for, as on the GPUs we build for; but no kernel of
-    // ours leaves before a barrier.
+    // Threads that have returned are not waited for on the GPUs we build for. But no kernel of ours
+    // returns before a barrier, so this is an error.
     if (waiting != count) {
       block.error = stuck(block);
       return;
@@ -272,7 +272,7 @@ void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 
   if (config.order == Order::random) std::shuffle(order.begin(), order.end(), random);
   for (const unsigned k : order) {
     blockIdx = {k % grid.x, k / grid.x % grid.y, k / grid.x / grid.y};
-    // Not a number, where nothing has been written.
+    // NaN in all words that nothing has been written to.
     shared_memory.assign((shared + 7) / 8, ~std::uint64_t{0});
     run_block(call, random);
   }

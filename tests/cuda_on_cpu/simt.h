@@ -1,13 +1,12 @@
-// The part of CUDA that our kernels use, on a CPU: stands in for the CUDA runtime where
-// ADAPMIXED_SIMT is defined (csrc/common/runtime.cuh), so that g++ compiles the kernels' own
-// source.
+// The part of CUDA that our kernels use, on a CPU. It replaces the CUDA runtime if ADAPMIXED_SIMT
+// is defined (csrc/common/runtime.cuh), so that g++ compiles the kernels' own source.
 //
-// One block runs at a time, each of its threads as a fibre that runs until it meets a barrier or a
-// warp operation. Which thread runs first is a setting: a kernel that lacks a barrier gives other
-// results in another order, or none that are right. What a real GPU would do undefined things with
-// is an error here: threads that wait for each other for ever, warp operations that name absent
-// lanes, lanes that meet at different operations. Under ThreadSanitizer fibres are threads to it,
-// and barriers the only synchronisation.
+// One block runs at a time. Each of its threads is a fibre that runs until it meets a barrier or a
+// warp operation. The order of the threads is a setting: a kernel that lacks a barrier gives other
+// or wrong results in another order. Behaviour that is undefined on a GPU is an error here: threads
+// that wait for each other forever, warp operations that name absent lanes, and lanes that meet at
+// different operations. ThreadSanitizer sees fibres as threads, and barriers as the only
+// synchronisation.
 #pragma once
 
 #include <cmath>
@@ -27,7 +26,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
-// One operating-system thread runs one block at a time.
+// An operating-system thread runs one block at a time.
 #define __shared__ static thread_local
 
 struct uint3 {
@@ -70,14 +69,15 @@ inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
 namespace simt {
 
-// Shared memory of a block, in bytes: an H100's most, what a kernel may have without asking, and
-// what our kernels' static memory is taken for, since nothing here can tell: no kernel with dynamic
-// memory has more (tests/cuda/test_without_gpu.py reads it from the machine code).
+// The shared memory of a block in bytes: the maximum of an H100; the limit for a kernel that has
+// not asked for more; and the assumed static memory of our kernels, which cannot be determined
+// here. No kernel with dynamic memory has more (tests/cuda/test_without_gpu.py reads it from the
+// machine code).
 constexpr std::size_t kMostShared = 227 * 1024, kUnaskedShared = 48 * 1024;
 constexpr std::size_t kStaticShared = 4096;
-// Lets the kernel have more dynamic memory; scheduler.cpp.
+// Allows the kernel this much dynamic memory (scheduler.cpp).
 void allow_shared(const void* kernel, std::size_t bytes);
-// Those that have been set, one a kernel.
+// The limits that have been set, one per kernel.
 std::vector<std::size_t> shared_limits();
 
 enum class Order { forward, reverse, random };
@@ -89,16 +89,16 @@ struct Config {
 };
 inline Config config;
 
-// What the fibres call; scheduler.cpp.
+// Called by fibres (scheduler.cpp).
 void sync_block(int line);
 void sync_warp(unsigned mask, int line);
 bool vote_block(bool vote, int line, int* count);
-// Meets the lanes of `mask`; afterwards result[lane] is what each of them brought.
+// Waits for the lanes of `mask`. Afterwards result[lane] is the value that each of them passed.
 const std::uint64_t* exchange(unsigned mask, int operation, std::uint64_t value, int line);
 int lane();
 [[noreturn]] void fail(const std::string& what, int line);
 void* dynamic_shared();
-// By atomicExch, on a word that all blocks of the grid share: see Late in scheduler.cpp.
+// Called by atomicExch for a word that all blocks of the grid share; see Late in scheduler.cpp.
 void exchanged(std::int32_t* address, std::int32_t before, std::int32_t after);
 void run(const std::function<void()>& call, const void* kernel, dim3 grid, dim3 block,
          std::size_t shared);
@@ -148,7 +148,7 @@ inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, i
   return simt::allow_shared(kernel, wanted), cudaSuccess;
 }
 
-// The line of the call, for what goes wrong there.
+// The line of the call, for error messages.
 #define SIMT_LINE int line = __builtin_LINE()
 
 inline void __syncthreads(SIMT_LINE) { simt::sync_block(line); }
@@ -209,7 +209,7 @@ T __ldcv(const T* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
 
-// Integers only: our kernels have no atomics on floating point.
+// Integers only: our kernels have no atomic operations on floating-point numbers.
 template <class T>
 std::enable_if_t<std::is_integral<T>::value, T> atomicAdd(T* address, std::common_type_t<T> value) {
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);

@@ -1,9 +1,9 @@
-"""The CUDA kernels on a CPU: builds them against simt.h and lets the operators run them.
+"""The CUDA kernels on a CPU: build them against simt.h and let the operators run them.
 
     with simulated.kernels("reverse"):
         adapmixed_ext.project(private, public, order=18, radius=3.6)
 
-runs the kernels' own source on tensors of the CPU, one fibre for each CUDA thread: keep it tiny.
+runs the kernels' own source on CPU tensors, with one fibre for each CUDA thread. Keep inputs tiny.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _build() -> None:
 
 @cache
 def module() -> ModuleType:
-    """The kernels as a module, built where they have changed, by one process at a time."""
+    """Return the kernels as a module, built if they have changed, by one process at a time."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,17 +75,23 @@ def module() -> ModuleType:
 def kernels(
     order: str = "forward", seed: int = 0, *, sizes_of_a_gpu: bool = False
 ) -> Iterator[list[Tensor]]:
-    """Operators on CPU tensors run the CUDA kernels, threads in this order.
+    """Let operators on CPU tensors run the CUDA kernels, with threads in this order.
 
-    sizes_of_a_gpu: tiles and chunks as on a GPU. Else they are smaller, so that short rows have
-    several of them. Gives the workspaces of the calls, as they are left.
+    Args:
+        order: order in which threads and blocks run: "forward", "reverse" or "random".
+        seed: seed of the order "random".
+        sizes_of_a_gpu: use the tiles and chunks of a GPU. Otherwise they are smaller, so that
+            short rows have several of them.
+
+    Yields:
+        The workspaces of the calls, as the kernels left them.
     """
     workspaces: list[Tensor] = []
 
     def where(like: Tensor, memory: Tensor | None) -> tuple[int, int, int]:
         if memory is None:
             return 0, 0, 0
-        workspaces.append(memory.fill_(0xFF))  # not a number, where nothing has been written
+        workspaces.append(memory.fill_(0xFF))  # NaN in all words that are never written
         return 0, 0, memory.data_ptr()
 
     built = module()

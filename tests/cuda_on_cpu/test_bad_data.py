@@ -1,5 +1,7 @@
-"""Bad rows, which check() reports as the CPU does; and bad data that no status reports: what the
-docstrings say comes out of it on CUDA."""
+"""Bad rows, which check() reports as on the CPU, and bad data that no status reports.
+
+For the latter the operators must answer on CUDA as their docstrings say.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def logits() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", bad_rows.CALLS)
 def test_bad_rows_are_told_as_on_the_cpu(name: str) -> None:
-    """Public rows first, each by what is wrong with it, and how many of its kind there are."""
+    """The message names public rows first, the fault of a row, and the number of such rows."""
     for kind in bad_rows.KINDS:
         private, public = bad_rows.logits(kind)
         expected = bad_rows.said(name, private, public)
@@ -47,7 +49,7 @@ def test_a_projection_made_by_hand_knows_which_public_rows_are_bad() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_bad_row_under_bare_weights(value: float) -> None:
-    """The other position is answered."""
+    """Only the position of the bad row is without an answer."""
     private, public = logits()
     private[3, 1, 7] = value
     targets = torch.tensor([4, 5])

@@ -1,4 +1,4 @@
-"""clip_project and what takes a Clipping, against the CPU: the same answers but for rounding."""
+"""clip_project and the operators that take a Clipping: the CPU's answers up to rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What delete_barriers.py, which is run by hand, would delete."""
+"""The mutants of delete_barriers.py, which is run by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""leave_one_out in single precision on the simulated GPU: what it serves, and what it leaves."""
+"""leave_one_out in single precision on the simulated GPU: inputs it serves, and those it leaves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def worst_error(
     sizes_of_a_gpu: bool = False,
     **options: object,
 ) -> float:
-    """Relative, against the float64 reference; the same in every order of threads."""
+    """Return the relative error against the float64 reference.
+
+    The losses must be the same in every order of threads.
+    """
     exact = reference.leave_one_out(private, public, projection, **options)
     found = []
     for order in simulated.ORDERS:
@@ -53,8 +56,11 @@ DOUBLE = 1e-11
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shift,noise", [(0.0, 0.7), (0.0, 1.5), (1.5, 0.3)])
 def test_floats_serve(shift: float, noise: float, dtype: torch.dtype, adjacency: str) -> None:
-    """Models near the public one, far from it (tokens beyond reach) and with a shift in common
-    (deviations in double); masked tokens, too, and rows that do not fill a tile."""
+    """Floats serve models near the public one, far from it, and with a common shift.
+
+    Far models have tokens beyond reach; a common shift needs deviations in double. Some tokens are
+    masked, and rows do not fill a tile.
+    """
     private, public = (t.to(dtype) for t in ensemble(33, 333, shift=shift, noise=noise))
     private[..., 5::50] = public[..., 5::50] = -math.inf
     private[3, 0, 7] = -math.inf
@@ -74,7 +80,7 @@ def test_tokens_left_to_double_within_floats() -> None:
 
 
 def test_losses_outside_the_bound_are_done_in_double() -> None:
-    """Weights a rounding apart, at orders high enough to show it."""
+    """Weights differ by a rounding, and the order is high enough to show it."""
     private, public = ensemble(4, 128, shift=0.0, noise=0.0)
     private[..., 1] += 5.0
     weight = torch.full((4, 2), 0.5000000689178705, dtype=torch.float64)
@@ -108,8 +114,10 @@ def test_rows_of_another_projection_have_no_loss() -> None:
 
 @pytest.mark.parametrize("token", [1, 100, 190])
 def test_a_tile_refuses_floats_while_others_run(token: int) -> None:
-    """A masked token that some model answers, in one of three tiles: the others' threads find the
-    flag raised halfway (scheduler.cpp), and have to agree."""
+    """A masked token that some model answers lies in one of three tiles.
+
+    The threads of the other tiles find the flag raised halfway (scheduler.cpp) and must agree.
+    """
     private, public = ensemble(8, 192, shift=0.0, noise=0.5)
     public[0, token] = -math.inf
     weight = torch.full((8, 2), 0.3, dtype=torch.float64)

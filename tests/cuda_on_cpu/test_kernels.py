@@ -17,7 +17,7 @@ from torch import Tensor
 import adapmixed_ext
 
 BATCHES, EACH = 6, 30
-MOST = 2_500  # logits: a fibre takes some 50 ns from barrier to barrier
+MOST = 2_500  # logits; a fibre takes some 50 ns from barrier to barrier
 
 
 def small(call: fuzz_cases.Call) -> bool:
@@ -129,13 +129,13 @@ def test_bad_rows_are_reported_and_say_nothing() -> None:
             pool = adapmixed_ext.log_pool(call.private, call.public, scale=2.0, **box)
             pooled = adapmixed_ext.mixture(call.private, call.public, pool)
             pooled_log = adapmixed_ext.log_prob(call.private, call.public, pool, targets)
-            # A row that takes no part may be bad.
+            # An inactive row may be bad.
             others = adapmixed_ext.log_pool(
                 call.private, call.public, scale=2.0, active=pool.status == 0, **box
             )
         bad = projection.status != 0
         assert bad.any(), call
-        # Of a public row the message lists what may be wrong with it.
+        # For a public row the message lists the possible faults.
         with pytest.raises(ValueError, match=call.expected):
             projection.check()
         assert (projection.weight[bad] == 0).all() and (projection.complement[bad] == 1).all()

@@ -45,7 +45,7 @@ def test_answers_and_charges_are_the_cpus(name: str) -> None:
     (tokens, from_public, charges), (other_tokens, other_public, other_charges) = outcomes
     assert torch.equal(tokens, other_tokens) and torch.equal(from_public, other_public)
     if charges is not None:
-        # Both sides may have been computed in floats, each off by far less than it may be.
+        # Both sides may have been computed in floats, each with an error far below its bound.
         bound = adapmixed_ext.loss_error
         torch.testing.assert_close(other_charges, charges, rtol=bound, atol=1e-12)
 

@@ -1,4 +1,4 @@
-"""What is said where kernels cannot be queued: none built, no GPU, another one, too many blocks."""
+"""Error messages for kernels that cannot be queued: none built, no GPU, another GPU, too large."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_errors_of_the_runtime(error: str, said: str) -> None:
 
 @pytest.mark.parametrize("name", ["log_sum_exp", "mixture", "project", "sample", "screen"])
 def test_more_blocks_than_a_gpu_takes_are_refused(name: str) -> None:
-    """Before any memory is touched."""
+    """The error comes before any memory is accessed."""
     shape, logits, nowhere = (1, 2**31, 1), (0, 0, 1, 0), (0, 0, 0)
     key = torch.zeros(32, dtype=torch.uint8)
     weights = (0, 0, 0, 0.0, 0.0)
@@ -52,7 +52,7 @@ def test_more_blocks_than_a_gpu_takes_are_refused(name: str) -> None:
 
 
 def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
-    """Dynamic and static: 48 KiB where nothing is asked for, 227 KiB where it is."""
+    """Dynamic and static memory may reach 48 KiB unasked, and 227 KiB if the kernel asks."""
     launch, static = simulated.module().launch_idle, 4096
     launch(48 * 1024 - static, False)
     with pytest.raises(RuntimeError, match="no GPU could run"):
@@ -60,8 +60,10 @@ def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
     most = 227 * 1024 - static
     for size in (48 * 1024, most, 100):
         launch(size, True)
-        # Never that of the launch alone: another thread's may come between it and its limit.
+        # Never a limit for this launch alone: another thread's launch could change it in between.
         assert set(simulated.module().shared_limits()) == {most}
-    with pytest.raises(RuntimeError, match=f"wants {most + 1} bytes of shared.* have {most} of it"):
+    with pytest.raises(
+        RuntimeError, match=f"needs {most + 1} bytes of shared.* at most {most} bytes of it"
+    ):
         launch(most + 1, True)
     launch(most, True)

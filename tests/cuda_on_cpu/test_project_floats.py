@@ -1,4 +1,4 @@
-"""project's first attempts on the simulated GPU: what they serve, and what they leave to double."""
+"""project's first attempts on the simulated GPU: the rows they solve, and those left to double."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ensemble(models: int, vocab: int, *, noise: float, seed: int = 0) -> Ensembl
 def project(
     private: Tensor, public: Tensor, order: float, radius: float, threads: str = "forward"
 ) -> tuple[Projection, Tensor]:
-    """The projection, and whether each row was done before the kernel in double."""
+    """Return the projection, and whether each row was solved before the kernel in double."""
     with simulated.kernels(threads, sizes_of_a_gpu=True) as workspaces:
         found = adapmixed_ext.project(private, public, order=order, radius=radius)
     rows = private.shape[0] * private.shape[1]
@@ -41,8 +41,8 @@ def check(private: Tensor, public: Tensor, order: float, radius: float, found: P
     assert not report.failures, report.failures
 
 
-# Large targets, of which every row's reverse constraint counts where all of it fits the ball; small
-# ones, with weights of a few hundredths to 1.
+# Large targets, where the reverse constraint counts for every row that fits the ball as a whole.
+# Small targets, with weights of a few hundredths to 1.
 @pytest.mark.parametrize(
     "order,radius,noise",
     [(18.0, 3.6, 0.7), (18.0, 3.6, 1.5), (2.5, 20.0, 1.0), (3.0, 0.03, 0.7), (2.0, 0.1, 1.5),
@@ -99,15 +99,15 @@ def test_what_floats_cannot_do_is_left() -> None:
     wild[0][..., 6], wild[1][..., 6] = -600.0, -800.0  # r = e^200, q r^18 counts
     many = raised_and_lowered(6000)
     for given, (order, radius) in [
-        ((private, public), (2.5, 0.1)),  # no integer: no attempt
+        ((private, public), (2.5, 0.1)),  # not an integer: no attempt
         ((private, public), (3.0, 1e-6)),
         ((rare[1], rare[0]), (3.0, 0.03)),
         ((private + 900.0, public + 900.0), (3.0, 0.03)),
         ((far, public), (18.0, 3.6)),
         (wild, (18.0, 3.6)),
         (many, (18.0, 1.2)),
-        ((private + 2e5, public + 2e5), (18.0, 3.6)),  # half a nat is not enough for the scores
-        ((private, public), (3.0, 5.0)),  # 1 - weight is small, and wanted
+        ((private + 2e5, public + 2e5), (18.0, 3.6)),  # scores are off by more than half a nat
+        ((private, public), (3.0, 5.0)),  # 1 - weight is small, and needed accurately
     ]:
         found, done = project(*given, order, radius)
         assert not done.any(), (order, radius)
@@ -124,7 +124,7 @@ def test_masks_of_any_depth_are_served() -> None:
 
 
 def test_positions_in_groups() -> None:
-    """Two positions of three models share a workspace; a position's answer is its own."""
+    """Two positions of three models share a workspace, which changes no answer."""
     generator = torch.Generator().manual_seed(3)
     public = 3 * torch.randn(5, 200, generator=generator)
     private = public + torch.randn(3, 5, 200, generator=generator)
@@ -132,7 +132,7 @@ def test_positions_in_groups() -> None:
         with simulated.kernels() as workspaces:
             together = adapmixed_ext.project(private, public, order=order, radius=radius)
         rows = simulated.module().project_workspace((3, 2, 200))
-        assert workspaces[-1].numel() == rows  # as that of two positions
+        assert workspaces[-1].numel() == rows  # enough for two positions
         for position in range(5):
             here = slice(position, position + 1)
             alone, _ = project(private[:, here], public[here], order, radius)

@@ -1,4 +1,4 @@
-"""project's short lists, where they are too short, and the tokens that no list takes."""
+"""project's short lists: rows for which they are too short, and tokens that no list takes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import adapmixed_ext
 
 
 def raised_and_lowered(vocab: int) -> tuple[Tensor, Tensor]:
-    """Every token matters as much as any other, half of them forward and half in reverse."""
+    """Return a row whose tokens all matter equally, half of them forward and half in reverse."""
     generator = torch.Generator().manual_seed(0)
     sign = 1.0 - 2.0 * (torch.arange(vocab) % 2)
     private = 6.0 * sign + 0.01 * torch.randn(1, vocab, generator=generator)
     return private.unsqueeze(0), torch.zeros(1, vocab)
 
 
-# The target is above e^20: 700 tokens fit, 3000 fit one way only, 6000 do not.
+# The target is above e^20: 700 tokens fit both lists, 3000 fit only one of them, 6000 fit neither.
 @pytest.mark.parametrize("vocab", [700, 3000, 6000])
 @pytest.mark.parametrize("order,radius", [(18.0, 1.2), (64.0, 0.4), (64.5, 0.4)])
 def test_lists_that_do_and_do_not_fit(vocab: int, order: float, radius: float) -> None:

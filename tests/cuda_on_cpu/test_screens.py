@@ -1,4 +1,4 @@
-"""The screening kernel at 70 digits, where only exact sums decide."""
+"""The screening kernel against 70 digits, on inputs that only exact sums decide."""
 
 from __future__ import annotations
 

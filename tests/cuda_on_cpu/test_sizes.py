@@ -1,4 +1,4 @@
-"""The kernels with the tiles and chunks that a GPU has, and how they are laid out and queued."""
+"""The kernels with the tiles and chunks of a GPU, their layout and their workspaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import adapmixed_ext
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
 @pytest.mark.slow
 def test_floats_in_tiles_of_a_gpu(adjacency: str) -> None:
-    """Three tiles of 256 tokens, the last one of 88: with tokens that are left to double."""
+    """Three tiles, the last one of 88 tokens instead of 256, with tokens left to double."""
     private, public = ensemble(9, 600, shift=0.0, noise=0.9)
     private[..., 5::50] = public[..., 5::50] = -math.inf
     private[4, :, 300] += 9.0
@@ -30,7 +30,7 @@ def test_floats_in_tiles_of_a_gpu(adjacency: str) -> None:
 @pytest.mark.parametrize("models", [2, 700])
 @pytest.mark.slow
 def test_few_and_many_models_in_tiles_of_a_gpu(models: int) -> None:
-    """Double from the start; and tiles of 32 tokens, as more do not fit the shared memory."""
+    """Two models need double from the start; 700 need tiles of 32 tokens to fit shared memory."""
     private, public = ensemble(models, 300 if models == 2 else 40, shift=0.0, noise=0.5)
     weight = torch.full(private.shape[:2], 0.25, dtype=torch.float64)
     error = worst_error(private, public, weight, orders=[3.0], sizes_of_a_gpu=True)
@@ -38,9 +38,9 @@ def test_few_and_many_models_in_tiles_of_a_gpu(models: int) -> None:
 
 
 def test_shared_memory_just_below_48_kib() -> None:
-    """With the kernels' static shared memory it is more than a kernel has unasked.
+    """With the kernels' static memory this exceeds the limit for a kernel that has not asked.
 
-    48 240 bytes of deviations at N = 28; rows of 48 800 bytes that stay in shared memory.
+    N = 28 has 48 240 bytes of deviations; rows of 48 800 bytes stay in shared memory.
     """
     private, public = ensemble(28, 300, shift=0.0, noise=0.5)
     weight = torch.full(private.shape[:2], 0.25, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_fuzzed_calls_in_tiles_of_a_gpu() -> None:
 
 @pytest.mark.slow
 def test_screening_sorts_many_tokens_in_the_workspace() -> None:
-    """More than 2048, of which fewer than are wanted are not masked in one row."""
+    """More than 2048 tokens are kept; in one row fewer than top_k are not masked."""
     top_k, vocab = 2100, 2300
     generator = torch.Generator().manual_seed(0)
     public = 3 * torch.randn(2, vocab, generator=generator)
@@ -89,7 +89,7 @@ def test_screening_sorts_many_tokens_in_the_workspace() -> None:
 
 
 def most(models: int, positions: int, vocab: int, orders: int) -> int:
-    """Bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
+    """Return the most bytes that ``adapmixed_ext`` states for ``leave_one_out`` on CUDA."""
     sums = 8 * models * (2 * orders + 1)
     sharing = min(positions, max(1, 2**26 // sums))
     return max(2**26, sums) + sharing * (16 * models + vocab // 4 + 128) + 2**12 * orders

@@ -1,10 +1,10 @@
-// The AVX-512 intrinsics that csrc uses, on AVX2: included before everything else (g++
-// -include) it lets the AVX-512 path be compiled with -mavx2 -mfma -mf16c and run where there is no
-// AVX-512.
+// The AVX-512 intrinsics that csrc uses, emulated with AVX2. Included before everything else
+// (g++ -include), it allows the AVX-512 path to be compiled with -mavx2 -mfma -mf16c and run on
+// machines without AVX-512.
 //
-// Where AVX2 has the same instruction it works on the two halves, with the same result in every
-// bit, NaN and flushed denormals included; the others are written out lane by lane. What is
-// undefined or approximate is made as bad as it is allowed to be.
+// If AVX2 has the same instruction, it is applied to the two halves, with the same result in every
+// bit, also for NaN and flushed denormals. The others are written out lane by lane. Undefined bits
+// and approximate results are made as bad as the definition allows.
 #pragma once
 
 #include <immintrin.h>
@@ -133,7 +133,7 @@ __mmask8 cmp_pd_mask(Doubles a, Doubles b) {
   const int high = _mm256_movemask_pd(_mm256_cmp_pd(a.half[1], b.half[1], kPredicate));
   return static_cast<__mmask8>(low | high << 4);
 }
-// The second operand where the mask has a one.
+// The second operand in lanes where the mask has a one.
 inline Floats mask_blend_ps(__mmask16 m, Floats a, Floats b) {
   auto x = as<FloatLanes>(a);
   const auto y = as<FloatLanes>(b);
@@ -146,7 +146,7 @@ inline Doubles mask_blend_pd(__mmask8 m, Doubles a, Doubles b) {
   for (unsigned i = 0; i < 8; ++i) x[i] = m >> i & 1 ? y[i] : x[i];
   return as<Doubles>(x);
 }
-// The low four bits of each index: three name a lane, the fourth chooses the table.
+// Uses the low four bits of each index: three name a lane, the fourth chooses the table.
 inline Integers permutex2var_epi64(Integers a, Integers index, Integers b) {
   const auto x = as<Int64Lanes>(a), y = as<Int64Lanes>(b);
   auto n = as<Int64Lanes>(index);
@@ -154,7 +154,7 @@ inline Integers permutex2var_epi64(Integers a, Integers index, Integers b) {
   return as<Integers>(n);
 }
 
-// imm8 without a scale: the low four bits mean what they mean for vroundpd.
+// An imm8 without a scale: its low four bits have the same meaning as for vroundpd.
 template <int kMode>
 Doubles roundscale_pd(Doubles a) {
   static_assert(kMode >= 0 && kMode < 16, "a scale is not emulated");
@@ -184,8 +184,7 @@ inline Doubles scalef_pd(Doubles a, Doubles b) {
   for (std::size_t i = 0; i < 8; ++i) x[i] = scalef(x[i], y[i]);
   return as<Doubles>(x);
 }
-// Powers of two are exact, everything else is off by almost the 2^-14 that are allowed, up and down
-// in turn.
+// Powers of two are exact. All others are off by almost the allowed 2^-14, alternately up and down.
 inline Floats rcp14_ps(Floats a) {
   constexpr double kError = 0x1p-14 - 0x1p-23;
   auto x = as<FloatLanes>(a);
@@ -253,7 +252,7 @@ ADAPMIXED_CORE_END
 #define __m512d emulated::Doubles
 #define __m512i emulated::Integers
 
-// These are macros already where the compiler does not optimise.
+// The compiler defines these as macros if it does not optimise.
 #undef _mm512_cmp_pd_mask
 #undef _mm512_cmp_ps_mask
 #undef _mm512_extractf32x8_ps

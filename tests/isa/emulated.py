@@ -3,9 +3,9 @@
     python tests/isa/emulated.py -m pytest tests/kernels
     python tests/isa/emulated.py tests/kernels/fuzz.py --isa avx512 --count 1000
 
-builds a second module where the sources have changed (build/isa; cmake, ninja and pybind11 of the
-`test` extra), puts it before the installed one and runs Python with these arguments. "avx512" is
-then the emulation, and the path that is taken unless a test chooses another.
+build a second module in build/isa if the sources have changed (with cmake, ninja and pybind11 of
+the `test` extra), put it before the installed one and run Python with these arguments. "avx512" is
+then the emulation, and the default path unless a test chooses another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "isa"
-# Compiling takes longer than running: little of it is worth optimising.
+# Compiling takes longer than running, so little optimisation pays.
 OPTIMISATION = "-O1"
 
 
@@ -38,7 +38,7 @@ def _run(*command: object) -> str:
 
 
 def site() -> Path:
-    """A folder with adapmixed_ext and the emulated module, built where it has changed."""
+    """Return a folder with adapmixed_ext and the emulated module, built if it has changed."""
     pybind11 = _run(sys.executable, "-m", "pybind11", "--cmakedir")
     _run(
         _command("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DADAPMIXED_EMULATE_AVX512=ON",
@@ -58,8 +58,8 @@ def site() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The variables of a Python that imports it, and what fuzz.py imports."""
-    # Not the current folder: it may be the repository, where the installed module lies.
+    """Return the variables of a Python that imports the emulated module and can run fuzz.py."""
+    # Not the current folder: it may be the repository, which holds the installed module.
     path = map(str, (site(), ROOT / "python", ROOT / "tests" / "kernels"))
     return os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 

@@ -1,6 +1,7 @@
-"""The AVX-512 path where there is none: a few kernel tests with its instructions emulated.
+"""The AVX-512 path on machines without AVX-512: a few kernel tests with emulated instructions.
 
-All of them, and more fuzzed calls, are `make isa`; with AVX-512 tests/kernels runs the path itself.
+`make isa` runs all kernel tests and more fuzzed calls. On machines with AVX-512, tests/kernels runs
+the path itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from adapmixed_ext import _C
 
 pytestmark = pytest.mark.skipif(
-    _C.instruction_set() != "avx2", reason="AVX-512 itself is here, or there is not even AVX2"
+    _C.instruction_set() != "avx2", reason="this machine has AVX-512, or lacks AVX2"
 )
 KERNELS = emulated.ROOT / "tests" / "kernels"
 

@@ -1,5 +1,6 @@
-// One case of dump_cases.py: inputs of the C++ entry points and the answers to compare with. Every
-// array has its own heap block of exactly its size, so that a sanitizer sees one element too many.
+// One case of dump_cases.py: inputs of the C++ entry points and the expected answers. Every array
+// has its own heap block of exactly its size, so that a sanitizer notices an access just beyond its
+// end.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ class Reader {
     return values;
   }
 
-  // Elements of whatever size.
+  // Reads elements of any size.
   std::vector<char> bytes() {
     std::int64_t count = 0, size = 0;
     header(count, size);
@@ -77,7 +78,7 @@ struct Rows {
     status = in.array<std::int32_t>();
   }
   Logits logits() const { return {memory.data(), stride_model, stride_position, dtype}; }
-  // The rows of one model, as a tensor without that axis.
+  // The rows of one model, as a tensor without the model axis.
   Logits of_model(std::int64_t model) const {
     const std::int64_t size = dtype == Dtype::f32 ? 4 : 2;
     return {memory.data() + model * stride_model * size, 0, stride_position, dtype};
@@ -98,7 +99,7 @@ struct Loss {
 };
 
 struct Weighted {
-  std::vector<double> ball;  // order and radius; empty if the weights are not those of project
+  std::vector<double> ball;  // order and radius; empty if project did not make the weights
   std::vector<double> weight, complement, mixture, log_prob;
   std::vector<Loss> losses;
 
@@ -172,7 +173,7 @@ struct Case {
   Shape shape;
   Rows private_rows, public_rows;
   std::vector<std::int64_t> targets;
-  bool good;  // else some rows are refused, and there is nothing more
+  bool good;  // false: some rows are bad, and no answers follow
   std::vector<Weighted> weighted;
   std::vector<Pool> pools;
   std::vector<Box> boxes;

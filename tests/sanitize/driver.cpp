@@ -1,9 +1,9 @@
-// Runs every C++ entry point of the CPU over the cases of dump_cases.py, for each instruction set
-// of this machine and 1, 2 and 3 threads, from two callers at once, and compares the answers. Built
-// with sanitizers (CMake: ADAPMIXED_SANITIZE), without Python and torch in the process.
+// Runs every C++ entry point of the CPU over the cases of dump_cases.py and compares the answers:
+// for each instruction set of this machine, with 1, 2 and 3 threads, and from two callers at once.
+// Built with sanitizers (CMake: ADAPMIXED_SANITIZE), without Python and torch in the process.
 //
-// Nothing is suppressed: the thread pool is never destroyed but reachable from a global, and so is
-// its threads' scratch from their thread-local storage, which LeakSanitizer counts as in use.
+// No report is suppressed. The thread pool is never destroyed, but a global points to it, and the
+// threads' thread-local storage points to their scratch, so LeakSanitizer counts both as in use.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -37,8 +37,8 @@ struct Threads : adapmixed::Cpu {
 constexpr int kCallers = 2;
 constexpr int kThreadCounts[] = {1, 2, 3};
 
-// Two callers take the cases in turn and meet in the pool. Nothing else orders them (relaxed): a
-// race between two calls is not hidden by the list.
+// Two callers take the cases in turn and meet in the pool. The counter is relaxed and orders
+// nothing else, so it cannot hide a race between two calls.
 void run_all(const std::vector<Case>& cases, int threads) {
   std::atomic<std::size_t> taken{0};
   std::atomic<bool> failed{false};

@@ -1,8 +1,8 @@
-"""Writes the cases of the sanitized driver: inputs, and what the Python operators answered.
+"""Write the cases of the sanitized driver: inputs, and the answers of the Python operators.
 
-The file is the 8 bytes of MAGIC, the number of cases, then cases; everything after MAGIC is an
-array: an int64 count, an element size in one int64, the elements, all little-endian. `Dump.case`
-is the order of a case's arrays; case.h reads the same order.
+The file holds the 8 bytes of MAGIC, the number of cases, and the cases. Everything after MAGIC is
+an array: the number of elements and the size of one, both int64, then the elements, all
+little-endian. `Dump.case` writes a case's arrays in the order in which case.h reads them.
 
     python tests/sanitize/dump_cases.py build/sanitize-cases.bin [PART OF A CASE'S NAME]
 """
@@ -31,7 +31,7 @@ import adapmixed_ext  # noqa: E402
 MAGIC = b"ADPMXC01"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BALLS = ((18.0, 3.6), (3.0, 0.03), (1.5, 50.0), (1.01, 1e-6), (64.0, 0.5), (256.0, 50.0))
-# Short lists of tokens, float sums over whole rows, weights that are left to doubles, small ones.
+# Short lists of tokens, float sums over whole rows, weights that need doubles, small weights.
 FOUND_BALLS = (*BALLS[:2], (256.0, 0.3))
 FLOAT_BALLS = ((18.0, 3.6), (3.0, 0.03), (2.0, 0.5), (3.0, 0.001), (18.0, 0.3))
 ORDER_LISTS = (
@@ -39,9 +39,9 @@ ORDER_LISTS = (
     (3.0,),
     (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0),
     (1.01, 2.5, 18.0),
-    tuple(1.0 + 0.5 * k for k in range(1, 33)),  # as many as are allowed
+    tuple(1.0 + 0.5 * k for k in range(1, 33)),  # the largest number allowed
 )
-# By moments, by powers and by logarithms; of the last p is 0 where a box is too narrow for it.
+# By moments, by powers and by logarithms; for the last, p = 0 where the box is too narrow for p.
 BOXES = ((0.6, 1.65), (0.9, 1e6), (0.5, 1e60), (0.97, 40.0))
 DIVERGENCE_ORDERS = (1.0, 1.5, 2.0, 18.0, 256.0, INF)
 
@@ -58,7 +58,7 @@ class Rng:
 
 
 def gapped(case: Case) -> Case:
-    """The same rows with NaN between them: what is read past the end of a row shows."""
+    """Return the same rows with NaN between them, which reveals a read past the end of a row."""
 
     def spread(rows: Tensor, gap: int) -> Tensor:
         wide = rows.new_full((*rows.shape[:-1], rows.shape[-1] + gap), math.nan)
@@ -69,7 +69,7 @@ def gapped(case: Case) -> Case:
 
 
 def big() -> list[Case]:
-    """Several tiles and chunks, vector tails, many models, many positions."""
+    """Return cases with several tiles and chunks, vector tails, many models or many positions."""
     plans = [
         # V, N, B, dtype
         (5003, 20, 1, torch.float32),
@@ -96,9 +96,9 @@ def big() -> list[Case]:
 
 
 def tiles() -> list[Case]:
-    """Short rows that are several tiles of the CUDA kernels all the same, with rare tokens in each.
+    """Return short rows that still fill several tiles of the CUDA kernels.
 
-    delete_barriers.py takes these and :func:`found_by_one` alone.
+    Each tile has rare tokens. delete_barriers.py uses only these and :func:`found_by_one`.
     """
     private, public = cases.logits(750, 3, 1, 520, 3.0, 0.7)
     public[:, ::9] = private[:, :, ::9] = -800.0
@@ -110,23 +110,23 @@ def tiles() -> list[Case]:
         Case("tiles-rare", private, public),
         Case("tiles-apart", apart, apart_public),
         Case("tiles-bfloat16", private.bfloat16(), public.bfloat16()),
-        # Single precision serves it, in tiles without a token beyond its reach, too.
+        # Single precision serves this case, also in tiles that have no token beyond its reach.
         Case("tiles-floats", *cases.logits(752, 4, 1, 400, 3.0, 0.5)),
     ]
 
 
 def found_by_one() -> Case:
-    """What one thread of `project` finds, and must tell the others, in one row each."""
+    """Return rows in which one thread of `project` finds a fact that it must tell the others."""
     private, public = cases.logits(753, 4, 1, 260, 2.0, 0.02)
     public[:, 150] = private[1:, :, 150] = -INF  # uncovered by the first model
     public[:, 203] = private[:, :, 203] = -800.0
-    private[1, :, 203] = -650.0  # decides the first constraint, though rare
-    private[2, :, 203] = -1000.0  # and the reverse one, at order 256
+    private[1, :, 203] = -650.0  # rare, but decides the first constraint
+    private[2, :, 203] = -1000.0  # decides the reverse constraint at order 256
     return Case("tiles-found-by-one", private, public)
 
 
 def like_models() -> list[Case]:
-    """Rows as language models give them, with a padded vocabulary: single precision serves."""
+    """Return rows like those of language models, with a padded vocabulary, for single precision."""
     plans = [
         # V, N, B, dtype
         (3001, 8, 2, torch.float32),
@@ -146,7 +146,7 @@ def like_models() -> list[Case]:
 
 
 def refused() -> list[Case]:
-    """Rows that have no distribution: only their status is defined."""
+    """Return rows that are not distributions, for which only the status is defined."""
     result = [*cases.huge()]
     for dtype in DTYPES:
         # One such row among many that single precision serves.
@@ -166,7 +166,7 @@ def refused() -> list[Case]:
 
 
 def fuzzed() -> list[tuple[Case, float, float]]:
-    """The fuzzed calls that once failed, with the order and radius of each."""
+    """Return the fuzzed calls that once failed, with the order and radius of each."""
     result = []
     for seed in FUZZED:
         call = build(seed)
@@ -176,7 +176,7 @@ def fuzzed() -> list[tuple[Case, float, float]]:
 
 
 def status_of(rows: Tensor) -> Tensor:
-    """RowStatus of common/operators.h."""
+    """Return the RowStatus (common/operators.h) of every row."""
     largest = rows.double().amax(-1)
     status = torch.zeros(rows.shape[:-1], dtype=torch.int32)
     status[largest.abs() > 1e6] = 4
@@ -208,7 +208,7 @@ class Dump:
         self.raw(values.contiguous().numpy().tobytes(), values.element_size())
 
     def logits(self, rows: Tensor) -> None:
-        """Strides, and the memory from the first element to the last that a row holds."""
+        """Write the strides, and the memory from the first to the last element of the rows."""
         strides = rows.stride()
         span = 1 + sum((n - 1) * s for n, s in zip(rows.shape, strides, strict=True))
         held = torch.as_strided(rows, (span if rows.numel() else 0,), (1,))
@@ -244,7 +244,7 @@ class Dump:
         self.draws(case, adapmixed_ext.mixture(private, public, weight))
 
     def weighted(self, case: Case, weight: Tensor, complement: Tensor, index: int) -> None:
-        """What the operators answer for these weights; `index` varies the options of the losses."""
+        """Write the operators' answers for these weights; `index` varies the losses' options."""
         private, public = case.private, case.public
         models = private.shape[0]
         inputs = adapmixed_ext.inputs.prepare(private, public)
@@ -290,7 +290,7 @@ class Dump:
             self.tensor(adapmixed_ext.log_prob(case.private, case.public, pool, targets_of(case)))
 
     def boxes(self, case: Case) -> None:
-        # Logarithms take a sanitized build minutes where rows are long.
+        # For long rows, logarithms take minutes in a sanitized build.
         boxes = BOXES if case.public.shape[-1] < 10_000 else BOXES[:1]
         self.ints(len(boxes))
         for k, (lower, upper) in enumerate(boxes):

@@ -1,4 +1,4 @@
-// Every C++ entry point on one case, compared with the answers that came with it.
+// Runs every C++ entry point on one case and compares the results with the case's answers.
 #pragma once
 
 #include <atomic>
@@ -15,28 +15,28 @@
 
 namespace sanitize {
 
-// Absolute, what float sums leave of a projection's log-sum-exps.
+// The absolute error of a projection's log-sum-exps from float sums.
 constexpr double kLse = 1e-9;
-constexpr double kBalance = 1e-5;  // beyond it the callers of leave_one_out refuse its losses
+constexpr double kBalance = 1e-5;  // callers of leave_one_out reject losses with a larger balance
 
 inline std::atomic<std::int64_t> errors{0}, compared{0};
 
-// A result buffer of exactly `count` elements that holds no valid answer yet.
+// A result buffer of exactly `count` elements, filled with NaN.
 inline std::vector<double> unknown(std::size_t count) {
   return std::vector<double>(count, std::nan(""));
 }
 
 inline bool close(double got, double expected, double relative, double absolute) {
   if (std::isinf(expected) || std::isinf(got)) return got == expected;
-  return std::fabs(got - expected) <= relative * std::fabs(expected) + absolute;  // not for NaN
+  return std::fabs(got - expected) <= relative * std::fabs(expected) + absolute;  // false for NaN
 }
 
-// Backend: as in common/backends.h, with the sizes of its workspaces and `where(bytes)`, what a
-// call with such a workspace is to be given.
+// Backend: a type of common/backends.h with the sizes of its workspaces, and with `where(bytes)`,
+// which returns the last argument of a call with such a workspace.
 template <class Backend>
 class Run {
  public:
-  // setting: what an error names besides the case.
+  // setting: named in error messages next to the case.
   Run(const Case& inputs, const Backend& backend, std::string setting)
       : in_(inputs), backend_(backend), setting_(std::move(setting)) {}
 
@@ -100,7 +100,8 @@ class Run {
                      {weight.data(), complement.data(), lse.data(), status.data()},
                      backend_.where(Backend::project_workspace(in_.shape)));
     check("weight", weight, expected.weight, 1e-5, 0.0);
-    // 1 - weight keeps digits of its own, but only weight has a bound between instruction sets.
+    // 1 - weight has more digits of its own, but only weight has an error bound between instruction
+    // sets.
     check("complement", complement, expected.complement, 1e-12, 1e-5);
     check("projection's log-sum-exp", lse, in_.private_rows.lse, 0.0, kLse);
     check_status("projection's status", in_.private_rows, status);
@@ -163,7 +164,8 @@ class Run {
     check_status("step's public status", in_.public_rows, public_status);
     check("step's weight", weight, expected.weight, 1e-5, 0.0);
     check("step's balance", balance, std::vector<double>(rows(), 0.0), 0.0, kBalance);
-    // Losses of weights that differ: tests/kernels/test_step.py compares them with the same ones.
+    // The weights may differ, so losses cannot be compared here; tests/kernels/test_step.py
+    // compares them for equal weights.
     for (std::size_t k = 0; k < loss.size(); ++k) {
       expect("step's loss", k, loss[k], options.loss[k], loss[k] >= 0.0);
     }
@@ -192,8 +194,8 @@ class Run {
     return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits()};
   }
 
-  // By how much a private row's log-sum-exp may differ between two instruction sets: twice what
-  // log_pool states of it.
+  // The largest difference of a private row's log-sum-exp between two instruction sets: twice the
+  // error that log_pool states.
   static constexpr double kPoolSum = 1.4e-6;
 
   void log_pool(const Pool& expected) const {
@@ -267,7 +269,7 @@ class Run {
 
   void sample() const {
     sample_from(in_.probabilities, in_.tokens, 0);
-    std::vector<double> halved = in_.probabilities;  // no distribution: refused
+    std::vector<double> halved = in_.probabilities;  // not a distribution, so it is rejected
     for (double& p : halved) p /= 2;
     sample_from(halved, std::vector<std::int64_t>(positions(), -1), 1);
   }
@@ -286,8 +288,8 @@ class Run {
     }
   }
 
-  // Rows that change after their log-sum-exps were taken reach these operators. Whatever they
-  // answer, they stay within their buffers and the language.
+  // Rows that change after their log-sum-exps were taken can reach these operators. Their answers
+  // are not checked, but they must stay within their buffers and have no undefined behaviour.
   void undefined_rows(const std::vector<double>& private_lse,
                       const std::vector<double>& public_lse) const {
     adapmixed::Ensemble rows_of = ensemble();
@@ -304,7 +306,7 @@ class Run {
       Backend::project(projected, ball[0], ball[1],
                        {one.data(), other.data(), lse.data(), status.data()},
                        backend_.where(Backend::project_workspace(in_.shape)));
-      // What is wrong with a private row does not depend on the public one.
+      // A private row's status does not depend on the public row.
       check_status("refused row's status", in_.private_rows, status);
     }
     for (const double lower : {0.5, 0.0}) {
