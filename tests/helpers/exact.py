@@ -184,7 +184,7 @@ def renyi_both(p: Tensor, q: Tensor, order: float) -> float:
 
 
 def largest_weight(private: Tensor, public: Tensor, order: float, radius: float) -> float:
-    """Return the weight of line 12, by bisection."""
+    """Return the weight of line 11 of Algorithm 1, by bisection."""
     if renyi_both(private, public, order) <= radius:
         return 1.0
     low, high = 0.0, 1.0
