@@ -61,7 +61,7 @@ def resolved(order: float, radius: float) -> bool:
 
 
 def raised_weight(weight: Array, complement: Array) -> tuple[Array, Array]:
-    """Return the (weight, complement) just above TOLERANCE, which must not be feasible."""
+    """Return the pair raised by TOLERANCE, to a weight of at most 1; it must not be feasible."""
     w, c = exact_pair(weight, complement)
     more = np.maximum(w / (1 - np.longdouble(TOLERANCE)), np.longdouble(LEAST))
     less = np.maximum((c - TOLERANCE) / (1 - np.longdouble(TOLERANCE)), 0)

@@ -9,7 +9,7 @@ import torch
 from cases import Case
 
 # Seeds of fuzz_cases.build that once failed and that test_fuzz.py does not run. They found faults
-# of project (1227, 4896), of the screen, of the screen's oracle if s is 0 (7700092), and of boxes
+# of project (1227, 4896) and the screen, of the screen's oracle if s is 0 (7700092), and of boxes
 # with log-sum-exps near 1e5 (the others).
 FUZZED = (1227, 4014, 4493, 4896, 7700092, 7700144, 7700406)
 

@@ -1,4 +1,4 @@
-"""How clip_project finds s: a sample gives a bracket, and few tokens change sides within it.
+"""The search of clip_project for s: a sample gives a bracket, in which few tokens change sides.
 
 If the bracket fails, s is found from all tokens.
 """

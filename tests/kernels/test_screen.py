@@ -213,7 +213,7 @@ def test_masked_models_leave_nothing(models: int, device: torch.device) -> None:
     rows = private.to(device), public.to(device)
     found = adapmixed_ext.screen(*rows, noise, weight=1.0, **options)
     assert (found.divergence == math.inf).all() and not found.passed.any()
-    # Only an absent member, or a rounding's share of q, has mass left: on one token, so no loss.
+    # Only an absent member, or a rounding's share of q, has mass left, all on one token.
     for weight, slots in ((1.0, models + 1), (math.nextafter(1.0, 0.0), models)):
         left = adapmixed_ext.screen(*rows, noise, weight=weight, num_models=slots, **options)
         assert (left.divergence == 0).all() and left.passed.all()
