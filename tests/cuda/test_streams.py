@@ -100,7 +100,7 @@ def test_tensors_decide_about_the_device(gpu: torch.device) -> None:
         got = operation(x.to(other))
         assert {tensor.device for tensor in got} == {other}
         assert torch.cuda.current_device() == gpu.index
-        # Another model of GPU may differ in bits, as it may in any kernel.
+        # Another model of GPU may give other bits.
         if torch.cuda.get_device_name(0) == torch.cuda.get_device_name(1):
             assert workload.same(got, expected), name
     assert workload.same(workload.draws(x.to(other), 2), workload.draws(x, 2))

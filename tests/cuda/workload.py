@@ -115,8 +115,7 @@ def _clip_project(x: Inputs) -> tuple[Tensor, ...]:
     logits = x.private, x.public
     slots = len(x.private) + 2
     found: list[Tensor] = []
-    # Charges by moments, by powers of any order and by logarithms. 0.5 to 1e60 is too wide a box
-    # for one model.
+    # Charges by moments, by powers of any order and by logarithms. One model does not fit its box.
     for lower, upper, orders in ((0.6, 1.65, ORDERS), (0.9, 1e6, (2.5,)), (0.5, 1e60, (64.0,))):
         clipping = adapmixed_ext.clip_project(
             *logits, lower=lower, upper=upper, orders=orders, num_models=slots, active=x.active
