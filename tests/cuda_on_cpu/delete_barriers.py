@@ -7,7 +7,7 @@ which one thread's answer becomes all threads', or has one atomic operation repl
 It is built with ThreadSanitizer and runs the "tiles-" cases of
 tests/sanitize/dump_cases.py; a race, a wrong answer, a crash and a standstill count as noticed.
 Exit status 1 where something is not. Run by hand, a part at a time: 39 mutants, 6 of them as many
-minutes on two busy cores. One is known to be missed: docs/cuda-testing.md.
+minutes on two busy cores. One is known to be missed (docs/develop/testing.md).
 """
 
 from __future__ import annotations
