@@ -281,7 +281,7 @@ def single() -> list[Case]:
         (3001, 8, 2, 1.0, 0.0, torch.float32),
         (4999, 12, 1, 1.2, 0.0, torch.bfloat16),
         (5003, 9, 1, 1.0, 0.0, torch.float16),
-        # too close for floats: differences are formed in double
+        # These are too close for floats: differences are formed in double.
         (4096, 8, 1, 0.05, 1.0, torch.float32),
     ]
     cases = []

@@ -76,7 +76,7 @@ class Rows:
         return np.maximum(forward, log_sum_exp(self.log_q + (1 - a) * log_rho))
 
     def uncertainty(self, order: float) -> Array:
-        """Return how far rounding may move ``excess``, beyond the rounding of the result itself."""
+        """Return how far rounding may move ``excess``: about as far as rounding its result does."""
         return EPS * (64 + 8 * order * np.minimum(self.reach, DEEP))
 
 

@@ -45,7 +45,7 @@ def check_mixture(
         value, exact = log_prob[b].item(), truth.mean[b, target]
         report.values += 1
         if exact == 0 or np.log(exact) < -extended.DEEP:
-            wrong = value > -extended.DEEP  # the least logarithm in this precision
+            wrong = value > -extended.DEEP  # extended precision ends at e^-DEEP
         else:
             bound = PROBABILITY_ERROR + 1e-12 * abs(np.log(exact))
             wrong = not abs(value - np.log(exact)) <= bound

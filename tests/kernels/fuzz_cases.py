@@ -105,7 +105,7 @@ def _shape(choose: random.Random, kind: str) -> tuple[int, int, int]:
     )
     models = choose.choice((1, 2, 3, choose.randint(4, 40)))
     positions = choose.randint(1, 4)
-    # the oracle takes 0.1 us for a token and an evaluation
+    # The oracle takes 0.1 us for a token and an evaluation.
     while models * positions * vocab > 40_000:
         models, positions = max(1, models // 2), max(1, positions // 2)
         if models == positions == 1:

@@ -62,7 +62,7 @@ def test_double_where_floats_do_not_serve(isa: str) -> None:
     private = public + torch.randn(4, 1, 500, generator=generator)
     masked, above = private.clone(), private.clone()
     masked[..., top] = -math.inf  # the logit from which the sum would start
-    above[..., (top + 1) % 500] += 70.0  # e^70 beside it
+    above[..., (top + 1) % 500] += 70.0  # e^70 at the next token
     for row in (masked, above, private + 1500.0, private - 1500.0):
         sizes = 5e-16 * log_sum_exp(array(row)).max().astype(float)
         assert errors(row, public).max().item() <= DOUBLE_SUM + abs(sizes)
