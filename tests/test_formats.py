@@ -117,7 +117,7 @@ def _run(path: Path) -> None:
     folder.check_settings(settings)
 
 
-# The name of a specimen where it is read, its version, and its reader.
+# name of a specimen -> name under which it is read, its version, and its reader
 READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
     "ensemble": (
         "ensemble.json",

@@ -1,4 +1,4 @@
-"""The allowed imports between packages, which go one way, from every module's statements."""
+"""The allowed imports between packages, which go one way, read from every module's statements."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What only a GPU shows: streams, graphs, large sizes, and agreement with the CPU's operators.
+"""Fixtures of what only a GPU can test: streams, graphs, large sizes, agreement with the CPU.
 
-The accuracy tests of tests/kernels run on a GPU too, through their `device` fixture. Without a GPU
-everything here is skipped but test_workload.py, and test_without_gpu.py, which wants a build with
-CUDA and no driver.
+The accuracy tests of tests/kernels also run on a GPU, through their `device` fixture. Without a
+GPU, only test_workload.py and test_without_gpu.py run here. The latter needs a build with CUDA and
+no driver.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ for folder in (HERE, HERE.parent / "kernels"):
 
 @pytest.fixture
 def one_thread() -> None:
-    """Instead of the one that all other tests have: operators run with as many as there are."""
+    """Override the suite's fixture of one thread: operators use all threads here."""
 
 
 @pytest.fixture(scope="session")
 def gpu() -> torch.device:
-    """The first GPU."""
+    """Return the first GPU, or skip the test."""
     if not adapmixed_ext.build_info()["cuda"]:
         pytest.skip("adapmixed_ext was built without CUDA")
     if not torch.cuda.is_available():

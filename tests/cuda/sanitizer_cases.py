@@ -1,10 +1,10 @@
-"""Every operator on tiny inputs in a fixed order: what compute-sanitizer watches.
+"""Run every operator on tiny inputs in a fixed order, for compute-sanitizer to watch.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \\
         python tests/cuda/sanitizer_cases.py
 
-Without torch's cache each tensor is an allocation of its own, past whose ends nothing may be
-touched. `--device cpu` runs the same calls without a GPU.
+Without torch's cache each tensor is an allocation of its own, so that an access beyond its ends is
+noticed. `--device cpu` runs the same calls without a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "kernels")]
 import cases  # noqa: E402
 import workload  # noqa: E402
 
-# N, B, V, top k: one token, tails of vectors and warps, more models than threads of a warp, more
+# N, B, V, top k: one token, tails of vectors and warps, more models than a warp has threads, more
 # tokens than a tile, and a sort that needs a workspace.
 SHAPES = (
     (1, 1, 1, 1),
@@ -35,12 +35,12 @@ SHAPES = (
 
 
 def inputs() -> Iterator[tuple[str, workload.Inputs]]:
-    """By name, on the CPU."""
+    """Yield named inputs on the CPU."""
     for dtype in cases.DTYPES:
         for seed, (models, positions, vocab, top_k) in enumerate(SHAPES):
             x = workload.make(seed, models, positions, vocab, dtype, top_k)
             if vocab == 1:
-                x.private[:] = 0.0  # its one token may not be masked
+                x.private[:] = 0.0  # the only token must not be masked
             yield f"{(models, positions, vocab)} {dtype}", x
     for case in (*cases.masked(), *cases.identical()):
         models, positions, vocab = case.private.shape
@@ -49,7 +49,7 @@ def inputs() -> Iterator[tuple[str, workload.Inputs]]:
 
 
 def misaligned(x: workload.Inputs) -> workload.Inputs:
-    """The logits inside larger arrays, one element off: no row begins where a vector may."""
+    """Return the logits inside larger arrays, one element off, so that no row is aligned."""
 
     def shifted(rows: torch.Tensor) -> torch.Tensor:
         wide = rows.new_zeros((*rows.shape[:-1], rows.shape[-1] + 2))

@@ -1,6 +1,7 @@
-"""The GPU's answers at the sizes of real models, held to those of the CPU's operators.
+"""The GPU's answers at the sizes of real models, against the CPU's operators.
 
-Each is within its documented bound of the truth, so the two are within the sum of both.
+Each answer is within its documented bound of the truth, so two answers differ by at most the sum of
+both bounds.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from torch import Tensor
 import adapmixed_ext
 from adapmixed_ext import _C
 
-# N, B, V: a model as people use it, the largest vocabularies, many models, a batch.
+# N, B, V: usual sizes, the largest vocabularies, many models, a batch.
 SHAPES = {
     "usual": (100, 2, 50_257),
     "wide": (4, 1, 262_144),
     "many-models": (4096, 1, 64),
     "batch": (8, 64, 2_003),
 }
-# 48 KiB of shared memory is the limit of a kernel that has not asked for more, static memory
-# included: deviations of 48 240 bytes, and rows of 48 520 to 49 152 that stay there.
+# A kernel gets 48 KiB of shared memory unless it asks for more, and static memory counts. These are
+# deviations of 48 240 bytes, and rows of 48 520 to 49 152 bytes in shared memory.
 LIMITS = {
     "deviations": (28, 1, 600),
     "first-row": (2, 1, 12_129), "last-row": (2, 1, 12_288),
@@ -56,7 +57,7 @@ def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
             order, [radius],
         )  # fmt: skip
         assert not report.failures, report.failures
-        # From here on both start from the GPU's projection.
+        # Both continue with the GPU's projection.
         moved = adapmixed_ext.Projection(
             *(t.cpu() for t in (projection.weight, projection.complement, projection.private_lse,
                                 projection.public_lse, projection.status))
@@ -85,7 +86,7 @@ def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
 
 
 def test_a_batch_in_groups_is_its_positions(gpu: torch.device) -> None:
-    """Bit for bit: a position does not depend on what shares the workspace with it."""
+    """No bit of a position depends on the positions that share the workspace."""
     shape = 20, 20, 50_257
     assert workload.in_groups(*shape)
     x = workload.make(21, *shape, dtype=torch.bfloat16).to(gpu)
@@ -143,7 +144,7 @@ def test_what_integers_leave_open_is_that_of_the_cpu(vocab: int, gpu: torch.devi
 
 
 def test_the_build_serves_this_gpu(gpu: torch.device) -> None:
-    """As machine code, or as PTX of an older architecture: one without "-real"."""
+    """It has machine code, or PTX of an older architecture (one without "-real")."""
     major, minor = torch.cuda.get_device_capability(gpu)
     names = _C.cuda_architectures.split()
     here = 10 * major + minor

@@ -1,4 +1,4 @@
-"""The commands with --device cuda against the CPU, on the built-in models."""
+"""The commands with --device cuda, against the CPU and on the built-in models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEMO = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 
 @pytest.mark.slow
 def test_evaluate(gpu: torch.device, tmp_path: Path) -> None:
-    """The same windows; forward passes differ by single precision's rounding."""
+    """The windows are the same; forward passes differ by the rounding of single precision."""
     text = tmp_path / "text.txt"
     text.write_text("The value of an expression is the value of its parts. " * 20, "utf-8")
 

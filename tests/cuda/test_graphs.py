@@ -1,4 +1,4 @@
-"""CUDA graphs: what replays is what the calls answer, and draws refuse to be captured."""
+"""CUDA graphs: a replay gives the results of the calls, and drawing in a graph raises an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import adapmixed_ext
 
 
 def capture(operation: workload.Operation, static: workload.Inputs) -> tuple:
-    """A graph of the operation on these tensors, and the tensors with its results."""
+    """Return a graph of the operation on these tensors, and the tensors with its results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -39,7 +39,7 @@ def test_a_replay_answers_what_the_calls_answer(
 
 
 def test_graphs_with_a_workspace_in_groups(gpu: torch.device) -> None:
-    """A batch whose sums do not fit the workspace at once, and a sort that needs one."""
+    """The sums of a batch may not fit the workspace at once, and a sort may need one."""
     shape = 20, 20, 50_257
     assert workload.in_groups(*shape)
     static = workload.make(1, *shape, top_k=3_000).to(gpu)
@@ -50,7 +50,7 @@ def test_graphs_with_a_workspace_in_groups(gpu: torch.device) -> None:
 
 
 def test_several_graphs_share_one_memory(gpu: torch.device) -> None:
-    """As benchmarks and servers do it: replayed in any order, one after the other."""
+    """Graphs replay in any order, one after another, as in benchmarks and servers."""
     pool, captured = torch.cuda.graph_pool_handle(), {}
     static = workload.make(4).to(gpu)
     for operation in workload.OPERATIONS.values():

@@ -1,4 +1,4 @@
-"""The fuzzed calls, torch's own checks and bad rows, on a GPU."""
+"""Fuzzed calls, torch's own checks and bad rows, on a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 import adapmixed_ext
 
 BATCHES, EACH = 10, 20
-REPLAYED = (1227, 4014, 4493, 4896)  # what once failed on a CPU
+REPLAYED = (1227, 4014, 4493, 4896)  # seeds that once failed on a CPU
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -39,7 +39,7 @@ def test_what_once_failed(seed: int, gpu: torch.device) -> None:
 
 
 def arguments(name: str, gpu: torch.device) -> tuple[object, ...]:
-    """Those of the CPU's test, on the GPU; keys stay where they are read."""
+    """Return the arguments of the CPU's test on the GPU; keys stay on the CPU, which reads them."""
     given = test_compile._inputs()[name]
     moved = (a.to(gpu) if isinstance(a, Tensor) and a.dtype != torch.uint8 else a for a in given)
     return (*moved, gpu) if name == "gaussian" else tuple(moved)
@@ -109,7 +109,7 @@ def test_bad_rows_are_told_as_on_the_cpu(kind: str, name: str, gpu: torch.device
 
 
 def test_arguments_that_the_cpu_would_refuse(gpu: torch.device) -> None:
-    """Nothing can be raised at once: what is made of them is no number, and no loss is finite."""
+    """A GPU cannot raise at once, so the answers are NaN and the losses infinite."""
     x = workload.make(30).to(gpu)
     projection = workload.project(x)
     targets = x.targets.clone()

@@ -1,4 +1,4 @@
-"""Repeated runs, streams, devices: the same bits everywhere, and nobody waits for the GPU."""
+"""Repeated runs, streams and devices give the same bits, and no call waits for the GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_same_bits_again_and_on_another_stream(
 
 
 def test_threads_with_different_needs_of_shared_memory(gpu: torch.device) -> None:
-    """What one call asks for does not take back what another one has."""
+    """The shared memory that one call asks for is not taken from another call."""
     inputs = [workload.make(11, *shape).to(gpu) for shape in ((28, 1, 600), (60, 1, 20_000))]
     expected = [workload.OPERATIONS["step"](x) for x in inputs]
 
@@ -55,7 +55,7 @@ def test_threads_with_different_needs_of_shared_memory(gpu: torch.device) -> Non
 
 
 def test_two_streams_at_once(gpu: torch.device) -> None:
-    """Workspaces belong to their stream: calls that run side by side do not share one."""
+    """A workspace belongs to its stream: calls that run at the same time do not share one."""
     inputs = [workload.make(seed, 40, 4, 5_003).to(gpu) for seed in (7, 8)]
     expected = [workload.OPERATIONS["step"](x) for x in inputs]
     torch.cuda.synchronize()
@@ -82,7 +82,7 @@ def test_nothing_waits_for_the_gpu(name: str, gpu: torch.device) -> None:
     with synchronisation_forbidden():
         got = call()
     assert workload.same(got, expected)
-    # And what torch does not see: the calls are back while the GPU is still busy with this.
+    # Torch does not see everything: the calls must also return while the GPU is busy with this.
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)  # half a second
     got = call()
@@ -100,7 +100,7 @@ def test_tensors_decide_about_the_device(gpu: torch.device) -> None:
         got = operation(x.to(other))
         assert {tensor.device for tensor in got} == {other}
         assert torch.cuda.current_device() == gpu.index
-        # Another model of GPU runs the same kernels: bits may differ only where its own do.
+        # Another model of GPU may give other bits.
         if torch.cuda.get_device_name(0) == torch.cuda.get_device_name(1):
             assert workload.same(got, expected), name
     assert workload.same(workload.draws(x.to(other), 2), workload.draws(x, 2))

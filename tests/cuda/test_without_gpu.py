@@ -1,6 +1,6 @@
-"""A build with CUDA on a machine without a GPU: it imports, and says what is missing when called.
+"""A build with CUDA on a machine without a GPU: it imports, and a call says what is missing.
 
-The CUDA runtime is linked statically, so that a module with kernels loads where there is no driver.
+The CUDA runtime is linked statically, so that a module with kernels loads without a driver.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ pytestmark = [
     pytest.mark.skipif(
         not adapmixed_ext.build_info()["cuda"], reason="adapmixed_ext was built without CUDA"
     ),
-    # By null pointers a GPU would really be sent to address 0.
+    # On a GPU these null pointers would really be read.
     pytest.mark.skipif(
         torch.cuda.is_available() or any(Path("/dev").glob("nvidia[0-9]*")),
         reason="there is a GPU",
     ),
 ]
 
-KEY = torch.zeros(32, dtype=torch.uint8)  # read on the CPU, before the runtime is asked
+KEY = torch.zeros(32, dtype=torch.uint8)  # read on the CPU, before the call of the runtime
 SHAPE, LOGITS, NOWHERE = (1, 1, 1), (0, 0, 1, 0), (0, 0, 0)
 ENSEMBLE = (SHAPE, LOGITS, LOGITS, 0, 0)
 WEIGHTS = (0, 0, 0, 0.0, 0.0)
@@ -54,7 +54,7 @@ def operators(module: object) -> set[str]:
     return {name for name in dir(module) if not name.startswith("_")}
 
 
-# The CPU may have operators that the GPU has not yet.
+# The CPU may have operators that the GPU lacks.
 CALLS = {name: call for name, call in CALLS.items() if name in operators(getattr(_C, "cuda", None))}
 
 
@@ -74,7 +74,7 @@ def test_what_was_built_is_told() -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_says_that_there_is_no_gpu(name: str) -> None:
     operator: Callable[..., object] = getattr(_C.cuda, name)
-    for _ in range(2):  # the runtime remembers its last error
+    for _ in range(2):  # the runtime keeps its last error
         with pytest.raises(RuntimeError, match="found no GPU, or a driver older"):
             operator(*CALLS[name], NOWHERE)
 
@@ -87,12 +87,15 @@ def test_the_sizes_of_workspaces_need_no_gpu() -> None:
     assert _C.cuda.screen_workspace((100, 2, 50_257), 5_000) > 0
     assert 0 < _C.cuda.project_workspace((100, 1, 50_257)) < 2**21
     one, batch = (_C.cuda.leave_one_out_workspace((100, b, 50_257), 8) for b in (1, 64))
-    assert one < batch < 64 * one  # the batch is worked on in groups
+    assert one < batch < 64 * one  # the batch is processed in groups
 
 
 def shared_sections() -> Iterator[tuple[str, int]]:
-    """(kernel, bytes of static shared memory) of all machine code in the module: ELF files in an
-    ELF file. Of sm_90 and later the 1024 bytes that the hardware takes are counted, too."""
+    """Yield (kernel, bytes of static shared memory) of all machine code in the module.
+
+    The module is an ELF file that contains ELF files. From sm_90 on, the 1024 bytes that the
+    hardware takes are counted.
+    """
     data = Path(_C.__file__).read_bytes()
     for found in re.finditer(b"\x7fELF\x02", data):
         image = data[found.start() :]
@@ -109,7 +112,7 @@ def shared_sections() -> Iterator[tuple[str, int]]:
 
 
 def test_static_shared_memory_is_what_the_simulation_takes_it_for() -> None:
-    """It cannot tell itself: simt.h states a bound for kernels with dynamic shared memory."""
+    """The simulation cannot measure it, so simt.h states a bound."""
     simt = Path(__file__).parents[1] / "cuda_on_cpu" / "simt.h"
     stated = re.search(r"kStaticShared = (\d+);", simt.read_text())
     assert stated

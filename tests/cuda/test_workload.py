@@ -1,4 +1,4 @@
-"""That the GPU's tests leave no operator out. Runs on a CPU."""
+"""The GPU's tests leave no operator out. This runs on a CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import adapmixed_ext
 
-# Operators that do another thing for a Clipping than for a Projection or bare weights.
+# Operators that behave differently for a Clipping than for a Projection or bare weights.
 OF_A_BOX = {f"{name} of a box" for name in ("leave_one_out", "log_prob", "mixture")}
 
 
 class Called(TorchDispatchMode):
-    """Keeps the names of the operators that run."""
+    """A mode that keeps the names of the operators that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def test_every_operator_is_in_the_workload() -> None:
 
 
 def test_every_public_function_is_in_the_workload() -> None:
-    """By its name, but for what comes with another one, and what has no kernel of its own."""
+    """It is there by name, unless it comes with another one or has no kernel of its own."""
     functions = {
         name for name in adapmixed_ext.__all__
         if callable(f := getattr(adapmixed_ext, name)) and not isinstance(f, type)

@@ -1,4 +1,4 @@
-"""Inputs, and every operator on them as one function from inputs to results."""
+"""Inputs for the GPU tests, and every operator as a function from inputs to results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDERS = (2.0, 5.5, 18.0)
 
 
 class Inputs(NamedTuple):
-    """(N, B, V), (B, V), screening noise (B, k), targets (B,), slots that take part (N, B)."""
+    """Logits (N, B, V) and (B, V), noise (B, k), targets (B,), and active members (N, B)."""
 
     private: Tensor
     public: Tensor
@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
         return Inputs(*(tensor.to(device) for tensor in self))
 
     def take(self, other: Inputs) -> None:
-        """Copies the other's values into these tensors, which stay where they are."""
+        """Copy the other's values into these tensors, whose addresses stay."""
         for own, given in zip(self, other, strict=True):
             own.copy_(given)
 
@@ -38,7 +38,7 @@ def make(
     seed: int, models: int = 5, positions: int = 3, vocab: int = 1003,
     dtype: torch.dtype = torch.float32, top_k: int = 20,
 ) -> Inputs:  # fmt: skip
-    """On the CPU. A few tokens are masked, one model is far from the others."""
+    """Return inputs on the CPU, with a few masked tokens and one model far from the others."""
     private, public = cases.logits(seed, models, positions, vocab, 3.0, 0.6)
     generator = torch.Generator().manual_seed(seed)
     private[0] += 2.0 * torch.randn(positions, vocab, generator=generator)
@@ -61,7 +61,7 @@ def _parts(projection: Projection) -> tuple[Tensor, ...]:
 
 
 def _project(x: Inputs) -> tuple[Tensor, ...]:
-    # A large target, a small one with an integer order, and one that double decides.
+    # A large target, a small one with an integer order, and one that needs double precision.
     settings = ((18.0, 3.6), (3.0, 0.03), (2.5, 0.4))
     return tuple(part for setting in settings for part in _parts(project(x, *setting)))
 
@@ -78,13 +78,13 @@ def _leave_one_out(x: Inputs) -> tuple[Tensor, ...]:
 
 
 def many_orders(x: Inputs) -> tuple[Tensor, ...]:
-    """As many orders as there may be: the sums of some ten positions fill the workspace."""
+    """Return losses at 32 orders: the sums of about ten positions fill the workspace."""
     orders = [1.0 + 0.5 * k for k in range(1, 33)]
     return (adapmixed_ext.leave_one_out(x.private, x.public, project(x), orders=orders),)
 
 
 def in_groups(models: int, positions: int, vocab: int) -> bool:
-    """Whether the positions of :func:`many_orders` share the workspace, one group after another."""
+    """Tell whether the positions of :func:`many_orders` use the workspace in groups."""
     size = _C.cuda.leave_one_out_workspace
     one, all_of_them, more = (size((models, b, vocab), 32) for b in (1, positions, 2 * positions))
     return bool(one < all_of_them == more)
@@ -111,11 +111,11 @@ def _log_pool(x: Inputs) -> tuple[Tensor, ...]:
 
 
 def _clip_project(x: Inputs) -> tuple[Tensor, ...]:
-    """And all that takes its result: the mixtures, and the losses, which are in double."""
+    """Run clip_project and all that takes its result: mixtures, and losses in double precision."""
     logits = x.private, x.public
     slots = len(x.private) + 2
     found: list[Tensor] = []
-    # Charges by moments, by powers of any order and by logarithms; a box too narrow for one model.
+    # Charges by moments, by powers of any order and by logarithms. One model does not fit its box.
     for lower, upper, orders in ((0.6, 1.65, ORDERS), (0.9, 1e6, (2.5,)), (0.5, 1e60, (64.0,))):
         clipping = adapmixed_ext.clip_project(
             *logits, lower=lower, upper=upper, orders=orders, num_models=slots, active=x.active
@@ -152,7 +152,8 @@ def _step(x: Inputs) -> tuple[Tensor, ...]:
 
 Operation = Callable[[Inputs], tuple[Tensor, ...]]
 
-# Whatever does not draw, and so may be captured in a graph; test_workload.py sees that none lacks.
+# All operators that do not draw, which a graph can capture; test_workload.py checks that none is
+# left out.
 OPERATIONS: dict[str, Operation] = {
     "project": _project,
     "clip_project": _clip_project,
@@ -167,7 +168,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class Source:
-    """A random source that hands out the same stream at every call: two calls can be compared."""
+    """A random source with the same stream at every call, so that two calls can be compared."""
 
     seeded = True
 
@@ -181,7 +182,7 @@ class Source:
 
 
 def draws(x: Inputs, seed: int) -> tuple[Tensor, ...]:
-    """Both operators that draw."""
+    """Run both operators that draw."""
     rng = Source(seed)
     noise = adapmixed_ext.gaussian((3, 7), sigma=0.7, rng=rng, device=x.public.device)
     tokens = adapmixed_ext.sample(x.public.double().softmax(-1), x.public, rng=rng)
@@ -189,5 +190,5 @@ def draws(x: Inputs, seed: int) -> tuple[Tensor, ...]:
 
 
 def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    """Bit for bit."""
+    """Tell whether all bits agree."""
     return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(one, other, strict=True))

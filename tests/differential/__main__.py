@@ -45,7 +45,7 @@ def main() -> int:
     unexpected = [one for one in differences if not _expected(*one)]
     for path, before, now in unexpected[:40]:
         print(f"{path}: {before} before, {now} now")
-    print(f"{len(differences)} differences, {len(unexpected)} of them not expected")
+    print(f"{len(differences)} differences, {len(unexpected)} of them unexpected")
     return 1 if unexpected else 0
 
 

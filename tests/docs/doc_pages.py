@@ -1,4 +1,4 @@
-"""The pages of the site and the README: their blocks, headings and links, read from Markdown."""
+"""The blocks, headings and links of the README and the site's pages, read from Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = (
     "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "dockerfile",
     "{toctree}", "{eval-rst}", "{image}", "{figure}", "{note}", "{warning}", "{tip}",
 )  # fmt: skip
-"""Languages of blocks that are shown only."""
+"""Languages of blocks that are only shown."""
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^\n`]*)$")
 
@@ -51,7 +51,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README.md and every page below docs."""
+    """Return README.md and every page below docs."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
@@ -103,14 +103,14 @@ def all_blocks() -> list[Block]:
 
 
 def shell_lines(text: str) -> list[str]:
-    """Commands of a block: continued lines joined, bodies of here-documents left out."""
+    """Return a block's commands, continued lines joined, without bodies of here-documents."""
     joined = re.sub(r"\\\n\s*", " ", text)
     outside = re.sub(r"<<'(\w+)'(.*)\n(?:.*\n)*?\1$", r"\2", joined, flags=re.MULTILINE)
     return [line.strip() for line in outside.splitlines() if line.strip()]
 
 
 def unmarked_commands(page: Path) -> list[str]:
-    """Commands of this package that are indented, or in blocks without a language."""
+    """Return this package's commands that are indented, or in blocks without a language."""
     text = split(page)[1]
     text += "".join("    " + b.text.replace("\n", "\n    ") for b in blocks(page) if not b.language)
     text = re.sub(r"\\\n\s*", " ", text)
@@ -118,7 +118,7 @@ def unmarked_commands(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings as GitHub and MyST make them."""
+    """Return the anchors of a page's headings, as GitHub and MyST make them."""
     from command_line import filled
 
     found: set[str] = set()
@@ -135,7 +135,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: Path) -> list[str]:
-    """Targets of a page's links and images, without those in code."""
+    """Return the targets of a page's links and images, without those in code."""
     prose = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", split(page)[1], flags=re.DOTALL)
     targets = re.findall(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)", prose)
     return targets + re.findall(r"^\[[^\]]+\]:\s*(\S+)", prose, re.MULTILINE)

@@ -1,9 +1,9 @@
-"""Every Python and shell block of the README and the site runs, or is parsed.
+"""Every Python and shell block of the README and the site runs or is parsed.
 
-A page's Python blocks run in order, in a folder with stand-ins for what the reader has. Pages of
-`SCRIPTS` and notebooks run whole, in an empty folder. Other shell blocks are parsed, their command
-lines by the program's own parsers. A block that cannot run offline says so after its language:
-"sh no-run". It is still parsed.
+A page's Python blocks run in order, in a folder with stand-ins for the reader's files. Pages of
+`SCRIPTS` and notebooks run whole, in an empty folder. Other shell blocks are only parsed, and the
+program's own parsers read its command lines. A block that cannot run offline says so after its
+language: "sh no-run". It is still parsed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCRIPTS = ("docs/tutorial.md", "docs/quickstart.md")
 """Pages that run whole: shell and Python in order, as a reader types them."""
 
 PLAIN = {"cd", "cp", "cat", "export", "git", "head", "ls", "mkdir", "pip", "source"}
-"""Programs that are not ours, of whose arguments nothing is asked."""
+"""Programs that are not ours, so that their arguments are not checked."""
 
 ALL = all_blocks()
 PYTHON = [one for one in ALL if one.language in ("python", "{code-cell}")]
@@ -148,7 +148,7 @@ def _parse(program: str, words: list[str], where: str) -> None:
 
 
 def _python_pages() -> list[object]:
-    """Pages with Python blocks; all but the README's are slow."""
+    """Return the pages with Python blocks; all but the README's are slow."""
     found: list[object] = []
     for page in pages():
         if name_of(page) in SCRIPTS or page in notebooks():
@@ -173,7 +173,7 @@ def test_python_blocks_run(
 
 
 def _stand_ins(running: list[Block], ensemble: Path) -> None:
-    """Put what the reader has into the folder: texts, and what `from_pretrained` is given."""
+    """Put stand-ins for the reader's texts and models into the folder."""
     from adapmixed.data import demo_base, held_out_documents, private_documents
 
     rows = [{"user": one.identifier, "text": one.text} for one in private_documents()]

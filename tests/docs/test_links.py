@@ -1,4 +1,4 @@
-"""Links of the README and the site: files, anchors, and the way from the index to every page."""
+"""The links of the README and the site: files, anchors, and every page's place in the index."""
 
 from __future__ import annotations
 

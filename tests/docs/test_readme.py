@@ -1,4 +1,4 @@
-"""What the README alone promises; its blocks and links are checked with those of the site."""
+"""Promises of the README alone; its blocks and links are tested with those of the site."""
 
 from __future__ import annotations
 

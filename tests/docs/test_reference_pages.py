@@ -1,4 +1,4 @@
-"""The reference pages: every public name, every command and option, every mechanism's keys."""
+"""The reference pages show every public name, command and option, and every mechanism's keys."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_command_and_option_is_shown(program: str) -> None:
 
 def test_defaults_are_shown() -> None:
     text = commands("adapmixed")
-    assert "tokens that each method answers (default: 1024)\n" in text  # said once, by the help
+    assert "tokens that each method answers (default: 1024)\n" in text  # only the help states it
     assert "default `1024`" not in text
 
 

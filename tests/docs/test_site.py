@@ -1,4 +1,4 @@
-"""The site is built without warnings and asks nothing of other machines."""
+"""The site builds without warnings and loads nothing from other machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from doc_pages import DOCS
     importlib.util.find_spec("sphinx") is None, reason="the extra `docs` is not installed"
 )
 def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
-    # `make docs` runs the notebooks; here test_blocks.py does.
+    # `make docs` runs the notebooks; in the tests, test_blocks.py does.
     command = [
         sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q",
         "-D", "nb_execution_mode=off", "-D", "suppress_warnings=myst-nb.lexer",

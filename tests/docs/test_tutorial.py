@@ -1,4 +1,4 @@
-"""docs/tutorial.md: its commands and its Python run in order, in an empty folder."""
+"""The commands and Python blocks of docs/tutorial.md run in order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "my-ensemble" / "ensemble.json").read_text(encoding="utf-8"))
     assert len(manifest["shards"]) == manifest["num_models"]
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["methods"]
-    # The binding, then one record a step; the export describes the ledger first.
+    # One record of the binding and one per step; the export adds a description of the ledger.
     charges = read_ledger(tmp_path / "ledger.db").charges
     exported = (tmp_path / "charges.jsonl").read_text(encoding="utf-8").splitlines()
     assert 4 <= charges and len(exported) == charges + 1

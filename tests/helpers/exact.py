@@ -80,7 +80,7 @@ def softmax(logits: Tensor) -> Vector:
 
 
 def divergence(p: Sequence[mpmath.mpf], q: Sequence[mpmath.mpf], order: float) -> mpmath.mpf:
-    """Return D_order(p || q), where P = Q = 0 counts 0 and P > 0 = Q gives +inf."""
+    """Return D_order(p || q), to which P = Q = 0 adds 0 and P > 0 = Q adds +inf."""
     pairs = [(a, b) for a, b in zip(p, q, strict=True) if a > 0]
     if any(b == 0 for _, b in pairs):
         return mpf("inf")
@@ -171,7 +171,7 @@ class Step:
     divergence: float
     passed: bool
     p: Tensor  # (V,)
-    losses: Tensor  # (N,), 0 where not passed
+    losses: Tensor  # (N,), 0 if the screening failed
 
 
 def renyi(p: Tensor, q: Tensor, order: float) -> float:
@@ -184,7 +184,7 @@ def renyi_both(p: Tensor, q: Tensor, order: float) -> float:
 
 
 def largest_weight(private: Tensor, public: Tensor, order: float, radius: float) -> float:
-    """Return the weight of line 12, by bisection."""
+    """Return the weight of line 11 of Algorithm 1, by bisection."""
     if renyi_both(private, public, order) <= radius:
         return 1.0
     low, high = 0.0, 1.0

@@ -185,7 +185,7 @@ def main() -> None:
         ]
         long = torch.randint(0, 500, (2, 48))
         cases.append(("prompt", deep(dtype, 2), POOL, long, 16 << 20, None, {}))
-        # Almost all is keys and values, copied where a sequence ends.
+        # Almost all is keys and values, which are copied when a sequence ends.
         longer = torch.randint(0, 500, (3, 160))
         cases.append(("end", deep(dtype, 8), POOL, longer, 4 << 20, first_ends, {}))
         cases.append(("end of few keys", ensemble, POOL, prompt, 0, first_ends, {}))

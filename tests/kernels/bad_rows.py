@@ -1,4 +1,4 @@
-"""Ensembles with bad rows, and what each operator whose result has a status says of them."""
+"""Ensembles with bad rows, and the errors of every operator whose result has a status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import adapmixed_ext
 from adapmixed_ext._leave_one_out import step
 
 NAN, INF = math.nan, math.inf
-# (model, position, value of all its logits, or of one of them); model -1 is the public one.
+# (model, position, value): one logit gets the value, or the whole row. Model -1 is the public one.
 KINDS: dict[str, tuple[tuple[int, int, float], ...]] = {
     "private NaN": ((1, 0, NAN),),
     "private rows": ((2, 1, INF), (1, 2, -INF), (0, 2, 3e6)),
@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[tuple[int, int, float], ...]] = {
     "public rows": ((-1, 2, NAN), (-1, 1, 3e6)),
     "both": ((0, 0, NAN), (-1, 1, INF), (2, 1, -INF)),
 }
-ROW = (-INF, 3e6)  # values that the whole row has
+ROW = (-INF, 3e6)  # values that fill a whole row
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "project": lambda p, q: adapmixed_ext.project(p, q, order=18.0, radius=3.6),
@@ -40,7 +40,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 def logits(kind: str) -> tuple[Tensor, Tensor]:
-    """(4, 3, 37) and (3, 37)."""
+    """Return private (4, 3, 37) and public (3, 37) logits with the bad values of `kind`."""
     generator = torch.Generator().manual_seed(0)
     public = torch.randn(3, 37, generator=generator)
     private = public + 0.3 * torch.randn(4, 3, 37, generator=generator)
@@ -51,7 +51,7 @@ def logits(kind: str) -> tuple[Tensor, Tensor]:
 
 
 def said(name: str, private: Tensor, public: Tensor) -> str:
-    """The error of the call, or of the result's ``check()``."""
+    """Return the error of the call, or of the result's ``check()``."""
     try:
         CALLS[name](private, public).check()
     except ValueError as error:

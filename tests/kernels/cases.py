@@ -1,4 +1,4 @@
-"""Inputs for the kernel tests: seeded, small enough to name in a failure."""
+"""Seeded inputs for the kernel tests, small enough that a failure can name them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INF = math.inf
 
 @dataclass(frozen=True)
 class Case:
-    """private (N, B, V), public (B, V), as the operators take them."""
+    """Logits as the operators take them: private (N, B, V) and public (B, V)."""
 
     name: str
     private: Tensor
@@ -32,7 +32,7 @@ class Case:
 
 
 def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    # A tensor that already lives there keeps its strides, which some cases are about.
+    # Moving would change the strides, and some cases test strides.
     return tensor if tensor.device == device else tensor.to(device)
 
 
@@ -43,7 +43,7 @@ def ids(cases: list[Case]) -> list[str]:
 def logits(
     seed: int, models: int, positions: int, vocab: int, spread: float, noise: float
 ) -> tuple[Tensor, Tensor]:
-    """Public logits of the given spread; private = public + noise."""
+    """Return public logits of the given spread, and private logits = public + noise."""
     generator = torch.Generator().manual_seed(seed)
     public = spread * torch.randn(positions, vocab, generator=generator)
     private = public + noise * torch.randn(models, positions, vocab, generator=generator)
@@ -51,7 +51,7 @@ def logits(
 
 
 def ordinary() -> list[Case]:
-    """Spreads 0.1 to 20, private = public + noise, all dtypes, N and V at their small values."""
+    """Return cases of all dtypes with spreads from 0.1 to 20 and small N and V."""
     plans = [
         # spread, noise, N, B, V, dtype
         (0.1, 0.05, 2, 2, 17, torch.float32),
@@ -80,7 +80,7 @@ def ordinary() -> list[Case]:
 
 
 def masked() -> list[Case]:
-    """-inf on either side, on both, and rows that do not change."""
+    """Return cases with -inf in the private rows, the public row or both."""
     private, public = logits(100, 3, 1, 11, 2.0, 0.7)
     public_only, private_only, both, mixed, sole = (private.clone() for _ in range(5))
     public_hole = public.clone()
@@ -110,8 +110,10 @@ def masked() -> list[Case]:
 
 
 def _lost_tokens() -> Case:
-    """Models that agree with the public one but for a token they (nearly) never produce: the
-    weight is close to 1, and only that token's reverse term says how close."""
+    """Return models that hardly differ from the public one, except on a token they lack.
+
+    The weight is close to 1, and only the reverse divergence of that token decides how close.
+    """
     public = torch.tensor([[0.0, -40.0, -2.0], [0.0, -80.0, -2.0], [0.0, -100.0, -2.0]])
     private = public.expand(3, 3, 3).clone()
     private[0, :, 1], private[1, :, 1], private[2, :, 1] = -120.0, -400.0, -INF
@@ -131,7 +133,7 @@ def identical() -> list[Case]:
 
 
 def strided() -> list[Case]:
-    """Row slices of a bigger tensor and rows of stride 0."""
+    """Return row slices of a bigger tensor, and rows of stride 0."""
     private, public = logits(300, 6, 4, 29, 2.0, 0.6)
     return [
         Case("strided-slice", private[1::3, ::3, 5:22], public[::3, 5:22]),
@@ -142,7 +144,10 @@ def strided() -> list[Case]:
 
 
 def canary() -> list[Case]:
-    """Model 0 puts 1 - 1e-12 on a token of public probability 1e-12; others do not, or weakly."""
+    """Return models of which model 0 gives 1 - 1e-12 to a token of public probability 1e-12.
+
+    The other models do not raise that token, or raise it weakly.
+    """
     _, public = logits(400, 1, 1, 16, 1.0, 0.0)
     lse = torch.logsumexp(public, -1)
     public = torch.cat([public, (lse + math.log(1e-12)).unsqueeze(-1)], dim=-1)
@@ -158,7 +163,10 @@ def canary() -> list[Case]:
 
 
 def corners() -> list[Case]:
-    """Far outside ordinary use: offsets, q < 1e-38 or below the float64 range, spread 80."""
+    """Return cases far outside ordinary use.
+
+    They have large offsets, spread 80, and q below 1e-38 or below the range of float64.
+    """
     private, public = logits(500, 3, 1, 17, 2.0, 0.7)
     small = public.clone()
     small[:, 2], small[:, 8], small[:, 11] = -95.0, -200.0, -800.0
@@ -188,7 +196,7 @@ def corners() -> list[Case]:
 
 
 def _underflowing() -> tuple[Tensor, Tensor]:
-    """Tokens whose q is a normal double and whose p_i, hence the mixture, is none."""
+    """Return tokens whose q is a normal double, while p_i and the mixture underflow."""
     public = torch.tensor([[0.0, -120.0, -30.0, -1.0]])
     private = public.expand(2, 1, 4).clone()
     private[:, :, 1], private[:, :, 2] = -800.0, -760.0
@@ -197,7 +205,10 @@ def _underflowing() -> tuple[Tensor, Tensor]:
 
 
 def huge() -> list[Case]:
-    """Finite logits whose log-sum-exp a double cannot resolve: refused, or answered correctly."""
+    """Return finite logits whose log-sum-exp a double cannot resolve.
+
+    An operator may raise an error or answer correctly.
+    """
     ties = torch.tensor([[[1e30, 1e30, 0.0, -1e30]]])
     return [
         Case("huge-ties", ties, torch.tensor([[0.0, 1.0, 2.0, 3.0]])),
@@ -209,7 +220,7 @@ def huge() -> list[Case]:
 
 
 def planted() -> list[Case]:
-    """Canaries, masks and rare tokens among 1200 ordinary tokens; N up to 100."""
+    """Return canaries, masks and rare tokens among 1200 ordinary tokens, for N up to 100."""
     result = []
     for k, (models, noise) in enumerate(((1, 0.3), (2, 0.05), (3, 1.0), (100, 0.1))):
         private, public = logits(700 + k, models, 1, 1200, 3.0, noise)
@@ -236,12 +247,12 @@ def planted() -> list[Case]:
 
 
 def small() -> list[Case]:
-    """Every case on which the full accuracy contract holds."""
+    """Return every case for which all stated error bounds hold."""
     return ordinary() + masked() + identical() + strided() + canary()
 
 
 def wide() -> list[Case]:
-    """Vocabularies beyond the multi-precision oracle: vector tails, several tiles."""
+    """Return vocabularies too large for the multi-precision oracle, with tiles and a tail."""
     plans = [
         # V, N, B, dtype
         (111, 3, 2, torch.float32),
@@ -261,13 +272,17 @@ def wide() -> list[Case]:
 
 
 def single() -> list[Case]:
-    """Ensembles that single precision serves: enough models and tokens, and interior weights."""
+    """Return ensembles that the operators compute in single precision.
+
+    They have enough models and tokens, and weights inside (0, 1).
+    """
     plans = [
-        # V, N, B, noise, what the models share, dtype
+        # V, N, B, noise, spread of a change that all models share, dtype
         (3001, 8, 2, 1.0, 0.0, torch.float32),
         (4999, 12, 1, 1.2, 0.0, torch.bfloat16),
         (5003, 9, 1, 1.0, 0.0, torch.float16),
-        (4096, 8, 1, 0.05, 1.0, torch.float32),  # their differences are formed in double
+        # These are too close for floats: differences are formed in double.
+        (4096, 8, 1, 0.05, 1.0, torch.float32),
     ]
     cases = []
     for seed, (vocab, n, b, noise, shared, dtype) in enumerate(plans):

@@ -1,7 +1,7 @@
-"""The documented bounds of project and leave_one_out, decided by oracles.
+"""Checks of project and leave_one_out against their documented bounds.
 
-Extended precision decides what it can. What it cannot, and all that it finds wrong, mpmath decides:
-a failure that is reported here is one at 70 digits.
+Extended precision decides most values. mpmath decides the doubtful ones, and all that look wrong.
+So every reported failure is a failure at 70 digits.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import adapmixed_ext
 
 TOLERANCE = 1e-5
 FLOOR = 1e-12
-LEAST = 1e-90  # optima below it may be answered by any smaller weight
+LEAST = 1e-90  # below this optimum any smaller weight is allowed
 LEAST_COMPLEMENT = 1e-307
 RADIUS_TOLERANCE = 1e-6
-ENOUGH = 3  # failures of one call: mpmath is slow
+ENOUGH = 3  # failures reported for one call, because mpmath is slow
 ADJACENCIES = ("add_remove", "zero_out")
 
 
 @dataclass
 class Report:
-    """Failures in words, what was looked at, and the largest errors seen."""
+    """The failures, the number of checked values, and the largest errors seen."""
 
     failures: list[str] = field(default_factory=list)
     values: int = 0
@@ -51,17 +51,17 @@ class Report:
 
 
 def least_target(order: float) -> float:
-    """The (order - 1) radius from which the weight is promised to be near the optimum."""
+    """Return the least (order - 1) radius for which the weight must be near the optimum."""
     return max(1e-8, 1e-9 * order, 1e-12 * order**2)
 
 
 def resolved(order: float, radius: float) -> bool:
-    """Whether the weight is promised to be near the optimum, not only below it."""
+    """Tell whether the weight must be near the optimum, and not only below it."""
     return (order - 1) * radius >= least_target(order) * (1 - 1e-9)
 
 
 def raised_weight(weight: Array, complement: Array) -> tuple[Array, Array]:
-    """The least weight that one within TOLERANCE of the optimum must not admit, at most 1."""
+    """Return the pair raised by TOLERANCE, to a weight of at most 1; it must not be feasible."""
     w, c = exact_pair(weight, complement)
     more = np.maximum(w / (1 - np.longdouble(TOLERANCE)), np.longdouble(LEAST))
     less = np.maximum((c - TOLERANCE) / (1 - np.longdouble(TOLERANCE)), 0)
@@ -69,7 +69,7 @@ def raised_weight(weight: Array, complement: Array) -> tuple[Array, Array]:
 
 
 def lowered_complement(weight: Array, complement: Array) -> tuple[Array, Array]:
-    """The same for the complement of a weight above one half."""
+    """Return the same for the complement of a weight above one half."""
     c = exact_pair(weight, complement)[1] / (1 + np.longdouble(TOLERANCE))
     return 1 - c, c
 
@@ -83,11 +83,15 @@ def check_weights(
     radii: Sequence[float],
     where: object = "",
 ) -> Report:
-    """Weights (R, M) of pairs of rows (M, V) at one order and every radius: feasible, maximal.
+    """Check that weights are feasible and maximal at one order and every radius.
 
-    lambda is within TOLERANCE of the optimum. So is 1 - lambda, where lambda > 1/2, of the optimum
-    of a radius that is smaller by RADIUS_TOLERANCE: where p is the bound, next to lambda = 1, the
-    rounding of the constraint alone moves 1 - lambda by any factor.
+    The weight λ must be within TOLERANCE of the optimum. If λ > 1/2, then 1 - λ must be within
+    TOLERANCE of the optimum for a radius smaller by RADIUS_TOLERANCE. The slack is needed near 1:
+    if p itself is the bound, rounding the constraint moves 1 - λ by any factor.
+
+    Args:
+        private, public: M pairs of rows, each (M, V).
+        weight, complement: (R, M), one row for each radius.
     """
     report = Report(values=weight.numel())
     rows = Rows(private, public)
@@ -131,7 +135,10 @@ def check_weights(
 
 
 def stated_tolerance(private: Tensor, public: Tensor, order: float, radius: float) -> float:
-    """What `project` states of a row's weight: the rounding of log-sum-exps counts near 10⁶."""
+    """Return the error that `project` states for a weight.
+
+    It exceeds TOLERANCE if the log-sum-exps are near 10⁶, because their rounding counts.
+    """
     rows = (row.double().logsumexp(-1) for row in (private, public))
     lse = sum(abs(float(row)) for row in rows)
     rounding = math.inf if radius == 0 else math.sqrt(2.0 * order / radius)
@@ -141,8 +148,8 @@ def stated_tolerance(private: Tensor, public: Tensor, order: float, radius: floa
 def weight_fault(
     ball: oracle.Ball, w: float, c: float, order: float, radius: float, tolerance: float = TOLERANCE
 ) -> str:
-    """The bounds of one weight at 70 digits; "" if they hold."""
-    if ball.p == ball.q:  # whose excess is 0 but for the rounding of the 70th digit
+    """Return which bound a weight violates at 70 digits, or "" if all hold."""
+    if ball.p == ball.q:  # only the 70th digit would make the excess nonzero
         return "weight too small" if resolved(order, radius) and w < 1 - TOLERANCE else ""
     if not ball.admits(w, c, order, radius):
         return "infeasible"
@@ -169,7 +176,13 @@ def exact_loss(
     adjacency: str,
     slots: int = 0,
 ) -> mpf:
-    """The loss of one model of one position: private (N, V), public (V,), weights (N,)."""
+    """Return the loss of one model at one position.
+
+    Args:
+        private: (N, V) logits.
+        public: (V,) logits.
+        weight, complement: (N,).
+    """
     bars, q = oracle.projected(private, public, weight, complement)
     bars += [q] * (slots - len(bars))
     return oracle.both_ways(oracle.mean(bars), oracle.neighbour(bars, q, model, adjacency), order)
@@ -187,7 +200,7 @@ def check_losses(
     where: object = "",
     slots: int = 0,
 ) -> Report:
-    """Losses (..., N, B, K) of an ensemble at weights (..., N, B): the bounds, for some models."""
+    """Check losses (..., N, B, K) of some models, at weights (..., N, B), against the bounds."""
     mixtures = Mixtures(private, public, array(weight), array(complement), slots)
     return check_mixtures(
         mixtures, private, public, weight, complement, loss, orders, adjacency, models, where
@@ -206,7 +219,7 @@ def check_mixtures(
     models: Sequence[int],
     where: object = "",
 ) -> Report:
-    """As :func:`check_losses`, for mixtures that serve several adjacencies."""
+    """Check losses like :func:`check_losses`, for mixtures that serve several adjacencies."""
     truth = mixtures.losses(models, orders, adjacency)
     got = array(loss)[..., list(models), :, :]
     report = Report(values=got.size)
@@ -243,7 +256,10 @@ def _within(got: Array, truth: Array) -> NDArray[np.bool_]:
 
 
 def loss_holds(got: float, truth: mpf) -> bool:
-    """Within 1e-5 or 1e-12 of the truth, and an upper bound once loss_error is added."""
+    """Tell whether a loss is within 1e-5 or 1e-12 of the truth.
+
+    With loss_error added, it must be an upper bound.
+    """
     if mp.isinf(truth) or np.isinf(got):
         return bool(mp.isinf(truth)) and got == float("inf")
     upper = mpf(got) * (1 + mpf(adapmixed_ext.loss_error)) + FLOOR

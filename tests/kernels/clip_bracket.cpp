@@ -1,4 +1,4 @@
-// ClipBracket (csrc/clip/cpu_sums.h) against sums over all tokens: prints what the tests judge.
+// Prints how ClipBracket (csrc/clip/cpu_sums.h) differs from sums over all tokens.
 #include <cstdio>
 #include <random>
 #include <vector>
@@ -16,7 +16,7 @@ struct Tokens {
   std::vector<double> e, q;
 };
 
-// `at_bound`: the tokens of e^height that are at the upper bound where S is 1.
+// `at_bound`: share of tokens raised by e^height, which reach the upper bound just where S is 1.
 Tokens make(double noise, double at_bound, double height) {
   std::mt19937_64 generator(1);
   std::normal_distribution<double> normal;
@@ -47,7 +47,7 @@ void print(const char* name, const Tokens& tokens, double low, double high) {
   ClipBracket bracket(tokens.e.data(), tokens.q.data(), kTokens, 0.0, kBox, memory.data());
   const bool first = bracket.narrow(low * s, high * s);
   const double estimate = bracket.estimate() / s - 1.0, width = (high - low) * (high - low);
-  // Where the second is refused the first must go on to serve.
+  // If the second narrowing is rejected, the first must still be usable.
   const bool second = first && bracket.narrow(s * (1.0 - width), s * (1.0 + width));
   const bool third = first && bracket.narrow(s * (1.0 + width / 4), s * (1.0 + width / 2));
   double worst = 0.0, moving = 0.0;

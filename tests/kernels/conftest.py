@@ -1,4 +1,4 @@
-"""Shared fixtures: every kernel test runs on each device the build and the machine have."""
+"""Fixtures of the kernel tests, which run on each device that the build and the machine have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapmixed_ext import _C
 
 @pytest.fixture
 def one_thread() -> None:
-    """Instead of the one that all other tests have: operators run with as many as there are."""
+    """Override the suite's fixture of one thread: operators use all threads here."""
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -29,7 +29,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """What a test may set for the whole process is as before afterwards."""
+    """Restore what a test may have set for the whole process."""
     threads, isa = torch.get_num_threads(), _C.instruction_set()
     yield
     torch.set_num_threads(threads)
@@ -39,7 +39,7 @@ def restored() -> Iterator[None]:
 
 @pytest.fixture(params=["scalar", "avx2", "avx512"])
 def isa(request: pytest.FixtureRequest) -> str:
-    """Each instruction set of this machine in turn."""
+    """Select each instruction set of this machine in turn."""
     if not _C.use_instruction_set(request.param):
         pytest.skip(f"{request.param} is not available here")
     return str(request.param)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from adapmixed_ext import _C, reference
 
-UNIT = 2.0**-100  # of the integers that a token is first looked for with
-FRACTION_BITS = 974  # a fraction of it in units of 2^-1074
+UNIT = 2.0**-100  # the unit of the integers that select a token first
+FRACTION_BITS = 974  # a fraction of that unit is counted in 2^-1074
 
 
 class FixedRng:
-    """The rng protocol: a key and, at each call, the next counter."""
+    """A random source that hands out one key, and the next counter at each call."""
 
     seeded = True
 
@@ -35,14 +35,14 @@ def block(key: bytes, counter: int, nonce: bytes) -> bytes:
 
 
 def instruction_sets() -> Iterator[str]:
-    """Every one that this machine has, in use while the caller's loop runs."""
+    """Yield every instruction set of this machine, and use it while the caller's loop runs."""
     for isa in ("scalar", "avx2", "avx512"):
         if _C.use_instruction_set(isa):
             yield isa
 
 
 def chi_square(observed: Counter[int], p: list[float], draws: int) -> tuple[float, int]:
-    """Cells with fewer than 5 expected draws are pooled."""
+    """Return (statistic, degrees of freedom); cells with fewer than 5 expected draws are pooled."""
     cells = [(observed[v], draws * w) for v, w in enumerate(p) if draws * w >= 5]
     rest = (draws - sum(o for o, _ in cells), draws - sum(e for _, e in cells))
     cells += [rest] if rest[1] >= 5 else []
@@ -50,7 +50,7 @@ def chi_square(observed: Counter[int], p: list[float], draws: int) -> tuple[floa
 
 
 def drawn_by_hand(p: Tensor, public: Tensor, key: bytes, counter: int) -> list[int]:
-    """One token per row: the first whose cumulative weight exceeds the number drawn."""
+    """Return one token per row: the first whose cumulative weight exceeds the number drawn."""
     tokens = []
     for b, weights in enumerate(reference.sampling_weights(p, public)):
         number = uniform_below(key, counter, b, weights)
@@ -59,11 +59,11 @@ def drawn_by_hand(p: Tensor, public: Tensor, key: bytes, counter: int) -> list[i
 
 
 def uniform_below(key: bytes, counter: int, lane: int, weights: list[int]) -> int:
-    """A number below the total of the weights, in units of 2^-1074.
+    """Return a random number below the total of the weights, in units of 2^-1074.
 
-    Its integer part, in units of 2^-100, is a 128-bit word masked to the width of 1.5 times the sum
-    of the weights' integer parts; its fraction comes from two blocks of its own. Rejected at or
-    beyond the total.
+    Its integer part, in units of 2^-100, is a 128-bit word. The word is masked to the width of 1.5
+    times the sum of the weights' integer parts. Its fraction comes from two further blocks. A
+    number at or above the total is rejected, and the next one is tried.
     """
     nonce = counter.to_bytes(8, "little") + lane.to_bytes(4, "little")
     whole = sum(weight >> FRACTION_BITS for weight in weights)
@@ -80,9 +80,10 @@ def uniform_below(key: bytes, counter: int, lane: int, weights: list[int]) -> in
 
 
 def open_rows(positions: int, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Probabilities and public logits of which integers of 2^-100 hardly ever tell the token.
+    """Return probabilities for which integers of 2^-100 hardly ever decide the token.
 
-    All mass is where q = 0; the rest are a few such units, less, 0 and where doubles end.
+    All mass is on a token with q = 0. The others have a few such units, less, 0, or the least a
+    double can hold.
     """
     shares = 5 + 9 * torch.rand(positions, vocab - 1, generator=generator, dtype=torch.float64)
     shares[:, 2::7] *= 2.0**-300

@@ -1,8 +1,8 @@
-"""A vectorised oracle in extended precision: 64-bit mantissas, exponents to e^11356, by numpy.
+"""A vectorised oracle in numpy's extended precision: 64-bit mantissas, exponents to e^11356.
 
-The equations are summed as they stand, like those of the multi-precision oracle: with 11 more bits
-than a double the sums may cancel by as much and still decide what the bounds of the operators ask.
-Where long double is a double (some platforms) everything is doubtful, and mpmath decides it.
+Like the multi-precision oracle, it sums the equations as they are written. It has 11 bits more than
+a double, so that cancellation of that size still leaves the operators' bounds decidable. On
+platforms whose long double is a double, every value is doubtful, and mpmath decides it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 Array = NDArray[np.longdouble]
 EPS = float(np.finfo(np.longdouble).eps)
-DEEP = 0.9 * float(np.log(np.finfo(np.longdouble).max))  # exponents beyond it over- or underflow
+DEEP = 0.9 * float(np.log(np.finfo(np.longdouble).max))  # larger exponents overflow or underflow
 _INF = np.longdouble(np.inf)
 
 
@@ -30,7 +30,7 @@ def log_softmax(logits: Tensor) -> Array:
 
 
 def log_sum_exp(values: Array) -> Array:
-    """Over the last axis; +inf where a value is."""
+    """Return the log-sum-exp over the last axis; +inf if a value is +inf."""
     top = values.max(-1)
     shift = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore", over="ignore"):
@@ -40,7 +40,7 @@ def log_sum_exp(values: Array) -> Array:
 
 
 def exact_pair(weight: Array, complement: Array) -> tuple[Array, Array]:
-    """What (weight, complement) stands for: the smaller of the two is exact."""
+    """Return the pair that (weight, complement) stands for: the smaller of the two is exact."""
     upper = complement < weight
     return np.where(upper, 1 - complement, weight), np.where(upper, complement, 1 - weight)
 
@@ -59,7 +59,7 @@ class Rows:
         self._ratio = np.exp(self.log_r) if self.reach.max(initial=0) < DEEP else None
 
     def _log_mix(self, weight: Array, complement: Array) -> Array:
-        """log(w r + c), to an absolute EPS where it is near 0."""
+        """Return log(w r + c), with an absolute error of EPS if it is near 0."""
         w, c = weight[..., None], complement[..., None]
         with np.errstate(divide="ignore", invalid="ignore"):
             if self._ratio is not None:
@@ -69,14 +69,14 @@ class Rows:
             return np.where(np.isneginf(low), high, high + np.log1p(np.exp(low - high)))
 
     def excess(self, weight: Array, complement: Array, order: float) -> Array:
-        """(a - 1) D<->_a(w p + c q || q) = log max(F, G), (..., M)."""
+        """Return (a - 1) D<->_a(w p + c q || q) = log max(F, G), (..., M)."""
         a = np.longdouble(order)
         log_rho = self._log_mix(weight, complement)
         forward = log_sum_exp(self.log_q + a * log_rho)
         return np.maximum(forward, log_sum_exp(self.log_q + (1 - a) * log_rho))
 
     def uncertainty(self, order: float) -> Array:
-        """What rounding may do to ``excess`` (of the order of the result's own rounding)."""
+        """Return how far rounding may move ``excess``: about as far as rounding its result does."""
         return EPS * (64 + 8 * order * np.minimum(self.reach, DEEP))
 
 
@@ -87,7 +87,7 @@ class Mixtures:
         self, private: Tensor, public: Tensor, weight: Array, complement: Array, slots: int = 0
     ) -> None:
         log_p, log_q = log_softmax(private), log_softmax(public)
-        # Probabilities that this precision cannot hold: only another oracle decides these.
+        # Another oracle must decide probabilities that this precision cannot hold.
         self.deep = bool(((log_p < -DEEP) & ~np.isneginf(log_p)).any()) or bool(
             ((log_q < -DEEP) & ~np.isneginf(log_q)).any()
         )
@@ -99,7 +99,7 @@ class Mixtures:
         self.mean = (self.bars.sum(-3) + self._absent) / self.models
 
     def without(self, model: int, adjacency: str) -> Array:
-        """The neighbouring mixture; nothing is subtracted."""
+        """Return the neighbouring mixture, summed anew without subtraction."""
         if self.models == 1:
             return np.broadcast_to(self.q, self.mean.shape)
         rest = self.bars[..., :model, :, :].sum(-3) + self.bars[..., model + 1 :, :, :].sum(-3)
@@ -109,19 +109,22 @@ class Mixtures:
         return rest / (self.models - 1)
 
     def losses(self, models: Sequence[int], orders: Sequence[float], adjacency: str) -> Array:
-        """D<->_a(p || p'), (..., len(models), B, K)."""
+        """Return D<->_a(p || p'), (..., len(models), B, K)."""
         return np.stack(
             [divergences(self.mean, self.without(i, adjacency), orders) for i in models], -3
         )
 
 
 def divergences(p: Array, q: Array, orders: Sequence[float]) -> Array:
-    """D<->_a of probabilities (..., V): (..., K)."""
+    """Return D<->_a of probabilities (..., V): (..., K)."""
     return np.maximum(one_way(p, q, orders), one_way(q, p, orders))
 
 
 def one_way(p: Array, q: Array, orders: Sequence[float]) -> Array:
-    """D_a(P || Q), finite a > 1; P = Q = 0 counts 0, P > 0 = Q gives +inf."""
+    """Return D_a(P || Q) for finite a > 1.
+
+    A token with P = Q = 0 adds nothing; one with P > 0 = Q makes it +inf.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         log_p = np.log(p)
         log_ratio = np.where(p > 0, np.log(p / q), 0)

@@ -1,6 +1,7 @@
-// The largest errors of common/float_ratio.h, in units (kFloatUnit): of 2^n 2^{f/m} - 1 given f,
-// over every float f in reach and the n where they are largest; and of r - 1 as a whole, over
-// random logits, relative to what is allowed; of q and of a token's two parts, as floats make them.
+// Prints the largest errors of common/float_ratio.h:
+// - of 2^n 2^{f/m} - 1 given f, in kFloatUnit, over every float f in range and the worst n;
+// - of r - 1 as a whole, over random logits, relative to the allowed error;
+// - of q in kFloatUnit, and of a token's two parts relative to 2^-37.
 #include <algorithm>
 #include <cstdio>
 #include <random>
@@ -46,7 +47,7 @@ static double worst_of_all(long count) {
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   double worst = 0.0;
   for (long k = 0; k < count; ++k) {
-    // log r from -60 to 60, often near 0; logits and log-sum-exps far from each other.
+    // log r is from -60 to 60 and often near 0; logits and log-sum-exps are far apart.
     const double size = std::exp(-18.0 * uniform(random)) * 60.0;
     const double public_lse = (2.0 * uniform(random) - 1.0) * 1200.0 * uniform(random);
     const double difference = (2.0 * uniform(random) - 1.0) * 999.0 * uniform(random);
@@ -61,7 +62,7 @@ static double worst_of_all(long count) {
     const double found = raw * (1.0 + shift.residual) + shift.residual;
     const long double log_r = static_cast<long double>(z) - z0 - (private_lse - public_lse);
     const long double truth = expm1l(log_r);
-    // The doubles' own rounding: that of a difference of log-sum-exps is not the ratio's.
+    // Allow for doubles: the rounding of the difference of log-sum-exps is not the ratio's error.
     const double allowed = kRatioUnits * kFloatUnit * std::fabs(static_cast<double>(truth)) +
                            (kRatioAbsolute + 5e-13) * static_cast<double>(truth + 1);
     worst = std::max(worst, static_cast<double>(fabsl(found - truth)) / allowed);
@@ -69,7 +70,7 @@ static double worst_of_all(long count) {
   return worst;
 }
 
-// Of q, in units, and of a token's a in two parts, relative to a rounding of the rest.
+// Errors of q, in kFloatUnit, and of a token's a split in two parts, relative to 2^-37.
 static std::pair<double, double> worst_of_tokens(long count) {
   std::mt19937_64 random(2);
   std::uniform_real_distribution<double> uniform(0.0, 1.0);

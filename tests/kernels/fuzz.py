@@ -38,7 +38,7 @@ INF = math.inf
 
 
 class Source:
-    """A stream that starts anew at every call: two calls can be compared."""
+    """A random source whose stream starts anew at every call, so that two calls can be compared."""
 
     seeded = True
 
@@ -62,7 +62,7 @@ def setting(threads: int, isa: str) -> Iterator[None]:
 
 
 def run(call: Call, operators: Any = adapmixed_ext) -> Report:
-    """Every operator on one case."""
+    """Check every operator on one case."""
     report = Report()
     copies = call.private.clone(), call.public.clone()
     with setting(call.threads, call.isa):
@@ -119,7 +119,7 @@ def pooled(
     operators: Any, private: Tensor, public: Tensor, targets: Tensor, setting: pools.Setting,
     active: Tensor | None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """One pool, and what is answered from it."""
+    """Return one pool, and the answers computed from it."""
     options = setting.options(private.shape[0])
     pool = operators.log_pool(private, public, active=active, **options)
     mixture = operators.mixture(private, public, pool)
@@ -133,7 +133,7 @@ def _check_pool(call: Call, answer: tuple[Any, ...], report: Report) -> None:
     pools.check_answers(truth, pool, mixture, targets.unsqueeze(1), log_prob.unsqueeze(1), report)
     units = pool.span / setting.unit(call.private.shape[0])
     if not torch.equal(units, units.round()):
-        report.failures.append("span: no multiple of the grid's unit")
+        report.failures.append("span: not a multiple of the grid's unit")
 
 
 def _refused(call: Call, operators: Any, report: Report) -> None:
@@ -145,7 +145,7 @@ def _refused(call: Call, operators: Any, report: Report) -> None:
     calls["clip_project"] = lambda: clip(call, operators)
     private_is_bad = str(call.expected).startswith("private")
     if private_is_bad:
-        del calls["renyi"]  # its rows have other names
+        del calls["renyi"]  # its arguments have other names
     for name, operator in calls.items():
         report.values += 1
         try:
@@ -157,7 +157,7 @@ def _refused(call: Call, operators: Any, report: Report) -> None:
             if not re.search(pattern, str(error)):
                 report.failures.append(f"{name}: expected {pattern!r}, got {error}")
         else:
-            report.failures.append(f"{name}: no error, expected {call.expected!r}")
+            report.failures.append(f"{name}: raised no error, expected {call.expected!r}")
 
 
 def _answered(call: Call, operators: Any, report: Report) -> None:
@@ -207,7 +207,7 @@ def _answered(call: Call, operators: Any, report: Report) -> None:
     report.values += token.numel()
     held = public.gather(1, token.unsqueeze(1)).squeeze(1) > -INF
     if not bool(held.all()):
-        report.failures.append(f"sample: {token.tolist()} among them a token with q = 0")
+        report.failures.append(f"sample: {token.tolist()} include a token with q = 0")
     if public.shape[1] <= 300 and token.tolist() != drawn(mixture, public, Source(call.seed)):
         report.failures.append(f"sample: {token.tolist()} is not what the stream draws")
     _check_threads(call, operators, projection, result, answers, token, report)
@@ -217,7 +217,7 @@ def _check_threads(
     call: Call, operators: Any, projection: Projection | Tensor, result: Projection,
     answers: dict, token: Tensor, report: Report,
 ) -> None:  # fmt: skip
-    """The same bits on another number of threads."""
+    """Check that another number of threads gives the same bits."""
     torch.set_num_threads(3 - call.threads)
     again = operators.project(call.private, call.public, order=call.order, radius=call.radius)
     pairs = [("weight", again.weight, result.weight),
@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--isa", choices=ISAS, help="the path of every case, not the case's own")
+    parser.add_argument("--isa", choices=ISAS, help="use this instruction set in every case")
     options = parser.parse_args()
     on_cpu = options.device == "cpu"
     operators = adapmixed_ext if on_cpu else OnDevice(options.device)
@@ -251,7 +251,7 @@ def main() -> int:
     for seed in range(options.seed, options.seed + options.count):
         call = build(seed)
         if call.expected is not None and not on_cpu:
-            continue  # nothing is raised there
+            continue  # on a GPU the call itself raises nothing
         call.isa = options.isa or call.isa
         kinds[call.kind] += 1
         report = run(call, operators)

@@ -1,4 +1,4 @@
-"""What a fuzzed call answered, against the float64 reference, extended precision and mpmath."""
+"""Checks of a fuzzed call against the float64 reference, extended precision and mpmath."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROBABILITY_ERROR = 1e-6
 
 
 def drawn(mixture: Tensor, public: Tensor, source: adapmixed_ext.types.RandomSource) -> list[int]:
-    """The tokens of the sampler's distribution, by the stream itself."""
+    """Return the tokens that the sampler must draw, computed from the random stream itself."""
     key, counter = source.reserve()
     return drawn_by_hand(mixture, public, bytes(key.tolist()), counter)
 
@@ -45,7 +45,7 @@ def check_mixture(
         value, exact = log_prob[b].item(), truth.mean[b, target]
         report.values += 1
         if exact == 0 or np.log(exact) < -extended.DEEP:
-            wrong = value > -extended.DEEP  # this precision ends there
+            wrong = value > -extended.DEEP  # extended precision ends at e^-DEEP
         else:
             bound = PROBABILITY_ERROR + 1e-12 * abs(np.log(exact))
             wrong = not abs(value - np.log(exact)) <= bound
@@ -88,7 +88,7 @@ def check_renyi(
     call: Call, model: int, orders: list[float], got: tuple[Tensor, Tensor], report: Report
 ) -> None:
     truth = reference.renyi_divergence(call.private[model], call.public, orders)
-    # What the rounding of two log-sum-exps does to a log-ratio: beyond the floor from 4e3 on.
+    # The rounding of two log-sum-exps moves a log-ratio by more than FLOOR if they exceed 4e3.
     rows = call.private[model].double(), call.public.double()
     rounding = 2.0**-52 * sum(torch.logsumexp(row, -1).abs() for row in rows)
     for way in (0, 1):

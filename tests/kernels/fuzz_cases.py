@@ -1,4 +1,4 @@
-"""Fuzzed inputs: what a seed stands for."""
+"""Fuzzed inputs: build(seed) returns the call that a seed stands for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Call:
     slots: int
     threads: int
     isa: str
-    expected: str | None  # what the error says, where a row is bad
+    expected: str | None  # pattern of the error message, if a row is bad
 
     def __str__(self) -> str:
         shape, strides = tuple(self.private.shape), self.private.stride()
@@ -75,7 +75,7 @@ def build(seed: int) -> Call:
     for name in ("masks", "offsets", "ties", "denormals", "canary", "large", "very-negative"):
         if kind == name or (kind == "mixed" and choose.random() < 0.4 and name not in SMALL_KINDS):
             private, public = _SPECIALS[name](choose, private, public)
-    if dtype == torch.float16:  # 1e5 is +inf there, and that is another test's
+    if dtype == torch.float16:  # 1e5 would be +inf, which another test covers
         private = torch.where(private > 6e4, 6e4, private)
         public = torch.where(public > 6e4, 6e4, public)
     private, public = private.to(dtype), public.to(dtype)
@@ -105,7 +105,8 @@ def _shape(choose: random.Random, kind: str) -> tuple[int, int, int]:
     )
     models = choose.choice((1, 2, 3, choose.randint(4, 40)))
     positions = choose.randint(1, 4)
-    while models * positions * vocab > 40_000:  # the oracle takes 0.1 us a token and evaluation
+    # The oracle takes 0.1 us for a token and an evaluation.
+    while models * positions * vocab > 40_000:
         models, positions = max(1, models // 2), max(1, positions // 2)
         if models == positions == 1:
             break
@@ -186,14 +187,14 @@ _SPECIALS: dict[str, Callable[[random.Random, Tensor, Tensor], tuple[Tensor, Ten
 
 
 def _revive(rows: Tensor) -> Tensor:
-    """Gives rows that a mask or a narrow dtype left without a value, or beyond 1e6, another one."""
+    """Replace rows that a mask or a narrow dtype left without a usable value, or beyond 1e6."""
     top = rows.float().amax(-1, keepdim=True)
     rows = torch.where((top < -9.9e5) | (top > 9.9e5), torch.zeros_like(rows), rows)
     return rows
 
 
 def _spoil(choose: random.Random, private: Tensor, public: Tensor) -> str:
-    """Makes one row bad; returns the pattern of the error."""
+    """Make one row bad and return the pattern of its error message."""
     value, words = choose.choice(
         ((math.nan, "contains NaN"), (INF, r"contains \+inf"), (-INF, "has no finite value"),
          (1.01e6, "largest logit beyond"), (-1.01e6, "largest logit beyond"))
@@ -208,7 +209,7 @@ def _spoil(choose: random.Random, private: Tensor, public: Tensor) -> str:
 
 
 def _restride(choose: random.Random, rows: Tensor) -> Tensor:
-    """The same values elsewhere: inside a larger storage, the axes in another order."""
+    """Return the same values with other strides, for instance inside a larger storage."""
     how = choose.choice(("as it is", "inside", "steps", "turned", "inner", "repeated"))
     shape = rows.shape
     if how == "inside":
@@ -224,7 +225,7 @@ def _restride(choose: random.Random, rows: Tensor) -> Tensor:
     if how == "inner":
         store = torch.full((*shape[:-1], 2 * shape[-1]), math.nan, dtype=rows.dtype)
         return store[..., ::2].copy_(rows)
-    if how in ("repeated", "turned"):  # an axis of equal rows (no NaN) in one place
+    if how in ("repeated", "turned"):  # an axis of equal rows (without NaN) gets stride 0
         for axis in range(rows.dim() - 1):
             first = rows.narrow(axis, 0, 1)
             if bool((rows == first).all()):

@@ -1,4 +1,4 @@
-"""What a fuzzed call makes of a density-ratio box, against the float64 reference and mpmath."""
+"""Checks of a fuzzed call in a density-ratio box, against the float64 reference and mpmath."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOXES = (
     (math.exp(-0.5), math.exp(0.5)), (math.exp(-0.25), math.e), (0.9, 1e6), (0.0, 2.0),
     (0.5, 1e60), (1e-300, 3.0), (1.0 - 1e-9, 1.0 + 1e-9), (0.3, 1.0 + 1e-7), (0.97, 40.0),
 )  # fmt: skip
-SHORT = 60  # tokens that the oracle takes at once
+SHORT = 60  # rows up to this length go to the oracle
 
 
 def clip(call: Call, operators: Any) -> Clipping:

@@ -13,7 +13,7 @@ import adapmixed_ext
 
 
 def moved(value: Any, device: torch.device | str) -> Any:
-    """Tensors, and those in tuples and results, on `device`."""
+    """Return a value whose tensors, also those in tuples and results, are on `device`."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, tuple):
@@ -25,7 +25,7 @@ def moved(value: Any, device: torch.device | str) -> Any:
 
 
 class OnDevice:
-    """Each operator moves its arguments to the device and its result back."""
+    """The operators, each of which moves its arguments to the device and its result back."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = device

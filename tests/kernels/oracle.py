@@ -1,8 +1,8 @@
-"""Multi-precision oracles for the operators: 70 digits, exactly the bits of the given tensors.
+"""Multi-precision oracles for the operators, at 70 digits and from exactly the given bits.
 
-Independent of the code under test: the equations are summed as they stand (P^a Q^(1-a)), without
-the excess form and without logarithms, which 70 digits and unbounded exponents make unnecessary.
-Small vocabularies only.
+They are independent of the code under test: the equations are summed as they are written (P^a
+Q^(1-a)). With 70 digits and unbounded exponents, neither the excess form nor logarithms are needed.
+Only small vocabularies are fast enough.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ZERO, ONE, INF = mpf(0), mpf(1), mpf("inf")
 
 
 def softmax(logits: Tensor) -> list[mpf]:
-    """The exact distribution of one row of logits (V,)."""
+    """Return the exact distribution of one row of logits (V,)."""
     values = [mpf(z) for z in logits.double().tolist()]
     top = max(values)
     weights = [ZERO if mp.isinf(z) else mp.exp(z - top) for z in values]
@@ -28,7 +28,10 @@ def softmax(logits: Tensor) -> list[mpf]:
 
 
 def renyi(p: Sequence[mpf], q: Sequence[mpf], order: float) -> mpf:
-    """D_a(P || Q), a >= 1 or inf; P = Q = 0 counts 0, P > 0 = Q gives +inf."""
+    """Return D_a(P || Q) for a >= 1 or inf.
+
+    A token with P = Q = 0 adds nothing; one with P > 0 = Q makes it +inf.
+    """
     pairs = [(a, b) for a, b in zip(p, q, strict=True) if a > 0]
     if any(b == 0 for _, b in pairs):
         return INF
@@ -41,7 +44,7 @@ def renyi(p: Sequence[mpf], q: Sequence[mpf], order: float) -> mpf:
 
 
 def both_ways(p: Sequence[mpf], q: Sequence[mpf], order: float) -> mpf:
-    """D<->_a(P, Q)."""
+    """Return D<->_a(P, Q)."""
     return max(renyi(p, q, order), renyi(q, p, order))
 
 
@@ -52,7 +55,7 @@ def _power(base: mpf, exponent: mpf) -> mpf:
 
 
 def exact_weight(weight: float, complement: float) -> tuple[mpf, mpf]:
-    """What a (weight, complement) pair stands for: the smaller of the two is exact."""
+    """Return the pair that (weight, complement) stands for: the smaller of the two is exact."""
     if complement < weight:
         return ONE - mpf(complement), mpf(complement)
     return mpf(weight), ONE - mpf(weight)
@@ -71,7 +74,7 @@ class Ball:
         self.tokens = [(b, a / b) for a, b in zip(self.p, self.q, strict=True) if b > 0]
 
     def excess(self, weight: mpf, complement: mpf, order: float) -> mpf:
-        """(a - 1) D<->_a = log max(F, G)."""
+        """Return (a - 1) D<->_a = log max(F, G)."""
         eta = mpf(order) - 1
         forward, reverse = [], []
         for q, r in self.tokens:
@@ -91,14 +94,17 @@ class Ball:
         return self.excess(weight, complement, order) <= (mpf(order) - 1) * mpf(radius)
 
     def admits(self, weight: float, complement: float, order: float, radius: float) -> bool:
-        """Whether a returned pair of doubles is feasible."""
+        """Tell whether a returned pair of doubles is feasible."""
         return self.feasible(*exact_weight(weight, complement), order, radius)
 
     def nearly_maximal(
         self, weight: float, complement: float, order: float, radius: float, tolerance: float
     ) -> bool:
-        """Whether the optimum is <= weight / (1 - tolerance) or, for a weight above one half, its
-        complement >= complement / (1 + tolerance): one evaluation instead of a search."""
+        """Tell whether a weight is within the tolerance of the optimum, by one evaluation.
+
+        The optimum must be <= weight / (1 - tolerance). A weight above one half may instead have an
+        optimal complement >= complement / (1 + tolerance).
+        """
         if complement == 0 or self.masked:
             return True
         w, c = exact_weight(weight, complement)
@@ -109,7 +115,10 @@ class Ball:
         return c < mpf(1e-307) or not self.feasible(1 - c, c, order, radius)
 
     def optimum(self, order: float, radius: float, digits: int = 25) -> tuple[mpf, mpf]:
-        """(weight, complement) of the largest feasible weight, the smaller to ``digits`` digits."""
+        """Return (weight, complement) of the largest feasible weight.
+
+        The smaller of the two has ``digits`` digits.
+        """
         if self.masked:
             return ZERO, ONE
         if self.feasible(ONE, ZERO, order, radius):
@@ -121,7 +130,7 @@ class Ball:
         def gap(log_small: mpf) -> mpf:
             small = mp.exp(log_small)
             pair = (1 - small, small) if upper else (small, 1 - small)
-            # log of the constraint is close to linear in log(small), far out and near the ball.
+            # The log of the constraint is nearly linear in log(small), far out and near the ball.
             return mp.log(max(self.excess(*pair, order), mpf(10) ** -60)) - mp.log(target)
 
         low = high = mp.log(half)
@@ -157,7 +166,13 @@ def _illinois(function, low: mpf, high: mpf, digits: int) -> mpf:
 def projected(
     private: Tensor, public: Tensor, weight: Tensor, complement: Tensor
 ) -> tuple[list[list[mpf]], list[mpf]]:
-    """([p_bar_i], q) of one position: private (N, V), public (V,), weight and complement (N,)."""
+    """Return ([p_bar_i], q) of one position.
+
+    Args:
+        private: (N, V) logits.
+        public: (V,) logits.
+        weight, complement: (N,).
+    """
     q = softmax(public)
     pairs = zip(weight.tolist(), complement.tolist(), strict=True)
     bars = [
@@ -174,7 +189,7 @@ def mean(rows: Sequence[Sequence[mpf]]) -> list[mpf]:
 def neighbour(
     bars: Sequence[Sequence[mpf]], q: Sequence[mpf], removed: int, adjacency: str
 ) -> list[mpf]:
-    """The mixture after model ``removed`` has been taken away (add/remove) or become public."""
+    """Return the mixture after model ``removed`` is removed (add/remove) or made public."""
     others = [row for i, row in enumerate(bars) if i != removed]
     if adjacency == "zero_out":
         others.append(q)
@@ -189,7 +204,7 @@ def leave_one_out(
     orders: Sequence[float],
     adjacency: str,
 ) -> list[list[mpf]]:
-    """The loss of every model at every order, [N][K], for the weights given."""
+    """Return the loss of every model at every order, [N][K], at the given weights."""
     bars, q = projected(private, public, weight, complement)
     p = mean(bars)
     return [
@@ -209,7 +224,11 @@ def screening(
     divisor: int | None = None,
     active: Sequence[bool] | None = None,
 ) -> mpf:
-    """The screening divergence of one position; noise (top_k,) by falling public probability."""
+    """Return the screening divergence of one position.
+
+    Args:
+        noise: (top_k,), in order of falling public probability.
+    """
     q = softmax(public)
     rows = [softmax(row) for row in private]
     on = [True] * len(rows) if active is None else active
@@ -217,7 +236,7 @@ def screening(
     ranked = sorted((v for v in range(len(q)) if q[v] > 0), key=lambda v: (-q[v], v))[:top_k]
     score = []
     for v, shift in zip(ranked, noise.double().tolist(), strict=False):
-        # No difference: a rest that is exactly 0 must not be 1 - 1 in 70 digits.
+        # No difference of probabilities: a rest of exactly 0 must not become a rounding of 1 - 1.
         private_part = mpf(weight) * mp.fsum(
             row[v] for row, used in zip(rows, on, strict=True) if used
         )
@@ -240,9 +259,12 @@ def log_pool(
     active: Sequence[bool] | None = None,
     private_lse: Sequence[float] | None = None,
 ) -> tuple[list[mpf], mpf, list[mpf]]:
-    """(p, log-normaliser, spans) of one position: private (N, V), public (V,).
+    """Return (p, log-normaliser, spans) of one position.
 
-    ``private_lse``: log-sum-exps of the private rows to take in place of the exact ones.
+    Args:
+        private: (N, V) logits.
+        public: (V,) logits.
+        private_lse: log-sum-exps of the private rows to use instead of the exact ones.
     """
     q = softmax(public)
     held = [v for v in range(len(q)) if q[v] > 0]

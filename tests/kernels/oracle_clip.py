@@ -1,7 +1,7 @@
-"""Multi-precision oracle of the density-ratio box: 70 digits, exact by sorted breakpoints.
+"""Multi-precision oracle of the density-ratio box, at 70 digits, exact by sorted breakpoints.
 
-Independent of the code under test: S(s) = sum clip(s p, c q, C q) is piecewise linear, and the
-piece on which it passes 1 is found by walking over its breaks.
+It is independent of the code under test. S(s) = sum clip(s p, c q, C q) is piecewise linear, and a
+search over its breakpoints finds the piece on which it passes 1.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 
 class Box:
-    """p_bar = clip(s p, c q, C q) of one pair of rows, and what it charges."""
+    """p_bar = clip(s p, c q, C q) of one pair of rows, and its charge."""
 
     def __init__(self, private: Tensor, public: Tensor, lower: float, upper: float) -> None:
         self.p, self.q = softmax(private), softmax(public)
-        # What is this much less likely than in q counts as absent.
+        # A token counts as absent if p is smaller than q by more than this factor.
         least = mp.exp(-10_000)
         pairs = zip(self.p, self.q, strict=True)
         self.p = [ZERO if p < least * q else p for p, q in pairs]
@@ -45,14 +45,14 @@ class Box:
         ]
 
     def _scale(self) -> mpf:
-        """s on the piece between two breaks, of tokens beginning and ending to move, with S = 1."""
+        """Return s with S = 1, solved on the linear piece between two breakpoints."""
         moves = [
             (self.lower * q / p, self.upper * q / p, p)
             for p, q in zip(self.p, self.q, strict=True)
             if p > 0 and q > 0
         ]
         breaks = sorted({at for begin, end, _ in moves for at in (begin, end)})
-        low, high = 0, len(breaks) - 1  # S <= 1 at the first of them and >= 1 at the last
+        low, high = 0, len(breaks) - 1  # S <= 1 at `low` and >= 1 at `high`
         while high - low > 1:
             middle = (low + high) // 2
             if mp.fsum(self._clip(breaks[middle])) <= 1:
@@ -65,13 +65,13 @@ class Box:
         return at + gap / slope if slope > 0 else at
 
     def inside(self) -> mpf:
-        """The mass that moves with s."""
+        """Return the mass of the tokens strictly inside the box, which move with s."""
         return mp.fsum(
             x for x, q in zip(self.bar, self.q, strict=True) if self.lower * q < x < self.upper * q
         )
 
     def at(self, log_scale: float, residual: float) -> list[mpf]:
-        """What a returned pair stands for."""
+        """Return the distribution that a returned pair stands for."""
         if log_scale == math.inf:
             scaled = [INF if p > 0 else ZERO for p in self.p]
         else:
@@ -82,7 +82,7 @@ class Box:
         ]
 
     def charge(self, bar: Sequence[mpf], order: float, slots: int) -> mpf:
-        """Of p_bar: the larger of both directions, summed as the definition stands."""
+        """Return the charge of p_bar, the larger of both directions, summed as it is defined."""
         alpha, n = mpf(order), mpf(slots)
         w = ((n - 1) * self.lower + 1) / n
 
@@ -109,7 +109,7 @@ def distributions(
     upper: float,
     active: Sequence[bool] | None = None,
 ) -> tuple[list[list[mpf]], list[mpf]]:
-    """([p_bar_i], q) of one position: private (N, V), public (V,)."""
+    """Return ([p_bar_i], q) of one position: private (N, V), public (V,)."""
     q = softmax(public)
     on = [True] * len(private) if active is None else active
     bars = [
@@ -122,7 +122,7 @@ def distributions(
 def loss(
     bars: Sequence[Sequence[mpf]], q: Sequence[mpf], model: int, order: float, adjacency: str
 ) -> mpf:
-    """The leave-one-out loss of one model; absent slots are among the bars, as q."""
+    """Return the leave-one-out loss of one model; `bars` has q for each absent member."""
     return both_ways(mean(bars), neighbour(bars, q, model, adjacency), order)
 
 

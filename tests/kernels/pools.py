@@ -1,4 +1,4 @@
-"""The logarithmic pool in extended precision, its stated bounds, and rows that attack them."""
+"""The logarithmic pool in extended precision, and checks of its stated bounds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 import adapmixed_ext
 
-NORMAL = math.log(2.0**-1022)  # the least log p that the bounds speak of
-LSE_ERROR = 7e-7  # of a private row's log-sum-exp, as documented
+NORMAL = math.log(2.0**-1022)  # the bounds hold for log p above this
+LSE_ERROR = 7e-7  # documented error of a private row's log-sum-exp
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The numbers of one pool; ``extra`` slots are absent."""
+    """The settings of one pool, with ``extra`` absent members."""
 
     lower: float
     upper: float
@@ -37,7 +37,7 @@ class Setting:
         }  # fmt: skip
 
     def unit(self, models: int) -> float:
-        """2^-k, in which the log-ratios are counted."""
+        """Return 2^-k, the unit of the grid on which the log-ratios are counted."""
         exponent = math.frexp((models + self.extra) * self.reach)[1]
         return 2.0 ** -min(40, 51 - exponent)
 
@@ -54,10 +54,10 @@ SETTINGS = (
 
 
 class Truth:
-    """What the pool is, up to the rounding of extended precision: logarithms (B, V) and (N, B).
+    """The exact pool up to the rounding of extended precision, as logarithms (B, V) and (N, B).
 
-    Of ``private_lse`` (N, B), the log-sum-exps that the pool took, with an error that is held by
-    itself; ``lse`` is what they stand for.
+    It is computed from ``private_lse`` (N, B), the log-sum-exps that the pool used. Their own error
+    is checked separately, against ``lse``.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Truth:
         self.log_p = weight - self.log_normaliser[:, None]
         most = np.where(held, u, -np.inf).max(-1)
         self.span = most - np.where(held, u, np.inf).min(-1)
-        # The documented bounds of u (N, B) and, from them, of log p (B, V).
+        # The documented bounds of u (N, B), and the bounds of log p (B, V) that follow from them.
         lse = log_sum_exp(array(public))
         sizes = abs(self.lse) + abs(lse) + setting.reach
         self.ratio_error = (setting.unit(models) + 5e-14 + 5e-16 * sizes).astype(float)
@@ -95,7 +95,7 @@ class Truth:
 def check_pool(
     private: Tensor, public: Tensor, setting: Setting, active: Tensor | None = None
 ) -> Report:
-    """log_pool, mixture and log_prob of all tokens against the stated bounds."""
+    """Check log_pool, and mixture and log_prob of all tokens, against the stated bounds."""
     report = Report()
     options = setting.options(private.shape[0])
     pool = adapmixed_ext.log_pool(private, public, active=active, **options)
@@ -109,7 +109,7 @@ def check_pool(
 def probabilities(
     private: Tensor, public: Tensor, pool: adapmixed_ext.LogPool
 ) -> tuple[Tensor, Tensor]:
-    """(mixture, log-probabilities of all tokens), both (B, V)."""
+    """Return the mixture and the log-probabilities of all tokens, both (B, V)."""
     positions, vocab = public.shape
     columns = [
         adapmixed_ext.log_prob(
@@ -124,7 +124,7 @@ def check_answers(
     truth: Truth, pool: adapmixed_ext.LogPool, mixture: Tensor, tokens: Tensor, log_prob: Tensor,
     report: Report,
 ) -> None:  # fmt: skip
-    """``log_prob`` is that of ``tokens``, both (B, any)."""
+    """Check the answers of a pool; ``log_prob`` belongs to ``tokens``, both (B, any)."""
     spans, logs = array(pool.span), array(log_prob)
     report.values += spans.size + logs.size
     with np.errstate(divide="ignore"):
@@ -136,12 +136,12 @@ def check_answers(
             np.take_along_axis(x, tokens.numpy(), -1) for x in (truth.log_p, truth.log_error)
         )
         _compare("log_prob", logs, exact, error, report)
-        # p below the range of double is 0 or denormal.
+        # p below the range of a double is 0 or denormal.
         p = array(mixture)
         held = truth.log_p > NORMAL
         _compare("mixture", np.log(p[held]), truth.log_p[held], truth.log_error[held], report)
         if not (p[~held] <= 2.0**-1021).all() or not (p[np.isneginf(truth.log_p)] == 0).all():
-            report.failures.append("mixture: a token without probability has one")
+            report.failures.append("mixture: a token without probability got some")
     if not (abs(p.sum(-1) - 1) < 1e-9).all():
         report.failures.append(f"mixture: sums {p.sum(-1)}")
 
@@ -157,5 +157,5 @@ def _compare(name: str, got: Array, truth: Array, bound: Array, report: Report) 
 
 
 def rounding(setting: Setting, depth: float) -> float:
-    """What rounding adds to the range of log p - log p', -log q up to ``depth``."""
+    """Return how much rounding adds to the range of log p - log p', for -log q up to ``depth``."""
     return 2.0**-49 * (1.0 + setting.scale * setting.reach + depth)

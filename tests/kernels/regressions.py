@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from cases import Case
 
-# Seeds of fuzz_cases.build, beyond those that test_fuzz.py runs anyway, that once failed: of the
-# project (1227, 4896) and the screen; 7700092 of the screen's oracles, where s is 0; the others of
-# boxes, by log-sum-exps near 1e5.
+# Seeds of fuzz_cases.build that once failed and that test_fuzz.py does not run. They found faults
+# of project (1227, 4896) and the screen, of the screen's oracle if s is 0 (7700092), and of boxes
+# with log-sum-exps near 1e5 (the others).
 FUZZED = (1227, 4014, 4493, 4896, 7700092, 7700144, 7700406)
 
 
@@ -18,14 +18,15 @@ FUZZED = (1227, 4014, 4493, 4896, 7700092, 7700144, 7700406)
 class Regression:
     """An ensemble with the order and radius of its projection and the orders of its losses.
 
-    Where all models are one, removing one loses exactly 0; so does emptying one that is public.
+    If all models are equal, removing one must lose exactly 0. The same holds for emptying a model
+    that equals the public one.
     """
 
     case: Case
     order: float
     radius: float
     loss_orders: tuple[float, ...] = (1.01, 2.0, 18.0)
-    weight: float | None = None  # of the losses, where it is not the projection's
+    weight: float | None = None  # weight of the losses, if not the projection's
 
 
 def _one_row(
@@ -42,7 +43,7 @@ def _public_models(name: str, seed: int, models: int, vocab: int) -> Case:
 
 
 def _just_unlisted() -> Case:
-    """A target of e^20 exactly, and 598 tokens just below what a list of tokens leaves out."""
+    """Return a case with a target of e^20 and 598 tokens just too rare for the list of tokens."""
     vocab, target = 600, math.exp(20.0)
     p = torch.full((vocab,), 0.5 / (vocab - 2), dtype=torch.float64)
     q = p**2 * vocab / (0.6 * target * 1e-6)
@@ -53,9 +54,9 @@ def _just_unlisted() -> Case:
 
 
 REGRESSIONS: list[Regression] = [
-    # (alpha - 1) R = 20 exactly: lists, but no margin for what they leave out.
+    # (alpha - 1) R = 20 exactly: a list is used, and leaves no margin for the tokens it omits.
     Regression(_just_unlisted(), order=2.0, radius=20.0),
-    # Log-sum-exps 600 apart: 2.8e-5 above the optimum, by the rounding of z - z_0 in floats.
+    # Log-sum-exps 600 apart: rounding z - z_0 in floats gave 2.8e-5 above the optimum.
     Regression(
         _one_row(
             "far-apart",
@@ -64,7 +65,7 @@ REGRESSIONS: list[Regression] = [
         ),
         order=8.0, radius=0.5,
     ),
-    # The optimum is 1 - 8.2e-22, set by tokens that p hardly has; the search ended at 1 - 1.8e-12.
+    # Tokens that p hardly has set the optimum to 1 - 8.2e-22; the search ended at 1 - 1.8e-12.
     Regression(
         _one_row(
             "slow-complement",
@@ -76,22 +77,22 @@ REGRESSIONS: list[Regression] = [
         ),
         order=1.01, radius=0.03,
     ),
-    # The same where the token that p lacks has q = e^-60000: 1e-205 against 3e-13.
+    # The same with q = e^-60000 for the token that p lacks: 1e-205 instead of 3e-13.
     Regression(
         _one_row("deep-complement", [0.0, -math.inf], [60000.0, 0.0], torch.float16),
         order=128.0, radius=3.6,
     ),
-    # Three equal models on a token that the public one excludes: 6e-17 where the loss is 0.
+    # Three equal models on a token that the public one excludes lost 6e-17 instead of 0.
     Regression(
         Case("identical-outside", torch.zeros(3, 1, 2), torch.tensor([[0.0, -math.inf]])),
         order=1.01, radius=1e-6, loss_orders=(1.01, 18.0), weight=1.0,
     ),
-    # Models that are the public one: emptying one lost 7e-42, by tokens with q < e^-62.
+    # Models equal to the public one: emptying one lost 7e-42, through tokens with q < e^-62.
     Regression(
         _public_models("public-models", 297, 4, 50),
         order=1.01, radius=1e-6, loss_orders=(1.01,), weight=0.3,
     ),
-    # The optimum is 1 - 8.0e-5, far from where the tangents that are drawn near 1 begin.
+    # The optimum is 1 - 8.0e-5, far from where the search by tangents starts, near 1.
     Regression(
         _one_row(
             "long-way-down",

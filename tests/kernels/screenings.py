@@ -1,4 +1,4 @@
-"""Noiseless and almost noiseless screenings at 70 digits: nothing but exact sums decides them."""
+"""Screenings with little or no noise, which only exact sums at 70 digits can decide."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INF = math.inf
 
 @dataclass(frozen=True)
 class Screened:
-    """One position."""
+    """The inputs of one screening at one position."""
 
     private: Tensor  # (N, 1, V)
     public: Tensor  # (1, V)
@@ -44,7 +44,7 @@ class Screened:
         )  # fmt: skip
 
     def fault(self, device: torch.device) -> str | None:
-        """What is wrong with the answer: the bound that the operator documents."""
+        """Return how the answer violates the documented bound, or None."""
         got, exact = self.answer(device), self.exact()
         value = got.divergence.item()
         if mp.isinf(exact) or math.isinf(value):
@@ -57,7 +57,7 @@ class Screened:
 
 
 def far_from_public(seed: int) -> Screened:
-    """Models that give the kept tokens next to nothing, or nothing, and a large weight."""
+    """Return models with a large weight that give the kept tokens little or no probability."""
     choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     models, vocab = choose.choice((1, 2, 3, 5, 9, 33)), choose.choice((4, 6, 11))
     top_k = choose.randint(1, vocab - 1)

@@ -1,7 +1,7 @@
-"""The whole accuracy grid: orders x radii x models x spreads, every combination, and the corners.
+"""The accuracy grid: every combination of order, radius, number of models and spread.
 
-A call at every (order, radius) is checked against extended precision, a seeded sample of the grid
-and every doubtful value against mpmath (see checks.py).
+Extended precision checks a call at every (order, radius). mpmath checks a seeded sample of the grid
+and every doubtful value (see checks.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODELS = (1, 2, 3, 100, 1000)
 SPREADS = (1.0, 3.0, 10.0, 30.0, 80.0)
 NOISES = (0.01, 0.1, 0.5, 2.0)
 KINDS = ("independent", "shared")
-# One radius for each order, every radius at least once: where the full product would take minutes.
+# One radius for each order and every radius at least once, if the product would take minutes.
 DIAGONAL = tuple((order, (RADII[(2 * k + 4) % 7],)) for k, order in enumerate(ORDERS))
 PRODUCT = tuple((order, RADII) for order in ORDERS)
 
@@ -38,7 +38,7 @@ PRODUCT = tuple((order, RADII) for order in ORDERS)
 def ensemble(
     seed: int, kind: str, models: int, positions: int, vocab: int, spread: float, noise: float
 ) -> tuple[Tensor, Tensor]:
-    """Models of their own, models near the public one, or models that all moved the same way."""
+    """Return models that are independent, near the public one, or all moved the same way."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -56,7 +56,7 @@ def some(seed: int, rows: Sequence[tuple[int, int]], count: int) -> list[tuple[i
 
 
 def loss_orders(order: float) -> list[float]:
-    """The order itself and two others: every pair occurs somewhere."""
+    """Return the order itself and two others, so that every pair occurs somewhere."""
     k = ORDERS.index(order)
     return [order, ORDERS[(k + 2) % len(ORDERS)], ORDERS[(k + 5) % len(ORDERS)]]
 
@@ -68,7 +68,7 @@ def check_case(
     rows: int = 12,
     models: int = 3,
 ) -> Report:
-    """project and leave_one_out at every order and radius of the plan."""
+    """Check project and leave_one_out at every order and radius of the plan."""
     report = Report()
     moved = case.to(device)
     count, positions = case.private.shape[:2]
@@ -121,7 +121,7 @@ def verdict(report: Report) -> None:
 
 
 def tiny_cases(models: int, spread: float) -> Iterator[Case]:
-    """One vocabulary of each kind for every dtype."""
+    """Yield one small vocabulary of each kind for every dtype."""
     positions = {1: 4, 2: 3, 3: 2}.get(models, 1)
     for t, dtype in enumerate(cases.DTYPES):
         for k, kind in enumerate(KINDS):
@@ -144,7 +144,7 @@ def test_every_combination(models: int, spread: float, device: torch.device) -> 
 
 
 def wide_cases(models: int, spread: float) -> Iterator[Case]:
-    """A thousand tokens and more, where vectorised paths are entered; the dtype goes round."""
+    """Yield vocabularies of a thousand tokens and more, for vectorised code; dtypes alternate."""
     turn = MODELS.index(models) + SPREADS.index(spread)
     for k, kind in enumerate(("near", *KINDS)):
         if models == 1000 and k != turn % 3:
@@ -172,7 +172,7 @@ def test_wide_vocabularies(models: int, spread: float, device: torch.device) -> 
 @pytest.mark.parametrize("models", (1, 3, 100))
 @pytest.mark.slow
 def test_a_part_on_every_path(models: int, isa: str) -> None:
-    """Of each spread a small case at everything and a wide one; `make isa` runs all of AVX-512."""
+    """Each spread has a small and a wide case; `make isa` runs all cases with AVX-512."""
     report, device = Report(), torch.device("cpu")
     for k, spread in enumerate(SPREADS if models < 100 else SPREADS[::2]):
         small, wide = list(tiny_cases(models, spread)), list(wide_cases(models, spread))
@@ -182,7 +182,7 @@ def test_a_part_on_every_path(models: int, isa: str) -> None:
 
 
 def special_cases() -> list[Case]:
-    """The small corners, and the same corners inside a vocabulary of fast paths."""
+    """Return the small corner cases, and the same inside a larger vocabulary."""
     return [
         *cases.canary(),
         *cases.masked(),
@@ -204,7 +204,7 @@ def test_corners(case: Case, device: torch.device) -> None:
 
 
 def test_a_sample_of_the_grid_at_70_digits(device: torch.device) -> None:
-    """mpmath alone, on a seeded sample: the bounds, and that extended precision can be trusted."""
+    """mpmath checks a seeded sample, and that extended precision can be trusted."""
     choose = random.Random(5)
     for _ in range(120):
         models, spread = choose.choice((1, 1, 2, 2, 3, 3, 100)), choose.choice(SPREADS)
@@ -245,7 +245,7 @@ def test_a_sample_of_the_grid_at_70_digits(device: torch.device) -> None:
 
 @pytest.mark.parametrize("found", REGRESSIONS, ids=[found.case.name for found in REGRESSIONS])
 def test_what_once_failed(found: Regression, device: torch.device) -> None:
-    """At 70 digits."""
+    """All bounds hold at 70 digits."""
     case = found.case.to(device)
     result = adapmixed_ext.project(
         case.private, case.public, order=found.order, radius=found.radius

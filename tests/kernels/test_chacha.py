@@ -1,4 +1,4 @@
-"""ChaCha20 beneath gaussian and sample: the vectors of RFC 8439, one block and many at once."""
+"""The ChaCha20 generator of gaussian and sample, against the vectors of RFC 8439."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def keystream(key: bytes, nonce: bytes, block: int, size: int) -> bytes:
-    """`size` bytes in the RFC's terms: our nonce is a 64-bit counter, then a 32-bit lane."""
+    """Return `size` bytes of keystream, in the terms of the RFC.
+
+    The nonce is a 64-bit counter followed by a 32-bit lane.
+    """
     counter, lane = int.from_bytes(nonce[:8], "little"), int.from_bytes(nonce[8:], "little")
     return _C.keystream(key, counter, lane << 32 | block, -(-size // 64))[:size]
 
@@ -93,14 +96,14 @@ def test_rfc_8439_blocks(key: str, nonce: str, block: int, expected: str, isa: s
 def test_rfc_8439_messages(
     key: str, nonce: str, block: int, text: str, expected: str, isa: str
 ) -> None:
-    """Consecutive blocks: the message is encrypted by adding the keystream."""
+    """Adding the keystream of consecutive blocks encrypts the message."""
     stream = keystream(bytes.fromhex(key), bytes.fromhex(nonce), block, len(text))
     got = bytes(a ^ b for a, b in zip(text.encode(), stream, strict=True))
     assert got.hex() == expected
 
 
 def expected_blocks(counter: int, first: int, count: int) -> bytes:
-    """One at a time: block k of a call is block k mod 2^32 of lane k / 2^32."""
+    """Return the blocks one at a time: block k of a call is block k mod 2^32 of lane k / 2^32."""
     blocks = []
     for k in range(first, first + count):
         nonce = counter.to_bytes(8, "little") + (k >> 32).to_bytes(4, "little")
@@ -118,7 +121,7 @@ def test_many_blocks_are_single_blocks(count: int, isa: str) -> None:
 
 @pytest.mark.parametrize("before", [1, 4, 8, 15, 16, 20])
 def test_the_lane_follows_the_block_counter(before: int, isa: str) -> None:
-    """A group of blocks may lie across the end of a lane, and neither part may wrap into it."""
+    """A group of blocks may cross the end of a lane, and neither part may wrap around."""
     for lane in (1, 2**31, 2**32 - 1):
         first = (lane << 32) - before
         got = _C.keystream(KEY, 2**64 - 1, first, 40)

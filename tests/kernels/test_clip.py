@@ -1,4 +1,4 @@
-"""clip_project against the oracle: the distributions and what they charge."""
+"""clip_project against the oracle: the distributions and their charges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ORDERS = [1.01, 3.0, 18.0]
 
 
 def single(case: Case, clipping: Clipping, i: int, b: int) -> Tensor:
-    """p_bar of one row, as the mixture of one model."""
+    """Return p_bar of one row, as the mixture of one model."""
     one = Clipping(
         clipping.log_scale[i : i + 1, b : b + 1], clipping.residual[i : i + 1, b : b + 1], None,
         None, clipping.private_lse[i : i + 1, b : b + 1], clipping.public_lse[b : b + 1],
@@ -47,7 +47,7 @@ def check_row(case: Case, clipping: Clipping, box: Box, i: int, b: int) -> None:
     rounded = abs(clipping.public_lse[b].item()) + (abs(log_scale) if log_scale < math.inf else 0)
     rounding = 1e-12 + 2**-52 * rounded
     assert abs(bar.sum().item() - 1) <= rounding
-    # What moves with s is known as well as the sum is that defines s; what is clipped, as q is.
+    # Tokens inside the box inherit the error of s; clipped tokens inherit the error of q.
     moving = 1e-9 + 1e-14 / max(float(box.inside()), 1e-300)
     for v, (got, exact, q) in enumerate(zip(bar.tolist(), box.bar, box.q, strict=True)):
         least, most = box.lower * q, box.upper * q
@@ -86,7 +86,7 @@ def test_against_the_oracle(case: Case, device: torch.device) -> None:
 
 @pytest.mark.parametrize("index", range(len(WIDE)))
 def test_every_path(index: int, isa: str) -> None:
-    """Vector tails and many tokens, against the float64 reference."""
+    """Many tokens and vector tails match the float64 reference."""
     case, (lower, upper) = WIDE[index], BOXES[index]
     clipping = adapmixed_ext.clip_project(
         case.private, case.public, lower=lower, upper=upper, orders=ORDERS
@@ -114,7 +114,7 @@ def test_small_cases_on_every_path(isa: str) -> None:
 
 
 def test_a_support_that_is_too_small() -> None:
-    """C q where p > 0 is less than all: the rest goes elsewhere, as q is."""
+    """If C q sums to less than 1 where p > 0, the other tokens share the rest like q."""
     public = torch.log(torch.tensor([[0.125, 0.125, 0.25, 0.5]]))
     private = torch.tensor([[[0.0, 0.3, -math.inf, -math.inf]]])
     got = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0)
@@ -123,7 +123,7 @@ def test_a_support_that_is_too_small() -> None:
     bar = adapmixed_ext.mixture(private, public, got)[0]
     expected = torch.tensor([0.25, 0.25, 1 / 6, 1 / 3], dtype=torch.float64)
     torch.testing.assert_close(bar, expected, rtol=1e-7, atol=0.0)
-    public[0, :2] = -math.inf  # no token in common: q answers
+    public[0, :2] = -math.inf  # without a common token the answer is q
     empty = adapmixed_ext.clip_project(private, public, lower=0.5, upper=2.0, orders=3.0)
     bar = adapmixed_ext.mixture(private, public, empty)[0]
     torch.testing.assert_close(bar, public[0].double().softmax(-1), rtol=1e-12, atol=0.0)
@@ -131,7 +131,7 @@ def test_a_support_that_is_too_small() -> None:
 
 
 def test_a_break_that_carries_half_of_the_mass() -> None:
-    """s where the likeliest token reaches the edge of the box, exactly."""
+    """s is exactly where the likeliest token reaches the edge of the box."""
     for lower, upper in ((0.5, 1.5), (0.75, 2.0)):
         ratios = torch.tensor([upper, 1.0, lower], dtype=torch.float64)
         weights = torch.tensor([1 - lower, 0.0, upper - 1], dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_a_break_that_carries_half_of_the_mass() -> None:
 
 @pytest.mark.parametrize("mask", [-3.4e38, -1e30, -2e4])
 def test_masks_that_are_finite(mask: float, isa: str) -> None:
-    """Of tokens that the public row has: like -inf."""
+    """A very low finite logit counts like -inf on tokens that the public row has."""
     private, public = cases.logits(41, 2, 2, 70, 1.0, 0.5)
     private[:, :, 5:] = mask
     hidden = private.clone()

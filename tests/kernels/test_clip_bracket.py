@@ -1,5 +1,7 @@
-"""How clip_project finds s: from a sample, by a bracket, from the few tokens that change sides in
-it; and where that does not do, from all tokens."""
+"""The search of clip_project for s: a sample gives a bracket, in which few tokens change sides.
+
+If the bracket fails, s is found from all tokens.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def test_a_bracket_knows_all_tokens(flags: list[str], tmp_path: Path) -> None:
     lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split("\n")
     found = {name: values for name, *values in map(str.split, filter(None, lines))}
     first, second, third, estimate, error, slope = map(float, found.pop("around"))
-    # Inside it is narrowed; what would leave s outside, after that, leaves it as it is.
+    # A bracket around s is narrowed; a second one that excludes s is rejected and changes nothing.
     assert (first, second, third) == (1, 1, 0)
     assert 0 < abs(estimate) < 1e-4 and error < 2e-15 and slope < 1e-12
     assert set(found) == {"above", "below", "wide", "at_bound"}
@@ -40,7 +42,7 @@ def test_a_bracket_knows_all_tokens(flags: list[str], tmp_path: Path) -> None:
 
 
 def check(private: Tensor, public: Tensor, box: tuple[float, float] = BOX) -> None:
-    """Every row sums to 1 as all do, and is what the reference finds."""
+    """Check that every row sums to 1 over all tokens and matches the reference."""
     got = adapmixed_ext.clip_project(private, public, lower=box[0], upper=box[1])
     truth = reference.clip_project(private, public, lower=box[0], upper=box[1])
     for i in range(len(private)):
@@ -54,7 +56,7 @@ def check(private: Tensor, public: Tensor, box: tuple[float, float] = BOX) -> No
 
 
 def rows(vocab: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Ordinary and far ones, heavy tails, planted tokens, masked tokens; then the same masked."""
+    """Return ordinary and distant rows, heavy tails, planted tokens and masked tokens."""
     private, public = cases.logits(50 + vocab, 6, 1, vocab, 2.5, 0.7)
     private[1] += 2 * (private[0] - public)
     private[2] = torch.randn(1, vocab, generator=torch.Generator().manual_seed(2)) * 6
@@ -81,14 +83,14 @@ def test_short_floats(dtype: torch.dtype, isa: str) -> None:
 
 
 def test_a_peaked_public_row(isa: str) -> None:
-    """Hardly any token stands for others, or all of one row's mass lies where hardly any does."""
+    """Hardly any token represents others, or a row has its mass where the public row has little."""
     private, public = rows(4099)
     check(private + 4 * public, 5 * public)
     check(torch.flip(private, (-1,)) + 4 * public, 5 * public)
 
 
 def test_a_sample_that_misleads(isa: str) -> None:
-    """Where all tokens are alike, every fourth is in it: these are made unlike the others."""
+    """The sample takes every fourth of equal tokens, and exactly these differ from the others."""
     vocab = 4096
     public = torch.zeros(1, vocab)
     private = torch.zeros(8, 1, vocab)
@@ -100,7 +102,7 @@ def test_a_sample_that_misleads(isa: str) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
 def test_too_many_tokens_at_the_bound(share: float, isa: str) -> None:
-    """All of a level enter the box just where S is 1, from above or from below."""
+    """All tokens of one level reach a bound just where S is 1, from above or from below."""
     vocab = 4096
     public = torch.zeros(1, vocab)
     private = torch.zeros(2, 1, vocab)

@@ -1,4 +1,4 @@
-"""What clip_project refuses, what a Clipping of other rows meets, and the memory that is stated."""
+"""Errors of clip_project, a Clipping of other rows, and the stated memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes where the log-sum-exps are large: their rounding is no error of what the rows answer."""
+"""Boxes with large log-sum-exps: their rounding must not change the answers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OFFSETS = ((0.0, 0.0), (-8.7e5, 9.3e5), (1e5, -1e5), (9.9e5, 9.9e5), (0.0, 5e4),
 
 
 def shifted(private: Tensor, public: Tensor, offsets: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Logits of which float32 holds the sum exactly: 1/16 is the unit in the last place at 1e6."""
+    """Return shifted logits that float32 holds exactly: 1/16 is the last bit at 1e6."""
     private, public = (private * 16).round() / 16, (public * 16).round() / 16
     return private + offsets[0], public + offsets[1]
 
 
 def answers(private: Tensor, public: Tensor, whole: adapmixed_ext.Clipping) -> list[Tensor]:
-    """Every row's own distributions: [batch, vocab]."""
+    """Return every row's own distributions, each (B, V)."""
     found = []
     for i in range(len(private)):
         part = slice(i, i + 1)
@@ -43,26 +43,29 @@ def answers(private: Tensor, public: Tensor, whole: adapmixed_ext.Clipping) -> l
 def test_all_rows_of_a_position_sum_alike(
     box: tuple[float, float], offsets: tuple[float, float], isa: str
 ) -> None:
-    """Then a mean of them, re-scaled, is a mean of distributions in the box: what is accounted."""
+    """If the sums agree, a rescaled mean of rows is a mean of distributions in the box.
+
+    That is the distribution which is accounted.
+    """
     private, public = shifted(*cases.logits(31, 8, 2, 500, 3.0, 1.5), offsets)
-    private[3:5, 0, 5:] -= 9000.0  # log s is as large where five tokens cannot hold it all
+    private[3:5, 0, 5:] -= 9000.0  # log s is as large if five tokens cannot hold all mass
     whole = adapmixed_ext.clip_project(private, public, lower=box[0], upper=box[1])
     total = torch.stack([answer.sum(-1) for answer in answers(private, public, whole)])
     apart = total.amax(0) - total.amin(0)
     assert (apart <= torch.tensor([4e-12, 1e-12], dtype=torch.float64)).all(), apart
     rounded = whole.public_lse.abs() + whole.log_scale.abs()
     assert ((total - 1).abs() <= 1e-12 + 2.0**-52 * rounded).all()
-    holds_all = box[1] > 1e6  # then five tokens need no help of the others
+    holds_all = box[1] > 1e6  # then five tokens can hold all mass
     assert holds_all == (whole.log_scale[3:5, 0] < 8000).all()
     assert (whole.log_scale[:, 1] < 10).all()
 
 
 @pytest.mark.parametrize("offsets", OFFSETS)
 def test_tokens_at_70_digits(offsets: tuple[float, float], isa: str) -> None:
-    """Inside the box, too, where hardly any mass moves with s."""
+    """Tokens inside the box are also right, if hardly any mass moves with s."""
     for seed, box in enumerate(BOXES):
         private, public = shifted(*cases.logits(40 + seed, 2, 1, 40, 3.0, 1.5), offsets)
-        private[:, :, :30] += 40.0  # at the upper bound, nearly all of q
+        private[:, :, :30] += 40.0  # these reach the upper bound and hold nearly all of q
         got = adapmixed_ext.clip_project(private, public, lower=box[0], upper=box[1])
         exact = Box(private[0, 0], public[0], *box)
         one = dataclasses.replace(
@@ -77,7 +80,7 @@ def test_tokens_at_70_digits(offsets: tuple[float, float], isa: str) -> None:
 
 @pytest.mark.parametrize("box", [(0.1, 250.0), (0.1, 3.0)])
 def test_long_rows_sum_alike(box: tuple[float, float], isa: str) -> None:
-    """One chain of additions over a row would be off by 1e-12 and more, all terms to one side."""
+    """Adding a row up in one chain would be off by more than 1e-12, in one direction."""
     vocab = 2**20
     public = torch.zeros(1, vocab)
     private = torch.zeros(5, 1, vocab)

@@ -1,4 +1,4 @@
-"""What a clipping promises whatever the rows are, and what the other operators make of it."""
+"""Properties of a clipping that hold for all rows, and what other operators compute from it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def charges(clipping: Clipping) -> Tensor:
 
 
 def test_no_feasible_distribution_is_nearer() -> None:
-    """KL(p||x) and KL(x||p) over random x with c q <= x <= C q."""
+    """No random x with c q <= x <= C q has a smaller KL(p||x) or KL(x||p)."""
     private, public = rows()
     private[1, :, 7] = -3.0
     p, q = private.double().softmax(-1), public.double().softmax(-1)
@@ -52,7 +52,7 @@ def test_no_feasible_distribution_is_nearer() -> None:
         noise = size * torch.randn(private.shape, generator=generator)
         x = reference.clip_project(
             (bar * noise.exp()).log(), public, lower=LOWER, upper=UPPER
-        )  # feasible: within the box, and it sums to 1
+        )  # feasible: inside the box, with sum 1
         assert ((x >= LOWER * q * (1 - 1e-12)) & (x <= UPPER * q * (1 + 1e-12))).all()
         assert ((p * (p / x).log()).sum(-1) >= ours[0] - 1e-9).all()
         assert ((x * (x / p).log()).sum(-1) >= ours[1] - 1e-9).all()
@@ -140,7 +140,7 @@ def test_what_the_operators_make_of_it(box: tuple[float, float], isa: str) -> No
 
 
 def test_losses_against_the_oracle_and_below_the_charge() -> None:
-    """A loss under zero-out is at most the charge, which is that of the worst other models."""
+    """A zero-out loss is at most the charge, which assumes the worst other models."""
     private, public = cases.logits(11, 3, 2, 17, 2.0, 1.5)
     got = clip(private, public, orders=[3.0, 18.0], lower=0.5, upper=3.0)
     loss = {
@@ -194,8 +194,10 @@ def test_an_empty_batch_and_single_tokens() -> None:
 
 @pytest.mark.parametrize("lower", [0.0, 0.5, 0.999999, 1.0 - 1e-9])
 def test_rows_far_apart_in_the_widest_box_sum_to_one(lower: float) -> None:
-    """Log-ratios of hundreds and thousands, tokens that either row lacks: from C = 1e95 on, which
-    is refused, some missed 1 by 1e-6."""
+    """Rows with log-ratios in the thousands sum to 1, also if a row lacks tokens.
+
+    With C from 1e95 on, some sums missed 1 by 1e-6; such C now raise an error.
+    """
     generator = torch.Generator().manual_seed(9)
     for case in range(200):
         vocab, spread = (2, 5, 50, 1000)[case % 4], (30.0, 300.0, 1000.0, 5000.0)[case // 4 % 4]

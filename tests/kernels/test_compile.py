@@ -1,4 +1,4 @@
-"""The operators as torch sees them: schemas, fakes, and programs compiled around them."""
+"""The operators as torch sees them: schemas, fake tensors, and compiled programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adapmixed_ext._leave_one_out import step
 
 
 def _inputs() -> dict[str, tuple[object, ...]]:
-    """Arguments of every registered operator."""
+    """Return arguments of every registered operator."""
     private, public = cases.logits(20, 3, 2, 17, 2.0, 0.5)
     private_lse, _ = torch.ops.adapmixed.log_sum_exp(private, "private_logits")
     public_lse, _ = torch.ops.adapmixed.log_sum_exp(public, "public_logits")
@@ -76,7 +76,7 @@ def test_operators_do_not_mutate_or_alias() -> None:
 
 
 def _on_cuda(value: object) -> object:
-    """A fake tensor of a GPU that need not be there, in the place of a tensor; keys stay."""
+    """Replace a tensor by a fake one on a GPU, which need not exist; keys stay on the CPU."""
     if not isinstance(value, Tensor) or value.dtype == torch.uint8:
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda:0")
@@ -84,7 +84,7 @@ def _on_cuda(value: object) -> object:
 
 @pytest.mark.parametrize("name", _registered())
 def test_fakes_on_a_gpu(name: str) -> None:
-    """Shapes, dtypes and strides are those of the results on a CPU, the device is the GPU."""
+    """Shapes, dtypes and strides match the results on a CPU, and the device is the GPU."""
     operator, arguments = getattr(torch.ops.adapmixed, name), _inputs()[name]
     options = {"device": torch.device("cuda:0")} if name == "gaussian" else {}
     expected = operator(*arguments)
@@ -164,7 +164,7 @@ def test_compiled_with_dynamic_shapes() -> None:
 
 
 def test_compiled_programs_still_refuse_bad_data() -> None:
-    """Checks of the data must survive the compiler, which drops what has no result."""
+    """The checks of the data survive the compiler, although it drops calls without a result."""
     torch._dynamo.reset()
     private, public, noise, _ = _arguments(torch.float32, 2, 17)
 
@@ -213,7 +213,7 @@ def test_inference_mode_and_vmap_free_tensors() -> None:
 
 
 def test_random_operators_compile() -> None:
-    """With key and counter in hand; reserving them from a source is a graph break."""
+    """A given key and counter compile; reserving them from a source breaks the graph."""
     public = torch.randn(3, 11)
     p = torch.softmax(public.double(), -1)
     key = torch.arange(32, dtype=torch.uint8)

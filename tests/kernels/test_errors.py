@@ -1,4 +1,4 @@
-"""Every refusal is a ValueError that names the argument, the value and the rule."""
+"""Every rejected call raises ValueError and names the argument, the value and the rule."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_bad_rows_are_named(
 ) -> None:
     for token in range(V):
         p, q = private(dtype=dtype), public(dtype=dtype)
-        where = slice(None) if value == -INF else token  # -inf is bad only as a whole row
+        where = slice(None) if value == -INF else token  # -inf is an error only if it fills a row
         p[1, 1, where] = value
         refuses(lambda p=p: call(p, public(dtype=dtype)), "private_logits[1, 1]", word)
         q[1, where] = value
@@ -215,7 +215,7 @@ def test_a_projection_of_other_logits(call: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("call", WEIGHTED)
 @pytest.mark.parametrize("name", ["weight", "complement", "private_lse", "public_lse"])
 def test_a_projection_put_together_by_hand(call: Callable[..., Any], name: str) -> None:
-    """Its tensors are read by pointer: a wrong dtype is refused, odd strides are not misread."""
+    """Kernels read its tensors by pointer: a wrong dtype is an error, odd strides are handled."""
     projection = _project(private(), public())
     value = getattr(projection, name)
     right = call(private(), public(), projection=projection)

@@ -1,4 +1,4 @@
-"""The counted errors of csrc/common/float_ratio.h: on every float, and on random logits."""
+"""The error bounds of csrc/common/float_ratio.h, on every float and on random logits."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def test_errors_are_as_counted(tmp_path: Path) -> None:
     subprocess.run([*compiler, *flags, *definitions, "-o", program, source], check=True)
     printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     of_zero, of_one, of_two, of_all, of_q, of_split = map(float, printed.split())
-    # kRatioUnits is made of these two, with two roundings of f.
+    # kRatioUnits consists of these two and two roundings of f.
     assert 2.0 < of_zero < 2.27 and 2.8 < of_one < 2.97 and of_two < of_one
-    assert 0.5 < of_all < 1.0  # of what is allowed
+    assert 0.5 < of_all < 1.0  # of the allowed error
     assert 1.5 < of_q < 3.0 and 0.9 < of_split <= 1.0

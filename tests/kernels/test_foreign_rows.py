@@ -1,4 +1,4 @@
-"""A projection is good for the rows that it was made from, and for no others."""
+"""A projection is valid only for the rows that it was made from."""
 
 import dataclasses
 import math
@@ -54,7 +54,7 @@ def test_a_projection_of_other_rows_is_refused() -> None:
         ops.leave_one_out(other, public, projection, orders=18)
     with pytest.raises(ValueError, match="must belong to these logits"):
         ops.mixture(other, public, projection)
-    # ... while the right rows pass, masked and rare tokens among them.
+    # The right rows pass, also with masked and rare tokens.
     private[0, 0, 3], public[1, 5] = -math.inf, -900.0
     good = ops.project(private, public, order=18, radius=3.6)
     assert bool(ops.leave_one_out(private, public, good, orders=18).isfinite().all())
@@ -90,7 +90,7 @@ def test_values_of_a_projection_are_checked(field: str, value: float, words: str
 
 
 class Source:
-    """A random source that hands out what it is told to."""
+    """A random source that hands out the given key and counter."""
 
     def __init__(self, key: Tensor, counter: int = 0) -> None:
         self.pair = key, counter

@@ -1,4 +1,4 @@
-"""A fixed number of fuzzed calls; `python tests/kernels/fuzz.py` runs as many as one likes."""
+"""A fixed number of fuzzed calls; `python tests/kernels/fuzz.py` runs any number."""
 
 from __future__ import annotations
 

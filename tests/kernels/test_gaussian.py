@@ -1,4 +1,4 @@
-"""gaussian at fixed seeds; the generator beneath it is test_chacha.py's."""
+"""gaussian at fixed seeds; test_chacha.py tests the generator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adapmixed_ext import _C
 
 
 def kolmogorov(x: Tensor) -> float:
-    """sqrt(n) times the distance from the uniform distribution on [0, 1]."""
+    """Return sqrt(n) times the distance from the uniform distribution on [0, 1]."""
     n, cdf = x.numel(), x.sort().values
     grid = torch.arange(1, n + 1, dtype=torch.float64) / n
     distance = torch.maximum((cdf - grid).abs().max(), (cdf - grid + 1 / n).abs().max())
@@ -24,7 +24,7 @@ def kolmogorov(x: Tensor) -> float:
 
 
 def test_gaussian_is_normal(device: torch.device) -> None:
-    """Kolmogorov-Smirnov and moments of 400 000 variates, at 5 standard errors."""
+    """400 000 variates pass Kolmogorov-Smirnov, with moments right within 5 standard errors."""
     count = 400_000
     x = adapmixed_ext.gaussian((count,), sigma=1.0, rng=FixedRng(1)).to(device).cpu()
     assert x.dtype == torch.float64 and x.shape == (count,) and torch.isfinite(x).all()
@@ -34,12 +34,12 @@ def test_gaussian_is_normal(device: torch.device) -> None:
         assert abs(error) < 5 * math.sqrt(variance / count), power
     tail = (x.abs() > 4).sum().item()
     assert 8 <= tail <= 50  # 25.3 expected
-    # Neighbours share a block and a Box-Muller pair: neither they nor their squares correlate.
+    # Neighbours share a block and a Box-Muller pair, and must not correlate, nor their squares.
     for lag in (1, 2, 4, 8):
         for y in (x, x**2 - 1):
             correlation = (y[lag:] * y[:-lag]).mean().item() / y.var().item()
             assert abs(correlation) < 5 / math.sqrt(count), lag
-    # A pair is a point of the plane: exp(-radius^2 / 2) and angle are uniform and independent.
+    # A pair is a point of the plane: exp(-radius^2 / 2) and its angle are independent and uniform.
     u = torch.exp(-(x[::2] ** 2 + x[1::2] ** 2) / 2)
     turn = torch.atan2(x[1::2], x[::2]) / (2 * math.pi) + 0.5
     assert kolmogorov(u) < 1.95 and kolmogorov(turn) < 1.95
@@ -49,14 +49,14 @@ def test_gaussian_is_normal(device: torch.device) -> None:
 
 
 def words_of(rng: FixedRng, count: int) -> list[int]:
-    """The first 64-bit words of the next call's stream, one block at a time."""
+    """Return the first 64-bit words of the next call's stream, computed one block at a time."""
     nonce = rng.counter.to_bytes(8, "little") + bytes(4)
     stream = b"".join(block(bytes(rng.key.tolist()), k, nonce) for k in range(-(-count // 8)))
     return [int.from_bytes(stream[8 * k : 8 * k + 8], "little") for k in range(count)]
 
 
 def test_gaussian_is_the_same_on_every_path() -> None:
-    """Bit for bit: the scalar pair of two words, every instruction set, every thread count."""
+    """All instruction sets and thread counts give the bits of the scalar code."""
     rng = FixedRng(6, counter=2**40 + 3)
     words = words_of(rng, 20_002)
     pairs = [_C.normal_pair(*words[k : k + 2]) for k in range(0, len(words), 2)]
@@ -71,7 +71,7 @@ def test_gaussian_is_the_same_on_every_path() -> None:
 
 
 def test_normal_pairs_are_accurate() -> None:
-    """Box-Muller of the upper 53 bits against mpmath, at the ends and the quarter turns too."""
+    """Box-Muller of the upper 53 bits matches mpmath, also at the ends and quarter turns."""
     edges = [n << 61 for n in range(8)]
     edges = [w for e in edges for w in (e, e + 2**11, (e - 2**11) % 2**64)]
     generator = torch.Generator().manual_seed(7)

@@ -1,4 +1,4 @@
-"""leave_one_out: the loss against neighbours that are really built, never under-reported."""
+"""leave_one_out against neighbours that are really built: the loss is never under-reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ FLOOR = 1e-12
 
 
 def check_loss(got: float, truth: mpf, where: object) -> None:
-    """Within 1e-5 (or 1e-12 absolute) of the truth, and an upper bound once loss_error is added."""
+    """Check a loss within 1e-5 (or 1e-12 absolute) of the truth.
+
+    With loss_error added, it must be an upper bound.
+    """
     assert not math.isnan(got), where
     if mp.isinf(truth):
         assert got == math.inf, where
@@ -100,14 +103,14 @@ def check_bound(
 
 @pytest.mark.parametrize("index", range(0, len(SMALL), 3))
 def test_bare_weights(index: int, device: torch.device) -> None:
-    """Any weights in [0, 1], feasible or not; 0 and 1 among them."""
+    """The weights may be any numbers in [0, 1], feasible or not, also 0 and 1."""
     case = SMALL[index].to(device)
     generator = torch.Generator().manual_seed(index)
     weight = torch.rand(case.private.shape[:2], generator=generator, dtype=torch.float64)
     weight[0, 0] = 1.0
     weight[-1, -1] = 0.0
     if case.name in ("masked-public", "masked-mixed"):
-        weight.zero_()  # the only weights such a row admits
+        weight.zero_()  # the only weight that this row admits
     check_case(case, weight, 1 - weight, weight.to(device), "bare")
 
 
@@ -131,7 +134,7 @@ def test_weights_on_an_excluded_token_are_not_under_reported(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_neighbour_on_tiny_vocabularies(seed: int, device: torch.device) -> None:
-    """Take each model away for real, mix the rest, measure both directions."""
+    """The loss matches a mixture rebuilt without each model, measured in both directions."""
     generator = torch.Generator().manual_seed(1000 + seed)
     models, vocab = 1 + seed % 4, 2 + (seed // 4) % 4
     spread = float(torch.tensor([0.3, 2.0, 8.0])[seed % 3])
@@ -160,7 +163,7 @@ def test_every_neighbour_on_tiny_vocabularies(seed: int, device: torch.device) -
 def test_identical_models_lose_nothing_exactly(
     models: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Removing one of N equal models changes nothing: exactly 0, or errors would add up."""
+    """Removing one of N equal models loses exactly 0; otherwise the errors would add up."""
     for vocab in (1, 17, 1000):
         row, public = cases.logits(3, 1, 2, vocab, 3.0, 1.0)
         private = row.expand(models, 2, vocab).to(dtype).to(device)
@@ -236,7 +239,7 @@ SINGLE = [(case, *ball) for case in cases.single() for ball in ((18.0, 0.3), (3.
     "case,order,radius", SINGLE, ids=[f"{found[0].name}-{found[1]}" for found in SINGLE]
 )
 def test_single_precision_on_every_path(case: Case, order: float, radius: float, isa: str) -> None:
-    """Weights feasible and maximal, losses within their bounds, both computed in floats."""
+    """Weights and losses computed in floats keep their bounds."""
     torch.set_num_threads(1)
     result = adapmixed_ext.project(case.private, case.public, order=order, radius=radius)
     pair = result.weight, result.complement
@@ -250,7 +253,8 @@ def test_single_precision_on_every_path(case: Case, order: float, radius: float,
             )
         )  # fmt: skip
     assert not report.failures, report.failures
-    # Doubles end within 1.5e-7 of the optimum and of a loss within 1e-11: they were not at work.
+    # Double precision would be within 1.5e-7 of the optimum and 1e-11 of a loss, so floats were
+    # used.
     assert report.worst["weight"] > 3e-7
     for adjacency in ADJACENCIES:
         loss = adapmixed_ext.leave_one_out(
@@ -269,7 +273,7 @@ def test_single_precision_on_every_path(case: Case, order: float, radius: float,
 def test_vocabularies_of_language_models(
     vocab: int, models: int, adjacency: str, device: torch.device
 ) -> None:
-    """Chunks above their least size, against the float64 reference."""
+    """Chunks above the minimum size match the float64 reference."""
     torch.set_num_threads(1)
     private, public = cases.logits(vocab, models, 1, vocab, 2.0, 1.0)
     inputs = private.to(device), public.to(device)
@@ -337,9 +341,12 @@ def test_an_empty_batch(device: torch.device) -> None:
 
 @pytest.mark.parametrize("order", [2.0, 256.0, 4096.0, 1e4, 1e6])
 def test_differences_that_floats_do_not_see(isa: str, order: float) -> None:
-    """Weights a rounding apart, on logits whose float deviations agree: what the losses are is the
-    square of what floats lost, at orders high enough to show it; at order 2 they may be answered
-    as 0. All that a sample would look at is masked."""
+    """Weights that differ by a rounding still give the right losses.
+
+    The float deviations of the logits agree, so a loss is the square of what floats lose. High
+    orders show it; at order 2 the answer may be 0. All tokens that a sample would look at are
+    masked.
+    """
     public = torch.full((1, 128), -math.inf)
     public[0, 1::2] = 0.0
     public[0, 1] = -8.0

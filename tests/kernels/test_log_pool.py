@@ -76,7 +76,7 @@ def test_wide_vocabularies_against_the_reference(case: Case, device: torch.devic
             case.private, case.public, active=active, **options
         )
         pool = pool_of(moved.private, moved.public, setting, active=active.to(device))
-        # What the log-sum-exps may be off by; with those that were taken everything is closer.
+        # The allowed error of the log-sum-exps; given those that the pool used, all else is closer.
         most = 2 * setting.scale * pools.LSE_ERROR
         torch.testing.assert_close(pool.span.cpu(), span, rtol=0.0, atol=2 * pools.LSE_ERROR)
         torch.testing.assert_close(pool.log_normaliser.cpu(), log_normaliser, rtol=0.0, atol=most)
@@ -114,7 +114,7 @@ def test_q_remains_without_a_box_without_a_scale_and_of_equal_rows(device: torch
 
 
 def test_masks(device: torch.device) -> None:
-    """q = 0 gives p = 0, of models that have the token, too; p_i = 0 < q clips to a."""
+    """q = 0 gives p = 0 even if models have the token; p_i = 0 < q is clipped to a."""
     by_name = {case.name: case.to(device) for case in cases.masked()}
     case = by_name["masked-mixed"]
     pool = pool_of(case.private, case.public)
@@ -122,7 +122,7 @@ def test_masks(device: torch.device) -> None:
     assert p[0, 4].item() == 0.0 and (p[0, :4] > 0).all() and (p[0, 5:] > 0).all()
     four = torch.tensor([4], device=device)
     assert adapmixed_ext.log_prob(case.private, case.public, pool, four).item() == -math.inf
-    case = by_name["masked-private"]  # token 7 is missing in all three
+    case = by_name["masked-private"]  # all three models lack token 7
     pool = pool_of(case.private, case.public)
     log_p = adapmixed_ext.mixture(case.private, case.public, pool).log()
     log_ratio = log_p - torch.log_softmax(case.public.double(), -1) + pool.log_normaliser[:, None]
@@ -148,7 +148,7 @@ def test_slots_that_are_inactive_or_absent_have_no_part(device: torch.device) ->
             row = adapmixed_ext.mixture(present, public[b : b + 1], alone)
             assert torch.equal(row[0], p[b])
             torch.testing.assert_close(log_prob[b], p[b, b].log(), rtol=1e-13, atol=0.0)
-    # What a slot would cost is known before it takes part.
+    # The span of an inactive member is known before it takes part.
     assert torch.equal(some.span, pool_of(private, public).span)
     none = pool_of(private, public, active=torch.zeros_like(active))
     q = torch.softmax(public.double(), -1)
@@ -176,7 +176,7 @@ def test_the_order_of_tokens_and_constants_do_not_matter(device: torch.device) -
     p = adapmixed_ext.mixture(private, public, plain)
     order = torch.randperm(999, generator=torch.Generator().manual_seed(4)).to(device)
     turned = private[..., order].contiguous(), public[:, order].contiguous()
-    # Multiples of 2^-10 are added exactly to these.
+    # Adding these multiples of 2^-10 is exact.
     raised = (private * 1024).round() / 1024, (public * 1024).round() / 1024
     base = pool_of(*raised)
     shift = torch.tensor([3.0, -17.5, 100.25, 0.0], device=device)[:, None, None]
@@ -195,7 +195,7 @@ def test_identical_models_are_one(device: torch.device) -> None:
     private, public = cases.logits(64, 1, 2, 700, 2.0, 0.7)
     private, public = private.to(device), public.to(device)
     one = pool_of(private, public)
-    for copies in (2, 4, 8):  # their mean is the one's log-ratio exactly
+    for copies in (2, 4, 8):  # the mean of equal models is exactly one log-ratio
         rows = private.expand(copies, 2, 700)
         many = pool_of(rows, public)
         assert torch.equal(many.log_normaliser, one.log_normaliser)

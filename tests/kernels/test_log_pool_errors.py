@@ -1,4 +1,4 @@
-"""Refusals of the logarithmic pool, as in test_errors.py: argument, value and rule are named."""
+"""Errors of the logarithmic pool, as in test_errors.py: they name argument, value and rule."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""What the pool's guarantee rests on, attacked: without slot i log p moves by a range of at most
-(scale/N) span_i, and span_i is at most the width of the box; rounding adds what is stated."""
+"""Attacks on the bound behind the pool's guarantee.
+
+Without member i, log p moves by a range of at most (scale/N) span_i, and span_i is at most the
+width of the box. Rounding adds no more than stated.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ import adapmixed_ext
 
 
 def rows(seed: int) -> tuple[Tensor, Tensor]:
-    """Random ensembles, and such as try to leave the bound: extremes at one token, masks, huge
-    offsets, models that all agree but one."""
+    """Return random ensembles, some of which try to exceed the bound.
+
+    Those have extremes at one token, masks, huge offsets, or models that all agree but one.
+    """
     choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     models, vocab = choose.choice((1, 2, 3, 8, 33)), choose.choice((1, 2, 5, 40, 1100))
     spread = choose.choice((0.1, 3.0, 30.0))
@@ -41,7 +46,7 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
     elif kind == 4 and vocab > 2:
         public[:, 1] = -math.inf
         private[..., 2] -= 700.0
-    elif kind == 5:  # next to the bounds of the box
+    elif kind == 5:  # close to the bounds of the box
         choices = torch.tensor([-0.25, 1.0, 0.5, -2.0])
         at = torch.randint(4, private.shape, generator=generator)
         private = public + choices[at] * (
@@ -51,7 +56,7 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def log_probabilities(private: Tensor, public: Tensor, pool: adapmixed_ext.LogPool) -> Tensor:
-    """From both operators: log of the mixture, and log_prob of the tokens, each (B, V)."""
+    """Return log p from both operators, mixture and log_prob, each (B, V)."""
     positions, vocab = public.shape
     tokens = range(vocab) if vocab <= 40 else [*range(20), *range(vocab - 20, vocab)]
     logs = adapmixed_ext.mixture(private, public, pool).log()
@@ -91,7 +96,7 @@ def check(private: Tensor, public: Tensor, setting: Setting, without: str) -> in
                 slack = pools.rounding(setting, -log_q.min().item())
                 assert (known.max() - known.min()).item() <= bound + slack, (i, b, way)
                 compared += 1
-            # Nothing appears or disappears.
+            # The support must not change.
             support = torch.isneginf(public[b])
             assert torch.equal(torch.isneginf(log_p[0, b]) & support, support)
     return compared
@@ -108,7 +113,7 @@ def test_emptying_a_slot_stays_within_its_span(setting: Setting, without: str, i
 
 
 def test_the_bound_is_attained() -> None:
-    """A model at both ends of the box: the span is its width, the range all of it."""
+    """A model at both ends of the box has the span and the range of the whole box."""
     public = torch.zeros(1, 4)
     private = public.expand(5, 1, 4).clone()
     private[2, 0, 0], private[2, 0, 1] = 8.0, -8.0
@@ -125,7 +130,7 @@ def test_the_bound_is_attained() -> None:
 
 
 def test_a_span_is_a_multiple_of_the_grid_and_its_row_s_own(isa: str) -> None:
-    """Whatever the other rows are, and whether the slot takes part."""
+    """A span does not depend on the other rows, or on whether the member takes part."""
     private, public = cases.logits(70, 40, 1, 777, 3.0, 1.0)
     setting = Setting(-0.25, 1.0, 2.0)
     options = setting.options(40)
@@ -141,7 +146,7 @@ def test_a_span_is_a_multiple_of_the_grid_and_its_row_s_own(isa: str) -> None:
 
 @pytest.mark.parametrize("bounds", [(-0.1, 0.3), (-1 / 3, 2 / 3), (-1e-13, 1e-13)])
 def test_bounds_that_are_no_multiples_are_kept(bounds: tuple[float, float]) -> None:
-    """The clip bounds of the grid lie inside those given."""
+    """The clip bounds on the grid lie inside the given ones."""
     public = torch.zeros(1, 3)
     private = torch.tensor([[[9.0, -9.0, 0.0]]])
     for lower, upper in ((bounds[0], 0.0), (0.0, bounds[1]), bounds):

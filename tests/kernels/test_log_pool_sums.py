@@ -1,5 +1,8 @@
-"""The log-sum-exps that the pool takes: in single precision, within what is stated of the exact
-ones, on rows that lead every term's error to the same side and beyond where floats serve."""
+"""The log-sum-exps of the pool in single precision, within their stated error.
+
+Some rows push the error of every term in the same direction. Others exceed the range of floats,
+where double precision must take over.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from torch import Tensor
 
 import adapmixed_ext
 
-# What csrc/log_pool/cpu_float_sum.h states of one sum in single precision; and of one in double.
+# The errors stated in csrc/log_pool/cpu_float_sum.h for one sum in floats, and one in doubles.
 FLOAT_SUM = 5.3 * 2.0**-24
 DOUBLE_SUM = 5e-14
 
 
 def errors(private: Tensor, public: Tensor) -> Tensor:
-    """|lse - exact|, (N, B)."""
+    """Return |lse - exact|, (N, B)."""
     pool = adapmixed_ext.log_pool(private, public, lower=-1.0, upper=1.0, scale=1.0)
     return torch.from_numpy(
         abs(array(pool.private_lse) - log_sum_exp(array(private))).astype(float)
@@ -26,7 +29,7 @@ def errors(private: Tensor, public: Tensor) -> Tensor:
 
 
 def test_terms_that_are_all_off_to_one_side(isa: str) -> None:
-    """Equal logits are one term: every place between two octaves, on both sides of the public."""
+    """Equal logits make errors of one sign, anywhere in an octave, above and below the public."""
     steps = torch.linspace(-3.0, 3.0, 1501).unsqueeze(-1)
     heights = torch.cat([steps - 20, steps, steps + 17.3, steps + 333])
     public = torch.zeros(1, 64)
@@ -34,8 +37,8 @@ def test_terms_that_are_all_off_to_one_side(isa: str) -> None:
     private = heights.expand(-1, 64).unsqueeze(1).contiguous()
     found = errors(private, public)
     assert found.max().item() <= 2 * FLOAT_SUM
-    assert found.max().item() > 0.1 * FLOAT_SUM  # it is single precision
-    # Of the reference's own height: e^0 and e^t alone.
+    assert found.max().item() > 0.1 * FLOAT_SUM  # floats were used
+    # With one term as high as the reference, only e^0 and e^t are summed.
     private[..., 0] = heights + 40.0
     assert errors(private, public).max().item() <= 2 * FLOAT_SUM
 
@@ -58,12 +61,12 @@ def test_double_where_floats_do_not_serve(isa: str) -> None:
     top = int(public.argmax())
     private = public + torch.randn(4, 1, 500, generator=generator)
     masked, above = private.clone(), private.clone()
-    masked[..., top] = -math.inf  # the logit that the sum would start from
-    above[..., (top + 1) % 500] += 70.0  # e^70 next to it
+    masked[..., top] = -math.inf  # the logit from which the sum would start
+    above[..., (top + 1) % 500] += 70.0  # e^70 at the next token
     for row in (masked, above, private + 1500.0, private - 1500.0):
         sizes = 5e-16 * log_sum_exp(array(row)).max().astype(float)
         assert errors(row, public).max().item() <= DOUBLE_SUM + abs(sizes)
-    # Public rows too large for floats: all are in double.
+    # If the public row is too large for floats, all rows use doubles.
     assert errors(private + 2e3, public + 2e3).max().item() <= DOUBLE_SUM + 1e-12
 
 

@@ -1,6 +1,6 @@
-"""Peak memory of the step and the pool beyond inputs and results: as their docstrings state.
+"""Peak memory of the step and the pool, beyond inputs and results, keeps the documented bound.
 
-Measured as resident memory in a fresh process, where no thread has scratch memory yet.
+It is measured as resident memory in a fresh process, whose threads have no scratch memory yet.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 50_257
 ORDERS = 8
-# Pages of code and of the interpreter that the measured calls touch first.
+# Pages of code and of the interpreter that the measured calls touch for the first time.
 SLACK = 1 << 20
 
 pytestmark = pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="no /proc to reset a peak in"
 )
 
-# Prints the growth of the peak over two pools; that over three balls, each solved another way
-# (lists, float sums, double sums), and over losses with and without single precision; then what the
-# measurement makes of a tensor of as many bytes as there are logits.
+# Prints how the peak grows: over two pools; over three balls that are solved in different ways
+# (lists, float sums, double sums) and losses in single and double precision; and over a tensor of
+# one byte per logit, which shows that the measurement works.
 PROGRAM = """
 import ctypes, sys
 import torch
@@ -83,31 +83,31 @@ print(growth(lambda: torch.zeros(private.numel(), dtype=torch.uint8)))
 
 
 def bound(models: int, vocab: int, threads: int, orders: int = ORDERS) -> int:
-    """Bytes, as stated in the docstring of ``step``, for one position."""
+    """Return the bytes that the docstring of ``step`` states for one position."""
     sums = 1344 * models * (orders + 4)
     return threads * (96 * vocab + 2048 * models + 2**19) + sums + 64 * models + 2**16
 
 
 def pool_bound(vocab: int, threads: int) -> int:
-    """Bytes, as stated in the docstring of ``log_pool``."""
+    """Return the bytes that the docstring of ``log_pool`` states."""
     return threads * (16 * vocab + 2**14)
 
 
 @cache
 def measured(models: int, vocab: int, threads: int) -> tuple[int, int]:
-    """Growth of the peak over steps, and over pools."""
+    """Return how far the peak grows over steps, and over pools."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(models), str(vocab), str(threads)],
         check=True,
         capture_output=True,
         text=True,
         cwd=ROOT,
-        # Memory that is free goes back at once: what is measured is what is in use.
+        # Freed memory goes back at once, so that only memory in use is measured.
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
     )
     pool, growth, control = map(int, done.stdout.split())
     logits = models * vocab
-    assert 0.9 * logits < control < 1.1 * logits + SLACK, "the measurement sees nothing"
+    assert 0.9 * logits < control < 1.1 * logits + SLACK, "a tensor of known size is not seen"
     return growth, pool
 
 
@@ -119,14 +119,14 @@ def measured(models: int, vocab: int, threads: int) -> tuple[int, int]:
 def test_the_stated_bound_holds(models: int, vocab: int, threads: int) -> None:
     got, pool = measured(models, vocab, threads)
     assert got <= bound(models, vocab, threads) + SLACK
-    # Scratch memory that the bound makes room for was really used.
+    # The scratch memory that the bound allows was really used.
     assert got >= 40 * vocab
     assert pool <= pool_bound(vocab, threads) + SLACK
     assert pool >= 4 * vocab
 
 
 def test_the_bound_is_far_below_the_logits() -> None:
-    """Not even a byte for each of them."""
+    """The bound is below one byte for each logit."""
     assert bound(256, VOCAB, 1) + SLACK < 256 * VOCAB
     assert pool_bound(VOCAB, 1) + SLACK < 64 * VOCAB
 

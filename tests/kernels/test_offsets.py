@@ -1,7 +1,7 @@
-"""Log-sum-exps far apart: what rounding the difference of two logits costs grows with them.
+"""Log-sum-exps far apart: the error of the rounded difference of two logits grows with them.
 
-In floats it is a relative error of p/q of |lse - lse_0| units: it matters where p/q is large, at
-four models or more for the losses, at targets near 1 for the weights.
+In floats it is a relative error of p/q of |lse - lse_0| units. It matters if p/q is large: for the
+losses with four or more models, for the weights at targets near 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OFFSETS = (30.3, 51.7, 103.1, 317.9, 611.3, 990.7, 2999.9)
 
 
 def raised_token(seed: int, offset: float) -> tuple[Tensor, Tensor]:
-    """Models that raise one rare token by somewhat different factors."""
+    """Return models that raise one rare token by somewhat different factors."""
     choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     models, others = choose.choice((1, 4, 8, 16)), choose.choice((1, 2, 48))
     rare = 10 ** choose.uniform(-6, -2)
@@ -68,11 +68,11 @@ def test_bounds_hold_at_every_offset(offset: float, isa: str) -> None:
 def test_what_large_log_sum_exps_take_of_a_weight(
     order: float, radius: float, offset: float
 ) -> None:
-    """At most what ``project`` states; at 9e5 more than the 1e-5 that holds near 0."""
+    """A weight misses at most what ``project`` states; at 9e5 that is more than 1e-5."""
     generator = torch.Generator().manual_seed(5)
     public = torch.randn(1, 63, generator=generator)
     private = public + torch.randn(8, 1, 63, generator=generator)
-    private = (16 * private).round() / 16  # exact at either place
+    private = (16 * private).round() / 16  # exact with and without the offset
     moved = private - offset
     assert torch.equal(moved + offset, private)
     expected = adapmixed_ext.project(private, public, order=order, radius=radius)

@@ -1,4 +1,4 @@
-"""project: the largest weight inside the Rényi ball, from its safe side."""
+"""project: the largest weight inside the Rényi ball, approached from below."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_corners_are_feasible(case: Case, device: torch.device) -> None:
 
 @pytest.mark.parametrize("case", HUGE, ids=cases.ids(HUGE))
 def test_huge_logits_are_refused_or_feasible(case: Case, device: torch.device) -> None:
-    """A log-sum-exp of 1e30 loses the normalisation: an error then, never a wrong weight."""
+    """A log-sum-exp of 1e30 loses the normalisation: an error is right, a wrong weight is not."""
     try:
         check_grid(case.to(device), cases.EXTREME_ORDERS, maximal=False)
     except ValueError as error:
@@ -67,7 +67,7 @@ def check_grid(case: Case, orders: tuple[float, ...], maximal: bool) -> None:
 
 
 def distinct_rows(case: Case) -> list[tuple[int, int]]:
-    """One representative of rows that are the same inputs: the oracle is slow."""
+    """Return one index of each distinct pair of rows, because the oracle is slow."""
     seen: dict[tuple[float, ...], tuple[int, int]] = {}
     for i, b in case.rows:
         key = (*case.private[i, b].tolist(), *case.public[b].tolist())
@@ -76,7 +76,7 @@ def distinct_rows(case: Case) -> list[tuple[int, int]]:
 
 
 def ranged() -> list[Case]:
-    """Rows with small and large differences, rare tokens, and log-sum-exps far from 0."""
+    """Return rows with small and large differences, rare tokens, and log-sum-exps far from 0."""
     plans = [(0.1, 0.05, 5), (1.0, 0.01, 17), (3.0, 0.6, 17), (10.0, 3.0, 9)]
     result = []
     for seed, (spread, noise, vocab) in enumerate(plans):
@@ -92,7 +92,7 @@ def ranged() -> list[Case]:
 def test_the_range_in_which_weights_are_near_the_optimum(
     order: float, device: torch.device
 ) -> None:
-    """From the least (order - 1) radius that is promised on, and feasible below it, too."""
+    """Weights are near the optimum from the stated (order - 1) radius on, and feasible below it."""
     for case in ranged():
         moved = case.to(device)
         balls = {(i, b): oracle.Ball(case.private[i, b], case.public[b]) for i, b in case.rows}
@@ -107,19 +107,21 @@ def test_the_range_in_which_weights_are_near_the_optimum(
 
 
 def test_single_precision_stays_below_the_optimum_by_what_it_may_cost() -> None:
-    """17 units of a float for the weight and 20 for the excess, which grows with its square
-    (csrc/project/float_search.h). Hardly a row needs them: a lost margin would show nowhere else.
+    """The margin is 17 float units for the weight, and 20 for the excess (quadratic in the weight).
+
+    See csrc/project/float_search.h. Hardly any row needs the margin, so only this test would notice
+    its loss.
     """
     private, public = cases.logits(5, 7, 1, 17, 1.0, 1.0)
     result = adapmixed_ext.project(private, public, order=2.0, radius=0.03)
     for i in range(len(private)):
         optimum, _ = oracle.Ball(private[i, 0], public[0]).optimum(2.0, 0.03)
         below = float(1 - result.weight[i, 0].item() / optimum)
-        assert optimum < 0.5  # else 1 - λ counts, which double precision finds
+        assert optimum < 0.5  # else double precision finds 1 - λ
         assert (17 + 20 / 2) * 2.0**-24 <= below <= TOLERANCE, i
 
 
-@cache  # of a whole vocabulary it takes seconds
+@cache  # a whole vocabulary takes seconds
 def optimum(index: int, order: float, radius: float) -> tuple[torch.Tensor, torch.Tensor]:
     return reference.project(WIDE[index].private, WIDE[index].public, order=order, radius=radius)
 
@@ -218,7 +220,7 @@ def test_a_token_the_public_model_excludes_leaves_weight_zero(device: torch.devi
 
 
 def test_a_token_the_private_model_excludes_keeps_the_complement(device: torch.device) -> None:
-    """The weight is 1 - 2e-22, which float64 rounds to 1; the complement tells."""
+    """The weight is 1 - 2e-22, which float64 rounds to 1; the complement keeps the difference."""
     case = {case.name: case.to(device) for case in cases.masked()}["masked-private"]
     result = adapmixed_ext.project(case.private, case.public, order=64.0, radius=50.0)
     assert (result.complement > 1e-23).all() and (result.complement < 1e-20).all()
@@ -264,7 +266,7 @@ def test_many_models(device: torch.device) -> None:
 
 
 def test_a_nan_is_found_wherever_it_hides(device: torch.device) -> None:
-    """In every lane and tail of a row, beside -inf; and a refused call does not change the next."""
+    """A NaN is found in every lane and tail, also among -inf, and the next call is unaffected."""
     case = cases.ordinary()[3].to(device)
     before = project(case).weight
     for vocab in (1, 2, 15, 16, 17, 33, 130):

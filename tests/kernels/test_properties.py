@@ -1,4 +1,4 @@
-"""Laws that hold whatever the inputs: searched for by hypothesis, derandomised."""
+"""Properties that hold for all inputs, searched by hypothesis with fixed seeds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def few(examples: int) -> settings:
 
 @st.composite
 def ensembles(draw: st.DrawFn, most_models: int = 5, wide: bool = True) -> tuple[Tensor, Tensor]:
-    """Rows drawn number by number (masks, ties and extremes among them) or from a seed."""
+    """Draw rows number by number (with masks, ties and extremes) or from a seed."""
     models = draw(st.integers(1, most_models))
     dtype = draw(dtypes)
     if wide and draw(st.booleans()):
@@ -58,13 +58,13 @@ def project(private: Tensor, public: Tensor, order: float, radius: float) -> Pro
 
 
 def same_weights(one: Projection, other: Projection) -> None:
-    """Two answers to one question: each within 1e-5 below the same optimum."""
+    """Check that two answers to one question are within 1e-5 below the same optimum."""
     low, high = torch.minimum(one.weight, other.weight), torch.maximum(one.weight, other.weight)
     assert (low >= high * (1 - checks.TOLERANCE) - checks.LEAST).all(), (one, other)
 
 
 def same_losses(one: Tensor, other: Tensor) -> None:
-    """... of one pair of distributions: both within the error of a loss."""
+    """Check that two losses of one pair of distributions agree within the error of a loss."""
     low, high = torch.minimum(one, other), torch.maximum(one, other)
     error = 1 + adapmixed_ext.loss_error
     near = (low + checks.FLOOR) * error >= (high - checks.FLOOR) / (1 + checks.TOLERANCE)
@@ -76,7 +76,7 @@ def losses(private: Tensor, public: Tensor, weight: Tensor, order: float, way: s
 
 
 def moved(projection: Projection, private: Tensor, public: Tensor, index: Tensor) -> Projection:
-    """The weights of a projection, for the models in another order."""
+    """Return the weights of a projection for the models in another order."""
     fresh = project(private, public, 2.0, 0.5)
     return Projection(
         projection.weight[index], projection.complement[index],
@@ -106,7 +106,7 @@ def test_models_and_tokens_may_come_in_any_order(
     )
     assert torch.equal(
         project(private[index], public, order, radius).weight, here.weight[index]
-    )  # rows do not know of one another
+    )  # a row does not depend on the others
     same_weights(moved(here, there, public_there, index), other)
     same_losses(
         losses(private, public, here, order, way)[index],
@@ -125,10 +125,10 @@ def test_a_constant_added_to_a_row_changes_nothing(
     way: str,
     shifts: list[int],
 ) -> None:
-    """Constants that the dtype adds without rounding."""
+    """The dtype adds these constants without rounding."""
     private, public = pair
     private, public = private.float().bfloat16().float(), public.float().bfloat16().float()
-    # Multiples of 1/256 up to 1000: exact in float32 also after the shift.
+    # Multiples of 1/256 up to 1000 stay exact in float32 after the shift.
     private, public = (private * 256).round() / 256, (public * 256).round() / 256
     shift = torch.tensor(shifts[: private.shape[0]], dtype=torch.float32).view(-1, 1, 1)
     there, public_there = private + shift, public + shifts[-1]
@@ -173,7 +173,7 @@ def test_emptying_one_of_identical_models_is_a_loss(
     order: float,
     radius: float,
 ) -> None:
-    """Zero-out is 0 only where the model is the public one."""
+    """A zero-out loss is 0 only if the model equals the public one."""
     private, public = pair
     many = private[:1].expand(count, *public.shape)
     projection = project(many, public, order, radius)
@@ -230,7 +230,7 @@ def test_every_neighbour_of_a_tiny_ensemble(
     loss_order: float,
     way: str,
 ) -> None:
-    """Each model taken away for real, at 70 digits: the weights and both directions of the loss."""
+    """Weights and losses match ensembles rebuilt without each model, at 70 digits both ways."""
     private, public = pair
     result = project(private, public, order, radius)
     loss = losses(private, public, result, loss_order, way)
@@ -265,7 +265,7 @@ def test_every_neighbour_at_any_weights(pair: Pair, weight: float, order: float,
 
 @pytest.mark.parametrize("way", checks.ADJACENCIES)
 def test_the_laws_notice_a_wrong_answer(way: str) -> None:
-    """The comparisons above are tight: they tell the errors that the bounds exclude."""
+    """The comparisons above are tight enough to notice errors just beyond the bounds."""
     private, public = cases.logits(5, 3, 1, 9, 2.0, 1.0)
     right = project(private, public, 3.0, 0.03)
     wrong = Projection(right.weight * (1 - 2e-5), 1 - right.weight * (1 - 2e-5), *_rest(right))

@@ -28,7 +28,7 @@ def test_against_the_oracle(case: Case, device: torch.device) -> None:
 
 @pytest.mark.parametrize("case", CORNERS, ids=cases.ids(CORNERS))
 def test_corners_are_never_under_reported(case: Case, device: torch.device) -> None:
-    """Beyond 1e30 nats a value may be too large, never too small."""
+    """Beyond 1e30 nats, a value may be too large but never too small."""
     compare(case, device, 1e30)
 
 

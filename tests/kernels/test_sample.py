@@ -1,4 +1,4 @@
-"""sample at fixed seeds: tokens exactly in proportion to the float64 probabilities."""
+"""sample at fixed seeds: tokens are drawn exactly in proportion to the float64 probabilities."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def test_calls_are_independent(device: torch.device) -> None:
 
 
 def test_tokens_outside_the_public_support_are_never_drawn(device: torch.device) -> None:
-    """Even where a caller hands over probability on such a token: q decides the support."""
+    """The support of q decides, even if a caller gives such a token probability."""
     public = torch.tensor([-math.inf, 0.0, -math.inf, -50.0, -math.inf])
     p = torch.tensor([0.3, 0.4, 0.1, 0.2, 0.0], dtype=torch.float64)
     tokens = adapmixed_ext.sample(
         p.expand(5000, 5).to(device), public.expand(5000, 5).to(device), rng=FixedRng(11)
     )
     assert set(tokens.tolist()) == {1, 3}
-    # ... nor at either end of a row, nor where it has all but 2^-60 of the probability.
+    # Also at either end of a row, and if the token has all but 2^-60 of the probability.
     edge = torch.tensor([[1.0, 2.0**-60, 0.0]], dtype=torch.float64)
     ends = torch.tensor([[-math.inf, 0.0, -math.inf]])
     assert adapmixed_ext.sample(edge.to(device), ends.to(device), rng=FixedRng(12)).item() == 1
 
 
 def test_rare_tokens_keep_a_weight() -> None:
-    """A token with q > 0 can be drawn whatever its probability rounds to; one with q = 0 cannot."""
+    """A token with q > 0 can be drawn even if p rounds to 0; one with q = 0 cannot."""
     public = torch.tensor([[0.0, -90.0, -3e4, -math.inf]])
     for p in ([1.0, 0.0, 0.0, 0.0], [1.0, 1e-40, 5e-324, 0.0], [1.0, 1e-25, 1e-30, 0.5]):
         weights = reference.sampling_weights(torch.tensor([p], dtype=torch.float64), public)[0]
@@ -74,7 +74,7 @@ def test_sample_draws_exactly_by_the_stream(positions: int, vocab: int, dtype: t
     p = torch.softmax(6 * torch.randn(positions, vocab, generator=generator).double(), -1)
     public = torch.randn(positions, vocab, generator=generator).to(dtype)
     public[:, 5::11] = -math.inf
-    p[:, 5::22] = 0.0  # the other masked tokens keep a probability that must not count
+    p[:, 5::22] = 0.0  # the other masked tokens keep probability, which must not count
     p[:, 7::16] *= 2.0**-99
     p /= p.sum(-1, keepdim=True)
     check_against_the_stream(p, public, 2**32 + 7)
@@ -89,7 +89,7 @@ def check_against_the_stream(p: Tensor, public: Tensor, counter: int) -> list[in
 
 
 def few_units(shares: list[float], vocab: int) -> tuple[Tensor, Tensor]:
-    """A row with all its mass where q = 0 and `shares` of UNIT spread over the rest."""
+    """Return a row with all mass on q = 0, and `shares` of UNIT spread over the rest."""
     at = [(k + 1) * (vocab // (len(shares) + 1)) for k in range(len(shares))]
     p = torch.zeros(vocab, dtype=torch.float64)
     p[0], p[at] = 1.0, UNIT * torch.tensor(shares, dtype=torch.float64)
@@ -99,7 +99,7 @@ def few_units(shares: list[float], vocab: int) -> tuple[Tensor, Tensor]:
 
 
 def test_what_integers_leave_open_is_decided_by_the_fraction() -> None:
-    """Rows whose whole mass is a few hundred units: hardly a draw is certain by integers alone."""
+    """If a row has a few hundred units in all, integers alone hardly ever decide a draw."""
     generator = torch.Generator().manual_seed(3)
     for vocab in (10, 65, 301):
         check_against_the_stream(*open_rows(400, vocab, generator), 5)
@@ -123,7 +123,7 @@ def test_units_are_drawn_in_proportion_to_their_fractions(device: torch.device) 
 def test_a_row_without_mass_on_the_public_support_is_refused(
     share: float, device: torch.device
 ) -> None:
-    """Below 2 V units there is too little to draw from; there and above, tokens are drawn."""
+    """Below 2 V units there is too little mass to draw from; from there on, tokens are drawn."""
     vocab = 10
     p, public = few_units([share], vocab)
     with pytest.raises(
@@ -157,7 +157,7 @@ def test_sample_of_one_token_and_of_nothing(device: torch.device) -> None:
 def test_what_is_no_distribution_is_refused(
     row: list[float], vocab: int, device: torch.device
 ) -> None:
-    """In any lane, the last and incomplete ones included."""
+    """Bad values are found in any lane, also the last and the incomplete one."""
     p = torch.zeros(2, vocab, dtype=torch.float64)
     p[0, :2] = 0.5
     p[1, -2:] = torch.tensor(row, dtype=torch.float64)

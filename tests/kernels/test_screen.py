@@ -88,7 +88,10 @@ def test_wide_vocabularies(case: Case, device: torch.device) -> None:
 
 
 def test_noise_comes_before_rescaling(device: torch.device) -> None:
-    """Uniform q on 4 tokens, top 2: s = (1/4 + 1/4, 1/4), so 2/3 and 1/3 against 1/2 and 1/2."""
+    """For uniform q on 4 tokens and top 2, s = (1/4 + 1/4, 1/4).
+
+    That is 2/3 and 1/3 against 1/2 and 1/2.
+    """
     public = torch.zeros(1, 4, device=device)
     noise = torch.tensor([[0.25, 0.0]], dtype=torch.float64, device=device)
     result = adapmixed_ext.screen(
@@ -188,7 +191,7 @@ def test_an_empty_batch(device: torch.device) -> None:
 
 
 def test_models_that_leave_the_kept_tokens(device: torch.device) -> None:
-    """s is all that is left of q and of p_i far below q, or nothing: no difference of the two."""
+    """The scores are what remains of q plus a p_i far below q, never a difference of the two."""
     infinite = 0
     for seed in range(300):
         screened = far_from_public(seed)
@@ -200,7 +203,7 @@ def test_models_that_leave_the_kept_tokens(device: torch.device) -> None:
 
 @pytest.mark.parametrize("models", [1, 2, 3, 5, 7, 10, 23, 39])
 def test_masked_models_leave_nothing(models: int, device: torch.device) -> None:
-    """At weight 1, without noise: 1 - 1 is no rounding."""
+    """At weight 1 and without noise, nothing remains, not even a rounding error."""
     generator = torch.Generator().manual_seed(models)
     public = 2 * torch.randn(20, 6, generator=generator)
     private = torch.randn(models, 20, 6, generator=generator)
@@ -210,14 +213,14 @@ def test_masked_models_leave_nothing(models: int, device: torch.device) -> None:
     rows = private.to(device), public.to(device)
     found = adapmixed_ext.screen(*rows, noise, weight=1.0, **options)
     assert (found.divergence == math.inf).all() and not found.passed.any()
-    # What is left of one slot, or of its share of q, is all there is: one token has all of p.
+    # Only an absent member, or a rounding's share of q, has mass left, all on one token.
     for weight, slots in ((1.0, models + 1), (math.nextafter(1.0, 0.0), models)):
         left = adapmixed_ext.screen(*rows, noise, weight=weight, num_models=slots, **options)
         assert (left.divergence == 0).all() and left.passed.all()
 
 
 def test_what_does_not_move_is_exactly_public(device: torch.device) -> None:
-    """A threshold of 0 passes it."""
+    """The divergence is exactly 0, so it passes a threshold of 0."""
     case = cases.wide()[0].to(device)
     for weight, top_k, private in ((0.0, 60, case.private), (0.3, 1, case.private),
                                    (1.0, 60, case.public.expand_as(case.private))):  # fmt: skip

@@ -1,4 +1,4 @@
-"""The fused step gives what its two operators give one by one, bit for bit, errors included."""
+"""The fused step gives the bits and errors of its two operators called one by one."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def tensors(result: tuple[Projection, Tensor]) -> list[Tensor]:
 
 
 def inputs(dtype: torch.dtype) -> list[cases.Case]:
-    """Many models, where single precision serves, and corners, where it does not."""
+    """Return many models, computed in single precision, and corner cases, which are not."""
     private, public = cases.logits(40, 6, 3, 1501, 2.0, 0.5)
     private[:, :, -47:] = public[:, -47:] = -math.inf
     private[2, 1, 7] = -math.inf
     plain = cases.Case("plain", private.to(dtype), public.to(dtype))
-    # float16 ends at 65504: the corner's larger offsets are no logits there.
+    # float16 ends at 65504, so the larger offsets of the corner cases are not finite.
     corners = [c for c in cases.corners() if c.private.to(dtype).isfinite().any(-1).all()]
     corners = [c for c in corners if not c.private.to(dtype).isposinf().any()]
     corners = [c for c in corners if c.public.to(dtype).isfinite().any(-1).all()]

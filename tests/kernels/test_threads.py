@@ -1,4 +1,7 @@
-"""Results do not depend on threads, forks, floating-point modes or, beyond rounding, the path."""
+"""Results do not depend on threads, forks or floating-point modes.
+
+The instruction set changes them by rounding only.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Rng:
 
 
 def everything(case: cases.Case) -> list[Tensor]:
-    """Every operator once, on the given inputs."""
+    """Run every operator once on the given inputs."""
     private, public = case.private, case.public
     results: list[Tensor] = []
     for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 50.0)):
@@ -122,7 +125,7 @@ def test_calls_from_several_threads() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_computes_the_same() -> None:
-    """The parent's worker threads do not exist in the child; waiting for them would hang."""
+    """The parent's worker threads do not exist in the child, so waiting for them would hang."""
     torch.set_num_threads(2)
     case = inputs()[0]
     expected = [t.numpy().tobytes() for t in everything(case)]
@@ -147,7 +150,7 @@ def test_a_forked_child_computes_the_same() -> None:
     killer.cancel()
     assert status == 0, "the child hung or failed"
     assert all(pickle.loads(data))
-    # ... and the parent's pool still works.
+    # The parent's threads still work.
     assert [t.numpy().tobytes() for t in everything(case)] == expected
 
 
@@ -167,7 +170,7 @@ def test_flushing_denormals_does_not_change_a_bit(case: cases.Case, threads: int
 
 
 def test_denormal_logits_and_probabilities_count() -> None:
-    """q near 1e-38 (fp32 denormals of the probability) still bounds the weight."""
+    """q near 1e-38 (denormal in float32) still bounds the weight."""
     public = torch.tensor([[0.0, -88.0, 1e-42]])
     private = torch.tensor([[[0.0, -20.0, 0.0]]])
     ball = oracle.Ball(private[0, 0], public[0])
@@ -181,7 +184,7 @@ def test_denormal_logits_and_probabilities_count() -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str) -> None:
-    """Each path against the oracle on its own: results may differ by rounding, bounds may not."""
+    """Each instruction set may differ by rounding but must keep the bounds against the oracle."""
     if not _C.use_instruction_set(isa):
         pytest.skip(f"this machine or build has no {isa} path")
     assert _C.instruction_set() == isa

@@ -1,4 +1,4 @@
-"""What tests of the table "Misuse" in docs/concepts/threat-model.md share."""
+"""Helpers of the tests of the table "Misuse" in docs/concepts/threat-model.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 
 
 def answer(mechanism: Any = POOL, ensemble: Any = None, **settings: Any) -> str:
-    """The guarantee of a few answers."""
+    """Return the guarantee of a few answers."""
     accountant = settings.setdefault("accountant", Accountant(1e-5))
     settings = dict(max_new_tokens=2, rng=SecureRandom()) | settings
     answered(ensemble or FakeEnsemble(), mechanism, PROMPT, **settings)
@@ -33,7 +33,7 @@ def answer(mechanism: Any = POOL, ensemble: Any = None, **settings: Any) -> str:
 
 
 def two_adapters(folder: Path) -> list[Path]:
-    """Of an ensemble whose public model is called some-org/Tiny."""
+    """Write the adapters of an ensemble whose public model is called some-org/Tiny."""
     base = tiny_model("gpt2")
     paths = [
         write_adapter(base, folder / f"m{i}", seed=i, target_modules=TARGETS["gpt2"])
@@ -52,14 +52,14 @@ def name_base(adapter: Path, name: str) -> None:
 
 
 def named(name: str) -> Any:
-    """A model as `from_pretrained(name)` returns it."""
+    """Return a model like the one of `from_pretrained(name)`."""
     base = tiny_model("gpt2")
     base.config._name_or_path = name
     return base
 
 
 def public_folder(folder: Path, **manifest: Any) -> Path:
-    """The public model's folder, whose digest the ensemble then records."""
+    """Write the public model, record its digest in the ensemble, and return its folder."""
     base = folder.parent / "tiny"
     tiny_model("gpt2").save_pretrained(base)
     write_manifest(

@@ -1,7 +1,7 @@
-"""The table "Misuse" in docs/concepts/threat-model.md: each is refused, or said by the guarantee.
+"""The table "Misuse" in docs/concepts/threat-model.md: each entry raises, or the guarantee says it.
 
-Here: what is asked for, randomness, screening. `test_misuse_public_model.py` and
-`test_misuse_shards.py` have the rest of the table.
+Here are the forbidden options, randomness and screening. `test_misuse_public_model.py` and
+`test_misuse_shards.py` test the rest of the table.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OTHER = "another distribution than the one that was projected and charged"
 )
 @pytest.mark.parametrize("function", ["loop", "generator", "generate", "stream", "chat"])
 def test_python_arguments(demo: Ensemble, function: str, option: dict[str, Any], why: str) -> None:
-    """Wherever they are given; nothing is charged."""
+    """Every function that takes the option raises, and nothing is charged."""
     accountant = Accountant(1e-5)
     ((name, value),) = option.items()
     message = rf"{name} must not be given, got .*{re.escape(why)}"
@@ -76,7 +76,7 @@ def test_python_arguments(demo: Ensemble, function: str, option: dict[str, Any],
 
 
 def test_other_unknown_arguments_are_errors_as_ever() -> None:
-    for name, why in REASONS.items():  # the known ones, all of them
+    for name, why in REASONS.items():  # all known ones
         with pytest.raises(ValueError, match=rf"{name} must not be given, .*{re.escape(why)}"):
             answer(**{name: None})
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
@@ -108,11 +108,11 @@ def test_options_of_the_command(
 def test_every_reason_is_said_by_the_command(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """No option of the command takes one for itself, also none that it abbreviates."""
+    """No option of the command takes such a name for its own, not even as an abbreviation."""
     what = {"generate": ["--prompt", "The"], "evaluate": ["--text", str(tmp_path)], "chat": []}
     for name, why in REASONS.items():
         option = f"--{name.replace('_', '-')}"
-        if option == "--seed":  # of tests and evaluation; never with a ledger
+        if option == "--seed":  # allowed in tests and evaluation, never with a ledger
             continue
         for given in ([f"{option}=1"], [option, "1"], [f"--{name}"]):
             with pytest.raises(SystemExit) as stop:
@@ -122,7 +122,7 @@ def test_every_reason_is_said_by_the_command(
 
 
 def test_top_k_after_mixing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """There is none: a top-k, or a temperature, acts on the rows that are projected and charged."""
+    """It does not exist: top-k and temperature act on the rows that are projected and charged."""
     private, public = torch.randn(3, 2, 9), torch.randn(2, 9)
     for mechanism in (POOL, AdaPMixED(3.0, 0.1), PMixED(8.0, 1e-5, 40, 6.0), Unprotected()):
         accountant = Accountant(1e-5)
@@ -133,7 +133,8 @@ def test_top_k_after_mixing(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
             private.gather(2, kept.expand(3, 2, 3)) / 0.5, public.gather(1, kept) / 0.5,
             rng=SeededRandom(0),
         )  # fmt: skip
-        # Not the mixture of all tokens, cut afterwards: distribution and costs are of the rows.
+        # Distribution and costs belong to the reshaped rows, not to a mixture that is cut
+        # afterwards.
         found, expected = proposal._prepared, same._prepared
         assert torch.equal(
             found.distribution.probabilities(), expected.distribution.probabilities()
@@ -145,7 +146,7 @@ def test_top_k_after_mixing(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         accountant.charge(proposal)
         tokens = proposal.release().tokens
         assert tokens is not None and bool((tokens[:, None] == kept).any(1).all())
-    # evaluate scores what is answered without either; a shape of its own has no option there.
+    # evaluate scores plain answers, so that its command has no option for them.
     with pytest.raises(SystemExit):
         main(["evaluate", *MODELS, "--text", str(tmp_path), "--top-k", "50"])
     assert "unrecognized arguments: --top-k 50" in capsys.readouterr().err
@@ -207,7 +208,7 @@ def test_a_fork_does_not_reuse_a_key() -> None:
 def test_noise_is_added_before_re_scaling() -> None:
     with pytest.raises(ValueError, match="noise is added before re-scaling: after it the stated"):
         AdaPMixED(18.0, 0.2, screen="rescaled")  # type: ignore[arg-type]
-    # The operator itself: of three kept tokens of small mass, noise as large as that mass decides.
+    # The operator: for three kept tokens of small mass, noise of the same size decides.
     q = torch.log(torch.tensor([[0.004, 0.003, 0.003, *[0.99 / 990] * 990]]))
     noise = torch.tensor([[-0.004, 0.0, 0.0]], dtype=torch.float64)
     settings: Any = dict(weight=0.0, order=3.0, threshold=10.0, top_k=3)
@@ -225,7 +226,7 @@ def test_noise_is_added_before_re_scaling() -> None:
 
 @pytest.mark.parametrize("screen", ["noisy", "public", None])
 def test_no_filter_runs_on_adapmixed(screen: Any) -> None:
-    """Its screening's bit and its losses are no part of a member's charge."""
+    """No member's charge covers the bit of its screening, or its losses."""
     accountant, words = Accountant(1e-5, epsilon=3.0), "its screening tells a bit about all of them"
     with pytest.raises(ValueError, match=words):
         answer(AdaPMixED(18.0, 0.2, screen), accountant=accountant)
@@ -237,7 +238,7 @@ def test_no_filter_runs_on_adapmixed(screen: Any) -> None:
     with pytest.raises(ValueError, match="its charge failed"):
         proposal.release()
     assert accountant.queries == 0
-    # Nor is a screening charged beside individual charges by hand, in either order.
+    # Nor may a screening be added to individual charges by hand, in either order.
     charge = IndividualCharge("renyi", 18.0, torch.zeros(3, 1, dtype=torch.float64).numpy())
     events = [GaussianScreening(3, 1, 1e-4, 1e-2), charge]
     for order in (events, events[::-1]):

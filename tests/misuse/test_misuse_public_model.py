@@ -27,7 +27,7 @@ def adapters(tmp_path: Path) -> list[Path]:
 
 def test_a_public_model_of_another_name_is_refused(adapters: list[Path], tmp_path: Path) -> None:
     for same in ("some-org/Tiny", "tiny", "/models/tiny"):
-        # Equal names of a folder or an object show nothing of the weights.
+        # An equal name proves nothing about the weights of a folder or an object.
         assert Ensemble.from_pretrained(named(same), adapters).unverified == ("shards", "base")
     for folder in (adapters, adapters[0].parent):
         with pytest.raises(ValueError, match=r"m0 names 'some-org/Tiny', got 'some-org/Huge'"):
@@ -49,7 +49,7 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
         digest = base_sha256(tmp_path / name)
         assert digest is not None and digest != base_sha256(tmp_path / f"{name}-other")
         write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
-        # The digest tells, whatever the folder is called; a model object by where it came from.
+        # The digest decides, whatever the folder is called. A model object has that of its source.
         assert "base" not in Ensemble.from_pretrained(tmp_path / name, folder).unverified
         # An object may have been changed since it was read.
         assert "base" in Ensemble.from_pretrained(named(str(tmp_path / name)), folder).unverified
@@ -69,7 +69,7 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
 
 
 def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: Path) -> None:
-    """`pytorch_model.bin`, in one file or several."""
+    """`pytorch_model.bin` is compared too, in one file or several."""
     folder = adapters[0].parent
     for parts in (1, 2):
         for seed in range(2):
@@ -95,7 +95,7 @@ def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: 
 
 
 def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> None:
-    """By what determines it, in whatever files; a copy that is written otherwise is the same."""
+    """The files that determine a tokenizer are compared; a copy in another layout is the same."""
     folder, base = adapters[0].parent, tmp_path / "Tiny"
     tiny_model("gpt2").save_pretrained(base)
     vocabulary = {"<|endoftext|>": 0, **{letter: i for i, letter in enumerate("abcdefgh", 1)}}
@@ -129,7 +129,7 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
         with pytest.raises(ValueError, match=f"{name} has another SHA-256"):
             Ensemble.from_pretrained(base, folder)
         (base / name).write_text(kept)
-    # A file that the training had not, one of it that is gone, or others: nothing to compare with.
+    # A file that the training lacked raises; without a record, the guarantee says it.
     (base / "added_tokens.json").write_text("{}")
     with pytest.raises(ValueError, match="in the same files: .* has added_tokens.json, merges"):
         Ensemble.from_pretrained(base, folder)
@@ -145,7 +145,7 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
 def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
     adapters: list[Path], tmp_path: Path
 ) -> None:
-    """Also where the ensemble recorded neither: a ledger then opens with the same files alone."""
+    """A ledger opens only with the same files, even if the ensemble recorded neither."""
     folder, base = adapters[0].parent, tmp_path / "Tiny"
     tiny_model("gpt2").save_pretrained(base)
     first = Ensemble.from_pretrained(base, folder).fingerprint
@@ -162,7 +162,7 @@ def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
 
 
 def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
-    """The demo's vocabulary with permuted ids, as vocab.json and merges.txt."""
+    """The demonstration's vocabulary has permuted ids, in vocab.json and merges.txt."""
     base = tmp_path / "base"
     shutil.copytree(demo_base(), base)
     model = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))["model"]
@@ -175,7 +175,7 @@ def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
     (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
     with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
         Ensemble.from_pretrained(base, DEMO_ENSEMBLE)
-    early = tmp_path / "early"  # the bytes of tokenizer.json alone
+    early = tmp_path / "early"  # recorded by the bytes of tokenizer.json alone
     shutil.copytree(DEMO_ENSEMBLE, early)
     recorded = replace(read_manifest(early), tokenizer_files={}, tokenizer_sha256="0" * 64)
     write_manifest(early, recorded)
@@ -195,7 +195,7 @@ def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
     assert tokenizer_files(tmp_path)["tokenizer.model"] != first
     (tmp_path / "tokenizer.json").write_text('{"padding": null, "model": {}}')
     found = tokenizer_files(tmp_path)
-    assert found.keys() == {"tokenizer.json"}  # the other vocabulary is not read beside it
+    assert found.keys() == {"tokenizer.json"}  # the other vocabulary is not read
     (tmp_path / "tokenizer.json").write_text('{"model": {}, "padding": {"length": 3}}')
     assert tokenizer_files(tmp_path) == found
     (tmp_path / "tokenizer.json").write_text('{"model": {"padding": 3}}')
@@ -223,7 +223,8 @@ def test_a_public_model_from_the_hub_is_compared(
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256="0" * 64))
     with pytest.raises(ValueError, match="has another SHA-256"):
         Ensemble.from_pretrained("some-org/Tiny", folder)
-    for members in (("m0", "m1"), ("m0", None), (None, None)):  # no digest: the hub's full name
+    # Without a digest, the full hub name decides.
+    for members in (("m0", "m1"), ("m0", None), (None, None)):
         write_manifest(folder, Manifest("some-org/Tiny", members, ADAPTED))
         assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
         write_manifest(folder, Manifest("", members, ADAPTED))

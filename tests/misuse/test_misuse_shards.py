@@ -1,4 +1,4 @@
-"""The table "Misuse" in docs/concepts/threat-model.md: shards that share identifiers, or may."""
+"""The table "Misuse" in docs/concepts/threat-model.md: shards that share identifiers, or might."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shard(*names: str, key: bytes = KEY) -> dict[str, Any]:
 
 
 def test_records_of_missing_members_count() -> None:
-    """What a guarantee says, and what is refused, must not tell who is missing."""
+    """Neither a guarantee nor an error may tell which member is missing."""
     alice, bob, unknown = shard("alice"), shard("bob"), {"documents": 3, "sha256": "9" * 64}
     for members in (("m0", "m1"), ("m0", None), (None, None)):
         assert Manifest("", members, ADAPTED, shards=(alice, bob)).disjoint
@@ -96,6 +96,6 @@ def test_a_ledger_remembers_what_was_not_verified(tmp_path: Path) -> None:
         answer(ensemble=ensemble, accountant=accountant)
     assert read_ledger(path).guarantee.caveats == ("shards",)
     assert "not verified" in str(read_ledger(path).guarantee)
-    ensemble.unverified = ()  # what was answered before stays so
+    ensemble.unverified = ()  # earlier answers keep the caveat
     with Accountant(1e-5, path=path) as accountant:
         assert "not verified" in answer(ensemble=ensemble, accountant=accountant)

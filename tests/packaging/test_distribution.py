@@ -1,4 +1,4 @@
-"""The sdist and the wheel made from it: what they contain, and that the wheel works elsewhere."""
+"""The contents of the sdist and of a wheel made from it; the wheel works in another place."""
 
 import os
 import re
@@ -41,7 +41,7 @@ assert 0 < float(loss.min()) < float(loss.max()) < 0.5
 print("ok")
 """
 
-# Joins the copied kernel tests, so that it speaks of the very process that ran them.
+# Runs with the copied kernel tests, so that it checks the process that ran them.
 ORIGIN = """
 import pathlib, sys
 
@@ -58,7 +58,7 @@ def test_every_module_comes_from_the_wheel():
 
 
 def _run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
-    # Variables of an enclosing run must not reach the build.
+    # Variables of the test run must not reach the build.
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "ADAPMIXED_CUDA")}
     done = subprocess.run(
         command,
@@ -75,7 +75,7 @@ def _run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """sdist and, from the unpacked sdist, a wheel, both with build isolation."""
+    """Build an sdist and, from the unpacked sdist, a wheel, both with build isolation."""
     folder = tmp_path_factory.mktemp("dist")
     _run(sys.executable, "-m", "build", "--outdir", str(folder), ".", cwd=ROOT)
     return folder
@@ -87,7 +87,7 @@ def _wheel(folder: Path) -> Path:
 
 
 def _tracked(folder: Path) -> set[str]:
-    """Files below a folder as git knows them; all of them where there is no git."""
+    """Return the files below a folder that git knows, or all of them without git."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "."], cwd=folder, capture_output=True, text=True
     )
@@ -131,7 +131,7 @@ def test_the_compiled_module_links_no_torch(distributions: Path, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def installed(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the installed wheel and nothing else."""
+    """Return a folder that holds the installed wheel and nothing else."""
     target = tmp_path_factory.mktemp("site")
     _run(
         sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target),
@@ -140,7 +140,7 @@ def installed(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return target
 
 
-# -P and PYTHONPATH below: neither the repository nor an editable install comes first.
+# -P and PYTHONPATH keep the repository and an editable install out of the way.
 @pytest.mark.slow
 def test_the_wheel_works_elsewhere(installed: Path, tmp_path: Path) -> None:
     output = _run(

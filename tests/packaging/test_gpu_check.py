@@ -1,4 +1,4 @@
-"""scripts/gpu_check.sh when it is stopped: its stages end with it, and what there is is left."""
+"""If scripts/gpu_check.sh is stopped, its stages end, and it leaves the results so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# In the place of Python: tells of a GPU, and works on one stage until it is ended.
+# Replaces Python: it reports a GPU, and works on one stage until it is ended.
 FAKE = """#!/bin/sh
 case "$*" in
   scripts/gpu_facts.py) echo pretended; echo 90; exit ;;
@@ -36,7 +36,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize("slow", ["sanitizer_cases.py", "-m pytest"])
 @pytest.mark.slow
 def test_what_runs_ends_when_it_is_stopped(slow: str, tmp_path: Path) -> None:
-    """A stage by itself, and several beside each other."""
+    """It holds for a single stage and for several that run at the same time."""
     for folder in ("scripts", "adapmixed_ext", "tests/cuda", "tests/kernels"):
         (tmp_path / folder).mkdir(parents=True)
     script = shutil.copy(ROOT / "scripts" / "gpu_check.sh", tmp_path / "scripts")

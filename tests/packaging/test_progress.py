@@ -1,4 +1,4 @@
-"""Off a terminal a command writes no progress bar, neither its own nor a library's."""
+"""Without a terminal, a command writes no progress bar, neither its own nor a library's."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ SETTINGS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 def test_no_progress_bar_off_a_terminal(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(held_out_text()[:2]), encoding="utf-8")
-    # A bar must be missing without the caller's help.
+    # There must be no bar even if the caller does not turn it off.
     clean = {k: v for k, v in os.environ.items() if k not in SETTINGS}
     done = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""What shows of a release without making one: version, citation, workflow, list of wheels."""
+"""Checks of a release without making one: version, citation, workflow, list of wheels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import adapmixed
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-# The README's promise: everything else is behind an extra.
+# The README promises it: everything else needs an extra.
 LIBRARY = {"torch", "numpy", "transformers", "peft", "safetensors", "dp-accounting", "tqdm"}
 
 
@@ -118,7 +118,7 @@ def test_the_workflow_tries_the_wheels_as_make_does(workflow: dict[Any, Any]) ->
     settings = PROJECT["tool"]["cibuildwheel"]
     named = re.findall(r"\{project\}/(\S+)", settings["test-command"])
     assert named == ["scripts/test_wheels.py"]
-    # The wheels are built from the sdist: what tries them must be in it.
+    # The wheels are built from the sdist, which must contain the scripts that try them.
     assert "sdist/*.tar.gz" in commands(workflow["jobs"]["wheels"])
     manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
     assert {"graft scripts", "graft tests"} <= set(manifest)
@@ -126,7 +126,7 @@ def test_the_workflow_tries_the_wheels_as_make_does(workflow: dict[Any, Any]) ->
     assert settings["test-requires"] == list(module.TEST_PACKAGES)
     kernels = ROOT / "tests" / "kernels"
     assert all((kernels / name).exists() for name in module.COMPILING)
-    # Nothing else in that folder needs the sources.
+    # No other test in that folder needs the sources.
     needing = [path.name for path in kernels.glob("test_*.py") if "csrc'" in path.read_text()]
     assert sorted(needing) == sorted(module.COMPILING)
 
@@ -149,7 +149,7 @@ def test_a_missing_wheel_is_named(tmp_path: Path) -> None:
 
 
 def test_every_package_is_in_the_wheel() -> None:
-    """`packages` lists folders by hand: a new one must be added."""
+    """`packages` lists folders by hand, so a new one must be added."""
     found = set()
     for package, folder in (
         ("adapmixed_ext", ROOT / "adapmixed_ext"),

@@ -1,4 +1,4 @@
-"""What a user waits for before anything happens: no heavy package is imported for it."""
+"""Importing the package or asking for help loads no heavy package, so a user does not wait."""
 
 from __future__ import annotations
 

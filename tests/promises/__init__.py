@@ -1,1 +1,1 @@
-"""The promises of the library, and planted faults that show that the tests hold them."""
+"""The promises of the library, and planted faults that show that the tests would notice."""

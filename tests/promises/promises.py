@@ -59,7 +59,7 @@ class Promise:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """The fast tests that hold it."""
+        """The fast tests that check it."""
         return tuple(sorted({test for fault in self.faults for test in fault.tests}))
 
 

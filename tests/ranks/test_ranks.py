@@ -107,7 +107,7 @@ def test_generation_and_evaluation_charge_as_one_process(world: int, tmp_path: P
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.slow
 def test_processes_answer_as_one(world: int, tmp_path: Path) -> None:
-    """5 members are not divisible by either number. Other processes get nothing."""
+    """Neither number divides 5 members. Only the main process gets the answers."""
     expected = answered(ALONE)
     for name in ("clipped-mixing, budgets", "clipped-log-pool, budgets"):
         spent = expected[f"{name}, 0"][1]

@@ -29,7 +29,7 @@ ADAPTIVE = AdaPMixED(3.0, 0.2, screen_weight=0.5, sigma=0.1, threshold=4.0, scre
 
 
 def serve(ranks: Group, folder: Path, mechanism: Mechanism, seen: str = "seen") -> None:
-    """Generate; every rank writes down at once the tokens that it is told."""
+    """Generate; every rank writes down each token as soon as it is told."""
     ensemble = SpreadEnsemble(ranks)
     accountant = Accountant(1e-5, path=folder / "ledger.db") if ranks.is_main else None
     answerer = Answerer(ensemble, mechanism, accountant, SecureRandom())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The report: its content as strict JSON, the table, the files."""
+"""The report: its strict JSON, its table and its files."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ def models_for(
     """Return the smallest number of models, two or more, that keeps (epsilon, delta).
 
     It inverts `epsilon_of` by bisection, because the cost falls with N; see "Wider boxes and
-    smaller ensembles" in docs/theory/clipped-mixing.md, and docs/theory/clipped-log-pool.md. The
-    result keeps epsilon, and one model less does not.
+    smaller ensembles cost more" in docs/theory/clipped-mixing.md, and
+    docs/theory/clipped-log-pool.md. The result keeps epsilon, and one model less does not.
 
     Args:
         epsilon: target ε > 0.

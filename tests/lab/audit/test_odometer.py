@@ -143,7 +143,7 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
         patch.setattr(totals.Losses, "add", changed(lambda loss: 0.99 * loss))
         assert here.measured(queries) > DELTA
     conversion = "adapmixed.privacy.epsilon.c_alpha"
-    with monkeypatch.context() as patch:  # docs/audits.md: 1e-5 too small
+    with monkeypatch.context() as patch:  # docs/theory/adapmixed.md: 1e-5 too small
         patch.setattr(conversion, lambda *given: c_alpha(*given) - 1e-5)
         assert here.measured(queries) > DELTA
     with monkeypatch.context() as patch:  # the whole δ for each order

@@ -7,7 +7,7 @@ from .fault import Fault
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "row independence",
-        "members of another rank are added zeros",
+        "zeros are added to members of another rank",
         "python/adapmixed/ensemble/batched_lora.py",
         "kept = outputs.index_select(0, self.others) if len(self.others) else None",
         "kept = None",
@@ -15,7 +15,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "row independence",
-        "what members share follows from the members that are there",
+        "the shared trunk depends on which members are present",
         "python/adapmixed/ensemble/ensemble.py",
         "self.trunk = find_trunk(model, adapted)",
         "self.trunk = find_trunk(model, merged_layers([one.layers for one in adapters]))",
@@ -25,7 +25,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
-        "a missing member goes with its rows",
+        "a missing member has no rows",
         "python/adapmixed/ensemble/members.py",
         "adapters=[MISSING if path is None else read[path] for path in mine],",
         "adapters=[read[path] for path in mine if path is not None],",
@@ -35,7 +35,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
-        "a list's layers follow from the members that are there",
+        "the layers of a list depend on which members are present",
         "python/adapmixed/ensemble/adapted_layers.py",
         "        if other is not None:  # else",
         "        if None in paths and other is not None:  # else",
@@ -53,7 +53,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
-        "the names that members give verify the base",
+        "the names in the adapters are taken to verify the base",
         "python/adapmixed/ensemble/members.py",
         "manifest is not None and is_hub_name(source) and manifest.base_model == source",
         "is_hub_name(source) and all(name == source for name in names.values())",
@@ -69,7 +69,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
-        "memory is counted for the members that are there",
+        "memory is counted for present members alone",
         "python/adapmixed/ensemble/forward.py",
         "return (self.ranks.held(self.num_models)[0] + 1) * batch",
         "return (self.ranks.held(self.num_models)[0] + 1 - len(self.zero_members)) * batch",
@@ -108,7 +108,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "vocabulary mask",
-        "ids are taken to have no holes",
+        "holes in the vocabulary are not masked",
         "python/adapmixed/ensemble/vocabulary.py",
         "    unnamed[named] = False\n",
         "    unnamed[: len(named)] = False\n",
@@ -116,7 +116,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "bounded memory",
-        "a chunk takes the place of the cache, too",
+        "a chunk also takes the memory of the cache",
         "python/adapmixed/ensemble/forward.py",
         "return min(length, (memory_bytes - cache - fixed) // per_position)",
         "return min(length, (memory_bytes - fixed) // per_position)",
@@ -134,7 +134,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "shards are disjoint",
-        "a person in two shards is not seen",
+        "a person in two shards is not noticed",
         "python/adapmixed/ensemble/shards.py",
         "            other = owner.setdefault(identifier, member)\n",
         '            other = owner.setdefault(f"{member} {identifier}", member)\n',
@@ -142,7 +142,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "shards are disjoint",
-        "identifiers under different keys are compared",
+        "identifiers hashed under different keys are compared",
         "python/adapmixed/ensemble/shards.py",
         "        elif key != first_key[0]:\n",
         "        elif key is None:\n",
@@ -150,7 +150,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "provenance is checked",
-        "of weights in parts the first is compared",
+        "only the first part of split weights is compared",
         "python/adapmixed/ensemble/provenance.py",
         'names = sorted(set(content["weight_map"].values()))',
         'names = sorted(set(content["weight_map"].values()))[:1]',
@@ -168,7 +168,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "provenance is checked",
-        "of a tokenizer one file is compared",
+        "only one file of a tokenizer is compared",
         "python/adapmixed/ensemble/provenance.py",
         "for name in found.keys() & manifest.tokenizer_files.keys():",
         "for name in found.keys() & manifest.tokenizer_files.keys() & {TOKENIZER}:",

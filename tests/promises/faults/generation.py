@@ -7,7 +7,7 @@ from .fault import Fault
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "charge before draw",
-        "a token is drawn, and charged then",
+        "a token is drawn before it is charged",
         "python/adapmixed/generation/loop.py",
         "            self.accountant.charge(proposal)\n"
         "            tokens = proposal.release().tokens\n",
@@ -42,7 +42,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "voiding raises",
-        "greedy decoding, beams and log-probabilities are ignored in silence",
+        "greedy decoding, beams and log-probabilities are silently ignored",
         "python/adapmixed/generation/loop.py",
         "        refuse(refused)\n        _check_query(",
         "        _check_query(",
@@ -125,7 +125,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "processes equal one",
-        "of an evaluation, rows that are sent are rounded",
+        "rows that an evaluation sends are rounded",
         "python/adapmixed/evaluation/methods.py",
         "whole = self.ranks.gather(rows.private)",
         "whole = self.ranks.gather(rows.private * (1 + 1e-6 * (self.ranks.world - 1)))",

@@ -93,7 +93,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "retirement is silent",
-        "an answer says that it is public where all members are exhausted",
+        "an answer says that it is public if all members are exhausted",
         "python/adapmixed/mechanisms/proposal.py",
         "distribution, public = self._distribution, self._prepared.public\n",
         "distribution, public = self._distribution, self._prepared.public\n"
@@ -174,7 +174,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "shards are disjoint",
-        "what was not verified is not charged with the answers",
+        "the caveats of an unverified ensemble are not recorded",
         "python/adapmixed/mechanisms/proposal.py",
         "caveats = [Caveat(name) for name in origin.caveats]",
         "caveats = [Caveat(name) for name in origin.caveats[:0]]",
@@ -182,7 +182,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "screening is paid",
-        "queries that are screened out are not charged for it",
+        "the screening of queries that fail it is not charged",
         "python/adapmixed/mechanisms/adapmixed.py",
         "events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))",
         "screened = int(passed.sum())\n                events.append("
@@ -191,7 +191,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "screening is paid",
-        "the fixed loss is charged to the queries that pass",
+        "only queries that pass are charged the fixed loss",
         "python/adapmixed/mechanisms/adapmixed.py",
         "events.append(RenyiBound(self.order, bound, models, positions))",
         "asked = int(passed.sum())\n"

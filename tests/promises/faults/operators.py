@@ -111,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
-        "an exhausted member of a pool goes on contributing",
+        "an exhausted member of a pool still contributes",
         "csrc/log_pool/formula.h",
         "return options.active == nullptr || options.active[at];",
         "return options.active == nullptr || at >= 0;",
@@ -119,7 +119,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "emptied is missing",
-        "the screened mean forgets the members that are absent",
+        "the screened mean leaves out absent members",
         "csrc/screen/formula.h",
         "rest_ = ((slots - on) + (1.0 - options.weight) * on) / slots;",
         "rest_ = (1.0 - options.weight) * on / slots;",

@@ -41,7 +41,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "costs are the theorems'",
-        "every order has the whole delta",
+        "every order gets the whole delta",
         "python/adapmixed/privacy/epsilon.py",
         "share = delta if len(orders) == 1 else math.nextafter(delta / len(orders), 0.0)",
         "share = delta",
@@ -57,7 +57,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "costs are the theorems'",
-        "replace-one doubles the zCDP budget, where it has to be four times that",
+        "replace-one doubles the zCDP budget instead of multiplying it by four",
         "python/adapmixed/privacy/budget.py",
         'zcdp_to_dp(times_up(4, amount) if adjacency == "replace_one" else amount, delta)[0]',
         'zcdp_to_dp(times_up(2, amount) if adjacency == "replace_one" else amount, delta)[0]',
@@ -73,7 +73,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "costs are the theorems'",
-        "one order of the neighbours alone is composed",
+        "only one order of the neighbours is composed",
         "python/adapmixed/privacy/composition.py",
         "for pmf in (total._pmf_remove, total._pmf_add))",
         "for pmf in (total._pmf_add,))",
@@ -81,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "costs are the theorems'",
-        "of two mechanisms in one accountant one is stated",
+        "one of two mechanisms in an accountant is left out",
         "python/adapmixed/privacy/totals.py",
         "if None not in (family, known) and family != known:",
         "if None not in (family, known) and family != known and self.spent is not None:",
@@ -140,7 +140,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "whole statements",
-        "realised losses beside fixed bounds are called fixed",
+        "realised losses together with fixed bounds are called fixed",
         "python/adapmixed/privacy/totals.py",
         '        if self.losses is not None:\n            return "data-dependent, ex-post"\n',
         "        if self.losses is not None and not self.of(RenyiBound):\n"
