@@ -244,7 +244,7 @@ def test_the_statement_of_whole_identifiers() -> None:
     one, all_of_them = AdapterGuarantee(*arguments, 1), AdapterGuarantee(*arguments, None)
     assert "ε = 1.2346 at δ = 1e-05 for one whole name in the corpus (document (file))" in str(one)
     assert "NOT" not in str(one) and "NOT for a whole user" in str(all_of_them)
-    assert "at most 3 blocks of somebody's" in str(replace(one, blocks_per_identifier=3))
+    assert "each of at most 3 blocks of one name" in str(replace(one, blocks_per_identifier=3))
 
 
 @pytest.mark.parametrize(

@@ -268,22 +268,22 @@ def _changed(change: dict[str, Any]) -> Callable[[str], str]:
 
 
 REFUSED: list[tuple[str, Callable[[str], str], str]] = [
-    ("report", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("report", lambda text: text[: len(text) // 2], "truncated or not JSON"),
     ("report", _changed({"format_version": 1}), "format_version must be 2, got 1"),
     ("report", _changed({"format_version": 3}), "format_version must be 2, got 3"),
-    ("report", _changed({"methods": [{"name": "x"}]}), "must be a result as it was written"),
-    ("report", _changed({"methods": [3]}), "must be a result as it was written"),
+    ("report", _changed({"methods": [{"name": "x"}]}), "must be an unchanged result file"),
+    ("report", _changed({"methods": [3]}), "must be an unchanged result file"),
     ("report", _changed({"kind": "horoscope"}), "another kind of file (its kind is 'horoscope')"),
-    ("report", lambda text: text.replace("7.99", "NaN, 7.99", 1), "truncated or none"),
+    ("report", lambda text: text.replace("7.99", "NaN, 7.99", 1), "truncated or not JSON"),
     ("report", lambda text: "[]", "must hold a JSON object, got list"),
-    ("report", lambda text: "# Not JSON", "truncated or none"),
-    ("evaluation", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("report", lambda text: "# Not JSON", "truncated or not JSON"),
+    ("evaluation", lambda text: text[: len(text) // 2], "truncated or not JSON"),
     ("evaluation", _changed({"format_version": 1}), "format_version must be 2, got 1"),
     ("evaluation", _changed({"format_version": 3}), "format_version must be 2, got 3"),
     ("evaluation", _changed({"complete": False}), "truncated or corrupted"),
-    ("reproduction", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("reproduction", lambda text: text[: len(text) // 2], "truncated or not JSON"),
     ("reproduction", _changed({"format_version": 99}), ", got 99"),
-    ("reproduction", _changed({"rows": [{}]}), "must be a result as it was written"),
+    ("reproduction", _changed({"rows": [{}]}), "must be an unchanged result file"),
     ("ensemble", lambda text: text, "another kind of file"),
 ]
 
@@ -308,7 +308,7 @@ def test_missing_and_binary_files_are_refused(
     assert main(["report", str(tmp_path / "none.json")]) == 2
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     assert main(["report", str(tmp_path / "bytes")]) == 2
-    assert "truncated or none" in capsys.readouterr().err
+    assert "truncated or not JSON" in capsys.readouterr().err
 
 
 @pytest.mark.slow
