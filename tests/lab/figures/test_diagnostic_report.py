@@ -190,7 +190,7 @@ def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE) == [p.name for p in first]
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in first)
     page = Page(first[1].read_text(encoding="utf-8"))
-    assert "Utility beside the theorem’s bound" in page.text
+    assert "Utility and the theorem’s bound" in page.text
     ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
     # A report that has neither diagnostics nor losses.
