@@ -206,7 +206,7 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
             assert math.fsum(parts) == pytest.approx(one["ours"]["total"], rel=1e-9)
     printed = text(results["table2"])
     assert "published, invalid" in printed and "AdaPMixED (paper)" in printed
-    assert "Screening makes" not in printed and "screening makes PMixED dearer" in printed
+    assert "Screening makes" not in printed and "screening makes PMixED more expensive" in printed
 
 
 def test_figure_2(results: dict[str, dict[str, Any]]) -> None:

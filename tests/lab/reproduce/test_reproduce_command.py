@@ -47,7 +47,7 @@ def test_builtin_sample(
     assert result["inputs"]["num_models"] == 64 and result["inputs"]["scale"] == "builtin"
     assert f"stands in for GPT-2 small over {dataset}" in " ".join(printed.split())
     if experiment == "table2":
-        assert "The paper's Table 2 is of wikitext-103 alone." in printed
+        assert "The paper's Table 2 covers wikitext-103 alone." in printed
         assert all(one["paper"] is None for one in result["rows"])
         assert "threshold=4.5" in result["rows"][-1]["ours"]["mechanism"]
     for suffix in (".csv", ".svg"):

@@ -137,7 +137,7 @@ def test_another_text_is_not_taken_for_the_one_that_was_divided(tmp_path: Path) 
         with pytest.raises(ValueError) as refused:
             builtin_divided(tmp_path, str(demo_base()), (2,), documents=other)
         wanted = f"{len(private_documents() if other is None else other)} lines"
-        assert f"{kept} must hold what is asked for, {wanted}" in str(refused.value)
+        assert f"{kept} must hold the requested text, {wanted}" in str(refused.value)
         assert f"got 3 lines, {len(content.encode()):,} bytes" in str(refused.value)
     assert not key.exists()
     key.write_text(f"{1:064x}\n")
