@@ -209,7 +209,7 @@ def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {"weights.svg", "charges.svg", "screened.svg"} <= {file.name for file in out.iterdir()}
     assert "probe" not in report["config"] and "fingerprint" not in report["config"]["ensemble"]
     assert "answered" not in report["config"]
-    assert "environment" in report and not report["environment"]  # nothing was given to keep
+    assert "environment" in report and not report["environment"]  # none was given
     assert "Under way" not in printed and "PRIVATE" in printed
     entry = report["runs"][2]
     assert entry["perplexity"] == [e.perplexity for e in found[2].evaluations]
@@ -331,7 +331,7 @@ def test_redrawing_needs_no_torch(tmp_path: Path) -> None:
 def test_a_result_file_is_the_whole_report(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of `evaluate`: training curves, settings and environment, too, of the folders no more."""
+    """It keeps training curves, settings and environment of `evaluate` without the folders."""
     ensemble, text, result = (tmp_path / name for name in ("ensemble", "text.txt", "result.json"))
     ensemble.mkdir()
     whole = read_manifest(DEMO_ENSEMBLE)

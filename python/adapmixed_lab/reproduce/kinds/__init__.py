@@ -39,11 +39,11 @@ BUDGETS = (1.0, 3.0)
 _SCALE = 8.0  # alpha / rank, the paper's
 NOTE = (
     "Cost is the number of multiply-adds of linear layers for one private token, divided by that "
-    "of the public model. Times are in benchmarks/results/cpu-trunk-avx512.txt. All kinds of members "
-    "have the same corpus, division, queries and passes; alpha / rank is 8. ClippedMixing and "
-    "ClippedLogPool have the settings that 'adapmixed plan' chooses for ε. PMixED's ε is fixed, "
-    "too, and AdaPMixED's is found afterwards. Perplexities are means over seeds, and each seed "
-    "has its own division."
+    "of the public model. Times are in benchmarks/results/cpu-trunk-avx512.txt. All kinds of "
+    "members have the same corpus, division, queries and passes; alpha / rank is 8. ClippedMixing "
+    "and ClippedLogPool have the settings that 'adapmixed plan' chooses for ε. PMixED's ε is "
+    "fixed, too, and AdaPMixED's is found afterwards. Perplexities are means over seeds, and each "
+    "seed has its own division."
 )
 
 
