@@ -177,7 +177,7 @@ def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
         figure.legend(handles, labels, loc="outside lower right", ncols=3, handlelength=1.4)
         svg = svg_text(figure, "breakdown", title)
     caption = (
-        "The parts are those of the shard with the largest loss. Mixing is the sum of its realised "
+        "The parts are those of the shard with the largest ε. Mixing is the sum of its realised "
         "losses. Screening is the cost of the noisy test that sends a query to the public model. "
         "Conversion is the fixed cost of turning Rényi divergence into (ε,\u00a0δ)."
     )
