@@ -1,5 +1,5 @@
 """The laboratory: audits, the paper's tables and studies, figures, DP-SGD.
 
-It imports the library, `adapmixed`, which does not import it. Its packages come with
+It imports the library, `adapmixed`, which never imports it. The packages that it needs come with
 ``pip install 'adapmixed[lab]'``.
 """

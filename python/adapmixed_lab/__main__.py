@@ -1,4 +1,4 @@
-"""``python -m adapmixed_lab``."""
+"""The entry point of ``python -m adapmixed_lab``."""
 
 import sys
 

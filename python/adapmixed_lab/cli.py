@@ -1,4 +1,4 @@
-"""The laboratory's command line: ``adapmixed-lab COMMAND``, one module of `commands` each."""
+"""The command line ``adapmixed-lab COMMAND``, with one module of `commands` per command."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from adapmixed.data.rows import missing_extra
 from adapmixed_lab.commands import audit, dp_sgd, report, reproduce
 
 PACKAGES = ("matplotlib", "opacus", "scipy")
-"""Of the extra `lab`."""
+"""Packages of the extra `lab`."""
 
 
 def _parser() -> argparse.ArgumentParser:
     return parser_of(
         "adapmixed-lab",
-        "Reports with figures, the paper's tables and studies, audits, DP-SGD.",
+        "Draw reports, reproduce the paper, audit privacy claims, and train with DP-SGD.",
         (report, reproduce, audit, dp_sgd),
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; an error is one line on standard error and exit status 2."""
+    """Run one command and return its exit status.
+
+    An error prints one line on standard error and gives exit status 2.
+    """
     return run_command(_parser(), arguments, _run)
 
 

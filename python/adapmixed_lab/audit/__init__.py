@@ -1,6 +1,6 @@
-"""Programs that try to break what is claimed. docs/audits.md says what a pass means.
+"""Attacks on every privacy claim; docs/how-to/audit.md says what a pass means.
 
-``run(names, effort)`` attacks; nothing heavy is imported before.
+``run(names, effort)`` runs them, and only then imports heavy packages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,18 +11,18 @@ from adapmixed_lab.audit.finding import Effort, Finding
 __all__ = ["AUDITS", "Effort", "Finding", "run"]
 
 AUDITS = {
-    "tokens": "the two worlds told apart by drawn tokens",
-    "bounds": "ensembles searched for that lose more than their bound",
-    "screening": "the two worlds told apart by the screening bit",
-    "sampler": "the distribution of drawn tokens, forks and replays",
-    "budgets": "adaptive trees under a budget of every shard",
-    "odometer": "AdaPMixED's running ε(D) on adaptive trees, orders chosen afterwards",
-    "canaries": "planted secrets: one-run audit and exposure",
+    "tokens": "tell two neighbouring ensembles apart by drawn tokens",
+    "bounds": "search for ensembles that lose more than their bound",
+    "screening": "tell two neighbouring ensembles apart by the screening bit",
+    "sampler": "check the distribution of drawn tokens, forks and replays",
+    "budgets": "enumerate adaptive trees under a budget of every shard",
+    "odometer": "enumerate adaptive trees under AdaPMixED's running ε(D)",
+    "canaries": "plant secrets in training text: one-run audit and exposure",
 }
 
 
 def run(names: Sequence[str] = (), effort: Effort | None = None) -> Iterator[Finding]:
-    """Yield the findings of these audits, one by one; without names of all.
+    """Yield the findings of the named audits, one by one; without names, of all audits.
 
     Raises:
         ValueError: no audit has that name.

@@ -1,4 +1,4 @@
-"""Bounds and losses of the Rényi ball: PMixED, AdaPMixED's own charges, subsets, replace-one."""
+"""Claims about the Rényi ball under attack: PMixED, AdaPMixED, subsets, replace-one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DELTAS = (0.5, 0.1, 0.01)
 
 
 def ball_targets() -> list[Target]:
-    """Return everything that is attacked here, controls at the end."""
+    """Return all targets of this module, controls last."""
     found = [
         _ball_target(PMixED(8.0, 1e-5, 10, order, rate), models)
         for order, rate, models in ((3.0, 1.0, 3), (6.0, 1.0, 1), (18.0, 0.3, 4))
@@ -60,7 +60,10 @@ def _ball_target(mechanism: PMixED, models: int) -> Target:
 
 
 def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
-    """Return the loss that the accountant adds; a control if the neighbours are others."""
+    """Return an attack on the loss that the accountant adds.
+
+    It is a control if `adjacency` is not the mechanism's own.
+    """
     (order,) = mechanism.loss_orders or (mechanism.order,)
 
     def ratio(p: Array, q: Array, charge: Array | None) -> Array:
@@ -80,9 +83,9 @@ def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
 
 
 def _fixed_target(order: float, models: int, adjacency: str) -> Target:
-    """Return AdaPMixED's bound that is fixed beforehand, which holds for zero-out alone.
+    """Return an attack on AdaPMixED's fixed bound, which holds for zero-out alone.
 
-    With "add_remove" a control: it is divided by the members that are there.
+    With "add_remove" it is a control: the mechanism divides by the number of present members.
     """
     mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
     proposed = mechanism.propose(torch.zeros(models, 1, 2), torch.zeros(1, 2), rng=SeededRandom(0))
@@ -98,9 +101,9 @@ def _fixed_target(order: float, models: int, adjacency: str) -> Target:
 
 
 def _subset_target(order: float, models: int, rate: float, divisor: str) -> Target:
-    """Return the bound of a token's distribution if each member is drawn with probability `rate`.
+    """Return an attack on the bound for hidden random subsets, which are all enumerated.
 
-    All subsets are enumerated.
+    Each member is drawn with probability `rate`.
     """
     control = divisor not in ("subset", "slots")
     by = "subset" if control else divisor
@@ -130,7 +133,10 @@ def _subset_target(order: float, models: int, rate: float, divisor: str) -> Targ
 
 
 def _replaced_target(order: float, models: int) -> Target:
-    """Return (2ε, (1 + e^ε) δ) through the emptied shard, as budgets and the planner state it."""
+    """Return an attack on (2ε, (1 + e^ε) δ) for replace-one, derived through the emptied shard.
+
+    Budgets and the planner state replace-one in this form.
+    """
     mechanism = AdaPMixED(order, 0.5 / order, screen=None, loss="fixed")
     spent = sound_bound(order, mechanism.radius, models)
     claims = [(replace_one_epsilon(order, spent, delta), delta) for delta in DELTAS]
@@ -143,7 +149,7 @@ def _replaced_target(order: float, models: int) -> Target:
 
 
 def _doubled_target() -> Target:
-    """Return twice the Rényi bound of an emptied shard, which bounds no replacement: a control."""
+    """Return a control: twice the Rényi bound of an emptied shard bounds no replacement."""
     order = 3.0
     mechanism = AdaPMixED(order, 0.05, screen=None, loss="fixed")
     bound = 2 * sound_bound(order, mechanism.radius, 1)
@@ -157,7 +163,7 @@ def _doubled_target() -> Target:
 
 
 def published_target(models: int) -> Target:
-    """Return the published data-independent bound, which is not valid: a control."""
+    """Return a control: the published data-independent bound, which is not valid."""
     order, beta = 3.0, 0.01
     bound = published_bound(order, beta, models)
 

@@ -1,4 +1,4 @@
-"""Bounds: ensembles, searched for, whose true loss exceeds what is charged for them.
+"""Bounds: a search for ensembles whose true loss exceeds what is charged for them.
 
 The distributions are those that the mechanisms draw from. Losses are computed here, in float64. A
 finding is the largest ratio of a true loss to its bound.
@@ -82,9 +82,10 @@ def _halved_target() -> Target:
 
 
 def present_target() -> Target:
-    """Return the bound of a constant N if the mean is over the members that are there: a control.
+    """Return a control: the bound for constant N, but a mean over the present members alone.
 
-    A missing member answers q. A mechanism that divides by the others instead loses more.
+    A missing member must answer the public model. A mechanism that divides by the number of present
+    members instead loses more than this bound.
     """
     stated = _range_target((-0.25, 0.5, 2.0), 3, "zero_out")
     name = f"{stated.name}, but divided by those that are there"
@@ -92,7 +93,7 @@ def present_target() -> Target:
 
 
 def targets() -> list[Target]:
-    """Return everything that is attacked."""
+    """Return all targets."""
     box = (math.exp(-0.5), math.exp(0.5))
     found = [
         _pair_target(box, models, adjacency, measure)
@@ -116,7 +117,7 @@ def targets() -> list[Target]:
 
 
 def attack(target: Target, steps: int, generator: np.random.Generator) -> float:
-    """Return the largest ratio found."""
+    """Return the largest ratio that the search finds."""
     with one_thread():
         return maximise(target.objective, target.shape.size, steps, generator)
 

@@ -1,4 +1,4 @@
-"""Budgets of every shard: accountants with an ε, on enumerated adaptive trees."""
+"""Budgets of every shard: accountants with an ε are attacked on enumerated adaptive trees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _adversary(seed: int, kind: int) -> tuple[Adversary, int]:
 
 
 def _trees(effort: Effort) -> Iterator[Finding]:
-    """Find the largest divergence of all leaves / the budget, over random adversaries."""
+    """Yield the largest divergence over the budget that random adversaries reach."""
     generator = effort.generator("budgets/trees")
     number = effort.count(TREES_PER_SECOND, 2)
     claim = f"D_{ORDER:g} of the transcript / budget"
@@ -40,7 +40,7 @@ def _trees(effort: Effort) -> Iterator[Finding]:
             largest = max(largest, largest_divergence(adversary, depth, amount, ORDER) / amount)
         name = f"{number} trees of {depth} answers, {vocab} tokens, {models} models"
         yield Finding("budgets", name, claim, 1 + SLACK, largest, 1.0)
-    # Members that never run out, against a budget of 0.1.
+    # A control: members never run out, and the divergence is compared with a budget of 0.1.
     adversary, depth = _adversary(1, 1)
     unbounded = largest_divergence(adversary, depth, 1e9, ORDER) / 0.1
     yield Finding("budgets", "no member runs out", claim, 1 + SLACK, unbounded, 1.0, True)
@@ -50,7 +50,7 @@ def _box(lower: float, upper: float) -> ClippedMixing:
     return ClippedMixing(lower, upper, order=ORDER)
 
 
-# Models, tokens, answers; who answers.
+# Models, tokens, answers, and the mechanism that answers.
 Setting = tuple[int, int, int, Mechanism]
 POOLS: list[Setting] = [
     (1, 2, 7, ClippedLogPool(-0.2, 0.5, 1.0)),
@@ -59,7 +59,7 @@ POOLS: list[Setting] = [
 ]
 MIXINGS: list[Setting] = [(1, 2, 7, _box(0.8, 1.2)), (2, 3, 5, _box(0.85, 2.5))]
 SHAPES_ASKED = ((1.0, None), (0.6, None), (1.5, 2))
-"""(temperature, top_k) of the rows; which of them depends on the history."""
+"""(temperature, top_k) of the rows; the history decides which pair a query uses."""
 SPENT = (0.05, 0.1, 0.2)
 ZCDP_ORDERS = (1.5, 2.0, 4.0, 16.0)
 ENDLESS = 1e9
@@ -101,17 +101,17 @@ def _mechanism_trees(effort: Effort) -> Iterator[Finding]:
         yield finding(setting, "no member runs out in a tree", unbounded, True)
 
 
-# Models and boxes of extremal trees; so many of the first answers are within the budget.
+# Models and box of each extremal tree; the budget admits the first ADMITTED of ASKED answers.
 EXTREMAL = [(1, 0.9, 1.3), (2, 0.9, 1.3), (3, 0.9, 1.3), (2, 0.85, 2.5)]
 ADMITTED, ASKED = 4, 5
 UNDERSTATED = 0.8
 
 
 def _extremal_tree(models: int, lower: float, upper: float, told: float = 1.0) -> ExtremalTree:
-    """Return one with a budget that `ADMITTED` answers use up, and one answer more.
+    """Return a tree that asks one answer more than the `ADMITTED` that use up its budget.
 
     Args:
-        told: the part of every charge that the accountant is told.
+        told: the fraction of every charge that the accountant is told.
     """
     box = _box(lower, upper)
     budget = ShardBudget("renyi", ADMITTED * ExtremalTree.charge(box, models) * (1 + 1e-4), ORDER)
@@ -120,7 +120,7 @@ def _extremal_tree(models: int, lower: float, upper: float, told: float = 1.0) -
 
 
 def _extremal_trees() -> Iterator[Finding]:
-    """Ask what loses all that it is charged: charges that are too small show."""
+    """Attack trees that lose all that they are charged, so that too small a charge shows."""
     claim = f"D_{ORDER:g} of the transcript / budget"
     for told in (1.0, UNDERSTATED):
         for models, lower, upper in EXTREMAL:
@@ -173,7 +173,7 @@ def _others(effort: Effort) -> Iterator[Finding]:
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Attack by trees, and compare charges that other shards must not move."""
+    """Attack budgets with trees, and check that other shards do not change a charge."""
     yield from _trees(effort)
     yield from _mechanism_trees(effort)
     yield from _extremal_trees()

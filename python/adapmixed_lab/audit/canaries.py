@@ -1,23 +1,25 @@
 """Canaries: secrets planted in training text, and what answers of the trained ensemble tell.
 
-**One-run audit** (Steinke, Nasr, Jagielski 2023). Each of N shards has a canary and a fair coin of
-its own. Turning one coin changes one shard, so the answers are (ε, δ)-DP in every coin, with the ε
-of that change: the shard holds its conversation or is emptied ("zero_out"), or it holds the one or
-the other booking number ("replace_one"). Two canaries in one shard would share one change.
-A run is N coins and T answers. R runs, each with coins of its own, are (ε, δ)-DP in each of all
-N R coins, too, since a coin changes one run: theorem 5.2 is applied to all of them at once.
+**One-run audit** (Steinke, Nasr, Jagielski 2023). Each of N shards has one canary and one fair
+coin. Under "zero_out" the coin decides whether the shard holds its conversation or is emptied.
+Under "replace_one" it decides which of two booking numbers the conversation holds. One coin changes
+one shard, so the answers are (ε, δ)-DP in every coin, with the ε of that change. Two canaries in
+one shard would share one change. A run is N coins and T answers. R runs with coins of their own are
+(ε, δ)-DP in each of all N R coins, because a coin changes one run. Theorem 5.2 is applied to all of
+them at once.
 
-**Exposure** (Carlini et al. 2019), log2 |R| - log2(rank of the secret among |R|). One shard is
-drawn uniformly from |R|, which are ranked by the answers. With P_s the distribution with shard s
-and P' that with it emptied, P_s(s is ranked first) <= e^ε P'(s is ranked first) + δ; the mean over
-s is at most e^ε/|R| + δ, with the ε of zero-out. So much may the frequency of full exposure be.
+**Exposure** (Carlini et al. 2019) is log2 |R| - log2(rank of the secret among |R|). One shard is
+drawn uniformly from |R|, and the answers rank them. Let P_s be the distribution with shard s, and
+P' the one with it emptied. Then P_s(s is ranked first) <= e^ε P'(s is ranked first) + δ, with the
+ε of zero-out. The mean over s is at most e^ε/|R| + δ, which bounds the frequency of full exposure.
 
-**Power.** The same attack at the same effort on the ensemble without protection. Where it does not
-exceed a claim, that the claim was not broken says nothing, and the finding is called so.
+**Power.** The same attack runs at the same effort on the ensemble without protection. If that does
+not exceed a claim, an attack that did not break the claim shows nothing. The finding then says "no
+power".
 
-Nothing but answers is scored. The attacker knows the text and every adapter that the coins may
-give, and computes the exact likelihood of the answers in every world. How many guesses it makes is
-chosen in a rehearsal, with coins and tokens of its own.
+Only answers are scored. The attacker knows the text and every adapter that the coins may give, and
+computes the exact likelihood of the answers in every world. A rehearsal, with coins and tokens of
+its own, chooses how many guesses the attacker makes.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Booleans = NDArray[np.bool_]
 ANSWERS_PER_SECOND = 3000.0  # of each game
 LEAST_ANSWERS = 20_000
 REHEARSED = 10_000  # runs
-SHARES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)  # of all coins, that are guessed
+SHARES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)  # of all coins: how many may be guessed
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Worlds:
     """Ensembles, one of which answers.
 
     Attributes:
-        private: (N, W, V), the members' logits in each.
+        private: (N, W, V), the members' logits in each world.
         public: (V,).
     """
 
@@ -62,7 +64,7 @@ class Worlds:
     public: Tensor
 
     def distributions(self, mechanism: Mechanism) -> Array:
-        """Return (W, V), what the mechanism draws from."""
+        """Return (W, V), the distribution that the mechanism draws from in each world."""
         found = distribution(mechanism, self.private, self.public.repeat(self.private.shape[1], 1))
         scaled: Array = found / found.sum(1, keepdims=True)
         return scaled
@@ -70,7 +72,7 @@ class Worlds:
     def answers(
         self, mechanism: Mechanism, world: Integers, count: int, rng: RandomSource
     ) -> Integers:
-        """Return (R, V), how often each token is among `count` answers in each run's world (R,)."""
+        """Return (R, V) counts of each token among `count` answers in each run's world (R,)."""
         vocab = len(self.public)
         seen = np.zeros(len(world) * vocab, dtype=np.int64)
         for index in np.unique(world):
@@ -83,7 +85,7 @@ class Worlds:
 
 
 def likelihoods(shares: Array, seen: Integers) -> Array:
-    """Return (R, W), log P(answers of a run | world), but for the same constant in every world."""
+    """Return (R, W), log P(answers of a run | world) up to a constant of the run."""
     logs = np.log(np.maximum(shares, np.finfo(np.float64).tiny))
     found: Array = seen.astype(np.float64) @ logs.T
     return found
@@ -94,10 +96,10 @@ class Audit:
     """A one-run audit.
 
     Attributes:
-        game: the claim, and what runs.
-        answers: T of a run.
-        together: one person in all shards, with one coin, whom the claim does not cover: a
-            control.
+        game: the claim, and the mechanism that runs.
+        answers: T, the answers of a run.
+        together: a control: one person is in all shards, with one coin, which the claim does not
+            cover.
     """
 
     game: Game
@@ -109,7 +111,7 @@ class Audit:
         return f"ε at δ = {self.game.delta:g}"
 
     def claimed(self) -> float:
-        """Return ε of all answers of a run."""
+        """Return the claimed ε of all answers of a run."""
         return self.game.claimed()
 
     def outcomes(self) -> Booleans:
@@ -118,16 +120,16 @@ class Audit:
         return (np.arange(2**coins)[:, None] >> np.arange(coins) & 1).astype(bool)
 
     def worlds(self, members: Planted) -> Worlds:
-        """Return the ensemble for each of them."""
+        """Return the ensemble of every outcome."""
         coins = torch.from_numpy(self.outcomes()).expand(-1, CUSTOMERS)
         first, second = members.private[:CUSTOMERS, None], members.private[CUSTOMERS:, None]
         other = members.public if self.game.adjacency == "zero_out" else second
         if self.together:
-            first = first[:1]  # the same person's in every shard
+            first = first[:1]  # the same person in every shard
         return Worlds(torch.where(coins.T[..., None], first, other), members.public)
 
     def odds(self, shares: Array, seen: Integers) -> Array:
-        """Return (R, K), log P(heads | answers)/P(tails | answers) of every coin."""
+        """Return (R, K), log(P(heads | answers)/P(tails | answers)) of every coin."""
         logs = likelihoods(shares, seen)
         sides = [
             np.logaddexp.reduce(logs[:, side], 1) - np.logaddexp.reduce(logs[:, ~side], 1)
@@ -150,7 +152,11 @@ class Audit:
         return one_run_epsilon(odds.size, guesses, right, self.game.delta)
 
     def plan(self, odds: Array, runs: int) -> int:
-        """Return how many guesses show most, a deviation off luck, if odds are those rehearsed."""
+        """Return how many guesses are expected to show the largest ε.
+
+        The odds are those of the rehearsal, and one standard deviation fewer guesses are right
+        than expected.
+        """
         sure = np.sort(expit(np.abs(odds)), axis=None)[::-1]
         coins = runs * odds.shape[1]
         best, most = 1, -1.0
@@ -167,7 +173,10 @@ class Audit:
 
 @dataclass(frozen=True)
 class Exposure:
-    """Which of all trained shards is member 0? The others hold the last ones throughout."""
+    """An exposure attack: which of all trained shards is member 0?
+
+    The other members hold the last trained shards in every world.
+    """
 
     game: Game
     answers: int
@@ -177,7 +186,7 @@ class Exposure:
         return f"P(exposure is log2 {SECRETS})"
 
     def claimed(self) -> float:
-        """Return the largest probability that the right one is ranked first."""
+        """Return the claimed bound on the probability that the right shard is ranked first."""
         return min(1.0, float(np.exp(self.game.claimed())) / SECRETS + self.game.delta)
 
     def measure(self, runs: int, generator: np.random.Generator, rng: RandomSource) -> float:
@@ -196,25 +205,25 @@ MANY = 64
 
 
 def box(queries: int) -> ClippedMixing:
-    """Return a ClippedMixing for so many answers."""
+    """Return a ClippedMixing for this number of answers."""
     return ClippedMixing(0.85, 1.4, queries=queries)
 
 
 def pool(queries: int) -> ClippedLogPool:
-    """Return a ClippedLogPool for so many answers."""
+    """Return a ClippedLogPool for this number of answers."""
     return ClippedLogPool(-0.15, 0.3, 1.0, queries=queries)
 
 
 def game(
     stated: Mechanism, adjacency: str, delta: float, running: Mechanism | None = None, bug: str = ""
 ) -> Game:
-    """Return a claim about an ensemble of all customers; `bug` says what is done instead."""
+    """Return a claim about an ensemble of all customers; `bug` names the fault of a control."""
     name = f"{bug}{stated.name}, N = {CUSTOMERS}, {adjacency}"
     return Game(name, stated, CUSTOMERS, adjacency, delta, running)
 
 
 def audits() -> list[tuple[Audit, bool]]:
-    """Return (audit, whether it is a control) of all."""
+    """Return all pairs (audit, whether it is a control)."""
     found = []
     for adjacency in ("zero_out", "replace_one"):
         for make in (box, pool):
@@ -233,7 +242,7 @@ EXPOSED_DELTA = 0.01
 
 
 def exposures() -> list[tuple[Exposure, bool]]:
-    """Return them as `audits` does."""
+    """Return all pairs (exposure, whether it is a control)."""
     stated = box(EXPOSED)
     plain = game(stated, "zero_out", EXPOSED_DELTA, Unprotected(), "unprotected, called ")
     return [
@@ -249,7 +258,10 @@ def unprotected(one: Audit | Exposure) -> Audit | Exposure:
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Play every game; its power without protection does not depend on the mechanism."""
+    """Play every game.
+
+    The power without protection does not depend on the mechanism, so games share it.
+    """
     answers = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS)
     games: list[tuple[Audit | Exposure, bool]] = [*audits(), *exposures()]
     powers: dict[str, float] = {}

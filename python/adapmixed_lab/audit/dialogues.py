@@ -1,7 +1,7 @@
-"""Generated flight-booking conversations: private text whose every secret is known.
+"""Generated flight-booking conversations: private text whose secrets are all known.
 
-Templates filled with random names, airports, dates and prices, in the manner of AirDialogue; they
-need no network. Whoever plants a booking number knows where it is said, after `SAID_AS`.
+Templates in the manner of AirDialogue are filled with random names, airports, dates and prices. No
+network is needed. The planted booking number stands after `SAID_AS`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _OFFERS = ("It is {price} dollars.", "That is {price} dollars.", "It costs {pric
 
 
 def flight_dialogue(customer: str, booking: str, *, seed: int) -> Document:
-    """A conversation in which a customer books a flight, a line for each turn.
+    """Return a conversation in which a customer books a flight, one line for each turn.
 
     Args:
         customer: the document's identifier.
-        booking: the number that the agent gives after `SAID_AS`, and nothing else but that: all
-            the rest is a function of (customer, seed).
+        booking: the number that the agent gives after `SAID_AS`. It changes nothing else: all the
+            rest is a function of (customer, seed).
         seed: any integer.
     """
     draw = random.Random(f"{seed}/{customer}")

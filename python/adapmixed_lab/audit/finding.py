@@ -1,4 +1,4 @@
-"""What an attack found, and how hard it may try."""
+"""The finding of one attack, and the effort of an audit."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from adapmixed.rng import SecureRandom, SeededRandom
 
 SLACK = 1e-9
-"""Relative, on exact computations: what float64 may add to a ratio of a true loss to its bound."""
+"""Relative rounding error that float64 may add to a computed ratio of true loss to bound."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim beside what one attack measured.
+    """One claim and what one attack measured.
 
     Attributes:
-        audit: which program.
+        audit: name of the audit.
         name: what was attacked, with its settings.
-        claim: what the two numbers are.
+        claim: the meaning of the two numbers.
         claimed: the promise: the true value is at most this.
-        measured: what the attack shows: the true value is at least this.
-        confidence: of `measured`, 1 for a computation.
-        control: a broken variant, which the attack must show to be broken.
-        power: what the same attack at the same effort shows where nothing is protected; None: not
-            measured. An attack that would not catch even that says nothing of the claim.
+        measured: the result of the attack: the true value is at least this.
+        confidence: of `measured`; 1 for a computation.
+        control: whether this is a deliberately broken variant, which the attack must catch.
+        power: what the same attack measures at the same effort without any protection; None: not
+            measured. If even that does not exceed the claim, the attack says nothing about it.
     """
 
     audit: str
@@ -42,7 +42,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """In a word. NaN is on the side of nobody: it breaks a claim, and catches no control."""
+        """One word for the result; NaN breaks a claim and catches no control."""
         if self.control:
             return "caught" if self.measured > self.claimed else "NOT CAUGHT"
         if not self.measured <= self.claimed:
@@ -53,12 +53,12 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """A claim that holds against an attack with power, or a control that is caught."""
+        """Whether a claim holds against an attack with power, or a control is caught."""
         return self.verdict in ("holds", "caught")
 
     @property
     def ratio(self) -> float | None:
-        """measured/claimed: near 1, the attack is nearly the strongest; None without a meaning."""
+        """measured/claimed, near 1 for an attack of nearly full strength; None if undefined."""
         if not self.claimed > 0 or not math.isfinite(self.measured):
             return None
         return self.measured / self.claimed
@@ -66,11 +66,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much an audit does: a function of these two numbers, never of the clock.
+    """The effort of an audit, which depends on these two numbers and never on the clock.
 
     Attributes:
-        seconds: roughly, for each audit on one core; the work is proportional to it.
-        seed: repeatable randomness; None: the operating system's.
+        seconds: rough time of each audit on one core; the work is proportional to it.
+        seed: makes attacks and draws repeatable; None: randomness of the operating system.
     """
 
     seconds: float = 15.0
@@ -81,17 +81,17 @@ class Effort:
             raise ValueError(f"seconds must be > 0 and finite, got {self.seconds}")
 
     def count(self, per_second: float, least: int) -> int:
-        """How many of something that `per_second` of are done in a second."""
+        """Return the number of steps at `per_second` steps a second, but no fewer than `least`."""
         return max(least, round(per_second * self.seconds))
 
     def source(self, label: str) -> SecureRandom | SeededRandom:
-        """What mechanisms draw from."""
+        """Return the random source that mechanisms draw from."""
         from adapmixed.rng import SecureRandom, SeededRandom
 
         return SecureRandom() if self.seed is None else SeededRandom(self.seed, f"audit/{label}")
 
     def generator(self, label: str) -> np.random.Generator:
-        """What a search draws from."""
+        """Return the generator that a search draws from."""
         import numpy as np
 
         if self.seed is None:

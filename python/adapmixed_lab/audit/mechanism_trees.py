@@ -1,8 +1,8 @@
 """Adaptive trees that a mechanism answers itself, charged to accountants with a budget.
 
-Small enough to be enumerated to the last leaf. Each node is answered as a generator does: the
-mechanism proposes, the branch's accountant charges, which decides who contributes, and the tokens
-follow the distribution that the proposal would release.
+The trees are small enough to be enumerated to the last leaf. Each node is answered as a generator
+would answer it. The mechanism proposes, and the branch's accountant charges and so decides which
+members contribute. The tokens follow the distribution that the proposal would release.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.trees import DELTA, History, charge_of
 
 FAR = 30.0
-"""A logit beyond every clip: the corners of what a member may do."""
+"""A logit beyond every clip, which puts a member at a corner of its box."""
 
 AsTheyAre = ((1.0, None),)
-"""One shape of the rows: no temperature, all tokens."""
+"""Rows as they are: temperature 1, all tokens."""
 
 
 @dataclass(frozen=True)
 class Understated(Mechanism):
-    """A mechanism that is charged a part of what it would be; a control.
+    """A control: a mechanism of which the accountant is told only a part of every charge.
 
     Attributes:
         inner: the mechanism.
-        told: the part of every charge that the accountant is told.
+        told: the fraction of every charge that the accountant is told.
     """
 
     name: ClassVar[str] = "understated"
@@ -47,7 +47,7 @@ class Understated(Mechanism):
 
     @property
     def measure(self) -> tuple[str, float | None] | None:
-        """As of the mechanism."""
+        """The measure of the inner mechanism."""
         return self.inner.measure
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
@@ -71,12 +71,12 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Tree:
-    """An adversary whose queries, and their shapes, depend on what was answered before.
+    """An adversary whose queries, and their shapes, depend on the answers so far.
 
     Attributes:
-        mechanism: answers, with a measure of its individual charges.
+        mechanism: answers the queries; it has a measure for its individual charges.
         budget: of every shard.
-        shapes: (temperature, top_k) of the rows; which of them is asked depends on the history.
+        shapes: (temperature, top_k) of the rows; the history decides which pair a query uses.
     """
 
     mechanism: Mechanism
@@ -96,13 +96,13 @@ class Tree:
         return torch.from_numpy(private).float(), torch.from_numpy(public).float()
 
     def leaves(self, emptied: int | None = None) -> dict[History, Leaf]:
-        """Return every transcript; member `emptied` is the public model throughout."""
+        """Return every transcript; member `emptied` answers as the public model throughout."""
         accountant = Accountant(DELTA, epsilon=self.budget.epsilon(DELTA))
         level: dict[History, tuple[float, Accountant]] = {(): (1.0, accountant)}
         for _ in range(self.depth):
             below = {}
             for history, (mass, before) in level.items():
-                # Each branch has an accountant of its own, which goes on from here.
+                # Each branch goes on with an accountant of its own.
                 after = Accountant.from_state(before.state())
                 for token, p in enumerate(self._answer(history, after, emptied)):
                     below[(*history, token)] = (mass * p, after)
@@ -134,12 +134,12 @@ class Tree:
         return answer
 
     def divergence(self, orders: Sequence[float]) -> float:
-        """Return the largest D_α(P ‖ P°)/(what the budget allows at α), any member emptied.
+        """Return the largest D_α(P ‖ P°)/(what the budget allows at α).
 
-        Both ways.
+        The maximum is over the emptied member and both directions.
 
         Args:
-            orders: α; under a budget in "renyi" its own alone.
+            orders: α; under a budget in "renyi" only the budget's own order.
         """
         here = {history: leaf.mass for history, leaf in self.leaves().items()}
         largest = 0.0
@@ -154,12 +154,13 @@ class Tree:
 
 @dataclass(frozen=True)
 class ExtremalTree(Tree):
-    """Every query is the dominating pair of one box: no answer loses more of what it is charged.
+    """A tree whose every query is the dominating pair of one box.
 
-    Of three tokens two have mass π = (1-c)/(C-c): member 0 is C q on one of them, every other
-    member on the other, and c q elsewhere. Which tokens these are depends on the history. By the
-    lemma of docs/theory/per-shard-budgets.md, member 0 loses its charge if the others are c q, and
-    the sum of `depth` answers is the sum of their charges until it has spent its budget.
+    No answer loses more of what it is charged. Two of three tokens have mass π = (1-c)/(C-c).
+    Member 0 is C q on one of them, every other member on the other, and all are c q elsewhere. The
+    history decides which tokens these are. By the lemma of docs/theory/per-shard-budgets.md, member
+    0 loses its whole charge if the others are c q. So `depth` answers lose the sum of their
+    charges, until the budget is spent.
 
     Attributes:
         box: of the members' distributions around q.
@@ -168,7 +169,7 @@ class ExtremalTree(Tree):
     box: ClippedMixing = ClippedMixing(0.9, 1.3, order=4.0)
 
     def node(self, history: History) -> tuple[Tensor, Tensor]:
-        """As :meth:`Tree.node`."""
+        """Return the query after this history; see :meth:`Tree.node`."""
         box = self.box
         rng = np.random.default_rng([self.seed, len(history), *history])
         own, others, rest = rng.permutation(3)
@@ -181,7 +182,7 @@ class ExtremalTree(Tree):
 
     @staticmethod
     def charge(box: ClippedMixing, models: int) -> float:
-        """Return that of member 0, by the formula, in float64."""
+        """Return the charge of member 0, by the formula, in float64."""
         assert box.order is not None
         share = (1 - box.lower) / (box.upper - box.lower)
         q, u = np.array([share, 1 - share]), np.array([box.upper, box.lower])

@@ -1,9 +1,9 @@
 """AdaPMixED's running ε(D), an ex-post statement, on enumerated adaptive trees.
 
-Attacked is the statement of docs/theory/adapmixed.md, word for word. With P and Q the
-distributions of all transcripts with and without a member, P(S) - ∫_S e^ε(D) dQ, and the same with
-P and Q exchanged, are at most δ for every S. AdaPMixED answers every query, and the accountant says
-ε on every branch.
+The attacks take the statement of docs/theory/adapmixed.md word for word. Let P and Q be the
+distributions of all transcripts with and without a member. Then P(S) - ∫_S e^ε(D) dQ is at most δ
+for every S, and so is the same with P and Q exchanged. AdaPMixED answers every query, and the
+accountant states ε on every branch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from adapmixed_lab.audit.trees import Stages, accounted, excess, two_stage_paths
 STEPS_PER_SECOND = 6.0  # of each search
 CLAIM = "sup P(S) - ∫_S e^ε(D) dQ"
 DELTA = 1e-5
-SEARCHED_DELTA = 0.05  # branches that a search meets by chance
+SEARCHED_DELTA = 0.05  # so large that a search meets such branches by chance
 
-# What is special, and the tree: for each answer the order that it is made for, and its loss.
+# A suffix of the name, and the tree: the order that each answer is made for, and its loss.
 EXTREMAL: list[tuple[str, dict[str, Any]]] = [
     ("", {"models": 1, "adjacency": "add_remove", "orders": (8.0,) * 4, "spend": (0.25,) * 4}),
     ("", {"models": 2, "adjacency": "add_remove", "orders": (8.0,) * 4, "spend": (0.25,) * 4}),
@@ -69,7 +69,7 @@ def _finding(name: str, delta: float, measured: float, control: bool = False) ->
 
 
 def _called(tree: Odometer, kind: str = "an extremal tree") -> str:
-    """Return the mechanism's orders, and the tree, in words."""
+    """Return a name from the mechanism's orders and the tree."""
     orders = tree.mechanism.loss_orders or (tree.mechanism.order,)
     return (
         f"adapmixed α = {', '.join(f'{order:g}' for order in orders)}, {kind} of {tree.depth} "
@@ -78,14 +78,14 @@ def _called(tree: Odometer, kind: str = "an extremal tree") -> str:
 
 
 def _extremal_trees() -> Iterator[Finding]:
-    """Attack trees on which the statement is nearly tight: an ε that is too small shows."""
+    """Attack trees on which the statement is nearly tight, so that too small an ε shows."""
     for what, setting in (*EXTREMAL, *SEVERAL):
         tree, queries = extremal(delta=DELTA, **setting)
         yield _finding(_called(tree) + what, DELTA, tree.measured(queries))
 
 
 def _extremal_controls() -> Iterator[Finding]:
-    """Attack the same trees with the ε of another statement, or of an accountant told less."""
+    """Attack the same trees with the ε of another statement, or with too small charges."""
     for _, setting in SEVERAL:
         tree, queries = extremal(delta=DELTA, split=False, **setting)
         name = f"{_called(tree)}, the best order chosen afterwards"
@@ -110,7 +110,7 @@ def _ball(
 
 
 def searched() -> list[tuple[str, Odometer, bool]]:
-    """Return trees whose logits are all searched for: what is special, the tree, if a control."""
+    """Return trees to search over all logits: (suffix of the name, tree, whether a control)."""
     added, emptied = _ball(3.0, 1.0, "add_remove"), _ball(3.0, 1.0, "zero_out")
     smaller, several = _ball(3.0, 0.5, "add_remove"), _ball(4.0, 1.0, "add_remove", (4.0, 1.5))
     two = Odometer(smaller, 2, 2, 3, SEARCHED_DELTA)
@@ -139,7 +139,7 @@ def searched() -> list[tuple[str, Odometer, bool]]:
 
 
 def _searches(effort: Effort) -> Iterator[Finding]:
-    """Attack the statement and broken ones alike."""
+    """Search for trees that break the statement, and for trees that break each control."""
     steps = effort.count(STEPS_PER_SECOND, 60)
     for index, (what, tree, control) in enumerate(searched()):
         queries = tree.search(steps, effort.generator(f"odometer/{index}"))
@@ -148,7 +148,7 @@ def _searches(effort: Effort) -> Iterator[Finding]:
 
 
 def _by_hand() -> Iterator[Finding]:
-    """Attack the accountant by the losses of a two-stage mechanism that is written out."""
+    """Attack the accountant with the losses of a two-stage mechanism that is written out."""
     paths = two_stage_paths(*BY_HAND, DELTA)
 
     def single(column: int) -> Callable[[Stages], float]:
@@ -170,7 +170,7 @@ def _by_hand() -> Iterator[Finding]:
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Attack trees that are nearly tight, trees that are searched for, and choices of an order."""
+    """Attack nearly tight trees, searched trees, and the choice of an order."""
     yield from _extremal_trees()
     yield from _extremal_controls()
     yield from _searches(effort)

@@ -1,13 +1,13 @@
-"""The trees on which AdaPMixED's ex-post statement is nearly tight (docs/theory/adapmixed.md).
+"""Trees on which AdaPMixED's ex-post statement is nearly tight (docs/theory/adapmixed.md).
 
-Its proof loses nothing where X = L e^{-E} is e^c α/(α-1) on a rare branch and X^{α-1} hardly
-counts elsewhere. So each answer has a rare token of mass a in one world and b = a/u in the other,
+The proof loses nothing if X = L e^{-E} is e^c α/(α-1) on a rare branch and X^{α-1} hardly counts
+elsewhere. So each answer has a rare token of mass a in one world and b = a/u in the other,
 
     u = α/(α-1) e^{E + c_α(δ)},    a = (e^{(α-1)e} - 1)/u^{α-1},
 
-where e is the answer's loss and E the total with it; once the token is drawn every model answers q.
-Then sup P(S) - ∫_S e^ε dQ is δ (1 - e^{-(α-1) Σe}). With several orders each answer is made for
-one of them, the highest first, of whose atoms lower orders hardly see anything.
+where e is the answer's loss and E the total including it. Once the token is drawn, every model
+answers q. Then sup P(S) - ∫_S e^ε dQ is δ (1 - e^{-(α-1) Σe}). With several orders each answer is
+made for one of them, the highest first, because lower orders hardly see the atoms of higher ones.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from adapmixed_lab.audit.odometer_trees import Adjacency, Odometer, Queries
 from adapmixed_lab.audit.search import Array, both_ways
 
 Pair = tuple[float, float]
-WIDE = 1e3  # a radius, in nats, beyond which nothing here lies
+WIDE = 1e3  # a radius in nats that nothing here reaches
 
 
 def _atoms(orders: tuple[float, ...], spend: tuple[float, ...], parts: list[float]) -> list[Pair]:
-    """Return (a, b) of each answer, made for its own order, its part of δ and its own loss."""
+    """Return (a, b) of each answer, from its own order, its part of δ and its own loss."""
     atoms: list[Pair] = []
     for order, loss, delta in zip(orders, spend, parts, strict=True):
         before = sum(float(both_ways(_pair(p), _pair(q), order)) for p, q in atoms)
@@ -43,9 +43,9 @@ def _pair(mass: float) -> Array:
 
 
 def _rows(mass: Pair, models: int, *, backwards: bool) -> tuple[float, float, float]:
-    """Return the rare token's probability in q, for the removed member, and for the others.
+    """Return the rare token's probability in q, in the removed member, and in the others.
 
-    The neighbour's answer has b, or, backwards, a.
+    The neighbour gives it b, or a if `backwards`.
     """
     a, b = mass
     if not backwards:  # the others answer q
@@ -66,15 +66,15 @@ def extremal(
     split: bool = True,
     seed: int = 0,
 ) -> tuple[Odometer, Queries]:
-    """Return a tree of one answer for each of `orders`, made for that order, that loses `spend`.
+    """Return a tree with one answer for each of `orders`, which loses the matching `spend`.
 
     Args:
-        models: N >= 1; with `backwards` 1, or any for zero-out.
+        models: N >= 1; with `backwards` only 1, or any N under zero-out.
         delta: of the statement.
-        backwards: the removed model makes the token rarer, not likelier.
-        edge: its row asks for more than that, and the ball is such that this much is let through.
-        split: as of :class:`Odometer`.
-        seed: of the order of the tokens, another at every node.
+        backwards: the removed model makes the token rarer instead of likelier.
+        edge: the removed model's row asks for more, and the ball lets exactly this much through.
+        split: as in :class:`Odometer`.
+        seed: of the order of the tokens, which differs at every node.
     """
     order, distinct = orders[0], tuple(dict.fromkeys(orders))
     parts = [delta / len(distinct) if split else delta] * len(orders)
@@ -93,7 +93,7 @@ def extremal(
     tree = Odometer(mechanism, models, vocab, len(orders), delta, split=split)
     logits = np.zeros((tree.nodes, models + 1, vocab))
     rng = np.random.default_rng([seed, models, vocab, *map(int, orders)])
-    open_ = [True]  # no rare token was drawn yet; elsewhere every model answers q
+    open_ = [True]  # whether no rare token was drawn yet; if one was, all answer q
     node = 0
     for rare, own, others in answers:
         below = []

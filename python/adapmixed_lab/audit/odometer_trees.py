@@ -1,7 +1,7 @@
-"""Adaptive trees that AdaPMixED answers, and its running ε(D) on every branch of them.
+"""Adaptive trees that AdaPMixED answers, and its running ε(D) on every branch.
 
-The nodes of a tree are its histories, level by level; after node k of its level the token v leads
-to node k V + v of the next. Small enough to be enumerated to the last leaf, in both worlds.
+The nodes of a tree are its histories, level by level. Token v after node k of a level leads to node
+k V + v of the next. The trees are small enough to be enumerated to the last leaf, in both worlds.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from adapmixed_lab.audit.trees import excess
 
 Adjacency = Literal["add_remove", "zero_out"]
 Queries = tuple[Tensor, Tensor]
-"""(private (N, K, V), public (K, V)) float32 logits: what is asked after each of K histories."""
+"""(private (N, K, V), public (K, V)) float32 logits of the query after each of K histories."""
 Branches = list[tuple[float, float, float]]
-"""Of every transcript: its probability under P and under Q, and ε."""
+"""For every transcript: its probability under P and under Q, and ε."""
 
 
 @dataclass(frozen=True)
 class Odometer:
-    """Who answers the queries of a tree, and what is charged for them.
+    """A tree of queries, the mechanism that answers them, and what is charged.
 
     Attributes:
-        mechanism: answers, with D and with its neighbour.
+        mechanism: answers the queries, with D and with its neighbour.
         delta: of the statement.
-        charged: whose losses are counted, if that is another; a control.
-        told: the part of each answer's loss that the accountant is told; less than 1 in controls.
-        split: δ over the orders, evenly; without, the best order is chosen on every branch: a
-            control.
-        adding: the ensemble at hand lacks the member, which is then added: a control.
+        charged: a control: another mechanism, whose losses are counted instead.
+        told: the fraction of each answer's loss that the accountant is told; below 1 in controls.
+        split: whether δ is divided evenly over the orders. False is a control: the best order is
+            chosen on every branch.
+        adding: a control: the ensemble at hand lacks the member, and the neighbour adds it.
     """
 
     mechanism: AdaPMixED
@@ -65,12 +65,12 @@ class Odometer:
 
     @property
     def nodes(self) -> int:
-        """K, the histories after which something is asked."""
+        """K, the number of histories that a query follows."""
         return sum(self.vocab**level for level in range(self.depth))
 
     @property
     def size(self) -> int:
-        """Of a vector that holds all logits of a tree."""
+        """Length of a vector that holds all logits of a tree."""
         return self.nodes * (self.models + 1) * self.vocab
 
     @cached_property
@@ -84,26 +84,26 @@ class Odometer:
 
     @property
     def _charged(self) -> tuple[AdaPMixED, tuple[float, ...]]:
-        """Whose losses are counted, and at which orders."""
+        """The mechanism whose losses are counted, and their orders."""
         mechanism = self.charged or self.mechanism
         return mechanism, mechanism.loss_orders or (mechanism.order,)
 
     @property
     def _parts(self) -> list[float]:
-        """The part of δ that each order has."""
+        """The part of δ of each order."""
         count = len(self._charged[1])
         if not self.split:
             return [self.delta] * count
         return [self.delta / count] * count
 
     def queries(self, vectors: Array) -> Queries:
-        """Return (private (N, B K, V), public (B K, V)) of B vectors (B, size)."""
+        """Return (private (N, B K, V), public (B K, V)) from B vectors (B, size)."""
         logits = torch.from_numpy(vectors).float().view(-1, self.models + 1, self.vocab)
         rows = logits.transpose(0, 1).contiguous()
         return rows[1:], rows[0]
 
     def _neighbours(self, queries: Queries) -> list[Tensor]:
-        """Return the private logits that are left without each of the members."""
+        """Return the private logits without each of the members in turn."""
         private, public = queries
         order = [[i, *(j for j in range(self.models) if j != i)] for i in range(self.models)]
         return [neighbour(private[o], public, public, self.mechanism.adjacency) for o in order]
@@ -112,19 +112,19 @@ class Odometer:
         """Return (B, V^depth), the probability of every transcript.
 
         Args:
-            answers: (B, K, V), of every token after every history.
+            answers: (B, K, V), the probability of every token after every history.
         """
         masses = np.ones((len(answers), 1))
         for level in self._levels:
             masses = (masses[..., None] * answers[:, level]).reshape(len(answers), -1)
         return masses
 
-    # What is reported: one query after the other, as a driver asks and charges.
+    # Reported values: one query after the other, as a driver asks and charges.
 
     def _epsilons(self, private: Tensor, public: Tensor) -> list[float]:
-        """Return ε(D) on every branch, by accountants that are charged answer by answer."""
+        """Return ε(D) on every branch, from accountants that are charged answer by answer."""
         mechanism, orders = self._charged
-        # Without a split each order has all of δ: as much as if it is one of so many.
+        # The accountant divides δ by the number of orders: without a split each gets all of δ.
         delta = self.delta if self.split else self.delta * len(orders)
         level: list[list[Event]] = [[]]  # of each history, what was charged so far
         for share, nodes in zip(self._told, self._levels, strict=True):
@@ -145,7 +145,7 @@ class Odometer:
         return [epsilon for epsilon in epsilons if epsilon is not None]
 
     def _answers(self, private: Tensor, public: Tensor) -> Array:
-        """Return (1, K, V), of the next token after every history, as the mechanism releases it."""
+        """Return (1, K, V), the released probability of every token after every history."""
         found = []
         for k in range(self.nodes):
             rows = private[:, k : k + 1], public[k : k + 1]
@@ -158,7 +158,7 @@ class Odometer:
         return np.array([found])
 
     def branches(self, queries: Queries) -> list[Branches]:
-        """Return all branches for each member that is removed, Q without it."""
+        """Return all branches for each member that is removed; Q is the distribution without it."""
         private, public = queries
         here = self._masses(self._answers(private, public))[0]
         found = []
@@ -171,22 +171,23 @@ class Odometer:
         return found
 
     def measured(self, queries: Queries) -> float:
-        """Return the max over removed members and directions of sup_S P(S) - ∫_S e^ε(D) dQ."""
+        """Return the largest sup_S P(S) - ∫_S e^ε(D) dQ over removed members and directions."""
         return max(excess(branches, float) for branches in self.branches(queries))
 
     def exceeded(self, queries: Queries) -> float:
-        """Return the largest P(log P/Q > ε(D)): another statement, which is not made."""
+        """Return the largest P(log P/Q > ε(D)), about which nothing is claimed."""
         return max(
             math.fsum(p for p, q, epsilon in branches if p > math.exp(epsilon) * q)
             for branches in self.branches(queries)
         )
 
-    # What steers a search: the same in arrays, for many trees at once.
+    # The objective of a search: the same in arrays, for many trees at once.
 
     def objective(self, vectors: Array) -> Array:
-        """Return (B,), what is exceeded, relative to δ, of trees given by vectors (B, size).
+        """Return (B,), the excess relative to δ of trees given by vectors (B, size).
 
-        If nothing is exceeded, by how much less at least: so that a search finds its way.
+        If nothing is exceeded, the value is at most 0 and says how much is missing, so that a
+        search finds its way.
         """
         queries = private, public = self.queries(vectors)
         shape = len(vectors), self.nodes, self.vocab
@@ -206,7 +207,7 @@ class Odometer:
         return largest
 
     def _estimated(self, private: Tensor, public: Tensor) -> Array:
-        """Return (B, V^depth), ε but for the accountant's rounding."""
+        """Return (B, V^depth), ε without the accountant's rounding."""
         mechanism, orders = self._charged
         losses = realised(mechanism, private, public) * (1 + ops.loss_error) + LOSS_ABSOLUTE_ERROR
         models, _, columns = losses.shape
@@ -219,7 +220,7 @@ class Odometer:
         return np.maximum(0.0, epsilon)
 
     def search(self, steps: int, generator: np.random.Generator) -> Queries:
-        """Return the tree that exceeds most, of those that a search over all its logits visits."""
+        """Return the tree with the largest objective that a search over all its logits visits."""
         best: tuple[float, Array] = (-math.inf, np.zeros(self.size))
 
         def objective(vectors: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Adapters trained on conversations with a planted booking number, and what they answer to it.
+"""Adapters trained on conversations with a planted booking number, and their answers.
 
-A shard is a customer with one conversation. All booking numbers begin with the same public digits,
-after which the public model expects any digit, and end with one that is the customer's secret. The
+A shard is a customer with one conversation. All booking numbers begin with the same public digits
+and end with one digit that is the customer's secret. The public model expects any digit there. The
 attacker asks for the token after the public digits.
 """
 
@@ -26,9 +26,9 @@ from adapmixed_lab.audit.dialogues import SAID_AS, flight_dialogue
 
 CUSTOMERS = 5
 SECRETS = 10
-"""Of each customer two shards are trained: with secret i, and with secret i + CUSTOMERS."""
-TOP_K = 64  # answers are restricted to the likeliest public tokens: a public rule, and cheap
-SEED = 0  # of conversations and training, which are not what is drawn at random here
+"""Two shards are trained for customer i: with secret i and with secret i + CUSTOMERS."""
+TOP_K = 64  # answers are among the likeliest public tokens, a public and cheap rule
+SEED = 0  # of conversations and training, which need not be random here
 
 _PUBLIC_DIGITS = "3817"
 _SETTINGS = FinetuneConfig(
@@ -45,8 +45,8 @@ class Planted:
     """Logits of one query.
 
     Attributes:
-        private: (S, V'), a row for each adapter; of all, row s is the one whose shard holds s.
-        public: (V',), and of an emptied shard.
+        private: (S, V'), one row for each adapter; in :func:`planted`, shard s holds secret s.
+        public: (V',), also the row of an emptied shard.
         secrets: (SECRETS,) int64, the place of each secret's token among the V' = TOP_K.
     """
 
@@ -57,12 +57,12 @@ class Planted:
 
 @cache
 def planted() -> Planted:
-    """All of them, trained once in a process, in a few seconds."""
+    """Return the logits of all adapters, trained once in a process, in a few seconds."""
     return train(range(SECRETS))
 
 
 def train(secrets: Sequence[int]) -> Planted:
-    """One adapter for each secret, asked the query."""
+    """Train one adapter for each secret, and return the logits of the query."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     threads = torch.get_num_threads()
@@ -96,5 +96,5 @@ def _ask(ensemble: Ensemble, tokenizer: Any) -> Planted:
     asked = torch.tensor([tokens(f"{SAID_AS}{_PUBLIC_DIGITS}{s}")[-1] for s in range(SECRETS)])
     places, present = zip(*(kept.places(token[None]) for token in asked), strict=True)
     if not all(present):
-        raise RuntimeError("the secrets' tokens must be among those that are answered")
+        raise RuntimeError("all secrets' tokens must be among the answered ones")
     return Planted(kept.private[:, 0], kept.public[0], torch.cat(places))

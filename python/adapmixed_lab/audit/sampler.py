@@ -1,4 +1,4 @@
-"""The sampler: does it draw what is stated, and never the same randomness twice?"""
+"""The sampler: does it draw the stated distribution, and never the same randomness twice?"""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from adapmixed_lab.audit.statistics import (
 DRAWS_PER_SECOND = 100_000.0
 CHUNK = 1 << 16
 RARE, RARE_TOKENS = 2.0**-20, 256
-UNIT = 2.0**-100  # of the integers by which nearly every token is found
+UNIT = 2.0**-100  # of the integer weights that decide nearly every draw
 UNITS = [0.25, 0.5, 1.0, 1.75, 2.0, 3.5, 4.25, 9.75]
-"""Shares of `UNIT` that whole units do not tell apart."""
-RESERVED = 100  # pairs of a key and a counter that are compared after a fork
+"""Multiples of `UNIT` that whole units do not tell apart."""
+RESERVED = 100  # (key, counter) pairs that are compared after a fork
 
 
 def exact_shares(p: Tensor, public: Tensor) -> list[float]:
-    """Return what the sampler is to draw from, p/Σp where q > 0."""
+    """Return the distribution that the sampler must draw from, p/Σp over tokens with q > 0."""
     weights = sampling_weights(p[None], public[None])[0]
     total = sum(weights)
     return [float(Fraction(weight, total)) for weight in weights]
@@ -76,7 +76,7 @@ def _draws(effort: Effort) -> Iterator[Finding]:
     p = p / p.sum()
     counts = drawn(p, public, draws, effort.source("sampler/chi"))
     yield _chi_square("40 tokens, 6 of them outside q", counts, exact_shares(p, public))
-    # All probability where q = 0 counts nothing: what is left are a few of the sampler's units.
+    # Probability where q = 0 does not count, so a few of the sampler's units are left.
     units = torch.tensor(UNITS, dtype=torch.float64)
     public = torch.tensor([-math.inf] + [-80.0] * len(units))
     small = exact_shares(torch.cat([torch.ones(1), UNIT * units]), public)
@@ -85,7 +85,7 @@ def _draws(effort: Effort) -> Iterator[Finding]:
         counts = drawn(p, public, draws, effort.source(f"sampler/units{floored:d}"))
         name = "fractions of 2^-100 cut off" if floored else "fractions of 2^-100"
         yield _chi_square(name, counts, small, control=floored)
-    # Drawn from one distribution, tested against another.
+    # A control: drawn from one distribution, tested against another.
     biased = torch.tensor([0.26, 0.25, 0.25, 0.24], dtype=torch.float64)
     counts = drawn(biased, torch.zeros(4), draws, effort.source("sampler/control"))
     yield _chi_square("probabilities off by 4 %", counts, [0.25] * 4, control=True)
@@ -99,8 +99,8 @@ def rare_tokens() -> Tensor:
 
 
 def _rare(effort: Effort) -> Iterator[Finding]:
-    """Draw tokens of probability 2^-20: one alone hardly ever, all together often enough."""
-    least = 1 << 19  # 128 rare ones expected: 92 to 167 with this confidence
+    """Draw tokens of probability 2^-20, each of them rarely but all together often enough."""
+    least = 1 << 19  # 128 rare draws expected, 92 to 167 with this confidence
     stated = rare_tokens()
     public = torch.zeros(len(stated))
     shares = exact_shares(stated, public)
@@ -135,13 +135,13 @@ Pairs = list[tuple[bytes, int]]
 
 
 def reserved(rng: RandomSource) -> Pairs:
-    """Return `RESERVED` pairs of key and counter, on which all that is drawn depends."""
+    """Return `RESERVED` pairs of key and counter, which determine all draws."""
     pairs = (rng.reserve() for _ in range(RESERVED))
     return [(bytes(key.tolist()), counter) for key, counter in pairs]
 
 
 def after_fork(rng: RandomSource) -> tuple[Pairs, Pairs]:
-    """Return what the parent and what a forked child reserves next."""
+    """Return the pairs that the parent and a forked child reserve next."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -169,7 +169,7 @@ def _repeats(name: str, make: Callable[[], RandomSource], claimed: float, contro
 
 
 def charged_beside_a_ledger(rng: RandomSource) -> bool:
-    """Return whether a ledger takes the charge for an answer from this source."""
+    """Return whether a ledger accepts the charge for an answer from this source."""
     mechanism = ClippedLogPool(-1.0, 1.0)
     proposal = mechanism.propose(torch.zeros(2, 1, 3), torch.zeros(1, 3), rng=rng)
     with tempfile.TemporaryDirectory() as folder:
@@ -203,7 +203,7 @@ def _replay(effort: Effort) -> Iterator[Finding]:
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Attack what is drawn, rare tokens, forks and replays."""
+    """Attack the drawn distribution, rare tokens, forks and replays."""
     yield from _draws(effort)
     yield from _rare(effort)
     yield _repeats("a secure source across a fork", SecureRandom, 0.0, False)

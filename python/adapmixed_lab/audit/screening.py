@@ -1,8 +1,8 @@
 """Screening: the bit of AdaPMixED in two worlds, against its Gaussian cost.
 
-Two tokens, a public model that is sure of the first, and a threshold at the divergence of a fair
-coin: the bit then says on which side of s(0) = s(1) the noisy scores lie, which is the best test of
-a shift in this direction. With λ_s/σ of the order of 1 it shows in a few thousand draws.
+There are two tokens, the public model is sure of the first, and the threshold is the divergence of
+a fair coin. The bit then says on which side of s(0) = s(1) the noisy scores lie, which is the best
+test of a shift in this direction. With λ_s/σ of the order of 1, a few thousand draws show it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Count = Callable[[int, int], int]
 
 
 def coin_threshold(rare: float, order: float) -> float:
-    """D_order((½, ½) ‖ (1 - rare, rare))."""
+    """Return D_order((½, ½) ‖ (1 - rare, rare))."""
     terms = ((1 - rare) ** (1 - order), rare ** (1 - order))
     return math.log(0.5**order * math.fsum(terms)) / (order - 1)
 
@@ -54,7 +54,7 @@ def passed(
 def rescaled_first(
     scores: np.ndarray, base: np.ndarray, mechanism: AdaPMixED, draws: int, rng: np.random.Generator
 ) -> int:
-    """Return how many pass in the published program's order: s[K] is scaled before the noise."""
+    """Return how many queries pass if s[K] is scaled before the noise, as published."""
     noise = rng.normal(0, mechanism.sigma, (draws, len(scores)))
     noisy = np.maximum(scores / scores.sum() + noise, 0.0)
     total = noisy.sum(1, keepdims=True)
@@ -66,7 +66,7 @@ def rescaled_first(
 
 
 def settings() -> list[tuple[AdaPMixED, int]]:
-    """Return (mechanism, N) of all that is attacked."""
+    """Return all pairs (mechanism, N) that are attacked."""
     threshold = coin_threshold(RARE, ORDER)
 
     def one(weight: float, sigma: float) -> AdaPMixED:
@@ -78,10 +78,10 @@ def settings() -> list[tuple[AdaPMixED, int]]:
 
 
 def counts(mechanism: AdaPMixED, models: int, rng: RandomSource) -> Count:
-    """Return (world, draws) -> passed bits; in world 1 member 0 is emptied."""
+    """Return a function (world, draws) -> passed bits; in world 1 member 0 is emptied."""
     public = torch.tensor([[math.log1p(-RARE), math.log(RARE)]])
     here = torch.tensor([-60.0, 60.0]).expand(models, 1, 2).clone()
-    # The others hold the mean score half-way between the two worlds near the coin.
+    # The other members keep the scores half-way between the two worlds near the fair coin.
     weight = mechanism.screen_weight
     for row in range(1, models):
         here[row] = torch.tensor(_others(weight, models))
@@ -95,7 +95,7 @@ def counts(mechanism: AdaPMixED, models: int, rng: RandomSource) -> Count:
 
 
 def _others(weight: float, models: int) -> list[float]:
-    """Return logits of the others that make scores even half-way between the worlds."""
+    """Return the other members' logits, for which scores are even half-way between the worlds."""
     # s(1) = RARE + (weight/N) (x/2 + (N-1) (o - RARE)) with x = 1 - RARE: solved for o at 1/2.
     needed = (0.5 - RARE) * models / weight - (1 - RARE) / 2
     share = min(max(RARE + needed / (models - 1), 1e-9), 1 - 1e-9)
@@ -103,10 +103,10 @@ def _others(weight: float, models: int) -> list[float]:
 
 
 def measure(count: Count, draws: int) -> tuple[float, float]:
-    """Return lower bounds on the shift of a Gaussian that shows so much, and on ε at `DELTA`."""
+    """Return lower bounds on the shift of a Gaussian with these counts, and on ε at `DELTA`."""
     hits = [count(world, draws) for world in (0, 1)]
     best = [0.0, 0.0]
-    # Two events, pass and not, in two orders: four tests share the error.
+    # Two events, passed or not, in two directions: four tests share the error.
     each = 1 - (1 - CONFIDENCE) / 4
     for counted in (hits, [draws - hit for hit in hits]):
         for first, second in (counted, counted[::-1]):
@@ -131,7 +131,7 @@ def _findings(
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
-    """Attack the real bit, and one whose scores are re-scaled before the noise."""
+    """Attack the real bit, and a control whose scores are re-scaled before the noise."""
     draws = effort.count(BITS_PER_SECOND, 1000)
     for index, (mechanism, models) in enumerate(settings()):
         rng = effort.source(f"screening/{index}")

@@ -23,14 +23,14 @@ STARTS = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """How a vector is read as an ensemble: q, N members, and another member 0."""
+    """The layout of a vector that encodes an ensemble: q, N members, and another member 0."""
 
     num_models: int
     vocab: int
 
     @property
     def size(self) -> int:
-        """Entries of a vector."""
+        """Number of entries of a vector."""
         return (self.num_models + 2) * self.vocab
 
     def ensembles(self, vectors: Array) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,12 +45,12 @@ class Shape:
 
 
 def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) -> Tensor:
-    """Return the ensembles without, or with another, member 0.
+    """Return the ensembles without member 0, or with another one in its place.
 
     Args:
-        adjacency: "zero_out", a missing member, which answers as an emptied one; "replace_one"; or
-            "add_remove", the others alone, by whose number the mechanism then divides: AdaPMixED's
-            leave-one-out.
+        adjacency: "zero_out": member 0 answers as an emptied one. "replace_one": another member
+            takes its place. "add_remove": only the others are left, and the mechanism divides by
+            their number, as AdaPMixED's leave-one-out does.
     """
     if adjacency == "add_remove":
         return private[1:] if len(private) > 1 else public[None]
@@ -60,7 +60,7 @@ def neighbour(private: Tensor, public: Tensor, other: Tensor, adjacency: str) ->
 
 
 def uncharged(proposal: Proposal) -> Proposal:
-    """Let a proposal be released though nobody is charged; returns it.
+    """Make a proposal releasable without charging anybody, and return it.
 
     Attacks ask more often than any plan allows.
     """
@@ -69,7 +69,7 @@ def uncharged(proposal: Proposal) -> Proposal:
 
 
 def distribution(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
-    """Return (B, V): the probabilities that a mechanism draws from."""
+    """Return (B, V), the probabilities that a mechanism draws from."""
     found = uncharged(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     return np.asarray(found.probabilities().numpy(), dtype=np.float64)
 
@@ -87,19 +87,22 @@ def released(
 
 
 def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
-    """Return (N, B, K): the losses of AdaPMixED, all of whose queries are answered."""
+    """Return (N, B, K), the losses of an AdaPMixED that answers all queries."""
     events = mechanism.propose(private, public, rng=SeededRandom(0))._begin().events(None)
     (event,) = (one for one in events if isinstance(one, LeaveOneOutLoss))
     return event.loss
 
 
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
-    """Return (N, B): the individual charges of the members."""
+    """Return (N, B), the individual charges of the members."""
     return mechanism.propose(private, public, rng=SeededRandom(0))._begin().individual_charges()
 
 
 def renyi(p: Array, q: Array, order: float) -> Array:
-    """Return D_order(p ‖ q) over the last axis: Σ q f(p/q), f >= 0, so that little cancels."""
+    """Return D_order(p ‖ q) over the last axis.
+
+    It is formed from Σ q f(p/q) with f >= 0, so that little cancels.
+    """
     ratio = p / np.where(q > 0, q, 1.0)
     excess = np.expm1(order * np.log(np.maximum(ratio, 1e-300))) - order * (ratio - 1)
     terms = np.where(q > 0, q * excess, np.where(p > 0, np.inf, 0.0))
@@ -107,7 +110,7 @@ def renyi(p: Array, q: Array, order: float) -> Array:
 
 
 def both_ways(p: Array, q: Array, order: float) -> Array:
-    """Return the larger of both directions."""
+    """Return the larger divergence of both directions."""
     larger: Array = np.maximum(renyi(p, q, order), renyi(q, p, order))
     return larger
 
@@ -122,7 +125,7 @@ def hockey_stick(p: Array, q: Array, epsilon: float) -> Array:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run with one thread: calls are small, and more would only wait for one another."""
+    """Run with one thread: calls are small, and more threads would wait for one another."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -134,10 +137,11 @@ def one_thread() -> Iterator[None]:
 def maximise(
     objective: Callable[[Array], Array], size: int, steps: int, generator: np.random.Generator
 ) -> float:
-    """Return the largest value found of a function of vectors (B, size).
+    """Return the largest value that a search finds of a function of vectors (B, size).
 
-    `STARTS` vectors of very different spread; each keeps a random change of some entries if it is
-    better; changes shrink; four times the worse half starts again from the better half.
+    The search starts from `STARTS` vectors of very different spread. Each step changes some entries
+    of every vector at random, and keeps a change that is better. Changes shrink over time. Several
+    times the worse half starts again from the better half.
     """
     spread = generator.choice([0.3, 2.0, 8.0, 20.0], (STARTS, 1))
     best = np.clip(spread * generator.normal(size=(STARTS, size)), -LARGEST_LOGIT, LARGEST_LOGIT)

@@ -1,4 +1,4 @@
-"""From counts to statements that hold with a stated confidence."""
+"""Confidence bounds and tests from counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONFIDENCE = 0.999
 
 
 def proportion(hits: int, draws: int, confidence: float) -> tuple[float, float]:
-    """Clopper–Pearson: each end alone holds with this confidence."""
+    """Return the Clopper–Pearson interval; each end alone holds with this confidence."""
     low = beta.ppf(1 - confidence, hits, draws - hits + 1) if hits > 0 else 0.0
     high = beta.ppf(confidence, hits + 1, draws - hits) if hits < draws else 1.0
     return float(low), float(high)
@@ -20,9 +20,13 @@ def proportion(hits: int, draws: int, confidence: float) -> tuple[float, float]:
 def least_epsilon(
     here: tuple[int, int], there: tuple[int, int], delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """An event of (hits, draws) in the two worlds: ε is at least this, or 0, at this δ.
+    """Return a lower bound on ε at this δ, 0 if the counts show nothing.
 
-    For one event that was chosen before the draws: P <= e^ε Q + δ, both ends at half the error.
+    From P <= e^ε Q + δ, with both ends at half the error. The event must be chosen before the
+    draws.
+
+    Args:
+        here, there: (hits, draws) of the event in the two worlds.
     """
     each = 1 - (1 - confidence) / 2
     low, high = proportion(*here, each)[0], proportion(*there, each)[1]
@@ -32,14 +36,17 @@ def least_epsilon(
 def least_shift(
     here: tuple[int, int], there: tuple[int, int], confidence: float = CONFIDENCE
 ) -> float:
-    """N(0, 1) against N(shift, 1) must be at least so far apart to allow for this event."""
+    """Return how far apart N(0, 1) and N(shift, 1) must at least be to allow for this event."""
     each = 1 - (1 - confidence) / 2
     low, high = proportion(*here, each)[0], proportion(*there, each)[1]
     return max(0.0, float(norm.ppf(low) - norm.ppf(high)))
 
 
 def gaussian_epsilon(shift: float, delta: float) -> float:
-    """The least ε >= 0 at which N(0, 1) and N(shift, 1) are (ε, δ)-close (Balle and Wang 2018)."""
+    """Return the least ε >= 0 at which N(0, 1) and N(shift, 1) are (ε, δ)-close.
+
+    Reference: Balle and Wang 2018.
+    """
 
     def exceeds(epsilon: float) -> bool:
         tail = norm.logcdf(-shift / 2 - epsilon / shift) + epsilon
@@ -57,9 +64,9 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 
 def chi_square(counts: list[int], shares: list[float]) -> tuple[float, int]:
-    """(the statistic, degrees of freedom); the rarest tokens share a cell expected >= 5 times.
+    """Return (statistic, degrees of freedom); rare tokens share cells of >= 5 expected draws.
 
-    Which tokens share one depends on the shares and their places alone, never on their counts.
+    Which tokens share a cell depends on the shares and their places alone, never on their counts.
     """
     draws, cells = sum(counts), []
     seen, expected = 0.0, 0.0
@@ -74,28 +81,28 @@ def chi_square(counts: list[int], shares: list[float]) -> tuple[float, int]:
 
 
 def chi_square_limit(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """What the statistic stays below with this confidence."""
+    """Return the value that the statistic stays below with this confidence."""
     return float(chi2.ppf(confidence, freedom))
 
 
 def binomial_deviation(hits: int, draws: int, probability: float) -> float:
-    """1 - the two-sided p-value: how sure one is that this is not the probability."""
+    """Return 1 - the two-sided p-value: the confidence that this is not the probability."""
     tail = min(binom.cdf(hits, draws, probability), binom.sf(hits - 1, draws, probability))
     return 1 - min(1.0, 2 * float(tail))
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely so many guesses are right, at most, under (epsilon, delta)-DP.
+    """Return the largest probability of so many right guesses under (epsilon, delta)-DP.
 
-    Steinke, Nasr and Jagielski 2023, theorem 5.2: each of m canaries is in or out by a fair coin of
-    its own, and r of the coins are guessed from the output of a mechanism that is (ε, δ)-DP if one
-    coin is turned. With W ~ Binomial(r, e^ε/(1 + e^ε)),
+    Theorem 5.2 of Steinke, Nasr and Jagielski 2023. Each of m canaries is in or out by a fair coin
+    of its own. From the output, r of the coins are guessed. The mechanism is (ε, δ)-DP if one coin
+    is turned. With W ~ Binomial(r, e^ε/(1 + e^ε)),
 
         P[v or more are right] <= P[W >= v] + 2 m δ max_{i = 1..v} P[v > W >= v - i] / i.
 
     Args:
         canaries: m >= guesses.
-        guesses: r, fixed beforehand; on the other coins the attacker abstains.
+        guesses: r, fixed in advance; the attacker abstains on the other coins.
         right: v in [0, r].
     """
     if not 0 <= right <= guesses <= canaries:
@@ -106,7 +113,7 @@ def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
     tail = float(binom.sf(right - 1, guesses, accuracy))
     if delta == 0 or right == 0:
         return tail
-    # Further below, nothing that a float holds is left: the maximum is not there.
+    # Terms further below vanish in float64, so the maximum is not among them.
     reach = right - guesses * accuracy + 40 * math.sqrt(guesses * accuracy * (1 - accuracy)) + 1000
     steps = np.arange(1, max(1, min(right, math.ceil(reach))) + 1)
     below = np.cumsum(binom.pmf(right - steps, guesses, accuracy))
@@ -116,7 +123,10 @@ def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
 def one_run_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """So many right guesses: ε is at least this, or 0, at this δ; see `one_run_p_value`."""
+    """Return a lower bound on ε at this δ from `right` guesses, 0 if they show nothing.
+
+    See `one_run_p_value`.
+    """
 
     def refuted(epsilon: float) -> bool:
         return one_run_p_value(canaries, guesses, right, epsilon, delta) <= 1 - confidence

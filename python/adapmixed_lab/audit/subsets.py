@@ -1,4 +1,4 @@
-"""How much of each member is in an answer of a hidden random subset."""
+"""The weight of each member in an answer of a hidden random subset."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from adapmixed.privacy.rounding import up
 
 
 def amplification_rate(sample_rate: float, num_models: int, divide_by: str) -> float:
-    """g in [0, 1] such that a hidden Poisson subset at `sample_rate` weighs each member by g/N.
+    """Return g in [0, 1] such that a hidden Poisson subset weighs each member by g/N.
 
-    "slots": the answer is (1/N)[Σ_{i∈S} p̄_i + (N-|S|) q], so g = s. "subset": Σ_{i∈S} p̄_i / |S|
-    (q when S is empty), so g = 1 - (1-s)^N, rounded up: dividing by |S| undoes the subsampling.
-    Proof: docs/theory/pmixed.md.
+    The subset S holds each member with probability s, the `sample_rate`. With "slots" the answer is
+    (1/N)[Σ_{i∈S} p̄_i + (N-|S|) q], so g = s. With "subset" it is Σ_{i∈S} p̄_i / |S|, or q if S is
+    empty, so g = 1 - (1-s)^N, rounded up: dividing by |S| undoes the subsampling. Proof:
+    docs/theory/pmixed.md.
     """
     rate = check_rate("sample_rate", sample_rate)
     num_models = check_count("num_models", num_models)

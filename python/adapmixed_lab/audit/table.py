@@ -1,4 +1,4 @@
-"""How findings are printed and written."""
+"""Findings as printed lines and as JSON."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import asdict
 from adapmixed_lab.audit.finding import Effort, Finding
 
 FORMAT_VERSION = 1
-"""Of `as_json`."""
+"""Format version of `as_json`."""
 
 
 def number(value: float) -> str:
-    """Five digits; 1 + SLACK is 1."""
+    """Return a value with five digits, so that 1 + SLACK is shown as 1."""
     return f"{value:.5g}"
 
 
 def lines(finding: Finding) -> list[str]:
-    """A finding in two lines: what was attacked, and the two numbers."""
+    """Return a finding in two lines: what was attacked, and the two numbers."""
     ratio = "" if finding.ratio is None or finding.control else f", ratio {finding.ratio:.3f}"
     power = "" if finding.power is None else f", unprotected {number(finding.power)}"
     sure = "" if finding.confidence == 1 else f" ({100 * finding.confidence:g} %)"
@@ -31,7 +31,7 @@ def lines(finding: Finding) -> list[str]:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """One line: how many claims hold and were tried in earnest, how many controls are caught."""
+    """Return one line that counts the claims that hold or lack power, and the caught controls."""
     claims = [finding for finding in findings if not finding.control]
     controls = [finding for finding in findings if finding.control]
     powerless = sum(f.verdict == "no power" for f in claims)
@@ -43,10 +43,10 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def outcome(findings: Sequence[Finding]) -> str:
-    """All findings in a word.
+    """Return one word for all findings.
 
-    "broken": a claim is, or a control was not caught; else "no power": a claim was attacked
-    without; else "holds".
+    It is "broken" if a claim is broken or a control was not caught, else "no power" if a claim was
+    attacked without power, else "holds".
     """
     verdicts = {finding.verdict for finding in findings}
     if verdicts & {"BROKEN", "NOT CAUGHT"}:
@@ -55,7 +55,7 @@ def outcome(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
-    """All that was found; a number that is not finite is a string."""
+    """Return all findings as JSON values; a number that is not finite becomes a string."""
     entries = []
     for finding in findings:
         entry = asdict(finding) | {"verdict": finding.verdict, "ok": finding.ok}

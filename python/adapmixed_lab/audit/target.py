@@ -1,4 +1,4 @@
-"""A bound under attack: how ensembles are read, and what is divided by what."""
+"""A bound under attack: the encoding of ensembles, and the ratio of loss to bound."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from adapmixed.mechanisms import AdaPMixED, Mechanism
 from adapmixed_lab.audit.search import Array, Shape, charged, distribution, neighbour, realised
 
 RESOLVED = 1e-13
-"""What float64 sums resolve of a divergence."""
+"""Resolution of a divergence that is summed in float64."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound of what neighbours may differ by.
+    """A bound on the loss between neighbours.
 
     Attributes:
         name, claim: of the finding.
-        mechanism: answers.
-        shape: how a vector is read as an ensemble.
-        adjacency: of `search.neighbour`.
-        ratio: true loss / bound, of the two distributions and of member 0's charges.
-        control: the bound is a wrong one.
-        answers: the distributions (B, V) of a mechanism and ensembles.
-        charged: the ratio is to what member 0 is charged, which is computed for it; else that is
-            None.
+        mechanism: answers the queries.
+        shape: the layout of a vector that encodes an ensemble.
+        adjacency: as in `search.neighbour`.
+        ratio: true loss / bound, from the two distributions and member 0's charges.
+        control: whether the bound is deliberately wrong.
+        answers: computes the distributions (B, V) of a mechanism over ensembles.
+        charged: whether the bound is member 0's charge; if not, `ratio` is given None for it.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Target:
     charged: bool = False
 
     def objective(self, vectors: Array) -> Array:
-        """Return the ratios of ensembles that are given by vectors."""
+        """Return the ratios of the ensembles that the vectors encode."""
         private, public, other = self.shape.ensembles(vectors)
         there = neighbour(private, public, other, self.adjacency)
         charge = None

@@ -1,8 +1,8 @@
-"""Tokens: which of two neighbouring ensembles answered? Real mechanisms, real draws.
+"""Tokens: which of two neighbouring ensembles answered? Mechanisms and draws are the real ones.
 
-On two tokens, member 0 pushes one up and all others push it down: of the ensembles with these
-clipped or projected rows the one that is told apart best. How rare the token is, and the event, are
-chosen from the mechanism's own probabilities before anything is drawn.
+There are two tokens. Member 0 pushes one up, and all others push it down. Of the ensembles with
+these clipped or projected rows, this one is told apart best. The mechanism's own probabilities
+choose the event and how rare the token is, before anything is drawn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARES = torch.logspace(-4, math.log10(0.9), 60, dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Game:
-    """A claim about `stated`, tried on `running`, the same mechanism unless a bug is injected."""
+    """A claim about `stated`, tried on `running`; they differ only if a bug is injected."""
 
     name: str
     stated: Mechanism
@@ -41,7 +41,7 @@ class Game:
     running: Mechanism | None = None
 
     def claimed(self) -> float:
-        """Return ε of one answer at δ."""
+        """Return the claimed ε of one answer at δ."""
         if self.delta == 0:
             return pure_epsilon(self.stated, self.num_models, self.adjacency)
         accountant = Accountant(self.delta, adjacency=self.adjacency)
@@ -58,7 +58,7 @@ class Game:
 
 class _NoRandomness:
     def reserve(self) -> tuple[Tensor, int]:
-        raise RuntimeError("nothing may be drawn to state a claim")
+        raise RuntimeError("no randomness may be drawn to state a claim")
 
 
 def pure_epsilon(mechanism: Mechanism, num_models: int, adjacency: str) -> float:
@@ -73,7 +73,7 @@ def pure_epsilon(mechanism: Mechanism, num_models: int, adjacency: str) -> float
 
 
 def worlds(share: Tensor, num_models: int, adjacency: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (private here, private there (N, B, 2), public (B, 2)) for every q(token 0)."""
+    """Return private logits here and there (N, B, 2), and public (B, 2), for every q(token 0)."""
     public = torch.stack((share.log(), torch.log1p(-share)), 1).float()
     raised, lowered = torch.tensor([PUSH, 0.0]), torch.tensor([-PUSH, 0.0])
     here = lowered.expand(num_models, len(share), 2).clone()
@@ -95,7 +95,7 @@ def log_probs(mechanism: Mechanism, private: Tensor, public: Tensor) -> Tensor:
 
 
 def plan(game: Game, draws: int) -> tuple[float, int, bool]:
-    """Return (share, token, exchanged), by which so many draws are expected to show most."""
+    """Return the (share, token, exchanged) that is expected to show most in so many draws."""
     here, there, public = worlds(SHARES, game.num_models, game.adjacency)
     mechanism = game.running or game.stated
     found = [log_probs(mechanism, private, public).exp() for private in (here, there)]
@@ -114,7 +114,7 @@ def plan(game: Game, draws: int) -> tuple[float, int, bool]:
 def drawn_tokens(
     mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> Tensor:
-    """Return (count,) int64, the tokens of so many answers to one query: (N, 1, V), (1, V)."""
+    """Return (count,) int64 tokens, the answers to one query with rows (N, 1, V) and (1, V)."""
     models, _, vocab = private.shape
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, count, CHUNK):
@@ -130,7 +130,7 @@ def drawn_tokens(
 def drawn(
     mechanism: Mechanism, private: Tensor, public: Tensor, count: int, rng: RandomSource
 ) -> Tensor:
-    """Return (V,) how often each token is drawn in `count` answers to one query."""
+    """Return (V,) counts of each token in `count` answers to one query."""
     tokens = drawn_tokens(mechanism, private, public, count, rng)
     return torch.bincount(tokens, minlength=private.shape[-1])
 
@@ -155,7 +155,7 @@ BALL = PMixED(1.0, BALL_DELTA, queries=1, order=4.0)
 
 
 def games() -> list[tuple[Game, bool]]:
-    """Return (game, whether it is a control) of all."""
+    """Return all pairs (game, whether it is a control)."""
     found = []
     for models in (2, 10):
         for mechanism in (BOX, POOL):

@@ -1,7 +1,7 @@
 """Adaptive trees under budgets of every shard: an adversary whose answers differ at every node.
 
-Small enough to be enumerated to the last leaf, so that the distribution of a whole transcript is
-exact.
+The trees are small enough to be enumerated to the last leaf, so that the distribution of a whole
+transcript is exact.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from adapmixed.privacy import Accountant, Event, IndividualCharge, LeaveOneOutLo
 from adapmixed.privacy.budget import ShardBudget
 
 DELTA = 1e-5
-"""Of the accountants of all trees."""
+"""δ of the accountants of all trees."""
 
 Array = NDArray[np.float64]
 History = tuple[int, ...]
-"""The tokens that were answered."""
+"""The tokens answered so far."""
 Leaves = dict[History, float]
 
 
 class Adversary:
-    """Answers of N members in a box around q, all different at every node of the tree."""
+    """An adversary whose N members answer in a box around q, differently at every node."""
 
     def __init__(self, seed: int, models: int, vocab: int, lower: float, upper: float) -> None:
         self.seed, self.models, self.vocab = seed, models, vocab
         self.lower, self.upper = lower, upper
 
     def node(self, history: History) -> tuple[Array, Array]:
-        """Return (q (V,), p̄ (N, V)): mixtures of q with corners of the box, inside it."""
+        """Return q (V,) and p̄ (N, V); every p̄_i mixes q with a corner of the box."""
         rng = np.random.default_rng([self.seed, len(history), *history])
         q = rng.dirichlet(np.full(self.vocab, 0.7))
         bars = []
@@ -42,7 +42,7 @@ class Adversary:
             raised = rng.random(self.vocab) < rng.choice([0.2, 0.5])
             ratio = np.where(raised, self.upper, self.lower)
             total = float(ratio @ q)
-            # Towards 1 from the side that has room, until the sum is 1.
+            # Move towards the side of the box that has room, until the sum is 1.
             bound = self.lower if total > 1 else self.upper
             room = bound - ratio
             ratio = ratio + room * (1 - total) / float(room @ q)
@@ -53,10 +53,10 @@ class Adversary:
 def charge_of(
     q: Array, bars: Array, lower: float, order: float, models: int | None = None
 ) -> Array:
-    """Return the charges of ClippedMixing as docs/theory/per-shard-budgets.md writes them.
+    """Return the charges of ClippedMixing by the formula of docs/theory/per-shard-budgets.md.
 
     Args:
-        models: N; None: as many as there are rows in `bars`.
+        models: N; None: the number of rows in `bars`.
     """
     models = models or len(bars)
     base = ((models - 1) * lower + 1) / models
@@ -73,10 +73,10 @@ def charge_of(
 
 
 class Written:
-    """A proposal, and its one charge, whose costs are written out, for `Accountant.charge`.
+    """A proposal with given costs for `Accountant.charge`, which is its own only charge.
 
     Attributes:
-        mechanism: of which the charges are.
+        mechanism: the mechanism that the charges belong to.
         active: (N,) bool, the members that the accountant has charged.
     """
 
@@ -91,20 +91,20 @@ class Written:
         return self
 
     def fail(self) -> None:
-        """Do nothing: nobody keeps it."""
+        """Do nothing, because a failed charge leaves nothing behind."""
 
     def individual_charges(self) -> Array:
-        """Return them, (N, 1)."""
+        """Return the charges, (N, 1)."""
         return self._charges
 
     def events(self, active: NDArray[np.bool_] | None) -> list[Event]:
-        """Return the charge of these members."""
+        """Return the charge of the active members."""
         assert active is not None
         paid = np.where(active, self._charges, 0.0)
         return [IndividualCharge("renyi", self.mechanism.order, paid)]
 
     def settle(self, active: NDArray[np.bool_] | None) -> None:
-        """Keep who is charged."""
+        """Keep which members are charged."""
         assert active is not None
         self.active = active[:, 0]
 
@@ -115,7 +115,8 @@ def leaves(
     """Return the distribution of the transcript under a budget of every shard.
 
     Args:
-        adversary: what is asked.  depth: how many answers.
+        adversary: the queries and their answers.
+        depth: number of answers.
         amount: of the budget, in Rényi divergence of this order.
         emptied: a member that answers q throughout, or None.
     """
@@ -148,22 +149,22 @@ def renyi(p: Leaves, q: Leaves, order: float) -> float:
 
 
 def largest_divergence(adversary: Adversary, depth: int, amount: float, order: float) -> float:
-    """Return the larger of both directions, over the member that is emptied."""
+    """Return the largest divergence over both directions and the emptied member."""
     here = leaves(adversary, depth, amount, None, order)
     emptied = (leaves(adversary, depth, amount, i, order) for i in range(adversary.models))
     return max(max(renyi(here, x, order), renyi(x, here, order)) for x in emptied)
 
 
 Stages = list[list[float]]
-"""For every stage the losses at each order."""
+"""The losses at each order, for every stage."""
 Paths = list[tuple[float, float, Stages]]
 
 
 def two_stage_paths(high: float, low: float, delta: float) -> Paths:
     """Return histories of an adaptive mechanism, (P, Q, losses at both orders per stage).
 
-    Stage 1 is tight for the high order: an atom of P-mass high δ whose ratio is 50. Where it does
-    not occur, stage 2 is tight for the low order: an atom of P-mass low δ and ratio 1e6.
+    Stage 1 is tight for the high order: an atom of P-mass high δ whose ratio is 50. If it does not
+    occur, stage 2 is tight for the low order: an atom of P-mass low δ and ratio 1e6.
     """
 
     def stage(mass: float, ratio: float) -> tuple[Array, Array, list[float]]:
@@ -187,7 +188,7 @@ _Path = TypeVar("_Path")
 
 
 def excess(paths: Sequence[tuple[float, float, _Path]], charge: Callable[[_Path], float]) -> float:
-    """Return the sup over S of P(S) - ∫_S e^{ε(h)} dQ, and of the exchanged one.
+    """Return sup_S P(S) - ∫_S e^{ε(h)} dQ, or the same with P and Q exchanged if it is larger.
 
     Args:
         paths: (P, Q, h) of every history h.
@@ -199,7 +200,7 @@ def excess(paths: Sequence[tuple[float, float, _Path]], charge: Callable[[_Path]
 
 
 def accounted(history: Stages, orders: tuple[float, ...], delta: float) -> float:
-    """Return ε of one member's history by the accountant, whose δ is split over the orders."""
+    """Return the accountant's ε of one member's history, with δ split over the orders."""
     losses = np.array([history], dtype=np.float64)
     event = LeaveOneOutLoss(orders, losses, "add_remove", 0.0)
     epsilon = Accountant(delta).add(event).guarantee().epsilon

@@ -1,1 +1,1 @@
-"""The laboratory's commands: thin, they parse, call and print."""
+"""The laboratory's commands, which only parse, call and print."""

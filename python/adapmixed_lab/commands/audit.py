@@ -1,4 +1,4 @@
-"""``adapmixed-lab audit``: programs that try to break what is claimed."""
+"""``adapmixed-lab audit``: attack every privacy claim."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from adapmixed_lab.audit import run as run_audits
 from adapmixed_lab.audit.table import as_json, lines, outcome, summary
 
 STATUS = {"holds": 0, "broken": 1, "no power": 3}
-"""Exit status; 2 if the arguments are not allowed."""
+"""Exit status of each outcome; it is 2 if the arguments are not allowed."""
 
 
 def add_parser(commands: Any) -> None:
@@ -19,18 +19,20 @@ def add_parser(commands: Any) -> None:
     listed = "; ".join(f"{name}: {what}" for name, what in AUDITS.items())
     parser = commands.add_parser(
         "audit",
-        help="attacks on every claim",
-        description="Attacks what is claimed and prints what was claimed beside what the attack "
-        "showed. Exit status 1 if a claim is broken or a deliberately broken variant (a control) "
-        "is not caught, 3 if none is and a claim was attacked without power. docs/audits.md says "
-        "what a pass means.",
+        help="attack every privacy claim",
+        description="Attack every privacy claim, and print the claimed value with the value that "
+        "the attack showed. Exit status 1 means that a claim is broken, or that a deliberately "
+        "broken variant (a control) is not caught. Exit status 3 means neither, but a claim was "
+        "attacked without power. docs/how-to/audit.md explains what a pass means.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {listed}; without: all")
     parser.add_argument(
-        "--seconds", type=float, default=15.0, help="roughly, of work for each audit (15)"
+        "names", nargs="*", metavar="NAME", help=f"audits to run (default: all). {listed}"
     )
-    parser.add_argument("--seed", type=int, help="repeatable attacks and draws")
-    parser.add_argument("--json", type=Path, help="write the findings there as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="rough seconds of each audit (default: 15)"
+    )
+    parser.add_argument("--seed", type=int, help="seed that makes attacks and draws repeatable")
+    parser.add_argument("--json", type=Path, help="file to write the findings to, as JSON")
     parser.set_defaults(run=run)
 
 
@@ -39,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.json)
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")
-    if "canaries" in (arguments.names or AUDITS):  # which trains models
+    if "canaries" in (arguments.names or AUDITS):  # canaries trains models
         quiet_libraries()
     effort, findings, audit = Effort(arguments.seconds, arguments.seed), [], ""
     for finding in run_audits(arguments.names, effort):

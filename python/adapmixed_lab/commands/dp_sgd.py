@@ -18,22 +18,28 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "dp-sgd",
-        help="a private corpus to one adapter with DP-SGD, the baseline",
-        description="Trains one adapter on the whole corpus with DP-SGD (opacus) and writes what "
-        "it guarantees beside it. Has no seed: whoever knows one can take the noise away.",
+        help="train one adapter on a private corpus with DP-SGD, the baseline",
+        description="Train one adapter on the whole corpus with DP-SGD (opacus), and write its "
+        "guarantee to guarantee.json in the same folder. There is no seed, because whoever knows "
+        "it could subtract the noise.",
     )
-    add_model_options(parser, output="folder of the adapter, new")
-    parser.add_argument("--threads", type=int, help="of torch (its own choice)")
+    add_model_options(parser, output="new folder for the adapter")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's choice)")
     add_corpus_options(parser)
     add_adapter_options(parser, adapt="peft's choice for the architecture")
     group = parser.add_argument_group("guarantee")
-    group.add_argument("--epsilon", type=float, required=True, help="at most")
+    group.add_argument("--epsilon", type=float, required=True, help="largest ε of the adapter")
     group.add_argument("--delta", type=float, required=True)
     group.add_argument(
-        "--clipping-norm", type=float, default=1.0, help="of a block's gradient (1.0)"
+        "--clipping-norm",
+        type=float,
+        default=1.0,
+        help="norm to which each block's gradient is clipped (default: 1.0)",
     )
     group.add_argument(
-        "--blocks-per-id", type=int, help="blocks used of one name; 1 protects it whole (all)"
+        "--blocks-per-id",
+        type=int,
+        help="most blocks used of one name; 1 protects the whole name (default: all)",
     )
     parser.set_defaults(run=run)
 
@@ -52,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     place = Place.from_environment()
     if place.world > 1:
         raise ValueError(
-            f"dp-sgd must run in one process, got {place.world} ranks: each would train an "
-            "adapter of its own on the whole corpus, and the guarantee is for one"
+            f"dp-sgd must run in one process, got {place.world} ranks: each rank would train an "
+            "adapter, and the guarantee covers one"
         )
     corpus = corpus_of(arguments)
     quiet_libraries()

@@ -14,13 +14,14 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "report",
-        help="tables and figures from a result file alone",
-        description="Prints the tables of a report.json, of what 'evaluate --json' wrote, of an "
-        "evaluation's --result file, complete or under way, or of what 'reproduce' wrote; with "
-        "--out it writes the page and every figure. Needs no models. Results are for the operator.",
+        help="draw tables and figures from a result file",
+        description="Print the tables of a result file: a report.json, the file of 'evaluate "
+        "--json' or 'evaluate --result' (finished or not), or a JSON file of 'reproduce'. With "
+        "--out, also write the page and every figure. No models are needed. Results are for the "
+        "operator.",
     )
-    parser.add_argument("result", type=Path, metavar="RESULT.json", help="the file")
-    parser.add_argument("--out", type=Path, help="write the page, tables as JSON and *.svg there")
+    parser.add_argument("result", type=Path, metavar="RESULT.json", help="the result file")
+    parser.add_argument("--out", type=Path, help="folder for the page, tables as JSON, and *.svg")
     parser.set_defaults(run=run)
 
 
@@ -33,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         redraw(path, content, arguments.out)
     except _MALFORMED as error:
-        raise ValueError(f"{path} must be a result as it was written: {error!r}") from error
+        raise ValueError(
+            f"{path} must be an unchanged result file, reading it raised {error!r}"
+        ) from error
     return 0
 
 
@@ -43,14 +46,16 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         content = parse(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be a JSON file, it is truncated or none: {error}") from error
+        raise ValueError(
+            f"{path} must be a JSON file, it is truncated or not JSON: {error}"
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
     return content
 
 
 def _kind(path: Path, content: Mapping[str, Any]) -> str:
-    """Return the kind of a file by its "kind", else by the entries that only one kind has."""
+    """Return the kind of a file from its "kind", else from entries that only one kind has."""
     if "kind" in content:
         kind = content["kind"]
     elif {"methods", "config"} <= content.keys():
@@ -64,8 +69,8 @@ def _kind(path: Path, content: Mapping[str, Any]) -> str:
     if not isinstance(kind, str) or kind not in _REDRAW:
         named = "" if kind is None else f" (its kind is {kind!r})"
         raise ValueError(
-            f"{path} must be a report.json, what 'evaluate --json' wrote, an evaluation's --result "
-            f"file or what 'reproduce' wrote; it is another kind of file{named}"
+            f"{path} must be a report.json, the file of 'evaluate --json' or 'evaluate --result', "
+            f"or a JSON file of 'reproduce', got another kind of file{named}"
         )
     return kind
 
@@ -89,7 +94,7 @@ def _redraw_evaluation(path: Path, content: Mapping[str, Any], out: Path | None)
     from adapmixed.evaluation import read_result
     from adapmixed.report.stored import stored_report
 
-    stored = read_result(path)  # which looks at the version and the checksum
+    stored = read_result(path)  # checks version and checksum
     try:
         report = stored_report(stored)
     except ValueError as error:
@@ -104,14 +109,14 @@ def _redraw_experiment(path: Path, content: Mapping[str, Any], out: Path | None)
     from adapmixed_lab.reproduce.result import read_experiment
     from adapmixed_lab.reproduce.tables import text
 
-    result = read_experiment(path)  # which looks at the version
+    result = read_experiment(path)  # checks the version
     print(text(result))
     if out is not None:
         for written in write_outputs(result, out):
             print(f"wrote {written}")
 
 
-# Another kind of result file: its redraw(path, content, out) here, its "kind" above.
+# A new kind of result file needs its redraw(path, content, out) here and its "kind" above.
 _REDRAW: dict[str, Callable[[Path, Mapping[str, Any], Path | None], None]] = {
     "report": _redraw_report,
     "evaluation": _redraw_evaluation,

@@ -1,4 +1,4 @@
-"""``adapmixed-lab reproduce``: the paper's tables and figures with built-in models or one's own."""
+"""``adapmixed-lab reproduce``: the paper's tables and figures, with built-in or other models."""
 
 import argparse
 import time
@@ -26,49 +26,64 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "reproduce",
-        help="the paper's tables and figures, its numbers beside ours",
-        description="Runs an experiment of the paper, prints its numbers beside ours, and writes "
-        "JSON, CSV and SVG. 'kinds' is what members adapt, quality against cost: hours. It goes on "
-        "where it was if it was killed, and so does a run at full scale, but for the screening "
-        "study; at builtin scale trained adapters are kept. Results are for the operator: "
-        "perplexities and data-dependent ε are functions of the private data.",
+        help="reproduce the paper's tables and figures",
+        description="Run an experiment of the paper, print its numbers next to ours, and write "
+        "JSON, CSV and SVG. 'studies' is what the paper does not have. 'kinds' compares what "
+        "members adapt, and takes hours. A killed 'kinds', or a killed run at full scale except "
+        "for its screening study, goes on with the same command. At builtin scale trained adapters "
+        "are kept. Results are for the operator: perplexities and data-dependent ε depend on the "
+        "private data.",
     )
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument(
-        "--dataset", choices=PRESETS, default=PRESETS[0], help="whose settings and numbers"
+        "--dataset",
+        choices=PRESETS,
+        default=PRESETS[0],
+        help="data set whose settings and numbers are used (default: wikitext-103)",
     )
     parser.add_argument(
         "--scale",
         choices=("builtin", "full"),
         default="builtin",
-        help="builtin: the models and text that come along; full: your own, as in the paper",
+        help="builtin: bundled models and text; full: your own, as in the paper (default: builtin)",
     )
-    parser.add_argument("--out", type=Path, default=Path("reproduction"), help="folder")
-    parser.add_argument("--seed", type=int, default=0, help="of the evaluation's randomness")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reproduction"),
+        help="folder for the results (default: reproduction)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the evaluation's randomness (default: 0)"
+    )
     add_device_options(parser)
-    group = parser.add_argument_group("how much (defaults: the paper's)")
-    group.add_argument("--queries", type=int, help="of one run")
-    group.add_argument("--runs", type=int, help="table1: runs of its first part (8)")
-    group.add_argument("--long-queries", type=int, help="table1: of its long run; 0: none")
+    group = parser.add_argument_group("size (defaults: the paper's)")
+    group.add_argument("--queries", type=int, help="queries of one run")
+    group.add_argument("--runs", type=int, help="runs of the first part of table1 (default: 8)")
+    group.add_argument("--long-queries", type=int, help="queries of table1's long run; 0: none")
     group = parser.add_argument_group("inputs of --scale full")
-    group.add_argument("--base", help="public model: folder or hub name (gpt2)")
+    group.add_argument("--base", help="public model: folder or hub name (default: gpt2)")
     group.add_argument("--ensemble", type=Path, help="ensemble folder of 'adapmixed train'")
-    group.add_argument("--text", help="test text: file, folder or hub:NAME (of wikitext-103)")
-    group.add_argument("--text-column", help="of rows (text)")
-    group.add_argument("--split", help="of a hub data set (test)")
-    group.add_argument("--config", help="of a hub data set")
+    group.add_argument(
+        "--text", help="test text: file, folder or hub:NAME (default: WikiText-103 from the hub)"
+    )
+    group.add_argument("--text-column", help="column with the text of a row (default: text)")
+    group.add_argument("--split", help="split of a hub data set (default: test)")
+    group.add_argument("--config", help="configuration of a hub data set")
     group = parser.add_argument_group("DP-SGD (table1, studies)")
     group.add_argument(
-        "--dp-adapter", type=Path, help="folder of 'adapmixed-lab dp-sgd' (builtin: trained)"
+        "--dp-adapter",
+        type=Path,
+        help="folder of 'adapmixed-lab dp-sgd' (builtin scale: trained here)",
     )
-    group.add_argument("--without-dp-sgd", action="store_true", help="leave its lines out")
+    group.add_argument("--without-dp-sgd", action="store_true", help="leave out DP-SGD")
     group = parser.add_argument_group("shards of other sizes (studies)")
     group.add_argument(
         "--divided", type=Path, nargs="+", metavar="ENSEMBLE",
-        help="folders of 'adapmixed train' over the same text in other numbers of shards (builtin: "
-        "trained)",
+        help="folders of 'adapmixed train' over the same text in other numbers of shards (builtin "
+        "scale: trained here)",
     )  # fmt: skip
-    group.add_argument("--without-divided", action="store_true", help="leave that study out")
+    group.add_argument("--without-divided", action="store_true", help="leave out this study")
     parser.set_defaults(run=run)
 
 
@@ -87,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     sources = Sources(**{name: getattr(arguments, name) for name in names})
     check_output(arguments.out, folder=True)
     update, close = progress_bar(0, "token")
-    # At builtin scale an experiment of the paper takes minutes and is begun anew.
+    # At builtin scale an experiment of the paper takes minutes, so a killed one starts again.
     keep = arguments.out if sources.scale == "full" else None
     result = _experiment(arguments, sources, Run(arguments.seed, keep, update))
     close()
@@ -131,7 +146,7 @@ def _dp_adapter(arguments: argparse.Namespace, inputs: "Inputs") -> "DPAdapter |
 def _dp_adapters(
     arguments: argparse.Namespace, inputs: "Inputs", targets: "tuple[tuple[float, int | None], ...]"
 ) -> "list[DPAdapter]":
-    """Return the given adapter, or at builtin scale one trained for each (ε, blocks of a name)."""
+    """Return the given adapter, or at builtin scale train one for each (ε, blocks of a name)."""
     from adapmixed_lab.reproduce.dp_adapter import builtin_dp_adapter, read_dp_adapter
 
     if arguments.without_dp_sgd:
@@ -140,8 +155,8 @@ def _dp_adapters(
         return [read_dp_adapter(arguments.dp_adapter)]
     if arguments.scale == "full":
         raise ValueError(
-            "--dp-adapter must be given at --scale full ('adapmixed-lab dp-sgd' writes it), "
-            "or --without-dp-sgd"
+            "--dp-adapter or --without-dp-sgd must be given at --scale full, got neither; "
+            "'adapmixed-lab dp-sgd' writes an adapter"
         )
     found = []
     base = inputs.sources.public_model
@@ -158,7 +173,7 @@ def _dp_adapters(
 
 
 def _divided(arguments: argparse.Namespace, inputs: "Inputs") -> "list[Path]":
-    """Return the given ensembles, or at builtin scale some that are trained; none at full scale."""
+    """Return the given ensembles, or at builtin scale train some; at full scale return none."""
     from adapmixed_lab.reproduce.divided import builtin_divided
 
     if arguments.divided is not None:
@@ -169,11 +184,11 @@ def _divided(arguments: argparse.Namespace, inputs: "Inputs") -> "list[Path]":
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
-    """Raise for options of another experiment, and for several processes."""
+    """Raise ValueError for options of another experiment, and for several processes."""
     from adapmixed.ranks import Place
 
     if Place.from_environment().world > 1:
-        raise ValueError("reproduce must run in one process: evaluate takes several ranks")
+        raise ValueError("reproduce must run in one process, got several ranks")
     applies = {
         "runs": ("table1",),
         "long_queries": ("table1",),
@@ -212,7 +227,7 @@ def _most_tokens(arguments: argparse.Namespace) -> int:
     if arguments.experiment == "table1":
         runs = _or_default(arguments.runs, RUNS)
         long = _or_default(arguments.long_queries, LONG_QUERIES[arguments.dataset])
-    # Whole blocks, of which each leaves one token unscored; a block has 512 tokens at most.
+    # A block has at most 512 tokens, and leaves one of them unscored.
     return max(runs * (2 * one + 512), 2 * long + 512)
 
 

@@ -1,1 +1,1 @@
-"""One adapter trained with DP-SGD: the published baseline, on the same corpus."""
+"""One adapter trained with DP-SGD on the same corpus, the published baseline."""

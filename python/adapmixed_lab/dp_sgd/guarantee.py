@@ -1,4 +1,4 @@
-"""What a DP-SGD adapter is asked to promise, the noise that takes, and what it then promises."""
+"""The privacy target of a DP-SGD adapter, the noise that reaches it, and the guarantee."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from adapmixed.data.rows import missing_extra
 
 @dataclass(frozen=True)
 class PrivacyTarget:
-    """What the adapter shall promise.
+    """The privacy that a DP-SGD adapter must reach.
 
     Attributes:
         epsilon: target, > 0.
         delta: target, in (0, 1).
-        clipping_norm: C of every record's gradient, > 0.
-        blocks_per_identifier: records that one identifier may contribute, the first ones; None: all
-            of them.
+        clipping_norm: C, the norm to which every record's gradient is clipped, > 0.
+        blocks_per_identifier: most records that one identifier contributes, its first ones; None:
+            all of them.
     """
 
     epsilon: float
@@ -40,18 +40,18 @@ class PrivacyTarget:
 
 @dataclass(frozen=True)
 class AdapterGuarantee:
-    """What a DP-SGD adapter promises; `str()` says it in full.
+    """The guarantee of a DP-SGD adapter; `str()` states it in full.
 
     Attributes:
-        epsilon, delta: the promise, ε an upper bound.
+        epsilon, delta: the guarantee; ε is an upper bound.
         noise_multiplier: σ.
-        sample_rate: q.
-        steps: noisy steps.
+        sample_rate: q, the probability that a step takes a record.
+        steps: number of noisy steps.
         clipping_norm: C.
-        block_size: tokens of a record at most.
-        unit: what an identifier is, in words.
-        blocks_per_identifier: as `PrivacyTarget`.
-        accountant: "prv".
+        block_size: largest number of tokens of a record.
+        unit: what an identifier names, as a phrase.
+        blocks_per_identifier: as in `PrivacyTarget`.
+        accountant: name of the accountant, "prv".
     """
 
     epsilon: float
@@ -80,33 +80,33 @@ class AdapterGuarantee:
                 else f"each of at most {self.blocks_per_identifier} blocks"
             )
             limit = (
-                f" It is NOT for a whole user, document or shard: {share} of somebody's is "
-                f"protected apart, all of them together only by what group privacy leaves (one "
-                f"name in the corpus is one {self.unit})."
+                f" It is NOT for a whole user, document or shard: {share} of one name is protected "
+                f"on its own, and all of them together only as far as group privacy reaches (a "
+                f"name in the corpus stands for: {self.unit})."
             )
         return (
             f"The adapter is (ε, δ)-differentially private with {pair} for {what}, added or "
-            f"removed; it was fixed before training and covers any number of answers.{limit} "
-            f"DP-SGD, {self.steps} steps, σ = {self.noise_multiplier:.6g}, q = "
-            f"{self.sample_rate:.6g}, PRV accountant. The number of records counts as public, and "
-            f"so do the settings; noise is rounded to single precision."
+            f"removed. The guarantee was fixed before training and covers any number of "
+            f"answers.{limit} DP-SGD with {self.steps} steps, σ = {self.noise_multiplier:.6g}, q = "
+            f"{self.sample_rate:.6g} and the PRV accountant. The number of records and the "
+            f"settings count as public. Noise is rounded to single precision."
         )
 
 
 def plan_noise(
     target: PrivacyTarget, records: int, batch_size: int, epochs: int
 ) -> tuple[float, float, float, int]:
-    """(σ, ε, q, steps) for a target.
+    """Return (σ, ε, q, steps) for a target.
 
     Args:
         target: ε and δ.
-        records: in the corpus.
+        records: number of records in the corpus.
         batch_size: expected records per step.
         epochs: expected passes.
 
     Returns:
-        the noise multiplier that Opacus finds, and the PRV accountant's upper bound of its ε, which
-        is at most the target's.
+        σ is the noise multiplier that Opacus finds. ε is the PRV accountant's upper bound, at most
+        the target's.
 
     Raises:
         ValueError: if the batch exceeds the records, ε cannot be reached, or Opacus is missing.
@@ -123,7 +123,7 @@ def plan_noise(
     rate = batch_size / records
     steps = epochs * math.ceil(records / batch_size)
     try:
-        with warnings.catch_warnings():  # about a Rényi bound that sizes the grid; still a bound
+        with warnings.catch_warnings():  # about an order that only sizes the grid
             warnings.filterwarnings("ignore", message="Optimal order is the")
             sigma = get_noise_multiplier(
                 target_epsilon=target.epsilon,

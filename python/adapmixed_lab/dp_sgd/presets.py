@@ -1,6 +1,6 @@
 """The paper's settings of the DP-SGD adapter, by data set (its table "train_params").
 
-The batch is the expected one of Poisson sampling.
+The batch size is the expected one of Poisson sampling.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ BATCH_SIZE = 256
 
 
 def finetune_settings(name: str) -> dict[str, Any]:
-    """Return arguments of `FinetuneConfig`: a member's, with these epochs and this batch."""
+    """Return arguments of `FinetuneConfig`: a member's, with DP-SGD's epochs and batch size."""
     return PRESETS[name].finetune_settings() | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}

@@ -1,15 +1,18 @@
-"""One LoRA adapter trained with DP-SGD: the published baseline, on the same corpus.
+"""Training of one LoRA adapter with DP-SGD, the published baseline.
 
 A record is a block: at most `block_size` tokens of the documents of one identifier, which are cut
-apart from everybody else's. Each step takes every record with probability q = batch / records
-(Poisson sampling), clips its gradient to the norm C, adds N(0, (σC)²) to the sum and divides by
-the expected batch. Opacus gives the gradients of single records, clips them, finds σ and accounts
-by privacy random variables (PRV, Gopi et al. 2021), whose upper bound is what is stated.
+apart from all others. Each step takes every record with probability q = batch / records (Poisson
+sampling) and clips its gradient to the norm C. It adds N(0, (σC)²) to the sum and divides by the
+expected batch. Opacus computes and clips the gradients of single records and finds σ. The stated ε
+is the upper bound of its accountant for privacy random variables (PRV, Gopi et al. 2021).
 
-What is ours: noise from ChaCha20 and sampling bits from the operating system, since a torch
-generator is predictable from 32 bits of seed; a loss per record that no other record enters (the
-usual mean over a batch's tokens would divide by the others' lengths); and an empty batch is a step
-of noise like any other, since a skipped one would tell that it was empty.
+Three parts are our own:
+
+- Noise comes from ChaCha20 and sampling bits from the operating system, because a torch generator
+  is predictable from 32 bits of seed.
+- The loss of a record depends on no other record. The usual mean over a batch's tokens would divide
+  by the lengths of the others.
+- An empty batch is a step of noise like any other. A skipped step would reveal that it was empty.
 """
 
 from __future__ import annotations
@@ -54,16 +57,16 @@ def record_blocks(
     *,
     blocks_per_identifier: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cuts the text of each identifier into records; none holds text of two.
+    """Cut the text of each identifier into records; no record holds text of two.
 
     Args:
         tokenizer: of the public model.
         documents: the corpus.
-        block_size: t >= 2.
-        blocks_per_identifier: the first so many are kept; None: all.
+        block_size: t >= 2, the tokens of a record.
+        blocks_per_identifier: blocks kept of each identifier, the first ones; None: all.
 
     Returns:
-        (input_ids, labels), each (records, t) int64, as `token_blocks`.
+        (input_ids, labels), each (records, t) int64, as `token_blocks` returns them.
     """
     streams: dict[str, list[int]] = {}
     for document in documents:
@@ -73,7 +76,7 @@ def record_blocks(
         for name in sorted(streams)
     ]
     if not any(len(inputs) for inputs, _ in parts):
-        raise ValueError("corpus must hold at least one record of two tokens, it has none")
+        raise ValueError("corpus must hold at least one record of two tokens, got none")
     return torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
@@ -87,22 +90,22 @@ def train_dp_adapter(
     unit: str,
     progress: Progress | None = None,
 ) -> tuple[Any, AdapterGuarantee]:
-    """Trains an adapter by DP-SGD with AdamW; `base` is copied and never changed.
+    """Train an adapter by DP-SGD with AdamW on a copy of `base`, which never changes.
 
     Args:
         base: a transformers causal language model.
         inputs, labels: (records, t) from `record_blocks`.
         config: the settings; `batch_size` is the expected batch.
-        target: the promise.
-        unit: what an identifier is, in words.
-        progress: told of every step.
+        target: the privacy to reach.
+        unit: what an identifier names, as a phrase.
+        progress: called after every step with (steps done, steps in all).
 
     Returns:
-        (the adapted copy in eval mode, what it promises).
+        (the adapted copy in eval mode, its guarantee).
 
     Raises:
         ValueError: as `plan_noise`; if a block is longer than the base's context; or if a gradient
-            is not finite, which clipping would not bound.
+            is not finite, because clipping would not bound it.
     """
     sigma, epsilon, rate, steps = plan_noise(
         target, inputs.shape[0], config.batch_size, config.epochs
@@ -137,8 +140,13 @@ def train_dp_adapter(
 
 
 def poisson_sample(records: int, rate: float) -> Tensor:
-    """Rows of a step: each with probability `rate`, rounded down to a multiple of 2^-64, by the
-    operating system's randomness. Indices (batch,) int64, possibly none."""
+    """Draw the rows of a step, each with probability `rate`, from the operating system.
+
+    The probability is rounded down to a multiple of 2^-64.
+
+    Returns:
+        indices (batch,) int64, possibly none.
+    """
     draws = np.frombuffer(os.urandom(8 * records), dtype=np.uint64)
     if rate >= 1.0:
         return torch.arange(records)
@@ -159,16 +167,16 @@ def train_dp(
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> AdapterGuarantee:
-    """Trains on a corpus and writes an ordinary peft folder with `guarantee.json`, in one step.
+    """Train on a corpus, and write an ordinary peft folder with `guarantee.json` in one step.
 
     Raises:
-        ValueError: if the output is there already; see `train_dp_adapter`.
+        ValueError: if the output exists, and as `train_dp_adapter`.
     """
     if output.exists():
-        raise ValueError(f"output must be a new folder, {output} is there")
+        raise ValueError(f"output must be a new folder, {output} exists")
     model, tokenizer = load_base(base, dtype, revision=revision)
     if tokenizer is None:
-        raise ValueError(f"base must have a tokenizer, {base} has none")
+        raise ValueError(f"base must have a tokenizer, got {base}, which has none")
     inputs, labels = record_blocks(
         tokenizer,
         documents,
@@ -189,12 +197,12 @@ def train_dp(
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     (temporary / GUARANTEE_FILE).write_text(text, encoding="utf-8")
     if not publish_folder(temporary, output):
-        raise ValueError(f"output must be a new folder, {output} has appeared meanwhile")
+        raise ValueError(f"output must be a new folder, {output} appeared during training")
     return guarantee
 
 
 def _backward(wrapped: Any, inputs: Tensor, labels: Tensor) -> None:
-    """Gradients of single records: of each record's own mean loss over its own tokens."""
+    """Compute the gradient of every record: of its mean loss over its own tokens."""
     if inputs.shape[0] == 0:  # one row without anything to predict: a gradient of zero
         inputs = torch.zeros((1, inputs.shape[1]), dtype=torch.int64)
         labels = torch.full_like(inputs, IGNORED)
@@ -205,13 +213,13 @@ def _backward(wrapped: Any, inputs: Tensor, labels: Tensor) -> None:
         logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
     ).view(targets.shape)
     count = (targets != IGNORED).sum(dim=1).clamp(min=1)
-    with warnings.catch_warnings():  # the first layers' inputs need no gradient, nor do hooks
+    with warnings.catch_warnings():  # expected: the first layers' inputs need no gradient
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         (losses.sum(dim=1) / count).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _optimizer(adamw: Any, sigma: float, clipping_norm: float, batch_size: int) -> Any:
-    """Opacus' optimizer, with noise that nobody can predict and refusal of what is not finite."""
+    """Return Opacus' optimizer with unpredictable noise; it raises for gradients not finite."""
     from opacus.optimizers import DPOptimizer
 
     class SecureOptimizer(DPOptimizer):  # type: ignore[misc]
@@ -228,7 +236,7 @@ def _optimizer(adamw: Any, sigma: float, clipping_norm: float, batch_size: int) 
         def add_noise(self) -> None:
             for p in self.params:
                 if not bool(p.summed_grad.isfinite().all()):
-                    raise ValueError("a gradient is not finite: a lower learning_rate is needed")
+                    raise ValueError("a gradient is not finite, learning_rate must be lower")
                 noise = ops.gaussian(
                     tuple(p.shape),
                     sigma=self.noise_multiplier * self.max_grad_norm,

@@ -1,6 +1,6 @@
-"""Figures of diagnostics: weights, charges of single models, screened queries, validation losses.
+"""Figures of diagnostics: weights, charges of single models, screened queries, and losses.
 
-All of them show functions of the private data without protection: they are the operator's.
+All of them show functions of the private data without protection, and are for the operator only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from adapmixed_lab.figures.style import COLOURS, GREY, Drawing, canvas, number_a
 _OPERATOR = "For the operator only."
 _DASHES = ("-", (0, (4, 1.6)), (0, (1, 1.6)))
 _ROW = 1.75  # inches of one method's axes
-_EDGE = 0.055  # how far outside [0, 1] the exact values stand
+_EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 
 
 def draw_weights(methods: Sequence[Method]) -> Drawing | None:
-    """Draw how often a weight λ had which value, of every method that has weights."""
+    """Draw the distribution of the weights λ, for every method that has weights."""
     title = "Mixing weights λ of the models"
     found = [(m, w) for m in methods if (w := (m.diagnostics or {}).get("weights")) is not None]
     if not found:
@@ -34,9 +34,9 @@ def draw_weights(methods: Sequence[Method]) -> Drawing | None:
             figure.legend(handles, labels, loc="outside lower right", ncols=2, handlelength=1.4)
         svg = svg_text(figure, "weights", title)
     caption = (
-        "Shares of all (model, query) pairs. A weight of 1 leaves a model as it is; at 0 it "
-        "answers the public distribution. Hatched are queries that screening answered from the "
-        f"public model, where all weights are 0. {_OPERATOR}"
+        "Bars are shares of all (model, query) pairs. At a weight of 1 a model answers unchanged, "
+        "and at 0 it answers as the public model. Hatched bars are queries that screening sent to "
+        f"the public model, for which all weights are 0. {_OPERATOR}"
     )
     return Drawing("weights", title, caption, svg)
 
@@ -49,7 +49,7 @@ def _plot_weights(axes: Any, weights: Mapping[str, Any]) -> None:
     own = [(weights["zero"] - weights["screened"]) * percent, weights["one"] * percent]
     axes.bar(
         [-_EDGE, *centres, 1 + _EDGE], [own[0], *(count * percent for count in bins), own[1]],
-        0.9 * width, color=COLOURS[0], label="of the models themselves",
+        0.9 * width, color=COLOURS[0], label="not screened",
     )  # fmt: skip
     axes.bar(
         [-_EDGE], [weights["screened"] * percent], 0.9 * width, [own[0]],
@@ -61,7 +61,7 @@ def _plot_weights(axes: Any, weights: Mapping[str, Any]) -> None:
 
 
 def draw_charges(methods: Sequence[Method]) -> Drawing | None:
-    """Draw what each model has been charged so far, if a method charges them one by one."""
+    """Draw the charges of each model so far, for every method that charges models one by one."""
     title = "Privacy loss of each model over time"
     found = [(m, m.diagnostics) for m in methods if m.diagnostics and m.diagnostics["charges"]]
     if not found:
@@ -83,10 +83,11 @@ def draw_charges(methods: Sequence[Method]) -> Drawing | None:
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
         svg = svg_text(figure, "charges", title)
     caption = (
-        "Thin: single models, or, of more than 128, quantiles over them; dark: the median and the "
-        "largest. Realised losses are Rényi divergences in nats at the first of the mechanism’s "
-        "orders, without the screening’s price, which is the same for all models; under a budget "
-        f"of every shard they are what it was charged. {_OPERATOR}"
+        "Thin lines are single models; for more than 128 models, bands are quantiles over them. "
+        "Dark lines are the median and the largest. Values are realised losses: Rényi divergences "
+        "in nats at the mechanism’s first order, without the cost of screening, which is the same "
+        "for all models. Under a budget of every shard, values are the charges of each shard. "
+        f"{_OPERATOR}"
     )
     return Drawing("charges", title, caption, svg)
 
@@ -94,7 +95,7 @@ def draw_charges(methods: Sequence[Method]) -> Drawing | None:
 def _plot_charges(
     axes: Any, queries: list[int], rows: list[list[float]], quantiles: list[float] | None
 ) -> None:
-    """Draw lines of models, or of quantiles over them with the bands between their pairs."""
+    """Draw a line for each model, or bands between pairs of quantiles over the models."""
     last = sorted(rows[-1])
     middle = rows[-1].index(last[(len(last) - 1) // 2])
     highest = rows[-1].index(last[-1])
@@ -116,7 +117,7 @@ def _plot_charges(
 
 
 def draw_screened(methods: Sequence[Method]) -> Drawing | None:
-    """Draw the share of queries answered from the public model, stretch after stretch."""
+    """Draw the share of queries answered from the public model, over the course of a run."""
     title = "Queries answered from the public model"
     found = [m for m in methods if m.kind != "public" and m.diagnostics is not None]
     found = [m for m in found if m.screened > 0 or m.breakdown.get("screening", 0.0) > 0]
@@ -141,8 +142,8 @@ def draw_screened(methods: Sequence[Method]) -> Drawing | None:
         figure.legend(loc="outside lower left", ncols=2, handlelength=3)
         svg = svg_text(figure, "screened", title)
     caption = (
-        "By screening or by a rule of the public distribution, in each stretch between two points "
-        f"that were kept. {_OPERATOR}"
+        "Queries that screening, or a rule of the public distribution, sent to the public model, "
+        f"as a share of each stretch between two recorded points. {_OPERATOR}"
     )
     return Drawing("screened", title, caption, svg)
 
@@ -160,15 +161,15 @@ def draw_validation(training: object) -> Drawing | None:
         axes.vlines(places, loss, public, color="#CCCCCC", linewidth=0.8)
         axes.plot(places, public, "o", color=GREY, fillstyle="none", label="public model")
         axes.plot(places, loss, "o", color=COLOURS[0], label="member")
-        axes.set(title=title, xlabel="members by their loss", ylabel="nats a held-out token")
+        axes.set(title=title, xlabel="members, sorted by loss", ylabel="nats per held-out token")
         axes.set_xlim(left=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
         number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)
         svg = svg_text(figure, "validation", title)
     caption = (
-        "At the end of training, on what was held out of each member’s own shard; the public "
-        f"model’s loss on the same text above or below it. {_OPERATOR}"
+        "Losses at the end of training, on the text that was held out of each member’s own shard. "
+        f"The public model’s loss is on the same text. {_OPERATOR}"
     )
     return Drawing("validation", title, caption, svg)
 
@@ -186,15 +187,15 @@ def draw_training(training: object) -> Drawing | None:
         middle = curves[len(curves) // 2]
         axes.plot(
             range(1, len(middle) + 1), middle, "o-", color=COLOURS[0], markersize=3.5,
-            label="the member in the middle at the end",
+            label="member with the median final loss",
         )  # fmt: skip
-        axes.set(title=title, xlabel="epochs", ylabel="nats a token of its own shard")
+        axes.set(title=title, xlabel="epochs", ylabel="nats per token of the own shard")
         axes.xaxis.get_major_locator().set_params(integer=True)
         number_axis(axes.yaxis)
         figure.legend(loc="outside lower left", handlelength=2.5)
         svg = svg_text(figure, "training", title)
     caption = (
-        f"Mean loss of each epoch on the text that is trained on, a line a member. {_OPERATOR}"
+        f"Mean loss of each epoch on the training text, with one line for each member. {_OPERATOR}"
     )
     return Drawing("training", title, caption, svg)
 

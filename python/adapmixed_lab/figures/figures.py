@@ -29,18 +29,18 @@ from adapmixed_lab.figures.style import (
 __all__ = ["Drawing", "draw"]
 
 _MARK = 8.0  # points
-_TWO_COLUMNS = 40  # characters of a legend's entry, up to which two stand side by side
+_TWO_COLUMNS = 40  # longest legend entry, in characters, that allows two columns
 _CURVE_WORDS = {
     "fixed": (
-        "A fixed guarantee (solid) is the planned ε from the first query on, whenever the answers "
-        "stop."
+        "A fixed guarantee (solid line) is the planned ε from the first query on, however early "
+        "the answers stop."
     ),
     "data-dependent, ex-post": (
-        "A data-dependent one (dashed) is charged what each answer realised: its curve depends on "
-        "the private data and is for the operator only."
+        "A data-dependent ε (dashed line) grows by the loss that each answer realised. Its curve "
+        "depends on the private data and is for the operator only."
     ),
     "published": (
-        "The dotted curve is the claim of the published bound, which is invalid: no guarantee."
+        "The dotted line is the claim of the published bound, which is invalid and no guarantee."
     ),
 }
 
@@ -48,8 +48,8 @@ _CURVE_WORDS = {
 def draw(report: Mapping[str, object]) -> tuple[Drawing, ...]:
     """Draw the figures that a report has data for.
 
-    ε over queries, perplexity over ε and parts of ε; with diagnostics weights, charges of single
-    models and screened queries; losses of training and validation.
+    These are ε over queries, perplexity over ε, and parts of ε. Diagnostics add weights, charges of
+    single models, and screened queries. Records of the members' training add their losses.
     """
     methods = read_methods(report)
     drawings = (
@@ -103,7 +103,7 @@ def _draw_curves(methods: Sequence[Method]) -> Drawing | None:
     kinds = {method.kind for method, _ in shown}
     caption = " ".join(words for kind, words in _CURVE_WORDS.items() if kind in kinds)
     if any(above):
-        caption += " Where curves coincide, a wider one lies beneath a narrower."
+        caption += " If curves coincide, a wider one lies beneath a narrower one."
     return Drawing("curves", title, caption, svg)
 
 
@@ -139,10 +139,11 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
         place_labels(axes, list(zip(names, places, paid, strict=True)), taken)
         svg = svg_text(figure, "tradeoff", title)
     caption = (
-        "Down and to the left is better, among marks of one kind and filling. Circles are fixed "
-        "guarantees, diamonds data-dependent values; full marks are for zero-out, empty ones for "
-        "add/remove, half ones for replace-one: the same ε does not mean the same promise. Lines "
-        "are methods without an ε to pay: the public model, and answers without any protection."
+        "Lower and further to the left is better, but only among marks of one shape and filling. "
+        "Circles are fixed guarantees, and diamonds are data-dependent values. Full marks are for "
+        "zero-out, empty marks for add/remove, and half marks for replace-one. The same ε in "
+        "another shape or filling is not the same guarantee. Lines are methods without an ε: the "
+        "public model, and answers without any protection."
     )
     if any(abs(x - place) > 1e-9 * x for x, place in zip(values, places, strict=True)):
         caption += " Marks that would cover one another stand side by side, a little off their ε."
@@ -176,9 +177,9 @@ def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
         figure.legend(handles, labels, loc="outside lower right", ncols=3, handlelength=1.4)
         svg = svg_text(figure, "breakdown", title)
     caption = (
-        "For the shard that binds: mixing is the sum of its realised losses, screening the noisy "
-        "test that sends a query to the public model, conversion the fixed price of turning Rényi "
-        "divergence into (ε,\u00a0δ)."
+        "The parts are those of the shard with the largest ε. Mixing is the sum of its realised "
+        "losses. Screening is the cost of the noisy test that sends a query to the public model. "
+        "Conversion is the fixed cost of turning Rényi divergence into (ε,\u00a0δ)."
     )
     return Drawing("breakdown", title, caption, svg)
 
@@ -190,7 +191,7 @@ def _coloured(methods: Sequence[Method]) -> list[tuple[Method, str]]:
 
 
 def _count_above(curves: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
-    """Return how many later curves cover each one: all points alike to half a percent."""
+    """Return how many later curves coincide with each one, to half a percent at all points."""
 
     def alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
         return len(one) == len(other) and all(

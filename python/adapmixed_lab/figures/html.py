@@ -1,4 +1,4 @@
-"""The report as one self-contained page."""
+"""The report as one self-contained HTML page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -56,7 +56,7 @@ def write_page(
         the figures.
 
     Raises:
-        ValueError: another format version, or a value that strict JSON cannot hold.
+        ValueError: the report has another format version, or a value that strict JSON cannot hold.
     """
     drawings = draw(report)
     texts = {"report.html": _page(report, drawings)}
@@ -70,7 +70,7 @@ def write_page(
 
 
 def render(report: Mapping[str, object]) -> str:
-    """Return the page; everything that is not markup of its own is escaped."""
+    """Return the page, in which all text of the report is escaped."""
     return _page(report, draw(report))
 
 
@@ -84,7 +84,7 @@ def _page(report: Mapping[str, object], drawings: Iterable[Drawing]) -> str:
         _section("Summary", _summary(methods)),
         _section("Runs", _runs(runs) if isinstance(runs, list) else ""),
         _section("What each guarantee means", _guarantees(methods)),
-        _section("Utility beside the theorem’s bound", _utility(methods)),
+        _section("Utility and the theorem’s bound", _utility(methods)),
         _section("Figures", figures),
         _section("Generated sample", _sample(report.get("sample"))),
         _section("What this does not protect", _notes()),
@@ -123,14 +123,15 @@ def _summary(methods: Sequence[Method]) -> str:
     return _table(
         [titles, *rows],
         numbers,
-        "ε in nats, rounded up, for the neighbours beside it: compare those of the same ones. "
-        "Perplexity and a data-dependent ε come from private data: for the operator only.",
+        "ε is in nats and rounded up. Compare values of ε only if the kind of guarantee, the "
+        "neighbours and the unit are the same. Perplexity and a data-dependent ε come from private "
+        "data and are for the operator only.",
     )
 
 
 def _runs(entries: Sequence[Mapping[str, Any]]) -> str:
     rows = [[escape(cell) for cell in row] for row in runs_rows(entries)]
-    words = f"{runs_words(entries)} What stands below and in the figures is of run 1."
+    words = f"{runs_words(entries)} The sections below and the figures show run 1."
     return _table(rows, set(), words)
 
 
@@ -142,7 +143,7 @@ def _utility(methods: Sequence[Method]) -> str:
 
 
 def _table(rows: Sequence[Iterable[str]], numbers: set[int], words: str) -> str:
-    """Return the markup of a table, its head first, with words beneath; cells are markup."""
+    """Return the markup of a table, its head first, with a note below; cells are markup."""
     body = "".join(_row("td", row, numbers) for row in rows[1:])
     return (
         f'<div class="scroll"><table>\n<thead>{_row("th", rows[0], numbers)}</thead>\n'
@@ -160,7 +161,7 @@ def _row(tag: str, cells: Iterable[str], numbers: set[int]) -> str:
 
 
 def _typeset(cell: str) -> str:
-    """Return the text with typographic minus and dash."""
+    """Return the text with a typographic minus sign or dash."""
     if cell == MISSING:
         return "–"
     return f"−{cell[1:]}" if cell.startswith("-") and cell.endswith("%") else cell
@@ -191,7 +192,7 @@ def _sample(sample: object) -> str:
     return (
         (f"<p>{' '.join(head)}</p>\n" if head else "")
         + f'<blockquote class="sample">{start}{escape(sample["text"])}</blockquote>\n'
-        + ('<p class="small">Grey: the prompt. Black: generated.</p>\n' if prompt else "")
+        + ('<p class="small">Grey: the prompt. Black: the generated text.</p>\n' if prompt else "")
         + f"<p>{escape(sample['guarantee'])}</p>\n"
         + _settings(rest)
     )

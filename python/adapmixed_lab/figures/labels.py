@@ -1,4 +1,4 @@
-"""Marks and names in the plane of perplexity and ε, without overlap."""
+"""Placement of marks and names in the plane of perplexity and ε, without overlap."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _PLACES = (
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1 in pixels of the canvas."""
 Bar = tuple[float, float, float]
-"""ε, and the least and the largest perplexity that are drawn there."""
+"""ε, and the least and the largest perplexity drawn there."""
 
 
 def short(name: str) -> str:
@@ -38,7 +38,7 @@ def short(name: str) -> str:
 
 
 def draw_references(axes: Any, methods: Sequence[Method]) -> list[Box]:
-    """Draw lines at the methods' perplexities with their names; return the names' boxes."""
+    """Draw named lines at the methods' perplexities, and return the boxes of the names."""
     texts = []
     ordered = sorted(methods, key=lambda method: method.perplexity)
     for rank, method in enumerate(ordered):
@@ -64,17 +64,18 @@ def draw_references(axes: Any, methods: Sequence[Method]) -> list[Box]:
 
 
 def boxes_of(texts: Sequence[Any]) -> list[Box]:
-    """Return the boxes of words in a settled figure, for `place_labels` to keep free."""
+    """Return the boxes of texts in a settled figure, for `place_labels` to keep free."""
     return [_box(text) for text in texts]
 
 
 def side_by_side(axes: Any, bars: Sequence[Bar], size: float) -> list[float]:
     """Return where to draw marks and their bars, at or near their ε, so that none is covered.
 
-    Those that would lie on one another stand around their middle, in their order, inside the axes.
+    Marks that would cover one another stand side by side around their middle, in their order and
+    inside the axes.
 
     Args:
-        axes: of a settled figure, with their limits.
+        axes: of a settled figure, with final limits.
         bars: one for each mark.
         size: of a mark, in points.
     """
@@ -117,14 +118,14 @@ def place_labels(
     font_size: float = _FONT_SIZE,
     colours: Sequence[str] = (),
 ) -> None:
-    """Write words next to points (word, x, y), each at the place that collides least.
+    """Write words next to points (word, x, y), each at the place with the least overlap.
 
-    Greedy in their order: a place counts its overlaps with points, lines' names (`taken`) and
-    earlier words, and 20 times for leaving the axes; the first of the least wins. A point without a
-    word is kept free only.
+    Words are placed in their order. A place counts its overlaps with points, with the boxes in
+    `taken` and with earlier words; leaving the axes counts 20. The first of the best places wins. A
+    point without a word is only kept free.
 
     Args:
-        axes: of a settled figure, finished but for the words.
+        axes: of a settled figure, finished except for the words.
         points: in data units.
         taken: boxes to keep free.
         font_size: in points.
@@ -166,7 +167,7 @@ def _put(text: Any, place: tuple[tuple[int, int], str, str], size: float) -> Non
 
 
 def settle(figure: Any) -> None:
-    """Run the layout, on which all pixel positions depend, and keep it as it is."""
+    """Run the layout, on which all pixel positions depend, and freeze it."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 

@@ -1,4 +1,4 @@
-"""Fixed markup of the report's page: frame, style sheet, and the words on what is not protected."""
+"""Fixed markup of the report's page: frame, style sheet, and notes on what is not protected."""
 
 # The policy lets a browser load nothing: no script, no font, no image from elsewhere.
 PAGE = """<!DOCTYPE html>
@@ -16,8 +16,9 @@ PAGE = """<!DOCTYPE html>
 <main>
 <header>
 <h1>Private next-token prediction</h1>
-<p class="lead">What answers from an ensemble of private models cost in privacy and gain in
-quality. For the operator of the models: not every number here may be published.</p>
+<p class="lead">This report shows what answers from an ensemble of private models cost in privacy
+and gain in quality. It is for the operator of the models: not every number here may be
+published.</p>
 </header>
 {sections}
 </main>
@@ -76,19 +77,19 @@ li { margin-bottom: .45rem; }
 """
 
 UNPROTECTED_NOTES = (
-    "The mixing weights λ, a data-dependent ε(D), perplexities and any log-probability of the "
-    "mixture are functions of the private data without protection of their own. They are for the "
-    "operator only; what may be released are the sampled answers.",
-    "A data-dependent, ex-post ε must not be published, and nothing that outsiders can see may "
-    "depend on it. A fixed ε may be published.",
-    "The unit is one shard: everything one model was fine-tuned on, taken together. Text that "
-    "occurs in several shards is not covered at the ε of one, and the public model’s own training "
-    "data is not covered at all.",
-    "The guarantee counts the queries of this report. Further answers from the same models add to "
-    "it.",
-    "Seeded randomness is for evaluation only: whoever knows or guesses the seed can repeat the "
-    "draws. Answers to others need the secure generator.",
-    "Answers drawn without protection have no guarantee, and the claim of the published bound is "
-    "none either.",
+    "The mixing weights λ, a data-dependent ε(D), perplexities and all log-probabilities of the "
+    "mixture depend on the private data and have no protection of their own. They are for the "
+    "operator only. Only the sampled answers may be released.",
+    "Do not publish a data-dependent, ex-post ε, and let nothing that outsiders can see depend on "
+    "it. A fixed ε may be published.",
+    "The unit is one shard: all the text that one model was fine-tuned on. Text that occurs in "
+    "several shards is not covered at the ε of one shard. The public model’s own training data is "
+    "not covered at all.",
+    "The guarantee covers the queries of this report. Further answers from the same models add to "
+    "its cost.",
+    "Seeded randomness is for evaluation only, because anyone who knows or guesses the seed can "
+    "repeat the draws. Answers to others need the secure generator.",
+    "Answers drawn without protection have no guarantee. The claim of the published bound is no "
+    "guarantee either, because the bound is invalid.",
 )
-"""What the guarantees leave out; markup-free sentences."""
+"""What the guarantees leave out, in sentences without markup."""

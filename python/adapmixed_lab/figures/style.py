@@ -1,7 +1,8 @@
 """The look of every figure: colours, marks for the kinds of guarantee, paper size, SVG as text.
 
-Importing this module imports matplotlib. Figures are self-contained SVG elements, the same bytes
-for the same input, legible in print: kinds differ in shape and dash as well as in colour.
+Importing this module imports matplotlib. Figures are self-contained SVG elements, and the same
+input gives the same bytes. They are legible in print, because kinds differ in shape and dash as
+well as in colour.
 """
 
 import io
@@ -23,7 +24,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 LINE_STYLES = {"fixed": "-", "data-dependent, ex-post": (0, (4, 1.6)), "published": (0, (1, 1.6))}
 MARKERS = {"fixed": "o", "data-dependent, ex-post": "D", "published": "X"}
 FILLS = {"zero_out": "full", "add_remove": "none", "replace_one": "left"}
-"""How the mark of an ε is filled: by its neighbours."""
+"""How the mark of an ε is filled, by its neighbours."""
 GREY = "#555555"
 _PARTS = (
     ("mixing", "#0072B2", ""),
@@ -49,7 +50,7 @@ _SETTINGS: Mapping[str, Any] = {
     "lines.linewidth": 2.0,
     "svg.fonttype": "path",
     "svg.hashsalt": "adapmixed",
-    # Names are the user's: a dollar sign in one is no formula.
+    # Names come from the user, so a dollar sign does not start a formula.
     "text.parse_math": False,
 }
 _WIDTH = 7.2  # inches
@@ -58,7 +59,7 @@ _LOG_RATIO = 30.0  # a linear axis hides values that lie further apart
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of a report: its SVG element (no XML prologue) and the words around it."""
+    """A figure of a report: its SVG element (without XML prologue), title and caption."""
 
     name: str
     title: str
@@ -72,17 +73,17 @@ def is_wide(values: Sequence[float]) -> bool:
 
 
 def number_axis(axis: Any) -> None:
-    """Show plain numbers at the major ticks, nothing at the minor ones."""
+    """Show plain numbers at the major ticks, and nothing at the minor ones."""
     axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axis.set_minor_formatter(lambda value, _: "")
 
 
 @contextmanager
 def canvas(height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
-    """Make a figure of this height in inches with one pair of axes, or an array of them.
+    """Yield a figure of this height in inches with one pair of axes, or an array of them.
 
-    Drawing and saving both happen inside: the user's own matplotlib settings neither change the
-    figure nor are changed.
+    Draw and save the figure inside the context. The user's own matplotlib settings then neither
+    change the figure nor are changed.
     """
     with style.context(["default", dict(_SETTINGS)]):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
@@ -91,7 +92,7 @@ def canvas(height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Fig
 
 
 def filling(adjacency: str | None) -> dict[str, Any]:
-    """Return the style of an ε's mark, by its neighbours: white inside if it is empty."""
+    """Return the style of an ε's mark by its neighbours; an empty mark is white inside."""
     fill = FILLS.get(adjacency or "", "full")
     return {"markerfacecolor": "white"} if fill == "none" else {"fillstyle": fill}
 
@@ -99,7 +100,7 @@ def filling(adjacency: str | None) -> dict[str, Any]:
 def promises_legend(
     figure: Figure, promises: Iterable[tuple[str, str | None]], **settings: Any
 ) -> None:
-    """Return what the marks of a figure mean: an entry for each (kind, neighbours) in it."""
+    """Add a legend of the marks, with an entry for each (kind, neighbours) of a figure."""
     found = list(dict.fromkeys(promises))
     handles = [
         Line2D(
@@ -116,7 +117,7 @@ def stack_parts(axes: Any, breakdowns: Sequence[Mapping[str, float]]) -> tuple[f
     """Draw one horizontal bar for each ε, made of its parts.
 
     Returns:
-        (the lowest start, the end of each bar): a conversion at large δ can be below 0.
+        (the lowest start, the end of each bar); a conversion at large δ can be below 0.
     """
     ends = [0.0] * len(breakdowns)  # of the parts above 0
     starts = [0.0] * len(breakdowns)  # of the parts below 0
@@ -133,13 +134,13 @@ def stack_parts(axes: Any, breakdowns: Sequence[Mapping[str, float]]) -> tuple[f
 
 
 def svg_text(figure: Figure, name: str, title: str) -> str:
-    """Return the <svg> element: ids unique in the page, size left to it, a name to read out."""
+    """Return the <svg> element with ids unique in the page, no fixed size, and an aria label."""
     buffer = io.StringIO()
-    # Without these there is no block of metadata: no date, no address of a vocabulary.
+    # Without these entries there is no metadata, hence no date and no foreign address.
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
-    # Glyphs come with comments that spell the text out; they are no part of the drawing.
+    # Comments spell out the text of glyphs; the drawing does not need them.
     text = re.sub(r"<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r'^<svg([^>]*?) width="[^"]*" height="[^"]*"', r"<svg\1", text)

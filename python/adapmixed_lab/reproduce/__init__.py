@@ -1,4 +1,4 @@
-"""The paper's tables and figures with our programs, its numbers beside ours, and further studies.
+"""The paper's tables and figures, its numbers next to ours, and further studies.
 
-Perplexities and data-dependent ε are functions of the private data: for the operator only.
+Perplexities and data-dependent ε are functions of the private data and for the operator only.
 """

@@ -1,6 +1,6 @@
-"""Ensembles over the same built-in text, divided into fewer and larger or more and smaller shards.
+"""Ensembles over the same built-in text, divided into fewer or more shards.
 
-Paragraphs are dealt out one by one, so that every N up to hundreds has shards of some text; the
+Paragraphs are assigned one by one, so that even hundreds of shards hold some text each. The
 demonstration's own ensemble keeps topics whole instead.
 """
 
@@ -19,7 +19,7 @@ SIZES = (8, 32, 128)
 
 
 def paragraphs(documents: Iterable[Document] | None = None) -> list[Document]:
-    """Return the documents, or else the built-in private ones, each under a name of its own."""
+    """Return the documents, by default the built-in private ones, each under its own name."""
     found = private_documents() if documents is None else documents
     return [Document(f"paragraph {number}", one.text) for number, one in enumerate(found)]
 
@@ -33,20 +33,20 @@ def builtin_divided(
     config: FinetuneConfig = CONFIG,
     workers: int | None = None,
 ) -> list[Path]:
-    """Train an ensemble of each size and return the folders; members that are there are kept.
+    """Train an ensemble of each size and return the folders; existing members are kept.
 
     Args:
-        folder: in which they lie, as ``divided-N``.
+        folder: parent of the ensembles' folders, ``divided-N``.
         base: folder of the public model.
         sizes: numbers of models N.
-        documents: the text; None: the built-in private one.
-        config: of every member's training; the demonstration's.
-        workers: processes that train; None: one a core.
+        documents: the text; None: the built-in private text.
+        config: settings of every member's training, by default the demonstration's.
+        workers: processes that train; None: one for each core.
 
     Raises:
-        ValueError: no documents; the folder holds another text or key, or an ensemble of other
-            settings.
-        RuntimeError: a worker was killed.
+        ValueError: if there are no documents, or if the folder holds another text, another key or
+            an ensemble of other settings.
+        RuntimeError: if a worker was killed.
     """
     text, key = folder / "divided-text.jsonl", folder / "divided.key"
     write_corpus(text, paragraphs(documents))

@@ -1,7 +1,7 @@
 """The DP-SGD baseline: one adapter under its own (ε, δ), evaluated as an ordinary model.
 
-What it promises is not what an ensemble's mechanism promises: an ε fixed by the training, for any
-number of answers, for one *record* (a block of tokens) unless each name gave one block only.
+Its guarantee differs from that of an ensemble's mechanism. Training fixes ε for any number of
+answers. The unit is one *record*, a block of tokens, unless each name gave only one block.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 BUILTIN_CONFIG = FinetuneConfig(
     learning_rate=3e-3, epochs=2, batch_size=64, block_size=64, target_modules=("c_attn",)
 )
-"""Of the built-in corpus: so little training that it takes a minute, not DP-SGD at its best."""
+"""For the built-in corpus: a minute of training, which is not DP-SGD at its best."""
 BUILTIN_CONFIG_OF_NAMES = FinetuneConfig(
     learning_rate=3e-3, epochs=8, batch_size=16, block_size=128, target_modules=("c_attn",)
 )
-"""The same where each topic gives one block only: there are some sixty."""
+"""The same for one block of each topic, which makes some sixty records."""
 EPSILON = 8.0  # the paper's
 UNSEEDED = (
-    "DP-SGD's noise comes from the operating system, whatever the seed: an adapter that is trained "
+    "DP-SGD's noise comes from the operating system, whatever the seed. An adapter that is trained "
     "again has another perplexity."
 )
 
 
 @dataclass(frozen=True)
 class DPAdapter:
-    """An adapter folder with what it promises.
+    """An adapter folder with its guarantee.
 
     Attributes:
         folder: the peft folder.
-        epsilon, delta: the promise.
+        epsilon, delta: of the guarantee.
         unit: what is protected.
-        statement: the promise in full.
+        statement: the guarantee in full.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class DPAdapter:
     statement: str
 
     def promise(self) -> dict[str, object]:
-        """Return the fields of a row that the adapter's own guarantee decides."""
+        """Return the fields of a row that follow from the adapter's own guarantee."""
         return {
             "epsilon": self.epsilon,
             "epsilon_deviation": None,
@@ -75,12 +75,12 @@ class DPAdapter:
         }
 
     def load(self, sources: Sources) -> Ensemble:
-        """Load the adapter as an ensemble of one, for `Unprotected()`: it answers as it is."""
+        """Load the adapter as an ensemble of one, which `Unprotected()` answers from."""
         return sources.load([self.folder])
 
 
 def read_dp_adapter(folder: Path) -> DPAdapter:
-    """Read an adapter of ``adapmixed-lab dp-sgd``.
+    """Read an adapter that ``adapmixed-lab dp-sgd`` wrote.
 
     Raises:
         ValueError: if the folder holds no readable guarantee of this format.
@@ -97,7 +97,9 @@ def read_dp_adapter(folder: Path) -> DPAdapter:
             str(content["statement"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / GUARANTEE_FILE} must be a guarantee: {error!r}") from error
+        raise ValueError(
+            f"{folder / GUARANTEE_FILE} must be a guarantee, reading it raised {error!r}"
+        ) from error
 
 
 def builtin_dp_adapter(
@@ -109,18 +111,18 @@ def builtin_dp_adapter(
     blocks_per_identifier: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DPAdapter:
-    """Train an adapter by DP-SGD on the built-in private text; one that is there is kept.
+    """Train an adapter by DP-SGD on the built-in private text; an existing one is kept.
 
     Args:
         folder: of the adapter.
         base: folder of the public model.
         epsilon: its target, at the paper's δ.
-        config: None: `BUILTIN_CONFIG`, or that of names.
+        config: None: `BUILTIN_CONFIG`, or `BUILTIN_CONFIG_OF_NAMES` with `blocks_per_identifier`.
         blocks_per_identifier: 1 protects a whole topic instead of a block.
-        progress: told of every step.
+        progress: called after every step with (steps done, steps in all).
 
     Raises:
-        ValueError: the folder holds an adapter of other settings, or Opacus is not installed.
+        ValueError: if the folder holds an adapter of other settings, or Opacus is not installed.
     """
     if config is None:
         config = BUILTIN_CONFIG if blocks_per_identifier is None else BUILTIN_CONFIG_OF_NAMES
@@ -146,7 +148,7 @@ def _check_same(
 ) -> None:
     content = _read(folder)
     wanted = json.loads(json.dumps(asdict(config)))
-    # Trained for this target: at most ε, and less by the noise search's tolerance alone.
+    # For this target ε is at most the target, and lower only by the noise search's tolerance.
     found = content.get("epsilon")
     near = isinstance(found, float) and 0.95 * epsilon <= found <= epsilon
     same = content.get("training") == wanted and near and content.get("delta") == DELTA
@@ -163,7 +165,7 @@ def _read(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"folder must be one that 'adapmixed-lab dp-sgd' wrote, {folder} is not: {error}"
+            f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
         ) from error
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:

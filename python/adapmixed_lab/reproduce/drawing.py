@@ -34,13 +34,13 @@ _MARK = 6.5  # size, in points
 _PARTS = ("mixing", "screening", "conversion")
 _SIDES = (("ours", "Ours"), ("paper", "The paper"))
 
-_NATS = "ε (nats; marks that would meet\nstand beside their ε)"
+_NATS = "ε (nats; marks that would meet\nstand next to their ε)"
 
 Row = Mapping[str, Any]
 
 
 def draw(result: Mapping[str, Any]) -> list[Drawing]:
-    """Draw the figures of any result."""
+    """Draw the figures of a result of any experiment."""
     if result["experiment"] == "figure2":
         return [draw_panels(result)]
     if result["experiment"] == "table1":
@@ -66,7 +66,7 @@ def _table1(result: Mapping[str, Any]) -> list[Drawing]:
 
 
 def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
-    """Draw perplexity against ε, ours and the paper's side by side on axes of their own."""
+    """Draw perplexity against ε, ours and the paper's side by side, each on its own axes."""
     sides = [
         (words, {one["method"]: point for one in rows if (point := _point(one[side]))})
         for side, words in _SIDES
@@ -98,7 +98,7 @@ def _tradeoff(name: str, title: str, rows: Sequence[Row]) -> Drawing:
 
 
 def _looks(rows: Sequence[Row], levels: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return the look of each method: a mark of its own colour, or a level's grey line."""
+    """Return the look of each method: a mark of its own colour, or a grey line for a level."""
     colours, dashes = cycle(COLOURS), cycle(((0, (2, 2)), (0, (6, 2)), "-"))
     return {
         one["method"]: {"color": GREY, "linewidth": 1.1, "linestyle": next(dashes)}
@@ -109,8 +109,10 @@ def _looks(rows: Sequence[Row], levels: Collection[str]) -> dict[str, dict[str, 
 
 
 def _entry(one: Row, *, level: bool) -> str:
-    """Return two lines of the legend: the name with its values, since marks may be moved, and the
-    promise."""
+    """Return two lines of the legend: the name with its values, and the promise.
+
+    The values are needed because a mark may stand next to its ε.
+    """
     values = []
     for side, _ in _SIDES:
         if point := _point(one[side]):
@@ -124,11 +126,11 @@ class _Point(NamedTuple):
     perplexity: float
     deviation: float
     level: bool
-    """Whether nothing is paid for it: a line."""
+    """Whether it is drawn as a line, because it has no ε."""
 
 
 def _point(side: Mapping[str, Any] | None) -> _Point | None:
-    """Return the point of one side; None if it cannot be drawn."""
+    """Return the point of one side, or None if it cannot be drawn."""
     if side is None or side.get("perplexity") is None:
         return None
     level = side.get("epsilon") is None or side["kind"] == "public"
@@ -141,7 +143,7 @@ def _point(side: Mapping[str, Any] | None) -> _Point | None:
 
 
 def _limit(axes: Any, points: Sequence[_Point]) -> None:
-    """Set the limits of the axes, on which the places of marks depend."""
+    """Set the limits of the axes, which decide the places of marks."""
     paid = [point.epsilon for point in points if not point.level]
     if paid and is_wide(paid):
         axes.set_xscale("log")
@@ -172,7 +174,7 @@ def _draw_points(
 
 
 def _breakdown(result: Mapping[str, Any]) -> Drawing:
-    """Draw Table 2b, in percent: ours and the paper's ε differ too much in size."""
+    """Draw Table 2b in percent, because our ε and the paper's differ too much in size."""
     title = "Table 2b: where ε goes"
     shown = []
     for one in result["rows"]:
@@ -204,7 +206,7 @@ def _breakdown(result: Mapping[str, Any]) -> Drawing:
         figure.legend(handles, labels, loc="outside lower right", ncols=3, handlelength=1.4)
         svg = svg_text(figure, "table2-parts", title)
     caption = (
-        "Mixing is the loss of the answers, screening the noisy test, conversion the price of "
-        "turning Rényi divergence into (ε, δ); ε in nats."
+        "Mixing is the loss of the answers, screening the cost of the noisy test, and conversion "
+        "the cost of turning Rényi divergence into (ε, δ). ε is in nats."
     )
     return Drawing("table2-parts", title, caption, svg)

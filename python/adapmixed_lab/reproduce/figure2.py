@@ -29,12 +29,12 @@ MODELS = "models N"  # the panel whose settings are sub-ensembles
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of ours.
+    """One of our points.
 
     Attributes:
-        panel: the panel it is in.
-        label: as the paper's labels are written.
-        changes: to the preset, as `paper.Point.setting`.
+        panel: the panel that it belongs to.
+        label: written as the paper's labels are.
+        changes: to the preset, as in `paper.Point.setting`.
     """
 
     panel: Panel
@@ -43,14 +43,14 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Its name among all."""
+        """Name that is unique among all settings."""
         return f"{self.panel.letter}: {self.label}"
 
 
 def settings(preset: AdaPMixED, num_models: int) -> list[Setting]:
-    """Return our points: the paper's values, and the preset's if it is none of them.
+    """Return our points: the paper's values, and the preset's value if it is not among them.
 
-    Of numbers of models, those that the ensemble has: its first members.
+    Numbers of models are those that the first members of the ensemble can give.
     """
     found = []
     for panel in FIGURE_2:
@@ -76,21 +76,21 @@ def mechanism_of(setting: Setting, preset: AdaPMixED, num_models: int) -> Mechan
 
 
 def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str, Any]:
-    """Run Figure 2; every setting answers the same logits, equal settings once.
+    """Run Figure 2: every setting answers the same logits, and equal settings run once.
 
     Args:
         inputs: models and text.
-        run: seed, state, progress.
+        run: seed, state and progress.
         queries: answered with every setting.
 
     Raises:
-        ValueError: the text is too short.
+        ValueError: if the text is too short.
     """
     started = time.perf_counter()
     preset = replace(AdaPMixED.preset(inputs.sources.dataset), adjacency="add_remove")
     models = inputs.ensemble.num_models
     points = settings(preset, models)
-    # The preset is a point of every panel.
+    # The preset is a point of every panel, and runs once.
     distinct: dict[Mechanism, str] = {}
     for point in points:
         distinct.setdefault(mechanism_of(point, preset, models), point.name)
@@ -132,14 +132,14 @@ def figure2(inputs: Inputs, run: Run, *, queries: int = RUN_QUERIES) -> dict[str
 def _panel_rows(
     panel: Panel, ours: Mapping[str, Mapping[str, object]], order: float, *, with_paper: bool
 ) -> list[dict[str, Any]]:
-    """Return a line for every setting that is ours or the paper's, in its order."""
+    """Return a line for every setting of ours or of the paper, in order."""
     printed = {
         point.label: {
             "perplexity": point.perplexity,
             "epsilon": point.epsilon,
             "kind": "data-dependent, ex-post",
             "queries": None,
-            # Not printed, but what its order and δ cost: the rest of ε is what was spent.
+            # Not printed, but it follows from order and δ; the rest of ε was spent.
             "conversion": c_alpha(point.setting.get("order", order), DELTA),
             "place": panel.place,
         }
@@ -154,7 +154,7 @@ def _panel_rows(
 
 
 def _anchors(panel: Panel, points: list[Setting], preset: AdaPMixED) -> dict[str, str]:
-    """Return the reference of a panel: the preset, or a number of models that both have.
+    """Return the reference of a panel: the preset, or a number of models that both sides have.
 
     Returns:
         "anchor", the label of ours, and "paper_anchor", the paper's.
@@ -173,20 +173,22 @@ def _anchors(panel: Panel, points: list[Setting], preset: AdaPMixED) -> dict[str
 
 def _notes(inputs: Inputs) -> list[str]:
     notes = [
-        "Every panel is drawn relative to its reference setting (ringed): ε and perplexity of ours "
-        "and of the paper differ in size, and what the figure shows is how a setting moves them. "
-        "ε is drawn without its conversion from Rényi divergence, which α alone moves and which is "
-        "0.450 of the paper's 0.489; where α varies it is drawn with it.",
-        "ε is by the paper's rule. With fewer models ours are the first of the ensemble, whose "
-        "shards keep their size; the paper distributes all text over fewer, larger shards.",
+        "Every panel is drawn relative to its reference setting (ringed), because our ε and "
+        "perplexity differ in size from the paper's. The figure shows how a setting moves them. ε "
+        "is drawn without its conversion from Rényi divergence, which α alone moves and which is "
+        "0.450 of the paper's 0.489. The panel that varies α includes the conversion.",
+        "ε follows the paper's rule. Our smaller ensembles are the first members of the whole one, "
+        "whose shards keep their size. The paper distributes all text over fewer, larger shards.",
     ]
     if inputs.sources.dataset != FIGURE_2_DATASET:
-        notes.append(f"The paper's Figure 2 is of {FIGURE_2_DATASET} alone; no points of it.")
+        notes.append(
+            f"The paper's Figure 2 covers {FIGURE_2_DATASET} alone, so no points of it are shown."
+        )
     return notes + [panel.remark for panel in FIGURE_2 if panel.remark]
 
 
 def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the settings that screen every query: the public model answers there."""
+    """Return a note that names the settings under which every query is screened, if any."""
     titles = {panel.letter: panel.title for panel in FIGURE_2}
     found = [
         f"({one['group']}) {titles[one['group']]} {one['label']}"
@@ -201,7 +203,7 @@ def _screened_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say in which panels ε or perplexity moves the other way than in the paper."""
+    """Return notes that name the panels in which ε or perplexity moves against the paper."""
     notes = []
     for panel in FIGURE_2:
         here = [one for one in rows if one["group"] == panel.letter]
@@ -226,7 +228,7 @@ def _trend(
 ) -> tuple[str, str, float] | None:
     """Return (first label, last label, relative change) of one side of a panel, or None.
 
-    Where both sides have a label, only labels of both count.
+    If both sides share several labels, only shared labels count.
     """
     shared = [one for one in rows if one["ours"] and one["paper"]]
     points = shared if len(shared) > 1 else [one for one in rows if one[side]]

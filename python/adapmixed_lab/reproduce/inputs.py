@@ -1,4 +1,4 @@
-"""What an experiment runs on: models, evaluation text, and how much of it.
+"""The inputs of an experiment: models, evaluation text, and the length of the text.
 
 | scale | models | text | DP-SGD |
 | --- | --- | --- | --- |
@@ -30,20 +30,20 @@ BASE = "gpt2"
 TEXTS: Mapping[str, Mapping[str, str]] = {
     "wikitext-103": {"source": "hub:Salesforce/wikitext", "config": "wikitext-103-raw-v1"},
 }
-"""Evaluation text by hub name, where the hub has it in a form that `datasets` reads."""
+"""Evaluation texts on the hub, for the data sets that `datasets` can read there."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the inputs come from; None: as the scale has it.
+    """The sources of the inputs; None chooses the scale's own.
 
     Attributes:
-        dataset: whose presets and numbers of the paper are used, one of `DATASETS`.
+        dataset: whose presets and paper numbers are used, one of `DATASETS`.
         scale: one of `SCALES`.
         base: folder or hub name of the public model (full: "gpt2").
         ensemble: ensemble folder; must be given at full scale.
         text: evaluation text at full scale: file, folder or "hub:NAME", as `Corpus` reads it.
-        text_column: of rows.
+        text_column: column with the text of a row.
         split, config: of a hub data set (split: "test").
         device, dtype: of the models, as `Ensemble.from_pretrained` takes them.
     """
@@ -119,14 +119,14 @@ class Sources:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an experiment runs on.
+    """The inputs of an experiment.
 
     Attributes:
-        sources: where it comes from.
+        sources: where they come from.
         ensemble: the models.
         tokens: the evaluation text as one stream, each document followed by the end-of-text token.
-        text: name of the text, without a path of this machine.
-        empty: shards of the built-in ensemble that hold no text.
+        text: name of the text, without a path.
+        empty: number of shards of the built-in ensemble that hold no text.
     """
 
     sources: Sources
@@ -153,17 +153,17 @@ class Inputs:
         }
 
     def notes(self) -> list[str]:
-        """Return notes that a reader needs before comparing with the paper."""
+        """Return the notes that a reader needs before comparing with the paper."""
         if self.sources.scale == "full":
             return []
         return [
             f"builtin: a 1.1-million-parameter GPT-2 with {self.ensemble.num_models} members over "
-            "Python's documentation, which adapt its output layer alone, stands in for GPT-2 small "
-            f"over {self.sources.dataset}. {self.empty} of the {self.ensemble.num_models} shards "
-            "are empty and answer as the public model. The paper's settings are those of "
-            f"{self.sources.dataset}; perplexities and ε are comparable in their order at best, "
-            "not in their size. A DP-SGD adapter trained here had a minute of training, and is no "
-            "measure of what DP-SGD can do."
+            "Python's documentation stands in for GPT-2 small over "
+            f"{self.sources.dataset}. The members adapt the output layer alone. {self.empty} of "
+            f"the {self.ensemble.num_models} shards are empty, and their members answer as the "
+            f"public model. The paper's settings are those of {self.sources.dataset}. Perplexities "
+            "and ε are comparable in their order at best, not in their size. A DP-SGD adapter "
+            "trained here had a minute of training, and is no measure of what DP-SGD can do."
         ]
 
 
@@ -172,11 +172,12 @@ def load_inputs(sources: Sources, folder: Path, *, most: int | None = None) -> I
 
     Args:
         sources: where they come from.
-        folder: in which the built-in ensemble is trained, as ``ensemble``, if it is not there.
-        most: tokens wanted at most: reading stops behind the document that reaches them.
+        folder: parent of the built-in ensemble's folder ``ensemble``, which is trained if missing.
+        most: most tokens wanted; reading stops after the document that reaches this number.
 
     Raises:
-        ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`; the base has no tokenizer.
+        ValueError, OSError: as `Ensemble.from_pretrained` and `Corpus`, or if the base has no
+            tokenizer.
     """
     documents: Iterable[Document]
     empty = 0

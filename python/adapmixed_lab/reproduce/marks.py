@@ -1,4 +1,4 @@
-"""How the methods of an experiment are drawn: by kind of guarantee, neighbours and unit."""
+"""The marks of an experiment's methods, by kind of guarantee, neighbours and unit."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from adapmixed.report.view import format_promise
 from adapmixed_lab.figures.style import MARKERS, filling
 
 LEGEND = (
-    "Circles are fixed guarantees, diamonds data-dependent, ex-post values, crosses claims of the "
-    "published bound, which is invalid. Full marks are for zero-out, empty ones for add/remove: "
-    "the same ε is not the same promise."
+    "Circles are fixed guarantees, diamonds are data-dependent, ex-post values, and crosses are "
+    "claims of the published bound, which is invalid. Full marks are for zero-out, and empty marks "
+    "for add/remove. The same ε in another shape or filling is not the same guarantee."
 )
 
 Row = Mapping[str, Any]
 
 
 def look(one: Row) -> dict[str, Any]:
-    """Return the style of a method's mark, ours and the paper's alike."""
+    """Return the style of a method's mark, which ours and the paper's share."""
     kind, neighbours, _ = _facts(one)
     return {"marker": MARKERS.get(kind, "s"), **filling(neighbours)}
 
 
 def promise(one: Row) -> str:
-    """Return the kind and neighbours of a method's ε, and the unit if it is no shard."""
+    """Return the kind and neighbours of a method's ε, and the unit unless it is a shard."""
     kind, neighbours, unit = _facts(one)
     if kind == "none":
         return "no guarantee"
@@ -33,8 +33,8 @@ def promise(one: Row) -> str:
 
 
 def _facts(one: Row) -> tuple[str, str | None, str | None]:
-    """Return kind, neighbours and unit of our line, else of the paper's."""
+    """Return kind, neighbours and unit of our line, or of the paper's if ours is missing."""
     side = one["ours"] or one["paper"]
-    # A line that is the paper's alone says no neighbours; its published bound is for these.
+    # A line of the paper alone names no neighbours; the published bound is for add/remove.
     neighbours = "add_remove" if side["kind"] == "published" else side.get("adjacency")
     return side["kind"], neighbours, side.get("unit")

@@ -1,4 +1,4 @@
-"""Mechanisms over an experiment's text: what each found, as the "ours" of a result's row."""
+"""Measurements of mechanisms over an experiment's text, as the "ours" of a result's row."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Ours = dict[str, object]
 UNPROTECTED = "unprotected ensemble"
 PUBLISHED = "PMixED, published analysis"
 PER_MODEL = "AdaPMixED, per-model rule"
-"""Methods besides those that the paper names."""
+"""Names of methods that the paper does not have."""
 
 BUILTIN_QUERIES = 9728
-"""Of a long run at builtin scale, which is to take minutes: those of the paper's Table 2."""
+"""Most queries of a long run at builtin scale, for minutes of work; as in the paper's Table 2."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How an experiment is run.
+    """The seed, the state and the progress of an experiment.
 
     Attributes:
         seed: of the evaluation's randomness.
-        keep: folder of the evaluations' state, from which a run that was killed goes on; None:
-            nothing is kept.
+        keep: folder of the evaluations' state, from which a killed run goes on; None: nothing is
+            kept.
         progress: called with (queries done, queries in all).
     """
 
@@ -58,16 +58,16 @@ def measure(
 ) -> dict[str, Ours]:
     """Measure all mechanisms in one forward pass.
 
-    The windows and the randomness follow from the text and the seed, whatever the ensemble.
+    The windows and the randomness follow from the text and the seed, and not from the ensemble.
 
     Args:
         ensemble: the models.
         tokens: the text.
         mechanisms: by name.
         queries: of each run.
-        run: seed, state, progress.
+        run: seed, state and progress.
         runs: stretches of text, each with an accountant of its own.
-        state: name of the state's file; "": none is kept.
+        state: name of the state file; "": none is kept.
 
     Raises:
         ValueError: as `evaluate_runs`.
@@ -92,20 +92,20 @@ def queries_of(inputs: Inputs, paper: int, given: int | None) -> int:
 
     Args:
         inputs: the text.
-        paper: what the paper answers.
-        given: what was asked for; None: the paper's, at builtin scale at most as many as the text
+        paper: the paper's number of queries.
+        given: the requested number; None: the paper's, but at builtin scale no more than the text
             has and `BUILTIN_QUERIES`.
     """
     if given is not None:
         return given
     if inputs.sources.scale == "full":
-        return paper  # a text that is too short is refused
+        return paper  # a text that is too short raises later
     _, available = plan(inputs.tokens, inputs.ensemble.max_positions, None, None)
     return min(paper, available, BUILTIN_QUERIES)
 
 
 def _ours(runs: Runs, mechanism: Mechanism) -> Ours:
-    """Return means and deviations over the runs; the sentence is that of the largest ε.
+    """Return means and deviations over the runs, and the sentence of the largest ε.
 
     `screened` counts queries of one run.
     """
@@ -141,12 +141,12 @@ def _rule(mechanism: Mechanism, method: str | None) -> str | None:
     """Return how Rényi losses were summed: "paper" is Σ_t max_i, "per_model" max_i Σ_t."""
     if method != "renyi":
         return None
-    inner = getattr(mechanism, "mechanism", mechanism)  # of the first members
+    inner = getattr(mechanism, "mechanism", mechanism)  # inside FirstMembers
     return "paper" if isinstance(inner, PaperRule) else "per_model"
 
 
 def published_pmixed(epsilon: float, queries: int, order: float) -> PublishedPMixED:
-    """Return PMixED by the published analysis; the notes of every result repeat its warning."""
+    """Return PMixED by the published analysis; the notes of a result replace its warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="PublishedPMixED reproduces")
         return PublishedPMixED(epsilon, DELTA, queries, order)

@@ -13,14 +13,14 @@ from adapmixed_ext.types import RandomSource
 
 @dataclass(frozen=True)
 class FirstMembers(Mechanism):
-    """`mechanism` over the first `count` models; `count` is then the N that its cost speaks of.
+    """A mechanism over the first `count` models; `count` is then the N of its costs.
 
-    Shards keep their size, so a smaller ensemble has seen less text. (The paper distributes all
-    text over fewer and larger shards.)
+    Shards keep their size, so a smaller ensemble has seen less text. The paper distributes all text
+    over fewer and larger shards instead.
 
     Attributes:
-        mechanism: what answers.
-        count: how many models it has, >= 1 and at most the ensemble's.
+        mechanism: answers the queries.
+        count: number of its models, >= 1 and at most the ensemble's.
     """
 
     name: ClassVar[str] = "first-members"
@@ -34,21 +34,21 @@ class FirstMembers(Mechanism):
 
     @property
     def planned_queries(self) -> int | None:
-        """Those of the mechanism."""
+        """The planned queries of the inner mechanism."""
         return self.mechanism.planned_queries
 
     @property
     def no_total(self) -> str:
-        """As of the mechanism."""
+        """The reason of the inner mechanism."""
         return self.mechanism.no_total
 
     @property
     def no_replacement(self) -> str:
-        """As of the mechanism."""
+        """The reason of the inner mechanism."""
         return self.mechanism.no_replacement
 
     def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
-        """As of the mechanism."""
+        """Return the bytes that the inner mechanism holds over its own models."""
         return self.mechanism.held_bytes(self.count + 1, vocab_size, element)
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:

@@ -1,4 +1,4 @@
-"""What a result is written as: JSON, CSV, figures."""
+"""The files of a result: JSON, CSV and figures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from adapmixed_lab.reproduce.result import csv_text, write_result
 def write_outputs(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write NAME.json, NAME.csv and an SVG for every figure; NAME is EXPERIMENT-DATASET.
 
-    Everything but the JSON follows from it alone. A figure's caption is its SVG's description.
+    CSV and figures follow from the JSON alone. A figure's caption is its SVG's description.
 
     Returns:
-        the files.
+        the paths of the files.
     """
     stem = f"{result['experiment']}-{result['inputs']['dataset']}"
     paths = [folder / f"{stem}.json", folder / f"{stem}.csv"]

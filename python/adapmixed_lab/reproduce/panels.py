@@ -1,4 +1,4 @@
-"""Figure 2 drawn: six panels, ours and the paper's points, each relative to its reference."""
+"""Figure 2 as six panels: our points and the paper's, each relative to its reference."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from adapmixed_lab.figures.style import COLOURS, GREY, MARKERS, canvas, number_a
 from adapmixed_lab.reproduce.result import show_cost
 
 _FONT_SIZE = 7.5
-_SAME = 9.0  # pixels: points that are nearer than this have one label
-_WIDE = 4.0  # between multiples, from which on their axis is logarithmic
-_FAR = 0.005  # multiples below this stand at the panel's edge: they would squeeze all others
+_SAME = 9.0  # pixels: points nearer than this share one label
+_WIDE = 4.0  # ratio of multiples above which their axis is logarithmic
+_FAR = 0.005  # multiples below this stand at the panel's edge, or they would squeeze all others
 _TITLE = "Figure 2: one setting of AdaPMixED at a time"
 _OURS, _PAPER = COLOURS[0], COLOURS[1]
 
@@ -25,7 +25,7 @@ _Point = tuple[str, float, float]
 
 
 def draw_panels(result: Mapping[str, Any]) -> Drawing:
-    """Draw six panels: ε spent to the right, perplexity upwards, both relative, points labelled."""
+    """Draw six panels of labelled points: relative spent ε to the right, perplexity upwards."""
     panels = result["settings"]["panels"]
     handles: dict[str, Any] = {}
     labels: list[tuple[Any, list[_Point], list[str], float]] = []
@@ -45,7 +45,7 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
                     continue
                 points = [(word, max(x, edge), y) for word, x, y in points]
                 handles[side] = _draw(axes, points, anchor, colour, fill)
-                # Both references lie at one place, whose label stands once.
+                # Both references lie at one place, so one label is enough.
                 shared = side == "paper" and words and panel["anchor"] == anchor
                 words += [("" if shared and p[0] == anchor else p[0], *p[1:]) for p in points]
                 colours += [colour] * len(points)
@@ -78,12 +78,12 @@ def draw_panels(result: Mapping[str, Any]) -> Drawing:
 def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[_Point]:
     """Return (label, multiple of the anchor's spent ε, change of perplexity in %) of one side.
 
-    What is spent is ε less the conversion from Rényi divergence, which most settings do not move;
-    all of ε where the panel's settings do move it.
+    Spent ε is ε minus the conversion from Rényi divergence, which most settings do not move. If the
+    panel's settings do move the conversion, spent ε is all of ε.
 
     Args:
-        rows: of one panel; those without finite numbers on that side are left out, and all of them
-            where nothing was spent at the anchor.
+        rows: of one panel; rows without finite numbers on that side are left out, and all rows if
+            nothing was spent at the anchor.
         side: "ours" or "paper".
         anchor: the label that is at (1, 0).
     """
@@ -107,13 +107,13 @@ def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[
 
 
 def _edge(multiples: Sequence[float]) -> float:
-    """Return where points that spend far less than the reference are drawn; 0 without such."""
+    """Return where points that spend far less than the reference are drawn; 0 if there are none."""
     near = [x for x in multiples if x >= _FAR]
     return 0.0 if len(near) == len(multiples) else 0.6 * min(near)
 
 
 def _scale(axes: Any, multiples: Sequence[float]) -> None:
-    """Set a logarithmic axis if the multiples lie far apart, and make room for the labels."""
+    """Set a logarithmic axis if the multiples lie far apart, and leave room for the labels."""
     low, high = min(multiples), max(multiples)
     if low > 0 and high > _WIDE * low:
         axes.set_xscale("log")
@@ -126,9 +126,9 @@ def _scale(axes: Any, multiples: Sequence[float]) -> None:
 
 
 def _joined(axes: Any, words: Sequence[_Point], colours: Sequence[str]) -> list[_Point]:
-    """Join the words of points of one colour that lie on one another, at the first.
+    """Join the words of points of one colour that lie on one another, at the first point.
 
-    The figure is settled.
+    The figure must be settled.
     """
     places = [axes.transData.transform((x, y)) for _, x, y in words]
     found: list[list[str]] = []
@@ -149,7 +149,7 @@ def _joined(axes: Any, words: Sequence[_Point], colours: Sequence[str]) -> list[
 
 
 def _draw(axes: Any, points: Sequence[_Point], anchor: str, colour: str, fill: str) -> Any:
-    """Draw the line of one side, its reference ringed; return its handle for the legend."""
+    """Draw the line of one side with its reference ringed, and return its legend handle."""
     (line,) = axes.plot(
         [x for _, x, _ in points],
         [y for _, _, y in points],
@@ -182,7 +182,7 @@ def _caption(result: Mapping[str, Any]) -> str:
             for one in found
         ]
     return (
-        f"At the preset: {'; '.join(words)}. Diamonds: every ε here is data-dependent and ex-post, "
-        "by the paper's rule. The ringed point is the reference; of (d) an N that both have. An "
-        f"arrow stands for less than {_FAR:g} of the reference's ε, far to the left."
+        f"At the preset: {'; '.join(words)}. Every ε is data-dependent and ex-post (diamonds), "
+        "by the paper's rule. The ringed point is the reference; in (d) it is an N that both have. "
+        f"An arrow stands for less than {_FAR:g} of the reference's ε, far to the left."
     )

@@ -1,8 +1,8 @@
 """The paper's numbers as data, each with its place in the paper.
 
 AdaPMixED (Flemings, Razaviyayn, Annavaram: adaptive private mixing of ensemble distributions).
-Places are the labels of its tables and figures. ε is in nats at δ = 1e-5, summed by its rule
-(`published.PaperRule`, Σ_t max_i) for AdaPMixED.
+Places are the labels of its tables and figures. ε is in nats at δ = 1e-5. AdaPMixED's losses are
+summed by the paper's rule (`published.PaperRule`, Σ_t max_i).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONG_QUERIES = {
     "pubmed": 19_968,
     "air-dialogue": 16_384,
 }
-"""Queries of Table 1's one long run."""
+"""Queries of the one long run of Table 1."""
 
 _PLACE_1 = "Table 1 (tab:main_results)"
 _PLACE_2A = "Table 2a (tab:noisy_screen_priv_util)"
@@ -36,7 +36,7 @@ _PLACE_2B = "Table 2b (tab:priv_loss_breakdown)"
 _FIXED = "fixed"
 _REALISED = "data-dependent, ex-post"
 _INVALID = "published"
-# Kinds of what the paper prints, by our names: its PMixED rests on a bound that is not valid.
+# Kinds of the paper's ε in our words; its PMixED rests on a bound that is not valid.
 _KINDS = {PUBLIC: "public", DP_SGD: _FIXED, PMIXED: _INVALID, PMIXED_SCREENED: _INVALID}
 
 
@@ -48,9 +48,9 @@ class PaperRow:
         method: one of the names above.
         queries: answered.
         epsilon: as printed.
-        perplexity: as printed, a mean over `RUNS` runs where `deviation` is given.
-        deviation: standard deviation over the runs, None for one run.
-        screened: queries answered from the public model ("# ≥ T"), None where not printed.
+        perplexity: as printed, a mean over `RUNS` runs if `deviation` is given.
+        deviation: standard deviation over the runs; None for one run.
+        screened: queries answered from the public model ("# ≥ T"); None if not printed.
         place: label of the table.
     """
 
@@ -64,7 +64,7 @@ class PaperRow:
 
     @property
     def kind(self) -> str:
-        """The kind of guarantee that stands behind its ε, as `Guarantee.kind`."""
+        """The kind of guarantee behind its ε, as in `Guarantee.kind`."""
         return _KINDS.get(self.method, _REALISED)
 
 
@@ -126,7 +126,7 @@ class Point:
 
     Attributes:
         label: as printed, without the parameter's name.
-        setting: what differs from the preset: fields of `AdaPMixED`, or "num_models".
+        setting: differences from the preset: fields of `AdaPMixED`, or "num_models".
         epsilon, perplexity: the point's coordinates.
     """
 
@@ -138,13 +138,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of Figure 2 (fig:ablation): WikiText-103, N = 100, the preset but for one setting.
+    """One panel of Figure 2 (fig:ablation): WikiText-103, N = 100, one setting varied.
 
     Attributes:
         letter: "a" to "f".
         title: what is varied.
         anchor: the label of the paper's preset.
-        remark: what is wrong with the panel as printed, "" if nothing.
+        remark: what is wrong with the printed panel; "" if nothing.
     """
 
     letter: str
@@ -155,7 +155,7 @@ class Panel:
 
     @property
     def place(self) -> str:
-        """Where the panel stands in the paper."""
+        """Place of the panel in the paper."""
         return f"Figure 2{self.letter} (fig:ablation)"
 
 
@@ -198,8 +198,8 @@ FIGURE_2 = (
                 ("10⁻⁵, 10⁻³", 1e-5, 1e-3, 0.49, 29.1),
             )
         ),
-        "The paper's source lists a fifth point, k = 3000 at (0.469, 32.56): panel b's, outside "
-        "of the axes here. It is left out.",
+        "The paper's source lists a fifth point, k = 3000 at (0.469, 32.56), which belongs to "
+        "panel (b) and lies outside these axes. It is left out.",
     ),
     _panel(
         "f", "Rényi order α", "order", "18",
@@ -210,7 +210,7 @@ FIGURE_2 = (
 
 
 def table_1(dataset: str, method: str, *, long: bool) -> PaperRow | None:
-    """Return the paper's line for a method, of the 8 runs or of the long run; None without one."""
+    """Return the paper's line for a method, of the 8 runs or the long run, or None if missing."""
     for row in TABLE_1[dataset]:
         if row.method == method and (row.queries != RUN_QUERIES) is long:
             return row

@@ -33,15 +33,15 @@ class SubsetDistribution(Distribution):
     parts: tuple[Distribution, ...] = ()
 
     def sample(self, rng: RandomSource) -> Tensor:
-        """As `Distribution.sample`."""
+        """Draw tokens as `Distribution.sample` does."""
         return torch.cat([part.sample(rng) for part in self.parts])
 
     def probabilities(self) -> Tensor:
-        """As `Distribution.probabilities`."""
+        """Return probabilities as `Distribution.probabilities` does."""
         return torch.cat([part.probabilities() for part in self.parts])
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """As `Distribution.log_prob`."""
+        """Return log-probabilities as `Distribution.log_prob` does."""
         found = [part.log_prob(targets[b : b + 1]) for b, part in enumerate(self.parts)]
         return torch.cat(found)
 
@@ -50,10 +50,10 @@ class SubsetDistribution(Distribution):
 class PublishedPMixED(PMixED):
     """PMixED by the paper's rule: β from |S_t|, amplification by equation 12, integer order.
 
-    Its bound is not valid: the true loss can exceed it without limit. Warns once. The members that
-    take part are drawn (Algorithm 2, lines 2-8), and the mean is over them alone.
+    Its bound is not valid: the true loss can exceed it without limit. The first instance warns. The
+    members that take part are drawn (Algorithm 2, lines 2-8), and the mean is over them alone.
 
-    Attributes: as PMixED; `order` is an integer if `sample_rate` < 1.
+    Attributes are as in PMixED; `order` must be an integer if `sample_rate` < 1.
     """
 
     name: ClassVar[str] = "pmixed-published"
@@ -73,7 +73,7 @@ class PublishedPMixED(PMixED):
         return beta * self.order
 
     def held_bytes(self, rows: int, vocab_size: int, element: int) -> int:
-        """As `Mechanism.held_bytes`, and the rows of the subset drawn."""
+        """Return the bytes of `Mechanism.held_bytes` plus those of the drawn subset's rows."""
         copied = rows * vocab_size * element if self.sample_rate < 1.0 else 0
         return copied + super().held_bytes(rows, vocab_size, element)
 
@@ -94,7 +94,7 @@ class PublishedPMixED(PMixED):
         return Prepared(SubsetDistribution(rows, nothing, parts=parts), public, (event,))
 
     def _of_members(self, rows: Rows) -> Distribution:
-        """Return the mean over these members; the public distribution if there are none."""
+        """Return the mean over these members, or the public distribution if there are none."""
         if not len(rows.private):
             return public_distribution(rows)
         radius = self.radius(len(rows.private))
@@ -103,7 +103,7 @@ class PublishedPMixED(PMixED):
 
     def _drawn(self, models: int, positions: int, rng: RandomSource) -> Tensor:
         """Return (N, B) bool: a Poisson subset for each position."""
-        # One draw a position: subsets do not depend on how positions are grouped into calls.
+        # One draw for each position, so that subsets do not depend on the grouping into calls.
         draws = torch.empty(models, positions, dtype=torch.float64)
         for b in range(positions):
             draws[:, b] = ops.gaussian(models, sigma=1.0, rng=rng)
@@ -116,7 +116,7 @@ class PaperRule(Mechanism):
     """AdaPMixED charged by the paper's rule, Σ_t max_i of the losses, at one order.
 
     Attributes:
-        adapmixed: how queries are answered; of one order.
+        adapmixed: answers the queries; it has one order.
     """
 
     name: ClassVar[str] = "adapmixed"
@@ -127,13 +127,13 @@ class PaperRule(Mechanism):
     def __post_init__(self) -> None:
         if len(self.adapmixed.loss_orders) > 1:
             raise ValueError(
-                f"loss_orders must be one order, got {self.adapmixed.loss_orders!r}: the paper's "
-                "rule has no other"
+                f"loss_orders must be one order, got {self.adapmixed.loss_orders!r}, because "
+                "the paper's rule has no more"
             )
 
     @property
     def no_replacement(self) -> str:
-        """As of AdaPMixED."""
+        """The reason of AdaPMixED."""
         return self.adapmixed.no_replacement
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> Prepared:
@@ -148,7 +148,7 @@ class PaperRule(Mechanism):
 
 
 def _only(rows: Rows, members: Tensor, position: int) -> Rows:
-    """Return a copy of one position's rows with these members alone, (N,) bool."""
+    """Return a copy of one position's rows with the chosen members, (N,) bool, alone."""
     here = slice(position, position + 1)
     taken = members.nonzero()[:, 0].to(rows.private.device)
     tokens = None if rows.tokens is None else rows.tokens[here]

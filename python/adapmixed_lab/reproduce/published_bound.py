@@ -1,6 +1,6 @@
-"""The paper's bound of PMixED, which is not valid: it reproduces published numbers only.
+"""The paper's bound of PMixED, which is not valid and only reproduces published numbers.
 
-Costs are rounded up, admissible values of β down (`rounding`).
+Costs are rounded up, and admissible values of β down (`rounding`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_u
 def published_bound(order: float, target_leakage: float, num_models: int) -> float:
     """Return the paper's data-independent bound, log((N-1+e^{4βα(α-1)})/N)/(α-1). NOT VALID.
 
-    Its triangle-like lemma needs Rényi bounds at every order, the projection gives one; the true
-    add/remove loss can exceed this value without limit (docs/theory/errata.md). It reproduces
-    published numbers only. N = 1: βα.
+    Its triangle-like lemma needs Rényi bounds at every order, but the projection gives one. The
+    true add/remove loss can exceed this value without limit (docs/theory/errata.md). Use it only to
+    reproduce published numbers. For N = 1 it is βα.
     """
     order = check_order(order)
     beta = check_real("target_leakage", target_leakage, infinite=True)
@@ -31,13 +31,16 @@ def published_bound(order: float, target_leakage: float, num_models: int) -> flo
 def published_target_leakage(order: float, epsilon: float, models: int, rate: float = 1.0) -> float:
     """Return the paper's β of a per-query budget (Algorithm 2, line 3; eq. opt_beta). NOT VALID.
 
-    The largest β, rounded down, such that `published_bound`, amplified by `subsampled_rdp` when
-    rate < 1, is at most `epsilon`: closed form at rate 1, else bisection (integer order only).
-    See `published_bound` and docs/theory/errata.md, for why no guarantee follows.
+    This is the largest β, rounded down, such that `published_bound` is at most `epsilon`. If rate <
+    1, the bound is first amplified by `subsampled_rdp`. There is a closed form at rate 1; other
+    rates need bisection and an integer order. Why no guarantee follows: `published_bound` and
+    docs/theory/errata.md.
 
     Args:
-        order: α > 1; an integer >= 2 when rate < 1.  epsilon: ε_G / T, finite and >= 0.
-        models: N, or the size |S_t| >= 1 of the drawn subset.  rate: in (0, 1].
+        order: α > 1; an integer >= 2 if rate < 1.
+        epsilon: ε_G / T, finite and >= 0.
+        models: N, or the size |S_t| >= 1 of the drawn subset.
+        rate: in (0, 1].
     """
     order, epsilon = check_order(order), check_real("epsilon", epsilon)
     models, rate = check_count("models", models, 1), check_rate("rate", rate)
@@ -68,16 +71,18 @@ def published_target_leakage(order: float, epsilon: float, models: int, rate: fl
 def subsampled_rdp(order: int, rate: float, epsilon: Callable[[int], float]) -> float:
     """Return the cost under Poisson subsampling, rounded up (the paper's eq. subsam_eps).
 
-    What it needs, and why the ball does not give it: docs/theory/errata.md, item 3.
+    Why the ball does not give what it needs: docs/theory/errata.md, "The subsampling formula is
+    given too little".
 
     ε'(α) = log((1-s)^{α-1}(1+(α-1)s) + Σ_{k=2}^α C(α,k)(1-s)^{α-k} s^k e^{(k-1)ε(k)}) / (α-1)
 
     The binomial weights sum to 1, so this is log1p of the same sum over k >= 2 with expm1 in place
-    of exp: no cancellation for small costs. The sum is formed from logarithms: no overflow.
+    of exp. Small costs then do not cancel. The sum is formed from logarithms and does not overflow.
 
     Args:
-        order: integer α >= 2.  rate: s in [0, 1].
-        epsilon: ε(k) >= 0 for k = 2, ..., order: the mechanism must satisfy (k, ε(k))-RDP at every
+        order: integer α >= 2.
+        rate: s in [0, 1].
+        epsilon: ε(k) >= 0 for k = 2, ..., order. The mechanism must satisfy (k, ε(k))-RDP at every
             one of these orders, not only at the last.
     """
     order, rate = check_count("order", order, 2), check_rate("rate", rate)

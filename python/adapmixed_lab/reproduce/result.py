@@ -4,9 +4,9 @@
      "notes": [...], "rows": [{"group", "method", "label", "ours", "paper"}, ...],
      "environment": {...}, "seconds": s}
 
-`group` says what stands together (queries of a table, panel of a figure, study), `label` the
-setting where a group varies one. `ours` and `paper` may each be null. Infinities are the string
-"inf". A result holds perplexities and data-dependent ε: it is the operator's.
+`group` names the rows that belong together: a part of a table, a panel of a figure, or a study.
+`label` is the setting if a group varies one. `ours` and `paper` may each be null. Infinities are
+the string "inf". A result holds perplexities and data-dependent ε, so it is for the operator only.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def row(
 
 
 def show_cost(side: Mapping[str, Any], part: str = "epsilon") -> str:
-    """Write ε or a part of it: ours rounded up, as the guarantee does, the paper's as printed."""
+    """Format ε or a part of it: ours rounded up, as in the guarantee, the paper's as printed."""
     value = float(side[part])
     return f"{value:g}" if "place" in side else show_epsilon(value)
 
@@ -92,7 +92,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """Read a result file.
 
     Raises:
-        ValueError: if it is not JSON, of another format version, or lacks a part.
+        ValueError: if it is not JSON, has another format version, or lacks a part.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -115,7 +115,7 @@ def write_result(result: Mapping[str, Any], path: Path) -> None:
 
 
 def csv_text(result: Mapping[str, Any]) -> str:
-    """Write the rows as CSV, one column a number, empty if there is none."""
+    """Return the rows as CSV, with a column for each number, empty if there is none."""
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     columns = [f"ours_{name}" for name in _OURS] + [f"paper_{name}" for name in _PAPER]

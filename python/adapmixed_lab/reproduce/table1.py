@@ -1,4 +1,4 @@
-"""Table 1: perplexity and ε of all methods, eight runs of 1 024 queries and one long run."""
+"""Table 1: perplexity and ε of all methods, in eight runs of 1 024 queries and one long run."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ from adapmixed_lab.reproduce.result import build_result, row, show_cost
 
 SMALLER = "AdaPMixED, β = 0.1"
 METHODS = (PUBLIC, UNPROTECTED, DP_SGD, PUBLISHED, PMIXED, ADAPMIXED, PER_MODEL, SMALLER)
-"""In the order of the table. `AdaPMixED` is summed by the paper's rule, as its numbers are."""
-EPSILON = 8.0  # the paper's, of PMixED and DP-SGD
-ORDER = 3.0  # PMixED's; the paper gives none for this table
+"""Methods in the order of the table; `AdaPMixED` is summed by the paper's rule, as there."""
+EPSILON = 8.0  # the paper's, for PMixED and DP-SGD
+ORDER = 3.0  # of PMixED; the paper gives none for this table
 
 
 @dataclass(frozen=True)
 class Part:
-    """One half of the table: so many runs of so many queries."""
+    """One part of the table: a number of runs of a number of queries."""
 
     runs: int
     queries: int
 
     @property
     def group(self) -> str:
-        """Its name in the result."""
+        """Name of the part in the result."""
         if self.runs == 1:
             return f"one run of {self.queries:,} queries"
         return f"{self.runs} runs of {self.queries:,} queries"
 
 
 def methods(dataset: str, scale: str, queries: int) -> dict[str, Mechanism]:
-    """Return the compared mechanisms but DP-SGD, with budgets for so many queries.
+    """Return the compared mechanisms except DP-SGD, with budgets for `queries` queries.
 
-    The built-in members differ more from their public model than the paper's do from GPT-2, so the
-    preset's β costs them far more: at that scale a smaller one stands beside it.
+    The built-in members differ more from their public model than the paper's do from GPT-2. The
+    preset's β then costs far more, so builtin scale has a smaller β, too.
     """
     adaptive = replace(AdaPMixED.preset(dataset), adjacency="add_remove")  # as the paper's
     less = PaperRule(replace(adaptive, target_leakage=0.1))
@@ -89,14 +89,14 @@ def table1(
 
     Args:
         inputs: models and text.
-        dp: the DP-SGD adapter; None leaves its lines out.
-        run: seed, state, progress.
+        dp: the DP-SGD adapter; None leaves out its lines.
+        run: seed, state and progress.
         runs, queries: of the first part.
         long: queries of the long run, 0 for none; None: the paper's number, at builtin scale
             fewer (`queries_of`).
 
     Raises:
-        ValueError: the text is too short.
+        ValueError: if the text is too short.
     """
     started = time.perf_counter()
     dataset, tokens = inputs.sources.dataset, inputs.tokens
@@ -134,7 +134,7 @@ def table1(
 
 
 def _paper_name(name: str) -> str:
-    """Return the paper's name for a line of ours: its PMixED has the published analysis."""
+    """Return the paper's name for a line of ours; its PMixED has the published analysis."""
     return {PUBLISHED: PMIXED, PMIXED: ""}.get(name, name)
 
 
@@ -144,28 +144,29 @@ def _notes(
     notes = []
     if parts[0].runs > 1:
         notes.append(
-            f"Each of the {parts[0].runs} runs is an accounting of its own: ε is what one run "
-            "costs; answering all of them costs their sum."
+            f"Each of the {parts[0].runs} runs has its own accountant. ε is the cost of one run; "
+            "all runs together cost the sum."
         )
     if len(parts) > 1 and parts[1].queries != LONG_QUERIES[dataset]:
         notes.append(
             f"The long run has {parts[1].queries:,} queries, the paper's {LONG_QUERIES[dataset]:,}."
         )
     notes.append(
-        "AdaPMixED is summed by the paper's rule (the sum over queries of the largest loss), as "
-        "its numbers in the paper are; the per-model rule (the largest sum) states the same "
-        "promise and is never larger."
+        "AdaPMixED's losses are summed by the paper's rule (the sum over queries of the largest "
+        "loss), as in the paper. The per-model rule (the largest sum over queries) states the same "
+        "guarantee and is never larger."
     )
     notes.append(
-        "The paper's PMixED rests on a bound that is not valid: its ε and that of our published "
-        "analysis are claims, no guarantees. The line PMixED has the sound analysis."
+        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
+        "the published analysis, are claims and not guarantees. The line PMixED has the sound "
+        "analysis."
     )
     if dp is None:
         notes.append("DP-SGD was left out.")
     elif dp.unit.startswith("block"):
         notes.append(
-            f"DP-SGD protects one {dp.unit}, the ensembles' mechanisms a whole shard: the same ε "
-            "is a weaker promise there."
+            f"DP-SGD protects one {dp.unit}, and the ensembles' mechanisms protect a whole shard. "
+            "The same ε is a weaker guarantee for DP-SGD."
         )
     if dp is not None:
         notes.append(UNSEEDED)
@@ -175,9 +176,9 @@ def _notes(
 
 
 def _order_notes(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
-    """Say where the paper's order, public > DP-SGD > PMixED > AdaPMixED, does not appear.
+    """Return notes if the paper's order, public > DP-SGD > PMixED > AdaPMixED, does not appear.
 
-    The paper's PMixED is the published one; ours, with the sound analysis, has to hold it, too.
+    The paper's PMixED is the published one. Ours, with the sound analysis, must keep the order too.
     """
     ours = {one["method"]: one["ours"] for one in rows if one["group"] == group}
     found = {name: one["perplexity"] for name, one in ours.items()}
@@ -194,13 +195,13 @@ def _order_notes(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
     if failed:
         notes.append(
             f"The paper's order of perplexities does not appear in {group}: {'; '.join(failed)}. "
-            "In the paper AdaPMixED is below PMixED, that below DP-SGD, and that below the public "
-            "model."
+            "In the paper AdaPMixED is below PMixED, PMixED is below DP-SGD, and DP-SGD is below "
+            "the public model."
         )
     if not ours[ADAPMIXED]["epsilon"] < EPSILON:
         notes.append(
             f"The paper's order of ε does not appear in {group}: AdaPMixED at the paper's β costs "
-            f"{show_cost(ours[ADAPMIXED])}, PMixED {EPSILON:g}. How near the models are to the "
-            "public one decides that."
+            f"{show_cost(ours[ADAPMIXED])}, PMixED {EPSILON:g}. This depends on how near the "
+            "models are to the public one."
         )
     return notes

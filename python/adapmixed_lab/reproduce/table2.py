@@ -1,4 +1,4 @@
-"""Table 2: what screening and the data-dependent analysis do, and the parts of ε."""
+"""Table 2: the effect of screening and of the data-dependent analysis, and the parts of ε."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from adapmixed_lab.reproduce.paper import (
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 
-PUBLISHED_EPSILON = 4.399  # what the paper states for its PMixED here
+PUBLISHED_EPSILON = 4.399  # stated by the paper for its PMixED here
 
 _PLACES = {row.method: row for row in TABLE_2A}
 
@@ -43,8 +43,8 @@ _PLACES = {row.method: row for row in TABLE_2A}
 def methods(dataset: str, queries: int) -> dict[str, Mechanism]:
     """Return PMixED and AdaPMixED, each with and without screening.
 
-    PMixED at a given β and α under the sound bound is AdaPMixED's projection with the fixed loss:
-    every query is charged, screened or not, since a charge that followed the screening's outcome
+    PMixED at a given β and α under the sound bound is AdaPMixED's projection with the fixed loss.
+    Every query is charged, screened or not, because a charge that follows the outcome of screening
     would depend on private data. The published analysis is given the ε that the paper states.
     """
     adaptive = replace(AdaPMixED.preset(dataset), adjacency="add_remove")  # as the paper's
@@ -68,11 +68,11 @@ def table2(inputs: Inputs, run: Run, *, queries: int | None = None) -> dict[str,
 
     Args:
         inputs: models and text.
-        run: seed, state, progress.
+        run: seed, state and progress.
         queries: None: the paper's 9 728, at builtin scale fewer (`queries_of`).
 
     Raises:
-        ValueError: the text is too short.
+        ValueError: if the text is too short.
     """
     started = time.perf_counter()
     dataset = inputs.sources.dataset
@@ -82,7 +82,7 @@ def table2(inputs: Inputs, run: Run, *, queries: int | None = None) -> dict[str,
     )  # fmt: skip
     rows = [row(name, ours, _paper(name, dataset)) for name, ours in found.items()]
     if dataset == TABLE_2_DATASET:
-        # Printed without one of ours beside it: the notes say why.
+        # There is no line of ours to compare it with; the notes say why.
         rows.insert(3, row(f"{PMIXED_SCREENED}, as published", None, _PLACES[PMIXED_SCREENED]))
     return build_result(
         "table2",
@@ -104,7 +104,7 @@ def _paper(name: str, dataset: str) -> Mapping[str, object] | PaperRow | None:
     if dataset != TABLE_2_DATASET:
         return None
     if name == ADAPMIXED:
-        # Of Table 2b, too: the parts of its ε.
+        # Table 2b adds the parts of its ε.
         line = row(name, None, _PLACES[name])["paper"]
         assert isinstance(line, dict)
         return {**line, **TABLE_2B, "place": f"{line['place']}, {TABLE_2B_PLACE}"}
@@ -115,29 +115,30 @@ def _paper(name: str, dataset: str) -> Mapping[str, object] | PaperRow | None:
 def _notes(queries: int, dataset: str) -> list[str]:
     notes = []
     if dataset != TABLE_2_DATASET:
-        notes.append(f"The paper's Table 2 is of {TABLE_2_DATASET} alone.")
+        notes.append(f"The paper's Table 2 covers {TABLE_2_DATASET} alone.")
     elif queries != TABLE_2_QUERIES:
         notes.append(f"{queries:,} queries here, {TABLE_2_QUERIES:,} in the paper.")
     return [
         *notes,
-        "The paper's PMixED rests on a bound that is not valid: its ε, and that of our published "
-        "analysis (given the ε the paper states, without subsampling, for which the paper names no "
-        "rate), are claims, no guarantees.",
-        "Under the sound analysis screening makes PMixED dearer, never cheaper: every query is "
-        "charged, and the screening besides. A lower ε needs fewer queries charged; how many pass "
-        "the screening depends on private data, so that ε would not be fixed.",
-        "AdaPMixED is summed by the paper's rule, as in the paper; the per-model rule states the "
-        "same promise and is never larger.",
+        "The paper's PMixED rests on a bound that is not valid. Its ε, and the ε of our line with "
+        "the published analysis, are claims and not guarantees. That line is given the paper's ε. "
+        "It has no subsampling, because the paper names no rate.",
+        "Under the sound analysis screening makes PMixED more expensive, never cheaper, because "
+        "every query is charged and screening is charged, too. A lower ε needs fewer charged "
+        "queries. But how many queries pass the screening depends on private data, so that ε would "
+        "not be fixed.",
+        "AdaPMixED's losses are summed by the paper's rule, as in the paper. The per-model rule "
+        "states the same guarantee and is never larger.",
     ]
 
 
 def _order_notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say where the data-dependent analysis does not lower ε, as it does in the paper."""
+    """Return a note if the data-dependent analysis does not lower ε as in the paper."""
     fixed, adaptive = found[PMIXED], found[UNSCREENED]
     if adaptive["epsilon"] < fixed["epsilon"]:
         return []
     return [
         "In the paper the data-dependent analysis costs less than PMixED's at a larger β. Here it "
         f"does not: {show_cost(adaptive)} (β of the preset) against {show_cost(fixed)} "
-        f"(β = {PMIXED_LEAKAGE:g}). How near the models are to the public one decides that."
+        f"(β = {PMIXED_LEAKAGE:g}). This depends on how near the models are to the public one."
     ]

@@ -1,4 +1,4 @@
-"""A result as text for a terminal: our numbers with the paper's beside them, then the notes."""
+"""A result as text for a terminal: our numbers next to the paper's, then the notes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _TITLES = {
     "kinds": "What members adapt: perplexity against the cost of a token",
 }
 KINDS = (
-    "Guarantees: 'fixed' holds beforehand and may be published; 'data-dependent, ex-post' depends "
-    "on the private data, is the operator's and no (ε, δ) with a constant ε; 'published, invalid' "
-    "is what an invalid bound claims: no guarantee."
+    "Guarantees: 'fixed' holds in advance and may be published. 'data-dependent, ex-post' depends "
+    "on the private data, is for the operator only, and is no (ε, δ) guarantee with a constant ε. "
+    "'published, invalid' is the claim of an invalid bound and no guarantee."
 )
 
 Row = Mapping[str, Any]
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """Write the tables of a result and its notes; ε in nats, "-" if a number does not exist."""
+    """Return the tables of a result and its notes; ε is in nats, and "-" is a missing number."""
     inputs = result["inputs"]
     lines = [
         f"{_TITLES[result['experiment']]} ({inputs['dataset']}, scale {inputs['scale']}, "

@@ -1,4 +1,4 @@
-"""Ensembles that an experiment trains for itself; what is there already is kept."""
+"""Ensembles that an experiment trains for itself; existing ones are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adapmixed.training.run import TrainingRun, train_ensemble
 
 
 def write_corpus(path: Path, documents: Iterable[Document]) -> None:
-    """Write documents as JSON lines with `id` and `text`, or see that the file holds the same.
+    """Write documents as JSON lines with `id` and `text`, or check that the file holds the same.
 
     Raises:
         ValueError: if there are no documents, or the file holds others.
@@ -39,7 +39,7 @@ def trained(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Train what is missing of an ensemble over a file of `write_corpus`; return its folder.
+    """Train the missing members of an ensemble over a file of `write_corpus`; return its folder.
 
     Raises:
         ValueError: if the folder holds an ensemble of other settings or another text.
@@ -62,14 +62,14 @@ def trained(
 
 
 def _create_or_match(path: Path, content: bytes) -> None:
-    """Write a file, or see that the one which is there holds the same."""
+    """Write a file, or check that an existing one holds the same."""
     if create_file(path, content):
         return
     held = path.read_bytes()
     if held != content:
         raise ValueError(
-            f"{path} must hold what is asked for, {_facts(content)}, got {_facts(held)}: give "
-            "another folder, or the text that this one was begun with"
+            f"{path} must hold the requested text, {_facts(content)}, got {_facts(held)}; give "
+            "another folder, or the text that this folder was begun with"
         )
 
 

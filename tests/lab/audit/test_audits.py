@@ -1,4 +1,4 @@
-"""Each audit, small: its claims hold, its controls are caught; a broken claim is called broken."""
+"""Each audit, small: claims hold, controls are caught, and a broken claim is called broken."""
 
 import math
 from dataclasses import replace
@@ -130,7 +130,7 @@ def test_a_pair_of_a_narrower_box_is_broken() -> None:
     ],
 )
 def test_attacks_on_the_ball_come_near_their_claims(name: str, least: float) -> None:
-    """So that a claim smaller by that much would be broken."""
+    """A claim that is smaller by that much would be broken."""
     (target,) = (one for one in balls.ball_targets() if one.name == name)
     assert least < bounds.attack(target, 20, np.random.default_rng(7)) <= 1 + 1e-9
 
@@ -172,7 +172,7 @@ def test_draws_of_another_law_are_broken() -> None:
     )
     assert sampler._chi_square("biased", counts, [0.5, 0.5]).verdict == "BROKEN"
     assert sampler._chi_square("as it is", counts, [0.52, 0.48]).verdict == "holds"
-    # One token where the distribution has none.
+    # One token is drawn that has no probability.
     assert sampler._chi_square("lost", [*counts, 1], [0.52, 0.48, 0.0]).measured == math.inf
 
 

@@ -1,4 +1,4 @@
-"""Planted secrets: what is trained, what the attacks see, and that a leak is called one."""
+"""Planted secrets: the trained adapters, what the attacks see, and that a leak is found."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ BOX = ClippedMixing(0.8, 1.5, queries=1)
 
 @pytest.fixture
 def extreme(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
-    """Members sure of three tokens each, of SECRETS that q finds equally likely."""
+    """Yield members that are sure of three tokens each, of SECRETS equally likely under q."""
     public = torch.zeros(SECRETS)
     private = 20 * sum(torch.eye(SECRETS).roll(shift, 1) for shift in range(3))
     members = Planted(private, public, torch.arange(SECRETS))
@@ -86,7 +86,7 @@ def test_answers_are_those_of_the_run_s_world() -> None:
 
 
 def test_guesses_are_those_of_the_likelihood() -> None:
-    """Against Bayes' rule written out, one run."""
+    """The odds of one run agree with Bayes' rule written out."""
     audit = Audit(game(BOX, "zero_out", 0.0), 3)
     generator = np.random.default_rng(3)
     shares = generator.dirichlet(np.ones(4), 2**CUSTOMERS)

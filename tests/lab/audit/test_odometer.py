@@ -1,4 +1,4 @@
-"""AdaPMixED's ex-post statement on trees: exact answers, the accountant's ε; a wrong ε shows."""
+"""AdaPMixED's ex-post statement on trees: answers are exact, and a wrong ε is found."""
 
 import math
 from collections.abc import Callable
@@ -26,12 +26,12 @@ def tree(models: int = 2, vocab: int = 2, depth: int = 3, **settings: Any) -> Od
 
 
 def ball(leakage: float = 0.5, **settings: Any) -> AdaPMixED:
-    """The paper's leave-one-out, if nothing else is said."""
+    """Return an AdaPMixED, by default with the paper's leave-one-out."""
     return AdaPMixED(3.0, leakage, screen=None, **{"adjacency": "add_remove"} | settings)
 
 
 def test_one_answer_by_hand() -> None:
-    """Two tokens, one model well inside its ball: P, Q, D_3 both ways and ε written out."""
+    """P, Q, D_3 both ways and ε are written out for two tokens and one model inside its ball."""
     one = replace(tree(1, depth=1), mechanism=ball(5.0))
     queries = torch.tensor([[[2.0, 0.0]]]), torch.tensor([[-2.0, 0.0]])
     p, q = torch.tensor([2.0, 0.0]).softmax(0).double(), torch.tensor([-2.0, 0.0]).softmax(0)
@@ -57,7 +57,7 @@ def test_branches_are_distributions(models: int, vocab: int, depth: int, adjacen
     for branches in found:
         for column in range(2):
             assert math.fsum(branch[column] for branch in branches) == pytest.approx(1, rel=1e-12)
-        # ε is known before the last token is drawn, and grows from branch to branch differently.
+        # ε is known before the last token is drawn, and differs from branch to branch.
         epsilons = np.array([branch[2] for branch in branches]).reshape(-1, vocab)
         assert (epsilons == epsilons[:, :1]).all() and len(set(epsilons[:, 0])) > 1
 
@@ -102,7 +102,7 @@ def test_an_extremal_tree_uses_up_delta(what: str, setting: dict[str, Any]) -> N
 
 
 def test_the_atoms_of_an_extremal_tree_are_what_the_proof_needs() -> None:
-    """δ (1 - e^{-(α-1) Σe}) but for the errors that losses are inflated by."""
+    """The tree uses up δ (1 - e^{-(α-1) Σe}), up to the inflation of losses."""
     for orders, spend in (((8.0,) * 4, 0.1), ((3.0,) * 2, 0.5)):
         here, queries = extremal(2, "add_remove", orders, (spend,) * len(orders), DELTA)
         share = -math.expm1(-(orders[0] - 1) * spend * len(orders))
@@ -118,13 +118,13 @@ def test_the_best_order_afterwards_breaks_delta_on_adapmixed_itself(
     chosen, queries = extremal(delta=DELTA, split=False, **setting)
     share = 0.96 * len(here.mechanism.loss_orders)
     assert share < chosen.measured(queries) / DELTA <= len(here.mechanism.loss_orders)
-    # The same ensembles, with δ split over the orders: the statement as it is made.
+    # The same ensembles with δ split over the orders, which is the statement as it is made.
     assert replace(chosen, split=True).measured(queries) <= DELTA
 
 
 @pytest.mark.parametrize("order", [3.0, 18.0])
 def test_the_probability_of_a_larger_loss_is_another_statement(order: float) -> None:
-    """docs/theory/adapmixed.md, (e): up to α (α/(α-1))^{α-1} δ, and nearly α δ here."""
+    """It is up to α (α/(α-1))^{α-1} δ, and nearly α δ here (docs/theory/adapmixed.md)."""
     here, queries = extremal(2, "add_remove", (order,) * 3, (8 / (order - 1),) * 3, DELTA)
     most = order * (order / (order - 1)) ** (order - 1)
     assert 0.99 * order < here.exceeded(queries) / DELTA <= most
@@ -143,7 +143,7 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
         patch.setattr(totals.Losses, "add", changed(lambda loss: 0.99 * loss))
         assert here.measured(queries) > DELTA
     conversion = "adapmixed.privacy.epsilon.c_alpha"
-    with monkeypatch.context() as patch:  # docs/theory/adapmixed.md: 1e-5 too small
+    with monkeypatch.context() as patch:  # docs/how-to/audit.md: 1e-5 too small
         patch.setattr(conversion, lambda *given: c_alpha(*given) - 1e-5)
         assert here.measured(queries) > DELTA
     with monkeypatch.context() as patch:  # the whole δ for each order

@@ -1,4 +1,4 @@
-"""Confidence bounds cover as often as they say; the Gaussian's numbers agree with others."""
+"""Confidence bounds cover as often as stated; the Gaussian's numbers agree with others."""
 
 import math
 
@@ -97,12 +97,12 @@ def test_one_run_delta_by_hand() -> None:
 @pytest.mark.parametrize("delta", [0.0, 1e-4])
 @pytest.mark.slow
 def test_one_run_covers_and_is_tight_for_randomised_response(delta: float) -> None:
-    """A coin is told in full with probability δ, else rightly with e/(1 + e)."""
+    """A coin is revealed with probability δ, else told rightly with probability e/(1 + e)."""
     generator, coins = np.random.default_rng(2), 5000
     accuracy = delta + (1 - delta) * math.e / (1 + math.e)
     found = [
         one_run_epsilon(coins, coins, int(right), delta, 0.9)
         for right in generator.binomial(coins, accuracy, 60)
     ]
-    assert np.mean(np.array(found) > 1.0) <= 0.2  # 0.1, and 2.6 deviations of 60
+    assert np.mean(np.array(found) > 1.0) <= 0.2  # 0.1 plus 2.6 standard deviations of 60 trials
     assert 0.9 < np.mean(found) < 1.0

@@ -1,4 +1,4 @@
-"""The trees that mechanisms answer: exact transcripts, and that a wrong charge is seen."""
+"""The trees that mechanisms answer: transcripts are exact, and a wrong charge is seen."""
 
 import math
 from dataclasses import replace
@@ -25,21 +25,21 @@ def test_the_leaves_are_a_distribution_and_no_shard_spends_more_than_it_has(
     for leaves in (here, there):
         assert math.fsum(leaf.mass for leaf in leaves.values()) == pytest.approx(1.0, rel=1e-12)
         assert max(max(leaf.spent) for leaf in leaves.values()) <= tree.budget.amount * (1 + 1e-12)
-    # An emptied shard spends the errors of rounding alone, and no other one more or less.
+    # An emptied shard spends rounding errors alone, and the others spend the same as before.
     assert max(leaf.spent[0] for leaf in there.values()) < 1e-9
     assert all(leaf.spent[1:] == there[history].spent[1:] for history, leaf in here.items())
     assert len({leaf.spent for leaf in here.values()}) > 3
-    # Of the shapes one restricts the answers: its tokens alone have a probability, in both worlds.
+    # One shape restricts the answers: only its tokens have a probability, in both worlds.
     kept = {history for history, leaf in here.items() if leaf.mass > 0}
     assert kept == {history for history, leaf in there.items() if leaf.mass > 0}
     assert 0 < len(kept) < len(here)
-    # Some shard has run out somewhere: what is left is less than what it would pay elsewhere.
+    # Some shard has run out somewhere: with a larger budget it would have spent more.
     free = replace(tree, budget=ShardBudget(tree.budget.measure, 1e9, tree.budget.order)).leaves()
     assert any(free[history].spent != leaf.spent for history, leaf in here.items())
 
 
 def test_one_answer_by_hand() -> None:
-    """Two tokens, one model, no budget in the way: D_2 written out."""
+    """D_2 is written out for two tokens, one model and a budget that is not spent."""
     tree = Tree(ClippedLogPool(-1.0, 1.0), 4, 1, 2, 1, ShardBudget("zcdp", 9.0))
     private, public = tree.node(())
     q = public.double().softmax(0)
@@ -63,7 +63,7 @@ def test_a_charge_that_is_too_small_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_extremal_tree_uses_up_its_budget(
     setting: tuple[int, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Charges that are a fifth too small let one answer more through, which then shows."""
+    """Charges that are a fifth too small let one more answer through, which then shows."""
     orders = (audit.ORDER,)
     assert 0.95 < audit._extremal_tree(*setting).divergence(orders) <= 1.0
     assert audit._extremal_tree(*setting, told=audit.UNDERSTATED).divergence(orders) > 1.2
@@ -121,7 +121,7 @@ def test_written_charges_that_are_not_kept_are_seen(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_spent_totals_of_a_leaf_are_those_of_its_charges() -> None:
-    """Of one branch, written out."""
+    """The charges of one branch are written out."""
     tree, _ = audit._tree(audit.POOLS[0], 5, 9.0)
     history = (0, 1, 1, 0, 1, 0, 0)
     total = np.zeros(tree.models)

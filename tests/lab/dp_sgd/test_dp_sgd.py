@@ -1,4 +1,4 @@
-"""DP-SGD: records, their gradients, clipping, noise, sampling, accounting, what is promised."""
+"""DP-SGD: records, gradients, clipping, noise, sampling, accounting, and the guarantee."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = 8
 
 
 class Letters:
-    """A tokenizer: one token a letter."""
+    """A tokenizer with one token for each letter."""
 
     eos_token_id = 0
 
@@ -50,7 +50,7 @@ def settings(family: str, **changes: Any) -> FinetuneConfig:
 
 
 def records(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Records of different lengths, the shortest of two tokens."""
+    """Return records of different lengths, the shortest of two tokens."""
     generator = torch.Generator().manual_seed(count)
     inputs = torch.randint(1, VOCAB, (count, T), generator=generator)
     labels = inputs.clone()
@@ -60,9 +60,9 @@ def records(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def adapted(base: Any, family: str) -> Any:
-    """An adapter whose A and B both have gradients, without dropout.
+    """Return an adapter whose A and B both have gradients, without dropout.
 
-    Opacus sees a model in training alone.
+    It is in training mode, which Opacus needs.
     """
     model = adapted_copy(base, settings(family)).train()
     for module in model.modules():
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_single_records(base: Any, family: str) -> None:
 
 
 def one_step(base: Any, family: str, rows: int, sigma: float, norm: float) -> list[torch.Tensor]:
-    """The noisy gradients of one step with so many records, expected batch 4."""
+    """Return the noisy gradients of one step with `rows` records and an expected batch of 4."""
     from opacus import GradSampleModule
 
     model = adapted(base, family)
@@ -125,7 +125,7 @@ def one_step(base: Any, family: str, rows: int, sigma: float, norm: float) -> li
 
 def test_one_record_moves_the_sum_by_the_norm_at_most(base: Any, family: str) -> None:
     torch.manual_seed(1)
-    norm = 0.01  # below every record's own
+    norm = 0.01  # below the norm of every record's gradient
     sums = []
     for count in (0, 1, 2):
         torch.manual_seed(2)
@@ -189,7 +189,7 @@ def test_every_step_is_taken_and_the_base_is_left_alone(
         progress=lambda done, of: steps.append((done, of)),
     )  # fmt: skip
     assert steps == [(number, 30) for number in range(1, 31)]
-    # Noise once a step, however many parts the batch is worked off in: what is accounted.
+    # Noise is added once a step, however the batch is split, as the accountant assumes.
     assert len(draws) == 30 * sum(p.requires_grad for p in model.parameters())
     assert (guarantee.steps, guarantee.sample_rate, guarantee.unit) == (30, 0.5, "line")
     assert all(torch.equal(before[name], value) for name, value in base.state_dict().items())
@@ -200,7 +200,7 @@ def test_every_step_is_taken_and_the_base_is_left_alone(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(base, output) of the command."""
+    """Return (base, output) of one run of the command."""
     folder = tmp_path_factory.mktemp("dp")
     base = write_base(folder / "tiny-base")
     write_corpus(folder / "corpus.jsonl")
@@ -227,7 +227,7 @@ def test_the_adapter_is_ordinary_and_says_what_it_promises(trained: tuple[Path, 
 
 
 def test_epsilon_agrees_with_another_accountant(trained: tuple[Path, Path]) -> None:
-    """Privacy loss distributions of dp-accounting: another program, another discretisation."""
+    """The PLD accountant of dp-accounting is another program with another discretisation."""
     said = json.loads((trained[1] / "guarantee.json").read_text(encoding="utf-8"))
     step = dp_event.PoissonSampledDpEvent(
         said["sample_rate"], dp_event.GaussianDpEvent(said["noise_multiplier"])
@@ -244,7 +244,7 @@ def test_the_statement_of_whole_identifiers() -> None:
     one, all_of_them = AdapterGuarantee(*arguments, 1), AdapterGuarantee(*arguments, None)
     assert "ε = 1.2346 at δ = 1e-05 for one whole name in the corpus (document (file))" in str(one)
     assert "NOT" not in str(one) and "NOT for a whole user" in str(all_of_them)
-    assert "at most 3 blocks of somebody's" in str(replace(one, blocks_per_identifier=3))
+    assert "each of at most 3 blocks of one name" in str(replace(one, blocks_per_identifier=3))
 
 
 @pytest.mark.parametrize(

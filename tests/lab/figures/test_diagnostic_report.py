@@ -190,7 +190,7 @@ def test_a_report_is_redrawn_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.findall(r"^wrote .*/(.*)$", printed, re.MULTILINE) == [p.name for p in first]
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in first)
     page = Page(first[1].read_text(encoding="utf-8"))
-    assert "Utility beside the theorem’s bound" in page.text
+    assert "Utility and the theorem’s bound" in page.text
     ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
     # A report that has neither diagnostics nor losses.
@@ -209,7 +209,7 @@ def test_a_result_file_is_redrawn(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {"weights.svg", "charges.svg", "screened.svg"} <= {file.name for file in out.iterdir()}
     assert "probe" not in report["config"] and "fingerprint" not in report["config"]["ensemble"]
     assert "answered" not in report["config"]
-    assert "environment" in report and not report["environment"]  # nothing was given to keep
+    assert "environment" in report and not report["environment"]  # none was given
     assert "Under way" not in printed and "PRIVATE" in printed
     entry = report["runs"][2]
     assert entry["perplexity"] == [e.perplexity for e in found[2].evaluations]
@@ -268,22 +268,22 @@ def _changed(change: dict[str, Any]) -> Callable[[str], str]:
 
 
 REFUSED: list[tuple[str, Callable[[str], str], str]] = [
-    ("report", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("report", lambda text: text[: len(text) // 2], "truncated or not JSON"),
     ("report", _changed({"format_version": 1}), "format_version must be 2, got 1"),
     ("report", _changed({"format_version": 3}), "format_version must be 2, got 3"),
-    ("report", _changed({"methods": [{"name": "x"}]}), "must be a result as it was written"),
-    ("report", _changed({"methods": [3]}), "must be a result as it was written"),
+    ("report", _changed({"methods": [{"name": "x"}]}), "must be an unchanged result file"),
+    ("report", _changed({"methods": [3]}), "must be an unchanged result file"),
     ("report", _changed({"kind": "horoscope"}), "another kind of file (its kind is 'horoscope')"),
-    ("report", lambda text: text.replace("7.99", "NaN, 7.99", 1), "truncated or none"),
+    ("report", lambda text: text.replace("7.99", "NaN, 7.99", 1), "truncated or not JSON"),
     ("report", lambda text: "[]", "must hold a JSON object, got list"),
-    ("report", lambda text: "# Not JSON", "truncated or none"),
-    ("evaluation", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("report", lambda text: "# Not JSON", "truncated or not JSON"),
+    ("evaluation", lambda text: text[: len(text) // 2], "truncated or not JSON"),
     ("evaluation", _changed({"format_version": 1}), "format_version must be 2, got 1"),
     ("evaluation", _changed({"format_version": 3}), "format_version must be 2, got 3"),
     ("evaluation", _changed({"complete": False}), "truncated or corrupted"),
-    ("reproduction", lambda text: text[: len(text) // 2], "truncated or none"),
+    ("reproduction", lambda text: text[: len(text) // 2], "truncated or not JSON"),
     ("reproduction", _changed({"format_version": 99}), ", got 99"),
-    ("reproduction", _changed({"rows": [{}]}), "must be a result as it was written"),
+    ("reproduction", _changed({"rows": [{}]}), "must be an unchanged result file"),
     ("ensemble", lambda text: text, "another kind of file"),
 ]
 
@@ -308,7 +308,7 @@ def test_missing_and_binary_files_are_refused(
     assert main(["report", str(tmp_path / "none.json")]) == 2
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     assert main(["report", str(tmp_path / "bytes")]) == 2
-    assert "truncated or none" in capsys.readouterr().err
+    assert "truncated or not JSON" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -331,7 +331,7 @@ def test_redrawing_needs_no_torch(tmp_path: Path) -> None:
 def test_a_result_file_is_the_whole_report(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of `evaluate`: training curves, settings and environment, too, of the folders no more."""
+    """It keeps training curves, settings and environment of `evaluate` without the folders."""
     ensemble, text, result = (tmp_path / name for name in ("ensemble", "text.txt", "result.json"))
     ensemble.mkdir()
     whole = read_manifest(DEMO_ENSEMBLE)

@@ -134,7 +134,7 @@ def test_coinciding_marks_and_curves_are_all_seen() -> None:
 
 
 def test_end_marks_of_curves_are_filled_by_their_neighbours() -> None:
-    """As the marks of the second figure are; the legends hold one mark of each, too."""
+    """The second figure fills its marks alike, and each legend holds one more mark."""
     source = evaluation("m", "data-dependent, ex-post", epsilon=1.0)
     for way, white in (("zero_out", 0), ("add_remove", 2)):
         other = replace(source, guarantee=replace(source.guarantee, adjacency=way))

@@ -1,4 +1,4 @@
-"""Inputs of experiments."""
+"""Inputs of experiments, and checks of their figures and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adapmixed_lab.reproduce.result import read_experiment
 
 
 def inputs(models: int = 3, tokens: int = 2000, **sources: Any) -> Inputs:
-    """A small ensemble in the place of the built-in one."""
+    """Return inputs with a small ensemble in place of the built-in one."""
     generator = torch.Generator().manual_seed(3)
     stream = torch.randint(0, 7, (tokens,), generator=generator).tolist()
     ensemble: Any = FakeEnsemble(models, spread=0.3, max_positions=32)
@@ -33,7 +33,7 @@ def rows_of(result: dict[str, Any], method: str) -> list[dict[str, Any]]:
 def drawn(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, file: str, name: str
 ) -> list[Figure]:
-    """The figures of that name that the module draws of a committed result."""
+    """Return the figures of this name that the module draws from a committed result."""
     figures: list[Figure] = []
 
     def noted(figure: Figure, found: str, title: str) -> str:
@@ -47,7 +47,7 @@ def drawn(
 
 
 def check_redrawn(written: list[Path], folder: Path) -> None:
-    """`adapmixed-lab report` of what an experiment wrote first writes the same bytes."""
+    """Check that `adapmixed-lab report` on an experiment's JSON writes the same bytes again."""
     again = folder / "again"
     assert main(["report", str(written[0]), "--out", str(again)]) == 0
     assert sorted(path.name for path in written) == sorted(path.name for path in again.iterdir())

@@ -1,4 +1,4 @@
-"""Which text, which setting and which place stand behind a line of an experiment."""
+"""The text, the setting and the place in the figure of an experiment's line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADAPTER = DPAdapter(Path("dp"), 7.5, 1e-5, "name", "The adapter is ...")
 
 
 class Reading(FakeEnsemble):
-    """Notes every sequence that it is asked about."""
+    """An ensemble that records every sequence that it is asked about."""
 
     def __init__(self, models: int) -> None:
         super().__init__(models, spread=0.3, max_positions=32)
@@ -38,7 +38,7 @@ class Reading(FakeEnsemble):
 
 
 def compared(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Reading, Reading]:
-    """Inputs, the ensemble in them and the adapter's."""
+    """Return inputs, their ensemble, and the ensemble of the adapter."""
     ensemble, alone = Reading(3), Reading(1)
     given = inputs()
     object.__setattr__(given, "ensemble", ensemble)
@@ -105,7 +105,7 @@ def test_the_frontier_keeps_the_best_setting(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("epsilons", [(1.0, 5.0), (0.01, 5.0)])
 def test_marks_stand_at_their_epsilon(epsilons: tuple[float, ...]) -> None:
-    """On linear axes and on logarithmic ones, where none has to make room."""
+    """Axes are linear or logarithmic, and no mark has to make room."""
     points = {
         f"method {x}": drawing._Point(x, 10.0 + x, 0.5 if x > 1 else 0.0, False) for x in epsilons
     }

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: its numbers, what runs beside them, what a result file holds."""
+"""The paper's tables and figures: its numbers, our runs, and the content of a result file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PRESET = AdaPMixED.preset("wikitext-103")
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    """Every experiment once, small."""
+    """Run every experiment once, small."""
     given, run = inputs(), Run()
     return {
         "table1": table1(given, None, run, runs=3, queries=40, long=100),
@@ -95,7 +95,7 @@ def test_lines_of_table_1() -> None:
     }  # fmt: skip
 
 
-# What runs.
+# Our runs.
 
 
 def test_the_first_members_are_an_ensemble_of_their_own() -> None:
@@ -206,7 +206,7 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
             assert math.fsum(parts) == pytest.approx(one["ours"]["total"], rel=1e-9)
     printed = text(results["table2"])
     assert "published, invalid" in printed and "AdaPMixED (paper)" in printed
-    assert "Screening makes" not in printed and "screening makes PMixED dearer" in printed
+    assert "Screening makes" not in printed and "screening makes PMixED more expensive" in printed
 
 
 def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
@@ -228,14 +228,14 @@ def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
         r["label"]: r["ours"]["epsilon"] for r in result["rows"] if r["group"] == "d" and r["ours"]
     }
     assert models["8"] > models["16"] > models["20"]
-    # β = 0.1 of the paper spent less than a third of what the reference did, its conversion aside.
+    # The paper's β = 0.05 spent about a quarter of what the reference did, without conversion.
     rows = [one for one in result["rows"] if one["group"] == "c"]
     spent = {label: x for label, x, _ in relative(rows, "paper", "0.2")}
     assert spent["0.05"] == pytest.approx((0.460 - 0.45005) / (0.489 - 0.45005), rel=1e-3)
 
 
 def test_trends_that_are_not_the_papers_are_named(results: dict[str, dict[str, Any]]) -> None:
-    """α: the paper's ε falls as it grows, whatever is drawn; a conversion must not hide that."""
+    """The paper's ε falls as α grows, and the conversion must not hide that."""
     rows = [one for one in results["figure2"]["rows"] if one["group"] == "f"]
     assert [one["label"] for one in rows] == ["16", "17", "18", "19", "20"]
     shown = relative(rows, "paper", "18")
@@ -329,7 +329,7 @@ def test_labels_of_points_on_one_another_are_joined() -> None:
 
 
 def test_marks_that_would_cover_one_another_stand_side_by_side() -> None:
-    """By less than it takes to meet the next; the others stay, whatever their bars."""
+    """Marks move too little to meet the next one, and the others stay, whatever their bars."""
     bars = [(8.0, 90.0, 110.0), (2.0, 70.0, 120.0), (7.9, 95.0, 99.0), (8.0, 60.0, 61.0)]
     for scale in ("linear", "log"):
         with canvas(3.0) as (figure, axes):
@@ -382,7 +382,7 @@ def test_points_that_would_squeeze_a_panel_stand_at_its_edge() -> None:
 def test_figure_2_says_what_an_arrow_stands_for(
     monkeypatch: pytest.MonkeyPatch, results: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """In the figure itself, where it has one; its whole caption goes with the file."""
+    """The figure says it if it has an arrow, and the file holds the whole caption."""
     (figure,) = drawn(monkeypatch, panels, "reproduce-figure2.json", "figure2")
     words = [one.get_text() for axes in figure.axes for one in axes.texts]
     assert [one for one in words if one.startswith("←")] == ["← 2000 · 3000", "← 0.05"]

@@ -1,4 +1,4 @@
-"""The study of what members adapt: its cost, its rows, and that it goes on where it was."""
+"""The study of what members adapt: costs, rows, and going on after an interruption."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "reproduce-kinds
 
 
 def test_cost_of_a_token() -> None:
-    """Counted by hand: rows of every layer, and the members' updates."""
+    """The rows of every layer and the members' updates are counted by hand."""
     base: Any = tiny("gpt2")
     names = linear_names(base)
     size = {name: base.get_submodule(name).weight.numel() for name in names}

@@ -1,4 +1,4 @@
-"""PMixED's published analysis: reproduced, never promised."""
+"""PMixED's published analysis is reproduced, but guarantees nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from adapmixed_lab.reproduce.published_bound import published_bound, subsampled_
 
 
 def paper_leakage(order: float, per_query: float, models: int) -> float:
-    """The lemma's beta."""
+    """Return the lemma's β."""
     if models == 1:
         return per_query / order
     grown = math.log1p(models * math.expm1((order - 1) * per_query))
@@ -82,9 +82,9 @@ def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> Non
 
 @pytest.mark.slow
 def test_published_subsets_follow_the_rate() -> None:
-    """Independent draws per model and position: a Poisson subset, never with replacement."""
+    """Draws are independent for each model and position: Poisson, never with replacement."""
     models, positions, rate = 8, 600, 0.3
-    # Models that disagree with q on disjoint tokens: the distribution shows who took part.
+    # Models disagree with q on disjoint tokens, so the distribution shows who took part.
     public = torch.zeros(positions, models)
     private = 3.0 * torch.eye(models)[:, None].expand(models, positions, models)
     mechanism = published(3.0, 0.1, sample_rate=rate)
@@ -107,12 +107,12 @@ def test_published_empty_subsets_answer_q_and_are_charged_all_the_same() -> None
     proposal = answer(mechanism, private, public)
     (event,) = costs(proposal)
     assert (event.epsilon, event.queries) == (mechanism.per_query, 4)
-    # Whether a subset was empty is not told apart: S is never revealed.
+    # An empty subset is not told apart, because S is never revealed.
     assert not bool(proposal._prepared.public.any())
 
 
 def test_published_subsets_of_the_likeliest_tokens() -> None:
-    """The same subsets answer the rows that are left; other tokens have no probability."""
+    """The same subsets answer the remaining tokens, and the others have no probability."""
     generator = torch.Generator().manual_seed(8)
     public = torch.randn(6, 9, generator=generator)
     private = public + torch.randn(3, 6, 9, generator=generator)

@@ -24,7 +24,7 @@ from adapmixed_lab.reproduce.published_bound import (
 
 
 def divergence(p, q, order):
-    """D_order(p ‖ q) of positive probability vectors, in the arithmetic of its arguments."""
+    """Return D_order(p ‖ q) of positive probability vectors, in the arithmetic of the arguments."""
     log = mpmath.log if isinstance(p[0], mpmath.mpf) else math.log
     return log(sum(a**order * b ** (1 - order) for a, b in zip(p, q, strict=True))) / (order - 1)
 
@@ -38,7 +38,7 @@ def pair(rare):
 
 
 def edge(public, toward, order, radius):
-    """The last rare mass on the way from `public` to `toward` with D↔ <= radius (feasible side)."""
+    """Return the last rare mass with D↔ <= radius on the way from `public` to `toward`."""
     low, high = mpmath.mpf(0), mpmath.mpf(1)
     for _ in range(250):
         middle = (low + high) / 2
@@ -51,7 +51,7 @@ def edge(public, toward, order, radius):
 
 
 def extreme_ensemble(rare, order, beta):
-    """(rare mass of q, of a member raised to the edge of its ball, of one lowered to the edge)."""
+    """Return the rare mass of q, and of members raised and lowered to the edge of their ball."""
     rare, radius = mpmath.mpf(rare), mpmath.mpf(beta) * order
     raised = edge(rare, mpmath.mpf(1), order, radius)
     lowered = edge(rare, rare * mpmath.mpf(10) ** -60, order, radius)
@@ -59,7 +59,7 @@ def extreme_ensemble(rare, order, beta):
 
 
 def add_remove_losses(rare, order, beta, num_models):
-    """(D(p ‖ p_{-1}), D(p_{-1} ‖ p)) when member 1 is raised and all the others are lowered."""
+    """Return (D(p ‖ p_{-1}), D(p_{-1} ‖ p)) with member 1 raised and all others lowered."""
     _, raised, lowered = extreme_ensemble(rare, order, beta)
     mixture = ((num_models - 1) * lowered + raised) / num_models
     forward = divergence(pair(mixture), pair(lowered), order)
@@ -125,7 +125,7 @@ def test_supremum_of_the_sound_bound_is_approached():
 
 
 def project(private, public, order, radius):
-    """Weight of `private` by bisection on the feasible side, float64."""
+    """Return `private` projected by bisection on the feasible side, in float64."""
 
     def feasible(weight):
         mixed = weight * private + (1 - weight) * public
@@ -141,7 +141,7 @@ def project(private, public, order, radius):
 
 
 def random_ensemble(generator, order, radius, vocabulary, num_models):
-    """(q, projected members), peaked and flat, with one rare token now and then."""
+    """Return (q, projected members), peaked and flat, sometimes with one rare token."""
     concentration = 10 ** generator.uniform(-1.0, 1.0)
     rows = generator.dirichlet(np.full(vocabulary, concentration), num_models + 1)
     if generator.random() < 0.5:  # the extreme case: a token that only member 0 favours
@@ -154,7 +154,7 @@ def random_ensemble(generator, order, radius, vocabulary, num_models):
 
 
 def subset_distribution(public, members, rate, divide_by):
-    """The token's distribution if a member is drawn with probability `rate`, by enumeration."""
+    """Return the token's distribution if members are drawn with probability `rate`, enumerated."""
     distribution, num_models = np.zeros_like(public), len(members)
     for drawn in itertools.product([False, True], repeat=num_models):
         chosen = [member for member, taken in zip(members, drawn, strict=True) if taken]
@@ -257,7 +257,7 @@ def test_target_leakage_with_subsampling(models, rate):
 
 
 def test_sound_radius_is_what_beta_was_worth():
-    """The sound theorem has R in place of the published 4R: the same budget, four times less."""
+    """The sound theorem has R in place of the published 4R, so the same budget buys 4 times R."""
     order, epsilon = 6, (8 - c_alpha(6, 1e-5)) / 1024
     radius = radius_for_epsilon(order, epsilon, 100)
     assert radius == pytest.approx(4 * order * published_target_leakage(order, epsilon, 100))

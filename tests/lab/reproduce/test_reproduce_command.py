@@ -47,7 +47,7 @@ def test_builtin_sample(
     assert result["inputs"]["num_models"] == 64 and result["inputs"]["scale"] == "builtin"
     assert f"stands in for GPT-2 small over {dataset}" in " ".join(printed.split())
     if experiment == "table2":
-        assert "The paper's Table 2 is of wikitext-103 alone." in printed
+        assert "The paper's Table 2 covers wikitext-103 alone." in printed
         assert all(one["paper"] is None for one in result["rows"])
         assert "threshold=4.5" in result["rows"][-1]["ours"]["mechanism"]
     for suffix in (".csv", ".svg"):
@@ -57,7 +57,7 @@ def test_builtin_sample(
 
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders in the place of hub names: base, ensemble, DP-SGD adapter, data set."""
+    """Return folders in place of hub names: base, ensemble, DP-SGD adapter, data set."""
     pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
     pytest.importorskip("datasets", reason="datasets is not installed (the train extra)")
     folder = tmp_path_factory.mktemp("stand-ins")
@@ -105,7 +105,7 @@ def test_full_scale_with_stand_ins(
     again = result_of(tmp_path, "table1-wikitext-103.json")
     for one, other in zip(result["rows"], again["rows"], strict=True):
         assert one == other
-    # Without numbers of queries they are the paper's, and a text too short for them is refused.
+    # The default numbers of queries are the paper's, for which this text is too short.
     assert main([*options[:-6], "--out", str(tmp_path / "paper")]) == 2
     assert "1024 queries" in capsys.readouterr().err
 
@@ -127,7 +127,7 @@ def test_full_scale_of_the_others(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the same stand-ins."""
+    """The other experiments run with the same stand-ins."""
     monkeypatch.setattr(frontiers, "BUDGETS", (4.0,))  # planning is most of the time
     asked = ["reproduce", experiment, "--scale", "full", "--out", str(tmp_path)]
     asked += ["--base", stand_ins["base"], "--ensemble", stand_ins["ensemble"]]
@@ -186,7 +186,7 @@ def test_refusals(
 
 @pytest.mark.slow
 def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path) -> None:
-    """Of whole topics: as many records as topics; trained once."""
+    """Whole topics give one record each, and the adapter is trained once."""
     pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
     few = replace(BUILTIN_CONFIG_OF_NAMES, epochs=1, block_size=32)
     folder, base = tmp_path / "dp", str(demo_base())
@@ -202,7 +202,7 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path) -> None:
 def test_an_adapter_of_other_settings_is_refused(stand_ins: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it holds one of other settings"):
         builtin_dp_adapter(Path(stand_ins["dp"]), stand_ins["base"])
-    # The same adapter, said to be what is asked for, is kept as it is.
+    # An adapter that has the requested settings is kept as it is.
     folder = Path(stand_ins["dp"])
     content = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
     other = tmp_path / "dp"

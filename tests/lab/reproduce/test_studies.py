@@ -1,4 +1,4 @@
-"""Studies that the paper lacks: what they run, and ensembles over divided text."""
+"""Studies that the paper does not have: what they run, and ensembles over divided text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_screening_study(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(found)[:13] == [*weights, *noises, "T = 0.15", "T = 0.6", "k = 2", "k = 7"]
     together = list(found)[13:]
     assert together[0] == "λ = 1, σ = 0.005, T = 0.15" and len(together) == 3
-    # Where the private models alone decide, next to a threshold: the bit is theirs.
+    # If the private models alone decide, near a threshold, the bit is theirs.
     assert found[together[0]]["equal_bits"] < found["λ = 1"]["equal_bits"]
     assert found["T = 0.15"]["screened"] > found["λ = 0.0001"]["screened"]
     assert found["T = 0.6"]["screened"] < found["λ = 0.0001"]["screened"]
@@ -90,7 +90,7 @@ def test_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Trained once, over the same text, and put into a table and a figure."""
+    """They are trained once over the same text, and put into a table and a figure."""
     few = FinetuneConfig(rank=2, learning_rate=3e-3, epochs=1, batch_size=64, block_size=256)
     base = str(demo_base())
     given: dict[str, Any] = {"documents": private_documents()[:60], "config": few, "workers": 1}
@@ -123,7 +123,7 @@ def test_shards_of_other_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_another_text_is_not_taken_for_the_one_that_was_divided(tmp_path: Path) -> None:
-    """Nor is another key; no member is trained of either, and what is there stays."""
+    """Another text or key raises, no member is trained, and the files stay as they are."""
     documents = private_documents()[:3]
     with pytest.raises(ValueError, match="documents must hold at least one document, got none"):
         builtin_divided(tmp_path, str(demo_base()), (2,), documents=[])
@@ -137,7 +137,7 @@ def test_another_text_is_not_taken_for_the_one_that_was_divided(tmp_path: Path) 
         with pytest.raises(ValueError) as refused:
             builtin_divided(tmp_path, str(demo_base()), (2,), documents=other)
         wanted = f"{len(private_documents() if other is None else other)} lines"
-        assert f"{kept} must hold what is asked for, {wanted}" in str(refused.value)
+        assert f"{kept} must hold the requested text, {wanted}" in str(refused.value)
         assert f"got 3 lines, {len(content.encode()):,} bytes" in str(refused.value)
     assert not key.exists()
     key.write_text(f"{1:064x}\n")

@@ -1,7 +1,8 @@
-"""What members adapt: perplexity at one ε against the cost of a token.
+"""The study of what members adapt: perplexity at one ε against the cost of a token.
 
-Ensembles of four kinds of members, two numbers of models, three ranks, two seeds; two corpora, the
-second with two public models. Every ensemble answers the same held-out queries.
+There are ensembles of four kinds of members, two numbers of models, three ranks and two seeds.
+There are two corpora, the second with two public models. Every ensemble answers the same held-out
+queries.
 """
 
 from __future__ import annotations
@@ -30,28 +31,29 @@ from adapmixed_lab.reproduce.result import build_result, row
 from adapmixed_lab.reproduce.trained import trained
 
 RATES = {"head": 1.2e-2, "last:1": 6e-3, "last:2": 6e-3, "all": 3e-3}
-"""AdamW's rate of every kind of members, chosen on text of authors who are in no shard."""
+"""AdamW's learning rate for each kind of members, chosen on text of authors in no shard."""
 SETTINGS = ((8, 100), (8, 32), (2, 100), (32, 100))
-"""(rank, N); the first stands for each kind."""
+"""(rank, N) of the ensembles; the first represents each kind."""
 SEEDS = 2
 BUDGETS = (1.0, 3.0)
 _SCALE = 8.0  # alpha / rank, the paper's
 NOTE = (
-    "Cost: multiply-adds of linear layers for one private token over those of the public model's "
-    "own; times are in benchmarks/results/cpu-trunk-avx512.txt. The same corpus, division, queries "
-    "and passes for all kinds of members; alpha / rank is 8. ClippedMixing and ClippedLogPool have "
-    "what 'adapmixed plan' chooses for ε. PMixED's ε is fixed, too; AdaPMixED's is found "
-    "afterwards. Perplexities are means over seeds; a seed is that of the division, too."
+    "Cost is the number of multiply-adds of linear layers for one private token, divided by that "
+    "of the public model. Times are in benchmarks/results/cpu-trunk-avx512.txt. All kinds of "
+    "members have the same corpus, division, queries and passes; alpha / rank is 8. ClippedMixing "
+    "and ClippedLogPool have the settings that 'adapmixed plan' chooses for ε. PMixED's ε is "
+    "fixed, too, and AdaPMixED's is found afterwards. Perplexities are means over seeds, and each "
+    "seed has its own division."
 )
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Which ensemble.
+    """One ensemble of the study.
 
     Attributes:
         domain: corpus and public model.
-        kind: what members adapt, as ``adapmixed train --adapt``.
+        kind: what members adapt, as in ``adapmixed train --adapt``.
         rank, num_models, seed: of its training.
     """
 
@@ -63,7 +65,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Of its folder and of its state."""
+        """Name of its folder and of its state file."""
         kind = self.kind.replace(":", "-")
         return f"{self.domain.slug}-{kind}-r{self.rank}-n{self.num_models}-s{self.seed}"
 
@@ -77,18 +79,18 @@ def kinds(
     settings: Sequence[tuple[int, int]] = SETTINGS,
     workers: int | None = None,
 ) -> dict[str, Any]:
-    """Train and measure all ensembles; what a run that was killed has done is kept in the folder.
+    """Train and measure all ensembles; a killed run goes on in the same folder.
 
     Args:
-        folder: of corpora, ensembles and the state of their evaluations.
+        folder: for corpora, ensembles and the state of their evaluations.
         run: seed and progress of the evaluations.
         queries: answered by every method of every ensemble.
         seeds: of training, >= 1.
-        settings: (rank, N), the first for all tables.
-        workers: processes that train; None: one a core.
+        settings: (rank, N) of the ensembles.
+        workers: processes that train; None: one for each core.
 
     Raises:
-        ValueError: the folder holds other corpora or ensembles; a text is too short.
+        ValueError: if the folder holds other corpora or ensembles, or a text is too short.
     """
     started = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +139,7 @@ def kinds(
 
 
 def methods(num_models: int, queries: int) -> dict[str, Mechanism]:
-    """Return what is compared: public numbers alone choose the settings."""
+    """Return the compared mechanisms, whose settings follow from public numbers alone."""
     found: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
     for epsilon in BUDGETS:
         for one in plan(
@@ -151,7 +153,7 @@ def methods(num_models: int, queries: int) -> dict[str, Mechanism]:
 def _order(
     found: Sequence[Domain], settings: Sequence[tuple[int, int]], seeds: int
 ) -> Iterator[Setting]:
-    """Yield what says most first."""
+    """Yield the ensembles, the most informative ones first."""
     for rank, num_models in settings:
         for seed in range(seeds):
             for domain in found:
@@ -160,7 +162,7 @@ def _order(
 
 
 def _ensemble(folder: Path, one: Setting, run: Run, workers: int | None) -> tuple[Ensemble, float]:
-    """Return the ensemble, trained if it is not there, and what a token of it costs."""
+    """Return the ensemble, trained if it is missing, and the cost of its token."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -188,7 +190,7 @@ def _ensemble(folder: Path, one: Setting, run: Run, workers: int | None) -> tupl
 
 
 def _rows(seeds: Sequence[Mapping[str, Ours]], facts: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return a line for each mechanism: means over the seeds."""
+    """Return a line for each mechanism, with means over the seeds."""
     label = f"{facts['adapt']}, r = {facts['rank']}, N = {facts['num_models']}"
     lines = []
     for name in seeds[0]:

@@ -1,8 +1,8 @@
-"""Private text by author: the change logs of the Debian packages that are installed here.
+"""Private text by author: the change logs of the installed Debian packages.
 
-Every entry is signed, so the author names the document and is what a shard's guarantee is about.
-Entries differ from machine to machine, and so do numbers computed from them. The text is public; it
-plays the part of private text in studies.
+Every entry is signed. The author names the document, so a shard's guarantee is about authors.
+Entries differ from machine to machine, and so do numbers computed from them. The text is public,
+and plays the part of private text in studies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from adapmixed.data.builtin import Document
 
 FOLDER = Path("/usr/share/doc")
 AUTHOR_CHARACTERS = 3_000
-"""What is kept of one author's text, so that no shard consists of one person's."""
+"""Characters kept of each author, so that no shard consists of one person's text."""
 
 _BEGINS = re.compile(r"^\S+ \([^()\s]+\) [^;]+; ", re.MULTILINE)
 _SIGNED = re.compile(r"^ -- (.+?) +<[^>]*>  .*$", re.MULTILINE)
@@ -25,12 +25,12 @@ _SIGNED = re.compile(r"^ -- (.+?) +<[^>]*>  .*$", re.MULTILINE)
 def changelog_documents(folder: Path = FOLDER) -> list[Document]:
     """Return the entries of all change logs below a folder, by author, every text once.
 
-    A document is what an entry says, without its first line and its signature; the author's name
-    is the identifier. Of each author the first `AUTHOR_CHARACTERS` characters are kept, in the
-    order of the files' names; an entry that is longer than what is left is cut at a line's end.
+    A document is the text of an entry, without its first line and its signature. The author's name
+    is the identifier. The first `AUTHOR_CHARACTERS` characters of each author are kept, in the
+    order of the files' names. An entry that is too long for the rest is cut at the end of a line.
 
     Returns:
-        documents sorted by author; none where there are no change logs.
+        documents sorted by author; none if there are no change logs.
     """
     kept: dict[str, list[str]] = {}
     left: dict[str, int] = {}

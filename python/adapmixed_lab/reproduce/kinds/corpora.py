@@ -1,4 +1,4 @@
-"""Private text with a public model: near or far from it, named or not."""
+"""Private texts, each with a public model that is near to it or far from it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from adapmixed_lab.reproduce.kinds.changelogs import changelog_documents
 from adapmixed_lab.reproduce.trained import write_corpus
 
 NO_CHANGELOGS = (
-    "Change logs by author are left out: this machine has none of Debian's packages below "
+    "Change logs by author are left out, because this machine has none of Debian's packages below "
     "/usr/share/doc."
 )
 _HELD_OUT, _PUBLIC = 0.15, 0.4  # authors below the first are held out, below the second public
-_FEWEST = 200  # authors with whom the study is worth the name
+_FEWEST = 200  # fewest authors that make a study
 TUNING = FinetuneConfig(learning_rate=1e-3, epochs=4, batch_size=8, block_size=256)
-"""Of the public model on other authors' text: all its weights."""
+"""Training of all weights of the public model on other authors' text."""
 
 Progress = Callable[[int, int], None]
 
@@ -39,9 +39,8 @@ class Domain:
         base: folder of the public model.
         text: file of the private documents (`write_corpus`).
         held_out: text that is in no shard.
-        epochs: passes over a shard, of every kind of member.
-        rate: factor of all learning rates: a public model that is at home in the text is soon
-            overfitted.
+        epochs: passes over a shard, for every kind of member.
+        rate: factor of all learning rates; a public model that is near to the text overfits sooner.
     """
 
     name: str
@@ -57,12 +56,12 @@ def domains(folder: Path, base: str, progress: Progress | None = None) -> list[D
     """Write the corpora, and fine-tune a public model on the change logs of other authors.
 
     Args:
-        folder: of the corpora and that model; what is there is kept.
+        folder: for the corpora and that model; existing ones are kept.
         base: folder of the built-in public model.
-        progress: told of the steps of that model's training.
+        progress: called after every step of that model's training.
 
     Returns:
-        the built-in corpus, then the change logs twice, or not at all on a machine without them.
+        the built-in corpus, then the change logs twice, but not on a machine without them.
     """
     text = folder / "language-reference.jsonl"
     write_corpus(text, paragraphs())
@@ -92,7 +91,7 @@ def domains(folder: Path, base: str, progress: Progress | None = None) -> list[D
 
 
 def _place(document: Document) -> float:
-    """Return an author's place in [0, 1), from the name alone."""
+    """Return an author's place in [0, 1), which depends on the name alone."""
     digest = hashlib.blake2b(
         document.identifier.encode(), digest_size=8, key=b"adapmixed change logs"
     ).digest()

@@ -1,4 +1,4 @@
-"""What a private token costs: multiply-adds of the linear layers, against the public model's."""
+"""The cost of a private token: multiply-adds of the linear layers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 def token_cost(
     base: Any, trunk: Trunk, adapted: Mapping[str, Sequence[int]], num_models: int
 ) -> float:
-    """Return the multiply-adds of one private token over those of the public model's own.
+    """Return the multiply-adds of one private token, divided by those of the public model.
 
-    Products of weights alone count: attention's products with its keys grow with the context and
+    Only products with weights count. Attention's products with its keys grow with the context, but
     for the same layers, so the ratio hardly changes with them.
 
     Args:
         base: the public model, on any device ("meta" will do).
-        trunk: what members share with it.
-        adapted: layer -> ranks, as in `ensemble.json`; every member has one of each layer's ranks,
-            the largest is counted.
+        trunk: the part that members share with it.
+        adapted: layer -> ranks, as in `ensemble.json`. Every member has one of each layer's ranks,
+            and the largest is counted.
         num_models: N.
     """
     head = head_name(base)

@@ -1,4 +1,4 @@
-"""The figures of what members adapt: one for each corpus and public model."""
+"""The figures of the study of what members adapt, one for each corpus and public model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 def draw_kinds(result: Mapping[str, Any]) -> list[Drawing]:
-    """Draw perplexity against cost, each corpus with its public model for itself."""
+    """Draw perplexity against cost, with a figure for each corpus and public model."""
     groups = dict.fromkeys(one["group"] for one in result["rows"])
     return [
         _figure(group, [one for one in result["rows"] if one["group"] == group], number)
@@ -83,8 +83,8 @@ def _figure(group: str, rows: Sequence[Row], number: int) -> Drawing:
         )
         svg = svg_text(figure, f"kinds-{number}", title)
     caption = (
-        f"Perplexity against the cost of a token; lines join ranks {ranks}, which grow to the "
-        "right. Same shards, queries and passes for all kinds of members; means "
+        f"Perplexity against the cost of a token. Lines join ranks {ranks}, which grow to the "
+        "right. All kinds of members have the same shards, queries and passes. Values are means "
         f"over {len(rows[0]['ours']['perplexities'])} seeds."
     )
     return Drawing(f"kinds-{number}", title, caption, svg)

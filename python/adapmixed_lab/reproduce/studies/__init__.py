@@ -1,4 +1,4 @@
-"""Studies that the paper lacks: models and shards, what screening depends on, frontiers."""
+"""Studies that the paper does not have: models and shards, screening, and frontiers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def studies(
 
     Args:
         inputs: models and text.
-        run: seed, state, progress.
+        run: seed, state and progress.
         adapters: DP-SGD adapters that join the frontiers.
-        divided: ensemble folders over the same text in shards of other sizes; none: that study is
-            left out. The largest serves the study of the number of models, if it has more.
+        divided: ensemble folders over the same text in shards of other sizes; without any, that
+            study is left out. The largest also serves the study of the number of models, if it has
+            more members.
         queries: answered with every setting.
 
     Raises:
-        ValueError: the text is too short.
+        ValueError: if the text is too short.
     """
     started = time.perf_counter()
     rows = models.rows(inputs, run, queries, divided)

@@ -25,7 +25,7 @@ from adapmixed_lab.reproduce.marks import LEGEND, look, promise
 from adapmixed_lab.reproduce.paper import PUBLIC
 
 _FONT_SIZE = 8.0
-_KINDS = f"Solid lines are fixed guarantees, dashed ones data-dependent values. {LEGEND}"
+_KINDS = f"Solid lines are fixed guarantees, and dashed lines data-dependent values. {LEGEND}"
 
 Row = Mapping[str, Any]
 
@@ -37,7 +37,9 @@ def draw_studies(result: Mapping[str, Any]) -> list[Drawing]:
         for group in result["settings"]["titles"]
     }
     draw: dict[str, Callable[[Sequence[Row]], Drawing]] = {
-        "models": partial(_sizes, "models", "Shards keep their size: fewer models have seen less"),
+        "models": partial(
+            _sizes, "models", "Shards keep their size, so fewer models have seen less"
+        ),
         "shards": partial(_sizes, "shards", "Fewer models have larger shards of the same"),
         "screening": _screening,
         "frontiers": _frontiers,
@@ -115,7 +117,7 @@ def _screening(rows: Sequence[Row]) -> Drawing:
         )
         number_axis(left.xaxis)
         others = [one for one in rows if not one["label"].startswith("λ")]
-        # Where lines coincide, wider marks lie beneath narrower ones.
+        # If lines coincide, wider marks lie beneath narrower ones.
         inks = cycle((*COLOURS, GREY))
         styles = zip(inks, cycle("osD^vP*X"), cycle(("-", (0, (4, 1.6)), (0, (1, 1)))))
         for number, (one, (colour, marker, dash)) in enumerate(zip(others, styles, strict=False)):
@@ -135,15 +137,16 @@ def _screening(rows: Sequence[Row]) -> Drawing:
         figure.legend(handles, labels, loc="outside lower right", ncols=4, handlelength=2.5)
         svg = svg_text(figure, "studies-screening", title)
     caption = (
-        "Left: share of queries whose bit stays the same, under the same noise, when the public "
-        "model replaces every private one, and share screened. Right: share screened by how sure "
-        "the public model is, as noise, threshold and the number of screened tokens vary."
+        "Left: the share of queries whose bit stays the same, under the same noise, if the public "
+        "model replaces every private one, and the share of screened queries. Right: the share of "
+        "screened queries against the public model's largest probability, for several values of "
+        "noise, threshold and number of screened tokens."
     )
     return Drawing("studies-screening", title, caption, svg)
 
 
 def _frontiers(rows: Sequence[Row]) -> Drawing:
-    title = "Perplexity against ε, of one whole shard unless said"
+    title = "Perplexity against ε, for one whole shard unless stated"
     names = list(dict.fromkeys(one["method"] for one in rows))
     with canvas(4.3) as (figure, axes):
         words: list[tuple[str, float, float]] = []
@@ -174,13 +177,13 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
                 linestyle=LINE_STYLES.get(kind, "-"), markersize=6, linewidth=1.5,
                 **look(next(one for one in rows if one["method"] == name)),
             )  # fmt: skip
-            free = _along(points)  # no word on a curve
+            free = _along(points)  # keeps words off the curve
             words += [("", x, y) for x, y in free] + [(name, *points[-1])]
             inks += [colour] * (len(free) + 1)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.margins(x=0.1)
-        axes.set_xlim(right=axes.get_xlim()[1] * 4)  # names stand beside the last marks
+        axes.set_xlim(right=axes.get_xlim()[1] * 4)  # room for the names next to the last marks
         axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
         ours = [one["ours"] for one in rows if one["ours"]["kind"] not in ("public", "none")]
@@ -190,8 +193,8 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
         place_labels(axes, words, boxes_of(levels), font_size=_FONT_SIZE, colours=inks)
         svg = svg_text(figure, "studies-frontiers", title)
     caption = (
-        f"{_KINDS} DP-SGD's ε is for adding or removing what its name says: a block of text is far "
-        "less than a whole topic, and a shard may hold several topics."
+        f"{_KINDS} DP-SGD's ε is for adding or removing the unit in its name. A block of text is "
+        "far less than a whole topic, and a shard may hold several topics."
     )
     return Drawing("studies-frontiers", title, caption, svg)
 

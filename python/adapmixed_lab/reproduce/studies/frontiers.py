@@ -24,15 +24,15 @@ from adapmixed_lab.reproduce.paper import ADAPMIXED, DELTA, DP_SGD, PUBLIC
 from adapmixed_lab.reproduce.result import row
 
 GROUP = "frontiers"
-TITLE = "Frontiers: perplexity against ε, of one whole shard unless said"
+TITLE = "Frontiers: perplexity against ε, for one whole shard unless stated"
 NOTE = (
-    "Frontiers: settings are planned from public numbers for the given ε. Of shapes log C/−log c "
-    "of 1 and 4, and of κ of 1, 2 and 4, the one stands here that had the lowest perplexity, in "
-    "hindsight: on a frontier, not on private text. AdaPMixED's β is given and its ε found "
-    "afterwards, by the per-model rule. All ensembles protect one whole shard (zero-out). DP-SGD "
-    "(add/remove) of one topic protects all text under one name, of which it was given one block "
-    "at most; a shard may hold several names, and for k of them DP-SGD's ε is k times as large, at "
-    "another δ. Of one block it protects far less, at the same ε."
+    "Frontiers: settings are planned from public numbers for the given ε. Shapes log C/−log c of 1 "
+    "and 4, and κ of 1, 2 and 4, were tried, and the one with the lowest perplexity is shown. This "
+    "choice in hindsight is for a frontier, and must not be made on private text. AdaPMixED's β is "
+    "given, and its ε is found afterwards by the per-model rule. All ensembles protect one whole "
+    "shard (zero-out). DP-SGD of one topic (add/remove) protects all text under one name, of which "
+    "it was given at most one block. A shard may hold several names, and for k of them DP-SGD's ε "
+    "is k times as large, at another δ. DP-SGD of one block protects far less at the same ε."
 )
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LEAKAGES = (0.01, 0.02, 0.05, 0.1, 0.2)

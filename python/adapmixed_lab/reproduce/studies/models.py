@@ -1,4 +1,4 @@
-"""ε and perplexity against the number of models, mechanisms and shards staying as they are."""
+"""ε and perplexity against the number of models, with unchanged mechanisms and shards."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from adapmixed_lab.reproduce.result import row
 GROUP = "models"
 TITLE = "ε and perplexity against the number of models, shards of one mean size"
 NOTE = (
-    "Against N: the first N members of the largest ensemble there is, whose shards keep their "
-    "size, of which the mean is said: a keyed hash assigns the text. "
-    "The settings stay the same, so ε falls as N grows; PMixED's ε is given and its perplexity "
+    "Number of models: the first N members of the largest available ensemble, whose shards keep "
+    "their size. A keyed hash assigns the text, so the stated size of a shard is a mean. The "
+    "settings stay the same, so ε falls as N grows. PMixED's ε is given, and its perplexity "
     "follows."
 )
 
@@ -50,7 +50,7 @@ def rows(
 
     Args:
         inputs, run, queries: of the study.
-        folders: ensembles, of which one is taken that has more members than that of the inputs.
+        folders: ensembles; the largest is taken if it has more members than that of the inputs.
     """
     ensemble, words = inputs.ensemble, ""
     members = {folder: len(read_manifest(folder).members) for folder in folders}

@@ -1,8 +1,8 @@
-"""What the screening bit depends on: the private models, the noise, or the public model.
+"""The study of the screening bit: does it depend on private models, noise, or the public model?
 
 Every query is screened twice with the same noise: with the private models, and with every one of
-them replaced by the public model (`screen="public"`). Where the bits agree, screening has told
-nothing of the private models that q and the noise do not tell.
+them replaced by the public model (`screen="public"`). If the bits agree, screening has told nothing
+about the private models that q and the noise do not tell.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ GROUP = "screening"
 TITLE = "What the screening bit depends on"
 NOTE = (
     "Screening: 'same bit' is the share of queries whose bit stays the same, under the same noise, "
-    "when the public model stands in for every private one. ε is what the screenings alone cost. "
-    "One setting of the preset is changed at a time, the noise being the same but for σ; in the "
-    "last lines three, to where the private models do decide: all weight on them, little noise, a "
-    "threshold within their spread."
+    "if the public model replaces every private one. ε is the cost of screening alone. One setting "
+    "of the preset changes at a time, and the noise is the same except for σ. In the last lines "
+    "three settings change, so that the private models do decide: all weight on them, little "
+    "noise, and a threshold within their spread."
 )
 WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""λ_s that are tried."""
+"""Values of λ_s that are tried."""
 FACTORS = (0.1, 0.5, 2.0, 10.0)
-"""By which the preset's σ is multiplied; T and k by the two in the middle."""
+"""Factors of the preset's σ; the two in the middle are also factors of T and k."""
 TOGETHER = ((1.0, 0.1, 0.5), (1.0, 0.01, 0.25), (1.0, 0.01, 0.125))
-"""λ_s, and the factors of σ and T, that are changed together."""
+"""λ_s and the factors of σ and T that change together."""
 BANDS = 5
 """Bands of the public model's largest probability, from 0 to 1."""
-_POSITIONS = 64  # of one call
+_POSITIONS = 64  # positions of one call
 
 
 @dataclass
 class _Counts:
-    """Of one setting."""
+    """The counts of one setting."""
 
     screened: int = 0
     equal: int = 0
@@ -92,7 +92,10 @@ def rows(inputs: Inputs, run: Run, queries: int) -> list[dict[str, object]]:
 
 
 def settings(preset: AdaPMixED, vocab_size: int) -> dict[str, AdaPMixED]:
-    """Return label → the preset with one setting changed, or three; itself among those of λ."""
+    """Return label → the preset with one setting changed, or three.
+
+    The preset itself is among the settings of λ.
+    """
     preset = replace(preset, screen_top_k=min(preset.screen_top_k, vocab_size))
     found = {
         f"λ = {weight:g}": replace(preset, screen_weight=weight)

@@ -1,4 +1,4 @@
-"""ε and perplexity against the size of a shard: the same text over few or over many models."""
+"""ε and perplexity against the size of a shard: the same text divided among N models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from adapmixed_lab.reproduce.studies import models
 GROUP = "shards"
 TITLE = "ε and perplexity against the size of a shard, all text divided among the models"
 NOTE = (
-    "Against the size of a shard: the whole text divided among N models, each trained for the same "
-    "number of epochs. A larger shard gives a better model, which hides among fewer others."
+    "Size of a shard: the whole text is divided among N models, each trained for the same number "
+    "of epochs. A larger shard gives a better model, which hides among fewer others."
 )
 
 
