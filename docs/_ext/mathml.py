@@ -39,13 +39,15 @@ def mathml(latex: str, display: bool = False) -> str:
     """
     from latex2mathml.converter import convert
 
+    if latex.count("{") != latex.count("}"):
+        raise ValueError(f"this formula has a brace too many or too few: {latex!r}")
     try:
         root = ElementTree.fromstring(convert(latex, display="block" if display else "inline"))
     except Exception as error:
         raise ValueError(f"this formula cannot be converted: {latex!r} ({error})") from error
     unknown = [text for text in root.itertext() if "\\" in text or "&" in text]
     if unknown:
-        raise ValueError(f"latex2mathml does not know {unknown} in {latex!r}")
+        raise ValueError(f"latex2mathml does not know {unknown} of the formula {latex!r}")
     for node in root.iter():
         node.tag = node.tag.rpartition("}")[2]
     row = _corrected(root[0], display)
