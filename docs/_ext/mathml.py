@@ -15,20 +15,23 @@ _NAMESPACE = "http://www.w3.org/1998/Math/MathML"
 _SCRIPTS = {"msub", "msup", "msubsup", "munder", "mover", "munderover"}
 _LIMITS = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
 _LARGE = set("∑∏") | {"max", "min"}
-_RELATIONS = set("=≠<>≤≥∼≈∝∈⊆↦⇒")
+_RELATIONS = set("=≠<>≤≥∼≈∝∈⊆↦⇒") | {":="}
 _TIGHT = set("|‖/")
 _PRIMES = set("′″‴")
 _OPEN, _CLOSE = set("([{⌊⌈"), set(")]}⌋⌉")
 _ORDINARY = set("∞∅…")
 _THIN = "0.167em"
+_SHORT = 16  # signs; so many fit on a line of every screen
 
 
-def mathml(latex: str, display: bool = False) -> str:
+def mathml(latex: str, display: bool = False, before: str = "", after: str = "") -> str:
     """Return a formula as MathML.
 
     Args:
         latex: the formula, without dollar signs.
         display: whether it stands in a line of its own.
+        before: what may not be parted from an inline formula that it precedes, such as "(".
+        after: what may not be parted from an inline formula that it follows, such as a full stop.
 
     Returns:
         One `<math>` element. An inline formula is several of them, with a possible line break after
@@ -52,8 +55,12 @@ def mathml(latex: str, display: bool = False) -> str:
         node.tag = node.tag.rpartition("}")[2]
     row = _corrected(root[0], display)
     items = list(row) if row.tag == "mrow" else [row]
-    parts = [items] if display else _broken(items)
-    return "<wbr>".join(_element(part, display) for part in parts)
+    if display:
+        return _element(items, display)
+    parts = [_element(part, display) for part in _broken(items)]
+    parts[0] = before + parts[0]
+    parts[-1] += after
+    return "<wbr>".join(f'<span class="unbroken">{part}</span>' for part in parts)
 
 
 def _element(items: list[Element], display: bool) -> str:
@@ -83,7 +90,7 @@ def _corrected(node: Element, display: bool) -> Element:
         node.attrib.update(lspace="0", rspace="0", stretchy="false")
     elif node.tag == "mo" and node.text in _OPEN | _CLOSE and node.get("stretchy") != "true":
         node.set("stretchy", "false")
-    if node.tag in _SCRIPTS:
+    if node.tag in _LIMITS:
         for script in children[1:]:
             for sign in script.iter("mo"):
                 sign.attrib.update(lspace="0.05em", rspace="0.05em")
@@ -98,7 +105,7 @@ def _corrected(node: Element, display: bool) -> Element:
     if node.tag == "mrow" and len(children) == 1:
         return children[0]
     if node.tag in ("mrow", "mtd"):
-        node[:] = _spaced(children)
+        node[:] = _spaced(_defined(children))
     return node
 
 
@@ -116,6 +123,17 @@ def _primed(node: Element) -> Element:
     return indexed
 
 
+def _defined(items: list[Element]) -> list[Element]:
+    """Return items with ":" and "=" beside each other as one sign."""
+    joined: list[Element] = []
+    for node in items:
+        if node.text == "=" and joined and joined[-1].text == ":":
+            joined[-1].tag, joined[-1].text = "mo", ":="
+        else:
+            joined.append(node)
+    return joined
+
+
 def _is_word(items: list[Element]) -> bool:
     """Return whether upright letters stand for one name, as in `\\mathrm{clip}`."""
     upright = all(one.get("mathvariant") == "normal" or one.tag == "mn" for one in items)
@@ -131,7 +149,7 @@ def _core(node: Element) -> Element:
 
 def _is_function(node: Element) -> bool:
     core = _core(node)
-    return core.tag == "mi" and len(core.text or "") > 1
+    return core.tag == "mi" and (len(core.text or "") > 1 or core.text == "𝔼")
 
 
 def _spaced(items: list[Element]) -> list[Element]:
@@ -155,6 +173,10 @@ def _spaced(items: list[Element]) -> list[Element]:
 
 def _broken(items: list[Element]) -> list[list[Element]]:
     """Return the parts of an inline formula between which a line may end."""
+    if _core(items[0]).text in _RELATIONS:
+        items[0].set("lspace", "0")
+    if len("".join(text for node in items for text in node.itertext())) <= _SHORT:
+        return [items]
     parts: list[list[Element]] = [[]]
     depth = 0
     for node in items:
@@ -163,12 +185,28 @@ def _broken(items: list[Element]) -> list[list[Element]]:
         if core.tag != "mo":
             continue
         depth += (core.text in _OPEN) - (core.text in _CLOSE)
-        relation = core.text in _RELATIONS
-        sum_sign = core.text in ("+", "−") and len(parts[-1]) > 1
-        if depth == 0 and (relation or sum_sign):
+        breaks = core.text in _RELATIONS or core.text in ("+", "−")
+        if depth == 0 and breaks and len(parts[-1]) > 1:
             core.set("form", "infix")
             parts.append([])
     return [part for part in parts if part]
+
+
+def _attach(app: Any, doctree: Any, name: str) -> None:
+    """Move punctuation beside an inline formula to it, so that no line ends between them."""
+    from docutils import nodes
+
+    def moved(pattern: str, at: int) -> str:
+        text = node.parent[at] if 0 <= at < len(node.parent) else None
+        found = re.search(pattern, text) if isinstance(text, nodes.Text) else None
+        if found is None:
+            return ""
+        node.parent[at] = nodes.Text(text[: found.start()] + text[found.end() :])
+        return found[0]
+
+    for node in doctree.findall(nodes.math):
+        node["before"] = moved(r"[(\[]+$", node.parent.index(node) - 1)
+        node["after"] = moved(r"^[.,;:)\]?]+", node.parent.index(node) + 1)
 
 
 def _inline(writer: Any, node: Any) -> None:
@@ -183,18 +221,19 @@ def _write(writer: Any, node: Any, tag: str, display: bool) -> None:
     from docutils.nodes import SkipNode
     from sphinx.util import logging
 
-    latex = node.astext()
+    latex, before, after = node.astext(), node.get("before", ""), node.get("after", "")
     try:
-        text = mathml(latex, display)
+        text = mathml(latex, display, before, after)
     except ValueError as error:
         logging.getLogger(__name__).warning(str(error), location=node)
-        text = writer.encode(latex)
-    writer.body.append(writer.starttag(node, tag, "", CLASS="math notranslate nohighlight"))
-    writer.body.append(f"{text}</{tag}>")
+        text = before + writer.encode(latex) + after
+    start = writer.starttag(node, tag, "", CLASS="math notranslate nohighlight")
+    writer.body.append(f"{start}{text}</{tag}>")
     raise SkipNode
 
 
 def setup(app: Any) -> dict[str, Any]:
     """Register the renderer; `html_math_renderer = "mathml"` chooses it."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    app.connect("doctree-resolved", _attach)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
