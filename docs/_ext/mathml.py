@@ -15,7 +15,7 @@ _NAMESPACE = "http://www.w3.org/1998/Math/MathML"
 _SCRIPTS = {"msub", "msup", "msubsup", "munder", "mover", "munderover"}
 _LIMITS = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
 _LARGE = set("∑∏") | {"max", "min"}
-_RELATIONS = set("=≠<>≤≥∼≈∝∈⊆↦⇒") | {":="}
+_RELATIONS = set("=≠<>≤≥∼≈∝∈⊆↦⇒") | {":=", "=:"}
 _TIGHT = set("|‖/")
 _PRIMES = set("′″‴")
 _OPEN, _CLOSE = set("([{⌊⌈"), set(")]}⌋⌉")
@@ -86,6 +86,8 @@ def _corrected(node: Element, display: bool) -> Element:
     elif node.tag == "mi" and node.get("mathvariant") == "double-struck":
         node.text = {"E": "𝔼"}[text]  # browsers know no variant but "normal"
         node.attrib.clear()
+    elif node.tag == "mspace" and node.get("width") == "thinmathspace":
+        node.set("width", _THIN)  # browsers have forgotten the names of spaces
     if node.tag == "mo" and node.text in _TIGHT:
         node.attrib.update(lspace="0", rspace="0", stretchy="false")
     elif node.tag == "mo" and node.text in _OPEN | _CLOSE and node.get("stretchy") != "true":
@@ -124,13 +126,16 @@ def _primed(node: Element) -> Element:
 
 
 def _defined(items: list[Element]) -> list[Element]:
-    """Return items with ":" and "=" beside each other as one sign."""
+    """Return items with ":" and "=" beside each other as one sign, and negations as such."""
     joined: list[Element] = []
     for node in items:
-        if node.text == "=" and joined and joined[-1].text == ":":
-            joined[-1].tag, joined[-1].text = "mo", ":="
-        else:
-            joined.append(node)
+        last = _core(joined[-1]).text if joined else None
+        if last is not None and node.text is not None and last + node.text in (":=", "=:"):
+            joined[-1].tag, joined[-1].text = "mo", last + node.text
+            continue
+        if node.text in ("−", "±") and (last == "," or last in _OPEN | _RELATIONS):
+            node.set("form", "prefix")
+        joined.append(node)
     return joined
 
 
@@ -186,7 +191,8 @@ def _broken(items: list[Element]) -> list[list[Element]]:
             continue
         depth += (core.text in _OPEN) - (core.text in _CLOSE)
         breaks = core.text in _RELATIONS or core.text in ("+", "−")
-        if depth == 0 and breaks and len(parts[-1]) > 1:
+        unary = len(parts[-1]) == 1 or core.get("form") == "prefix"
+        if depth == 0 and breaks and not unary:
             core.set("form", "infix")
             parts.append([])
     return [part for part in parts if part]
