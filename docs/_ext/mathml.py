@@ -90,8 +90,8 @@ def _corrected(node: Element, display: bool) -> Element:
         node.set("width", _THIN)  # browsers have forgotten the names of spaces
     if node.tag == "mo" and node.text in _TIGHT:
         node.attrib.update(lspace="0", rspace="0", stretchy="false")
-    elif node.tag == "mo" and node.text in _OPEN | _CLOSE and node.get("stretchy") != "true":
-        node.set("stretchy", "false")
+    elif node.tag == "mo" and node.text in _OPEN | _CLOSE and "minsize" not in node.attrib:
+        node.set("stretchy", node.get("stretchy", "false"))
     if node.tag in _LIMITS:
         for script in children[1:]:
             for sign in script.iter("mo"):
