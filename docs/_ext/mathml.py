@@ -34,8 +34,8 @@ def mathml(latex: str, display: bool = False, before: str = "", after: str = "")
         after: what may not be parted from an inline formula that it follows, such as a full stop.
 
     Returns:
-        One `<math>` element. An inline formula is several of them, with a possible line break after
-        each relation, because browsers do not break lines inside one.
+        One `<math>` element for a display formula. An inline formula may be several, with a
+        possible line break after each relation: browsers do not break lines inside an element.
 
     Raises:
         ValueError: if the formula has a command that latex2mathml does not know, or is malformed.
@@ -72,7 +72,7 @@ def _element(items: list[Element], display: bool) -> str:
 
 
 def _corrected(node: Element, display: bool) -> Element:
-    """Return an element with its parts as browsers expect them."""
+    """Return an element and its parts as browsers expect them."""
     children = [_corrected(child, display) for child in node]
     node[:] = children
     text = node.text or ""
@@ -83,11 +83,15 @@ def _corrected(node: Element, display: bool) -> Element:
         node.tag, node.text = "mo", "∼"
     elif node.tag == "mi" and text and text not in _ORDINARY and not re.match(r"[\w′″‴]", text):
         node.tag = "mo"
-    elif node.tag == "mi" and node.get("mathvariant") == "double-struck":
-        node.text = {"E": "𝔼"}[text]  # browsers know no variant but "normal"
+    elif node.get("mathvariant", "normal") != "normal":  # the only one that browsers know
+        if (text, node.get("mathvariant")) != ("E", "double-struck"):
+            raise ValueError(f"a formula cannot have {text!r} in {node.get('mathvariant')!r}")
+        node.text = "𝔼"
         node.attrib.clear()
     elif node.tag == "mspace" and node.get("width") == "thinmathspace":
         node.set("width", _THIN)  # browsers have forgotten the names of spaces
+    elif node.tag == "mi" and re.fullmatch("[Α-Ω]", text):
+        node.set("mathvariant", "normal")  # upright, as LaTeX sets capital Greek letters
     if node.tag == "mo" and node.text in _TIGHT:
         node.attrib.update(lspace="0", rspace="0", stretchy="false")
     elif node.tag == "mo" and node.text in _OPEN | _CLOSE and "minsize" not in node.attrib:
@@ -107,7 +111,7 @@ def _corrected(node: Element, display: bool) -> Element:
     if node.tag == "mrow" and len(children) == 1:
         return children[0]
     if node.tag in ("mrow", "mtd"):
-        node[:] = _spaced(_defined(children))
+        node[:] = _spaced(_signs(children))
     return node
 
 
@@ -125,15 +129,15 @@ def _primed(node: Element) -> Element:
     return indexed
 
 
-def _defined(items: list[Element]) -> list[Element]:
-    """Return items with ":" and "=" beside each other as one sign, and negations as such."""
+def _signs(items: list[Element]) -> list[Element]:
+    """Return items with ":=" and "=:" as one sign, and with signs of one operand marked so."""
     joined: list[Element] = []
     for node in items:
         last = _core(joined[-1]).text if joined else None
         if last is not None and node.text is not None and last + node.text in (":=", "=:"):
             joined[-1].tag, joined[-1].text = "mo", last + node.text
             continue
-        if node.text in ("−", "±") and (last == "," or last in _OPEN | _RELATIONS):
+        if node.text in ("+", "−", "±") and (last == "," or last in _OPEN | _RELATIONS):
             node.set("form", "prefix")
         joined.append(node)
     return joined
@@ -142,7 +146,8 @@ def _defined(items: list[Element]) -> list[Element]:
 def _is_word(items: list[Element]) -> bool:
     """Return whether upright letters stand for one name, as in `\\mathrm{clip}`."""
     upright = all(one.get("mathvariant") == "normal" or one.tag == "mn" for one in items)
-    return upright and items[0].tag == "mi"
+    letters = all((one.text or "").isascii() for one in items)
+    return upright and letters and items[0].tag == "mi"
 
 
 def _core(node: Element) -> Element:
@@ -158,7 +163,7 @@ def _is_function(node: Element) -> bool:
 
 
 def _spaced(items: list[Element]) -> list[Element]:
-    """Return items with a thin space between a function's name and what it is not apart from."""
+    """Return items with thin spaces around names of functions, but for brackets and signs."""
     spaced = items[:1]
     for left, right in zip(items, items[1:], strict=False):
         before, after = _core(left), _core(right)
@@ -201,6 +206,9 @@ def _broken(items: list[Element]) -> list[list[Element]]:
 def _attach(app: Any, doctree: Any, name: str) -> None:
     """Move punctuation beside an inline formula to it, so that no line ends between them."""
     from docutils import nodes
+
+    if app.builder.format != "html":
+        return
 
     def moved(pattern: str, at: int) -> str:
         text = node.parent[at] if 0 <= at < len(node.parent) else None

@@ -95,7 +95,22 @@ def test_formulas_that_are_eaten_would_be_found() -> None:
     assert not misread("Let $x_i$, $(y)$ (and $z$) be.")
 
 
-@pytest.mark.parametrize("latex", [r"x + \unheard y", r"\frac{1}{2", r"\begin{aligned}a&b"])
+def test_symbols_are_kept() -> None:
+    from mathml import mathml
+
+    text = mathml(r"D_\alpha(p_i' \Vert q) \le \mathbb E \max(x, -y) =: \mathrm{log1p} B", True)
+    assert re.sub(r"<[^>]*>", " ", text).split() == [
+        "D", "α", "(", "p", "′", "i", "‖", "q", ")", "≤", "𝔼", "max", "(", "x", ",", "−", "y", ")",
+        "=:", "log1p", "B",
+    ]  # fmt: skip
+    long = mathml("a + b + c + d + e + f = g + h + i", before="(", after=").")
+    parts = [re.sub(r"<[^>]*>", "", part) for part in long.split("<wbr>")]
+    assert parts == ["(a+", "b+", "c+", "d+", "e+", "f=", "g+", "h+", "i)."]
+
+
+@pytest.mark.parametrize(
+    "latex", [r"x + \unheard y", r"\frac{1}{2", r"\begin{aligned}a&b", r"\mathbf x", r"\mathbb P"]
+)
 def test_what_cannot_be_converted_is_an_error(latex: str) -> None:
     from mathml import mathml
 
