@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 from doc_pages import name_of, pages
-
-markdown_it = pytest.importorskip("markdown_it", reason="the extra `docs` is not installed")
-plugins = pytest.importorskip("mdit_py_plugins.dollarmath", reason="as above")
-pytest.importorskip("latex2mathml", reason="the extra `docs` is not installed")
+from markdown_it import MarkdownIt
+from mathml import mathml
+from mdit_py_plugins.dollarmath import dollarmath_plugin
 
 
 def tokens(text: str, dollars: bool) -> Iterator[Any]:
     """Yield a page's tokens, with or without what is known of formulas."""
-    parser = markdown_it.MarkdownIt("commonmark").enable("table")
+    parser = MarkdownIt("commonmark").enable("table")
     if dollars:  # as docs/conf.py sets it
-        parser.use(plugins.dollarmath_plugin, allow_space=False, allow_digits=False)
+        parser.use(dollarmath_plugin, allow_space=False, allow_digits=False)
     for token in parser.parse(text):
         yield from token.children or [token]
 
@@ -72,8 +71,6 @@ def test_no_underscore_becomes_emphasis(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_every_formula_can_be_shown(page: Path) -> None:
-    from mathml import mathml
-
     text = page.read_text(encoding="utf-8")
     for latex, display in formulas(text):
         assert "\\" not in mathml(latex, display), latex
@@ -96,8 +93,6 @@ def test_formulas_that_are_eaten_would_be_found() -> None:
 
 
 def test_symbols_are_kept() -> None:
-    from mathml import mathml
-
     text = mathml(r"D_\alpha(p_i' \Vert q) \le \mathbb E \max(x, -y) =: \mathrm{log1p} B", True)
     assert re.sub(r"<[^>]*>", " ", text).split() == [
         "D", "α", "(", "p", "′", "i", "‖", "q", ")", "≤", "𝔼", "max", "(", "x", ",", "−", "y", ")",
@@ -112,7 +107,5 @@ def test_symbols_are_kept() -> None:
     "latex", [r"x + \unheard y", r"\frac{1}{2", r"\begin{aligned}a&b", r"\mathbf x", r"\mathbb P"]
 )
 def test_what_cannot_be_converted_is_an_error(latex: str) -> None:
-    from mathml import mathml
-
     with pytest.raises(ValueError, match="formula"):
         mathml(latex)
