@@ -17,19 +17,25 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "command_line",
+    "mathml",
     "outside",
 ]
 source_suffix = {".md": "myst-nb"}
 exclude_patterns = ["_ext"]
-# Formulas are plain text in indented blocks: nothing to highlight.
+# Blocks without a language are output and file listings: nothing to highlight.
 highlight_language = "text"
 default_role = "obj"
 smartquotes = False
 nitpicky = True
 
 # Markdown. GitHub's anchors, so that one link works there and here.
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 4
+
+# Formulas between dollar signs become MathML. A dollar sign beside a space or a digit is text.
+html_math_renderer = "mathml"
+myst_dmath_allow_space = False
+myst_dmath_allow_digits = False
 
 # Notebooks are stored without outputs and run by the build; an unchanged one is not run again.
 nb_execution_mode = "cache"

@@ -29,6 +29,8 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=\"(\w+:)?//", text)
         assert not loaded, page.name
+    theory = (tmp_path / "html" / "theory" / "clipped-mixing.html").read_text(encoding="utf-8")
+    assert "<math " in theory
     reference = (tmp_path / "html" / "reference" / "python.html").read_text(encoding="utf-8")
     assert 'id="adapmixed.Accountant.charge"' in reference
     commands = (tmp_path / "html" / "reference" / "command-line.html").read_text(encoding="utf-8")
