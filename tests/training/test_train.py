@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -217,14 +218,19 @@ def test_a_rank_that_ended_is_an_error(base: Path, tmp_path: Path) -> None:
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be below WORLD_SIZE 2, got 2"),
     ],
 )
-def test_bad_ranks(environment: dict[str, str], reason: str) -> None:
+def test_bad_ranks(
+    environment: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(ValueError, match=reason):
-        Place.from_environment(environment)
+        Place.from_environment()
 
 
-def test_ranks_from_the_environment() -> None:
-    assert Place.from_environment({}) == Place(0, 1)
-    place = Place.from_environment({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+def test_ranks_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    assert Place.from_environment() == Place(0, 1)
+    monkeypatch.setattr(os, "environ", {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    place = Place.from_environment()
     assert place == Place(5, 8, 1)
     assert list(place.members(20)) == [5, 13]
 
