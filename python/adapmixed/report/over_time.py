@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from adapmixed.report.table import aligned
 from adapmixed.report.view import Method
 
-
 _ROWS = 8
 
 
