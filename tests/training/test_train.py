@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -394,6 +396,26 @@ def test_a_member_appears_whole(
     with pytest.raises(KeyboardInterrupt):
         quietly(run)
     assert not list(run.output.glob("member-*"))
+
+
+@pytest.mark.slow
+def test_a_script_without_its_guard_is_told_so(base: Path, tmp_path: Path) -> None:
+    """Every worker would run the whole script again."""
+    run = f"a_run(Path({str(tmp_path)!r}), Path({str(base)!r}))"
+    (tmp_path / "script.py").write_text(
+        "from pathlib import Path\n"
+        "from training_cases import a_run\n"
+        "from adapmixed.training import train_ensemble\n"
+        f"train_ensemble({run}, workers=2)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1
+    assert 'call this under `if __name__ == "__main__":`' in found.stderr
 
 
 @pytest.mark.parametrize(("column", "recorded"), [("user", "stable"), (None, "positions")])

@@ -116,7 +116,8 @@ def train_ensemble(
     Args:
         run: the ensemble to train.
         place: the rank of this process, which decides its members; None to train all members.
-        workers: number of worker processes, >= 1.
+        workers: number of worker processes, >= 1. With more than one, a script must call this under
+            `if __name__ == "__main__":`.
         say: called with a line about every finished member; None for standard error.
         progress: called with (work done, work in all) at every step; None for a bar on a terminal.
         retrain: the number or folder name of a member to train again in one process, because its
