@@ -12,17 +12,10 @@ import pytest
 import torch
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data import (
-    demo_base,
-    docstring_documents,
-    held_out_documents,
-    held_out_text,
-    held_out_tokens,
-    is_held_out,
-    private_documents,
-    read_text,
-    topic_documents,
-)
+from adapmixed.data import demo_base, held_out_documents, held_out_tokens, private_documents
+from adapmixed.data.builtin import docstring_documents, is_held_out, topic_documents
+from adapmixed.data.demo import held_out_text
+from adapmixed.data.text import read_text
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.training.partition import partition_documents
 
