@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,20 +132,6 @@ def test_a_spent_plan_kills_the_proposal(name: str) -> None:
     assert accountant.state() == before
     with pytest.raises(ValueError, match="its charge failed"):
         proposal.release()
-
-
-@every
-def test_a_seeded_source_beside_a_ledger_kills_the_proposal(name: str, tmp_path: Path) -> None:
-    with Accountant(1e-5, path=tmp_path / "ledger") as accountant:
-        proposal = propose(name)
-        with pytest.raises(ValueError, match="rng must be SecureRandom"):
-            accountant.charge(proposal)
-        with pytest.raises(ValueError, match="its charge failed"):
-            proposal.release()
-        assert accountant.queries == 0
-        accountant.charge(secure := propose(name, rng=SecureRandom()))
-        assert Caveat("seeded") not in stated(secure)
-        assert secure.release().tokens is not None
 
 
 @every
