@@ -1,4 +1,4 @@
-"""leave_one_out: the privacy loss of every member. step: the weights, then the losses."""
+"""leave_one_out: the privacy loss of every member."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from . import _validate as check
-from ._project import project_fake
-from ._registry import F64, WEIGHTED, backend, register, rows, weighted
+from ._registry import WEIGHTED, backend, register, weighted
 from .inputs import refuse_foreign, weighted_inputs
-from .types import Clipping, Projection, raise_row_errors
+from .types import Clipping, Projection
 
 _ops = torch.ops.adapmixed
 
@@ -47,16 +46,6 @@ register(
     _leave_one_out,
     _leave_one_out_fake,
 )
-
-
-def _loss_options(
-    orders: float | Sequence[float], adjacency: Adjacency
-) -> tuple[list[float], bool]:
-    """Return the checked orders, and whether the neighbour is zero-out."""
-    values = check.orders(orders, limits=False)
-    if adjacency not in ("add_remove", "zero_out"):
-        raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
-    return values, adjacency == "zero_out"
 
 
 def leave_one_out(
@@ -98,76 +87,10 @@ def leave_one_out(
         ValueError: wrong shapes, dtypes or devices; an order ≤ 1; an unknown adjacency; num_models
             < N; bad rows, or rows that do not belong to the projection.
     """
-    values, zero_out = _loss_options(orders, adjacency)
+    values = check.orders(orders, limits=False)
+    if adjacency not in ("add_remove", "zero_out"):
+        raise ValueError(f"adjacency must be 'add_remove' or 'zero_out', got {adjacency!r}")
     ensemble = weighted_inputs(private_logits, public_logits, projection)
     slots = check.slots(num_models, ensemble[0])
-    loss: Tensor = _ops.leave_one_out(*ensemble, values, zero_out, slots)
+    loss: Tensor = _ops.leave_one_out(*ensemble, values, adjacency == "zero_out", slots)
     return loss
-
-
-# step: project, then leave_one_out of all rows; (weight, complement, private_lse, public_lse,
-# status, public_status, loss)
-def _step(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_logits, *options = args
-    *found, public_status, loss = results = _step_fake(*args)
-    balance = torch.empty_like(results[0])
-    on = backend(private_logits.device)
-    shape = tuple(private_logits.shape)
-    on.call(
-        "step",
-        private_logits,
-        shape,
-        rows(private_logits),
-        rows(public_logits),
-        *options,
-        *(result.data_ptr() for result in (*found, loss, public_status, balance)),
-        workspace=on.workspace("step", shape, loss.shape[-1]),
-    )
-    if on.immediate:
-        # In this order: each is defined where those before it found nothing.
-        raise_row_errors("public_logits", public_status)
-        raise_row_errors("private_logits", found[4])
-        refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
-    return results
-
-
-def _step_fake(*args: Any) -> tuple[Tensor, ...]:
-    private_logits, public_logits, orders = args[0], args[1], args[4]
-    public_lse = public_logits.new_empty(public_logits.shape[:1], dtype=F64)
-    *weights, status = project_fake(private_logits, public_logits, public_lse)
-    loss = public_lse.new_empty((*status.shape, len(orders)))
-    return *weights, public_lse, status, torch.empty_like(public_lse, dtype=torch.int32), loss
-
-
-register(
-    "step(Tensor private_logits, Tensor public_logits, float order, float radius, float[] orders,"
-    " bool zero_out, int num_models)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _step,
-    _step_fake,
-)
-
-
-def step(
-    private_logits: Tensor,
-    public_logits: Tensor,
-    *,
-    order: float,
-    radius: float,
-    orders: float | Sequence[float],
-    adjacency: Adjacency = "add_remove",
-    num_models: int | None = None,
-) -> tuple[Projection, Tensor]:
-    """Call :func:`project`, then :func:`leave_one_out` of all rows, in one pass. Internal.
-
-    Results, errors and arguments are the same, bit for bit. No weight can change in between, which
-    callers need that charge every row by its projection. Memory: at most 96·V + 2048·N + 2^19
-    bytes for each thread, and what :func:`leave_one_out` states besides.
-    """
-    order = check.order("order", order)
-    radius = check.number("radius", radius, least=0.0)
-    values, zero_out = _loss_options(orders, adjacency)
-    private, public = check.ensemble_logits(private_logits, public_logits)
-    slots = check.slots(num_models, private)
-    *found, loss = _ops.step(private, public, order, radius, values, zero_out, slots)
-    return Projection(*found), loss

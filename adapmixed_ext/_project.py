@@ -20,7 +20,7 @@ _ops = torch.ops.adapmixed
 # project: (weight, complement, private_lse, status)
 def _project(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_logits, public_lse, order, radius = args
-    results = project_fake(*args)
+    results = _project_fake(*args)
     on = backend(private_logits.device)
     on.call(
         "project",
@@ -39,7 +39,7 @@ def _project(*args: Any) -> tuple[Tensor, ...]:
     return results
 
 
-def project_fake(*args: Any) -> tuple[Tensor, ...]:
+def _project_fake(*args: Any) -> tuple[Tensor, ...]:
     private_logits, public_lse = args[0], args[2]
     weight = public_lse.new_empty(private_logits.shape[:2])
     status = torch.empty_like(weight, dtype=torch.int32)
@@ -50,7 +50,7 @@ register(
     "project(Tensor private_logits, Tensor public_logits, Tensor public_lse, float order,"
     " float radius) -> (Tensor, Tensor, Tensor, Tensor)",
     _project,
-    project_fake,
+    _project_fake,
 )
 
 

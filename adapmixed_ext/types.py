@@ -1,7 +1,7 @@
 """Results of the operators, and the protocol of a random source."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -36,21 +36,29 @@ def raise_row_errors(name: str, status: Tensor) -> None:
         )
 
 
-def check_rows(status: Tensor, public_status: Tensor | None) -> None:
-    """Raise the error of a call on the CPU, public rows first; read the GPU once if all is well.
+class _OfRows:
+    """A result with the statuses of the rows that it was computed from."""
 
-    Without ``public_status`` the error says that a public row is bad, but not how.
-    """
-    if not bool(status.any()):
-        return
-    if public_status is None:
-        public_status = (status == _PUBLIC).any(0) * _PUBLIC
-    raise_row_errors("public_logits", public_status)
-    raise_row_errors("private_logits", status)
+    status: Tensor
+    public_status: Tensor | None
+
+    def check(self) -> Self:
+        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once.
+
+        Public rows come first. A GPU is read once if all is well. Without ``public_status`` the
+        error says that a public row is bad, but not how.
+        """
+        if bool(self.status.any()):
+            known = self.public_status
+            if known is None:
+                known = (self.status == _PUBLIC).any(0) * _PUBLIC
+            raise_row_errors("public_logits", known)
+            raise_row_errors("private_logits", self.status)
+        return self
 
 
 @dataclass(frozen=True)
-class Projection:
+class Projection(_OfRows):
     """Weights of the projected distributions p̄_i = weight·p_i + complement·q.
 
     Attributes:
@@ -69,14 +77,9 @@ class Projection:
     status: Tensor
     public_status: Tensor | None = None
 
-    def check(self) -> "Projection":
-        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once."""
-        check_rows(self.status, self.public_status)
-        return self
-
 
 @dataclass(frozen=True)
-class Clipping:
+class Clipping(_OfRows):
     """Distributions clipped to a box around q: p̄_i = clip(s p_i, lower q, upper q).
 
     Attributes:
@@ -103,14 +106,9 @@ class Clipping:
     upper: float
     public_status: Tensor | None = None
 
-    def check(self) -> "Clipping":
-        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once."""
-        check_rows(self.status, self.public_status)
-        return self
-
 
 @dataclass(frozen=True)
-class Screening:
+class Screening(_OfRows):
     """Outcome of the screening test at each position.
 
     Attributes:
@@ -125,14 +123,9 @@ class Screening:
     status: Tensor
     public_status: Tensor | None = None
 
-    def check(self) -> "Screening":
-        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once."""
-        check_rows(self.status, self.public_status)
-        return self
-
 
 @dataclass(frozen=True)
-class LogPool:
+class LogPool(_OfRows):
     """p(v) = q(v) exp((scale/num_models) Σ_i u_i(v) − log_normaliser), u_i clipped log-ratios.
 
     Attributes:
@@ -160,8 +153,3 @@ class LogPool:
     active: Tensor | None
     status: Tensor
     public_status: Tensor | None = None
-
-    def check(self) -> "LogPool":
-        """Return self, or raise ValueError if a row of logits was bad. The CPU raises at once."""
-        check_rows(self.status, self.public_status)
-        return self

@@ -8,14 +8,11 @@ from torch import Tensor
 import adapmixed_ext
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import Projection
-from adapmixed_ext._leave_one_out import step
 from benchmarks.harness import Call, Query
 
 EIGHT_ORDERS = (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0)
 OURS = "ours: project + leave_one_out"
 OURS_8 = "ours: project + leave_one_out, K = 8"
-STEP = "ours: fused step"
-STEP_8 = "ours: fused step, K = 8"
 # What a program meets whose models run in torch: torch's threads still spin when ours start.
 AFTER_TORCH = "ours: the two calls right after torch"
 
@@ -28,12 +25,6 @@ def two_calls(
     """Call `project`, then `leave_one_out`."""
     projection = adapmixed_ext.project(*query, order=order, radius=radius)
     return projection, adapmixed_ext.leave_one_out(*query, projection, orders=orders)
-
-
-def fused(query: Query, order: float, radius: float, orders: Orders) -> tuple[Projection, Tensor]:
-    """Do the same in one call."""
-    result: tuple[Projection, Tensor] = step(*query, order=order, radius=radius, orders=orders)
-    return result
 
 
 def evaluate(query: Query, order: float, radius: float, targets: Tensor) -> Tensor:
@@ -55,13 +46,11 @@ def rotate(queries: Sequence[Query], call: Callable[..., object], *arguments: ob
 
 
 def our_calls(queries: Sequence[Query], order: float, radius: float) -> dict[str, Call]:
-    """Return the two calls and the fused step, for one order and for eight."""
+    """Return the two calls, for one order and for eight."""
     return {
         OURS: rotate(queries, two_calls, order, radius, order),
         OURS_8: rotate(queries, two_calls, order, radius, EIGHT_ORDERS),
         AFTER_TORCH: rotate(queries, two_calls, order, radius, order),
-        STEP: rotate(queries, fused, order, radius, order),
-        STEP_8: rotate(queries, fused, order, radius, EIGHT_ORDERS),
     }
 
 

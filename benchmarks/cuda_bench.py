@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.calls import EIGHT_ORDERS, fused, rotate, two_calls
+from benchmarks.calls import EIGHT_ORDERS, rotate, two_calls
 from benchmarks.cuda_timing import Card, Contestant, interleave
 from benchmarks.harness import Query, Report, Timing
 from benchmarks.inputs import make_queries, make_query
@@ -68,14 +68,13 @@ class Bench:
 
 
 def ours(queries: list[Query], order: float, radius: float) -> dict[str, Contestant]:
-    """Return the two calls and the fused step for one order and eight, replayed and called."""
+    """Return the two calls for one order and eight, replayed and called."""
     result = {}
-    for name, call in (("two calls", two_calls), ("step", fused)):
-        for orders in (order, EIGHT_ORDERS):
-            label = f"ours: {name}, K = {8 if orders is EIGHT_ORDERS else 1}"
-            turn = rotate(queries, call, order, radius, orders)
-            result[label] = Contestant(turn, len(queries))
-            result[label + GRAPH] = Contestant(turn, len(queries), replay=True)
+    for orders in (order, EIGHT_ORDERS):
+        label = f"ours: two calls, K = {8 if orders is EIGHT_ORDERS else 1}"
+        turn = rotate(queries, two_calls, order, radius, orders)
+        result[label] = Contestant(turn, len(queries))
+        result[label + GRAPH] = Contestant(turn, len(queries), replay=True)
     return result
 
 

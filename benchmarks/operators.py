@@ -25,8 +25,6 @@ from benchmarks.calls import (
     AFTER_TORCH,
     OURS,
     OURS_8,
-    STEP,
-    STEP_8,
     keep_torch_busy,
     our_calls,
     rotate,
@@ -115,7 +113,7 @@ def _advantages(
     report: Report, timings: dict[str, Timing], programs: list[str], **setting: object
 ) -> None:
     """Return how many times faster our calls are than each torch program, at one order."""
-    ours = [name for name in (OURS, OURS_8, STEP, STEP_8) if name in timings]
+    ours = [name for name in (OURS, OURS_8) if name in timings]
     short = [
         name.removeprefix("ours: ").replace("project + leave_one_out", "ours") for name in ours
     ]

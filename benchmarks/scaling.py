@@ -14,10 +14,8 @@ from adapmixed_ext import reference as oracle
 from benchmarks.calls import (
     EIGHT_ORDERS,
     OURS,
-    STEP,
     draw,
     evaluate,
-    fused,
     our_calls,
     rotate,
     two_calls,
@@ -49,7 +47,6 @@ ORDER, RADIUS = 18.0, 3.6
 BOXES = ((0.6, 1.65), (0.78, 2.72))
 SCREEN = {"weight": 1e-4, "order": ORDER, "threshold": 1.0, "top_k": 60}
 POOL = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
-PAIRS = {"two calls": OURS, "fused step": STEP}
 
 
 class Sizes(NamedTuple):
@@ -65,9 +62,8 @@ class Sizes(NamedTuple):
 
 
 def check(query: Query) -> None:
-    """Check the two calls and the fused step on some models against the reference."""
-    for call in (two_calls, fused):
-        check_call(call, query, ORDER, RADIUS, [ORDER])
+    """Check the two calls on some models against the reference."""
+    check_call(two_calls, query, ORDER, RADIUS, [ORDER])
 
 
 def check_setting(query: Query, order: float, radius: float) -> tuple[Tensor, Tensor]:
@@ -76,9 +72,8 @@ def check_setting(query: Query, order: float, radius: float) -> tuple[Tensor, Te
     truth = true_losses(query, projection, [order])
     check_losses(loss, truth)
     check_weights((few(query[0]), query[1]), few(projection.weight), order, radius)
-    for call in (two_calls, fused):
-        check_call(call, query, order, radius, [order])
-        check_call(call, query, order, radius, EIGHT_ORDERS)
+    for orders in ([order], EIGHT_ORDERS):
+        check_call(two_calls, query, order, radius, orders)
     return projection.weight[:, 0].cpu(), truth[:, 0, 0]
 
 
@@ -219,10 +214,7 @@ def _grid(
     calls: dict[str, Call] = {}
     runs: dict[str, int] = {}
     for label, (queries, count, _) in inputs.items():
-        ours = our_calls(queries, ORDER, RADIUS)
-        for short, name in PAIRS.items():
-            if name in ours:
-                calls[f"{label}, {short}"] = ours[name]
+        calls[f"{label}, two calls"] = our_calls(queries, ORDER, RADIUS)[OURS]
         calls[f"{label}, floor"] = floors(queries)[READ_TWICE]
         runs |= {name: count for name in calls if name not in runs}
     timings = interleave(calls, runs)
@@ -230,17 +222,16 @@ def _grid(
     for label, (queries, _, fields) in inputs.items():
         _, positions, _ = queries[0][0].shape
         floor = timings[f"{label}, floor"].per(positions)
-        for short in (*PAIRS, "floor"):
+        for short in ("two calls", "floor"):
             name = f"{label}, {short}"
-            if name in timings:
-                reference = timings[f"{base}, {short}"].per(inputs[base][0][0][0].shape[1])
-                extra = dict(fields)
-                if "models" in fields:
-                    extra |= _linear(timings[name], reference, queries[0], inputs[base][0][0])
-                report.row(
-                    table, name, timings[name], base=reference, floor=floor,
-                    bytes_read=size(queries[0]) // positions, queries=positions, **extra,
-                )  # fmt: skip
+            reference = timings[f"{base}, {short}"].per(inputs[base][0][0][0].shape[1])
+            extra = dict(fields)
+            if "models" in fields:
+                extra |= _linear(timings[name], reference, queries[0], inputs[base][0][0])
+            report.row(
+                table, name, timings[name], base=reference, floor=floor,
+                bytes_read=size(queries[0]) // positions, queries=positions, **extra,
+            )  # fmt: skip
     report.say()
 
 

@@ -137,26 +137,6 @@ void add_operators(py::module_ m) {
               Place<Backend>::from(place));
         });
 
-  m.def("step", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
-                   double order, double radius, std::vector<double> orders, bool zero_out,
-                   std::int64_t num_models, std::uintptr_t weight, std::uintptr_t complement,
-                   std::uintptr_t private_lse, std::uintptr_t public_lse, std::uintptr_t status,
-                   std::uintptr_t loss, std::uintptr_t public_status, std::uintptr_t balance,
-                   typename Place<Backend>::Given place) {
-    const py::gil_scoped_release nogil;
-    const LeaveOneOutOptions options{orders.data(), static_cast<std::int64_t>(orders.size()),
-                                     zero_out, num_models};
-    Backend::step({shape_of(shape), logits_of(private_logits), logits_of(public_logits)}, order,
-                  radius, options,
-                  {{pointer<double>(weight), pointer<double>(complement),
-                    pointer<double>(private_lse), pointer<std::int32_t>(status)},
-                   pointer<double>(public_lse),
-                   pointer<std::int32_t>(public_status),
-                   pointer<double>(loss),
-                   pointer<double>(balance)},
-                  Place<Backend>::from(place));
-  });
-
   m.def("mixture", [](ShapeTuple shape, LogitsTuple private_logits, LogitsTuple public_logits,
                       std::uintptr_t private_lse, std::uintptr_t public_lse, WeightsTuple weights,
                       std::uintptr_t probabilities, typename Place<Backend>::Given place) {
@@ -262,9 +242,6 @@ void add_operators(py::module_ m) {
 inline void add_workspaces(py::module_ m) {
   m.def("project_workspace",
         [](ShapeTuple shape) { return cuda::project_workspace(shape_of(shape)); });
-  m.def("step_workspace", [](ShapeTuple shape, std::int64_t num_orders) {
-    return cuda::step_workspace(shape_of(shape), num_orders);
-  });
   m.def("leave_one_out_workspace", [](ShapeTuple shape, std::int64_t num_orders) {
     return cuda::leave_one_out_workspace(shape_of(shape), num_orders);
   });

@@ -10,7 +10,9 @@ is seeded, but its result depends on the Python version, whose text it reads, an
 from __future__ import annotations
 
 import argparse
+import ast
 import shutil
+import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +26,6 @@ from transformers import (
 )
 
 from adapmixed.commands.options import progress_bar
-from adapmixed.data.builtin import docstring_documents
 from adapmixed.training.blocks import token_blocks, token_stream
 from adapmixed.training.config import FinetuneConfig
 from adapmixed.training.finetune import fit
@@ -33,6 +34,36 @@ ASSETS = Path(__file__).resolve().parents[1] / "python" / "adapmixed" / "assets"
 VOCAB_SIZE = 2048
 END = "<|endoftext|>"
 PUBLIC = FinetuneConfig(learning_rate=4e-3, warmup_steps=30, epochs=6, batch_size=8, block_size=256)
+EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data"}
+MIN_DOCSTRING = 20
+
+
+def docstrings() -> list[str]:
+    """Return the docstrings of the standard library, about 7 800, each content once.
+
+    Raises:
+        RuntimeError: if the running Python has no readable sources of its standard library.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found: dict[str, None] = {}
+    for path in sorted(root.rglob("*.py")):
+        if EXCLUDED & set(path.relative_to(root).parts):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, ValueError):
+            continue  # templates and deliberately broken sources have no docstrings
+        for node in ast.walk(tree):
+            if not isinstance(
+                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            ):
+                continue
+            text = ast.get_docstring(node)
+            if text is not None and len(text) > MIN_DOCSTRING:
+                found.setdefault(text)
+    if not found:
+        raise RuntimeError(f"no docstrings found under {root}: the library's sources are missing")
+    return list(found)
 
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -58,7 +89,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 def build_base(folder: Path, seed: int) -> None:
     """Train the public model on docstrings and write it as fp16 with its tokenizer."""
-    texts = [document.text for document in docstring_documents()]
+    texts = docstrings()
     tokenizer = train_tokenizer(texts)
     stream = token_stream(tokenizer, texts)
     print(f"public text: {len(texts)} documents, {len(stream)} tokens", flush=True)

@@ -10,7 +10,6 @@ namespace adapmixed {
   static constexpr auto project = &backend::project;                   \
   static constexpr auto clip_project = &backend::clip_project;         \
   static constexpr auto leave_one_out = &backend::leave_one_out;       \
-  static constexpr auto step = &backend::step;                         \
   static constexpr auto mixture = &backend::mixture;                   \
   static constexpr auto log_prob = &backend::log_prob;                 \
   static constexpr auto log_pool = &backend::log_pool;                 \

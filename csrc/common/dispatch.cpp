@@ -120,7 +120,7 @@ void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* ta
               double* result, int threads) {
   table().log_prob(in, weights, targets, result, threads);
 }
-void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               int threads) {
   table().log_pool(in, options, out, threads);
 }

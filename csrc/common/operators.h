@@ -94,20 +94,6 @@ struct LeaveOneOutOptions {
   std::int64_t num_models;  // >= N; absent slots answer q
 };
 
-// project and leave_one_out in one call.
-struct StepInputs {
-  Shape shape;
-  Logits private_logits;
-  Logits public_logits;
-};
-struct StepResults {
-  ProjectResults projection;
-  double* public_lse;           // (B)
-  std::int32_t* public_status;  // (B)
-  double* loss;                 // (N, B, K)
-  double* balance;              // (N, B)
-};
-
 struct ScreenOptions {
   double weight;
   double order;
@@ -118,6 +104,11 @@ struct ScreenOptions {
   const double* noise;  // (B, top_k), already scaled by sigma
 };
 
+struct LogPoolInputs {
+  Shape shape;
+  Logits private_logits;
+  Logits public_logits;
+};
 struct LogPoolOptions {
   double lower, upper;      // a <= 0 <= b
   double scale;             // kappa
@@ -145,14 +136,10 @@ void clip_project(const ProjectInputs& in, const ClipOptions& options, const Cli
 // belong to the log-sum-exps.
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, int threads);
-// log_sum_exp of the public rows, then project, then leave_one_out, with the results of separate
-// calls. Stops at the first of them that finds a bad row: returns false and writes nothing further.
-bool step(const StepInputs& in, double order, double radius, const LeaveOneOutOptions& options,
-          const StepResults& out, int threads);
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, int threads);
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
               double* result, int threads);
-void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               int threads);
 // mixture and log_prob of a pool, given its log-normaliser.
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
@@ -204,16 +191,12 @@ void clip_project(const ProjectInputs& in, const ClipOptions& options, const Cli
 std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders);
 void leave_one_out(const Ensemble& in, const Weights& weights, const LeaveOneOutOptions& options,
                    double* loss, double* balance, const Queue& queue);
-// Never stops early.
-std::int64_t step_workspace(const Shape& shape, std::int64_t num_orders);
-bool step(const StepInputs& in, double order, double radius, const LeaveOneOutOptions& options,
-          const StepResults& out, const Queue& queue);
 void mixture(const Ensemble& in, const Weights& weights, double* probabilities, const Queue& queue);
 // NaN for a target outside [0, V).
 void log_prob(const Ensemble& in, const Weights& weights, const std::int64_t* targets,
               double* result, const Queue& queue);
 std::int64_t log_pool_workspace(const Shape& shape);
-void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               const Queue& queue);
 void pool_mixture(const Ensemble& in, const LogPoolOptions& options, const double* log_normaliser,
                   double* probabilities, const Queue& queue);

@@ -26,7 +26,7 @@ inline void store_doubles(Vec x, double* row, std::int64_t v, std::int64_t end) 
 template <Dtype D>
 class Position {
  public:
-  Position(const PoolGrid& grid, const StepInputs& in, const LogPoolOptions& options,
+  Position(const PoolGrid& grid, const LogPoolInputs& in, const LogPoolOptions& options,
            const LogPoolResults& out, std::int64_t position)
       : grid_(grid),
         in_(in),
@@ -190,7 +190,7 @@ class Position {
   }
 
   const PoolGrid& grid_;
-  const StepInputs& in_;
+  const LogPoolInputs& in_;
   const LogPoolOptions& options_;
   const LogPoolResults& out_;
   std::int64_t position_, models_, vocab_;
@@ -199,7 +199,7 @@ class Position {
   double public_float_sum_ = 0.0;  // NaN if floats cannot serve the row
 };
 
-void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               int threads) {
   const PoolGrid grid(options);
   const auto run = [&](std::int64_t position, int shared_by) {

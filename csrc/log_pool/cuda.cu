@@ -33,7 +33,7 @@ __device__ double row_span(const PoolGrid& grid, const typename Bits<D>::type* r
 }
 
 template <Dtype D>
-__global__ void pool_row_kernel(const __grid_constant__ StepInputs in, PoolGrid grid,
+__global__ void pool_row_kernel(const __grid_constant__ LogPoolInputs in, PoolGrid grid,
                                 const __grid_constant__ LogPoolResults out) {
   const std::int64_t at = blockIdx.x, position = at % in.shape.positions;
   const auto* row = row_bits<D>(in.private_logits, at / in.shape.positions, position);
@@ -169,7 +169,7 @@ std::int64_t log_pool_workspace(const Shape& shape) {
   return shape.positions * shape.vocab * static_cast<std::int64_t>(sizeof(double));
 }
 
-void log_pool(const StepInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
+void log_pool(const LogPoolInputs& in, const LogPoolOptions& options, const LogPoolResults& out,
               const Queue& queue) {
   const DeviceGuard guard(queue);
   const Shape& shape = in.shape;

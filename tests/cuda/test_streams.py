@@ -44,10 +44,10 @@ def test_the_same_bits_again_and_on_another_stream(
 def test_threads_with_different_needs_of_shared_memory(gpu: torch.device) -> None:
     """The shared memory that one call asks for is not taken from another call."""
     inputs = [workload.make(11, *shape).to(gpu) for shape in ((28, 1, 600), (60, 1, 20_000))]
-    expected = [workload.OPERATIONS["step"](x) for x in inputs]
+    expected = [workload.OPERATIONS["leave_one_out"](x) for x in inputs]
 
     def repeat(k: int) -> bool:
-        answers = [workload.OPERATIONS["step"](inputs[k]) for _ in range(300)]
+        answers = [workload.OPERATIONS["leave_one_out"](inputs[k]) for _ in range(300)]
         return all(workload.same(answer, expected[k]) for answer in answers)
 
     with ThreadPoolExecutor(4) as pool:
@@ -57,14 +57,14 @@ def test_threads_with_different_needs_of_shared_memory(gpu: torch.device) -> Non
 def test_two_streams_at_once(gpu: torch.device) -> None:
     """A workspace belongs to its stream: calls that run at the same time do not share one."""
     inputs = [workload.make(seed, 40, 4, 5_003).to(gpu) for seed in (7, 8)]
-    expected = [workload.OPERATIONS["step"](x) for x in inputs]
+    expected = [workload.OPERATIONS["leave_one_out"](x) for x in inputs]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in inputs]
     results: list[list[tuple]] = [[], []]
     for _ in range(10):
         for k, stream in enumerate(streams):
             with torch.cuda.stream(stream):
-                results[k].append(workload.OPERATIONS["step"](inputs[k]))
+                results[k].append(workload.OPERATIONS["leave_one_out"](inputs[k]))
     torch.cuda.synchronize()
     for k, answers in enumerate(results):
         assert all(workload.same(answer, expected[k]) for answer in answers)

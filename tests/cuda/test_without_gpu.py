@@ -37,7 +37,6 @@ CALLS: dict[str, tuple[object, ...]] = {
     "project": (SHAPE, LOGITS, LOGITS, 0, 18.0, 3.6, 0, 0, 0, 0),
     "clip_project": (SHAPE, LOGITS, LOGITS, 0, 0.5, 2.0, [2.0], 1, 0, 0, 0, 0, 0),
     "leave_one_out": (*ENSEMBLE, WEIGHTS, [2.0], False, 1, 0, 0),
-    "step": (SHAPE, LOGITS, LOGITS, 18.0, 3.6, [2.0], False, 1, 0, 0, 0, 0, 0, 0, 0, 0),
     "mixture": (*ENSEMBLE, WEIGHTS, 0),
     "log_prob": (*ENSEMBLE, WEIGHTS, 0, 0),
     "log_pool": (SHAPE, LOGITS, LOGITS, POOL, 0, 0, 0, 0, 0, 0),
@@ -59,7 +58,7 @@ CALLS = {name: call for name, call in CALLS.items() if name in operators(getattr
 
 
 def test_every_operator_is_called() -> None:
-    sized = ("leave_one_out", "log_pool", "project", "screen", "step")
+    sized = ("leave_one_out", "log_pool", "project", "screen")
     workspaces = {f"{name}_workspace" for name in sized}
     assert operators(_C.cuda) == set(CALLS) | workspaces
     assert set(CALLS) <= operators(_C.cpu)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import adapmixed_ext
 from adapmixed_ext import _C, Projection
-from adapmixed_ext._leave_one_out import step
 
 ORDERS = (2.0, 5.5, 18.0)
 
@@ -145,11 +144,6 @@ def _renyi_divergence(x: Inputs) -> tuple[Tensor, ...]:
     return adapmixed_ext.renyi_divergence(x.private, x.public, orders)
 
 
-def _step(x: Inputs) -> tuple[Tensor, ...]:
-    projection, loss = step(x.private, x.public, order=18.0, radius=3.6, orders=ORDERS)
-    return *_parts(projection), loss
-
-
 Operation = Callable[[Inputs], tuple[Tensor, ...]]
 
 # All operators that do not draw, which a graph can capture; test_workload.py checks that none is
@@ -163,7 +157,6 @@ OPERATIONS: dict[str, Operation] = {
     "log_pool": _log_pool,
     "screen": _screen,
     "renyi_divergence": _renyi_divergence,
-    "step": _step,
 }
 
 

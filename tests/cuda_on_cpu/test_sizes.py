@@ -108,4 +108,3 @@ def test_the_workspace_is_as_large_as_stated(models: int, vocab: int, orders: in
             first = built.project_workspace(shape)
             row = 18_536 * models
             assert row <= first <= max(row, min(positions * row, 2**26)), shape
-            assert built.step_workspace(shape, orders) == max(size, first)

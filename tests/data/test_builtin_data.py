@@ -12,30 +12,14 @@ import pytest
 import torch
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data import (
-    demo_base,
-    docstring_documents,
-    held_out_documents,
-    held_out_text,
-    held_out_tokens,
-    is_held_out,
-    private_documents,
-    read_text,
-    topic_documents,
-)
+from adapmixed.data import demo_base, held_out_documents, held_out_tokens, private_documents
+from adapmixed.data.builtin import is_held_out, topic_documents
+from adapmixed.data.demo import held_out_text
+from adapmixed.data.text import read_text
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.training.partition import partition_documents
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-
-
-@pytest.mark.slow
-def test_docstrings_are_many_and_distinct() -> None:
-    documents = docstring_documents()
-    assert len(documents) > 3000
-    assert len({d.text for d in documents}) == len(documents)
-    assert len({d.identifier for d in documents}) == len(documents)
-    assert not any("site-packages" in d.identifier for d in documents)
 
 
 def test_held_out_topics_are_in_no_shard() -> None:

@@ -48,7 +48,8 @@ def test_another_base_is_refused(make_adapters: Make, base: Any, tmp_path: Path)
     with pytest.raises(ValueError, match="base must be the one"):
         Ensemble.from_pretrained(tmp_path / "base", folder)
     (tmp_path / "base" / "tokenizer.json").write_text("{}")
-    write_manifest(folder, Manifest("tiny", ("member-000",), ADAPTED, tokenizer_sha256="0" * 64))
+    recorded = {"tokenizer.json": "0" * 64}
+    write_manifest(folder, Manifest("tiny", ("member-000",), ADAPTED, tokenizer_files=recorded))
     with pytest.raises(ValueError, match="tokenizer.json has another SHA-256"):
         Ensemble.from_pretrained(tmp_path / "base", folder)
 
@@ -97,7 +98,6 @@ def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path
         ({"members": ["a", "a"]}, "distinct"),
         ({"members": ["a", "../b"]}, "plain folder names"),
         ({"members": "ab"}, "folder names or null"),
-        ({"tokenizer_sha256": "zz"}, "hexadecimal"),
         ({"tokenizer_files": {"vocab.json": "zz"}}, "tokenizer_files of vocab.json .* hexadecimal"),
         ({"tokenizer_files": ["vocab.json"]}, "tokenizer_files must be an object"),
         ({"shards": [{}]}, "each of the 2 members"),
@@ -116,7 +116,6 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
         "tiny",
         ("a", None),
         {"lm_head": (2, 8)},
-        tokenizer_sha256="a" * 64,
         tokenizer_files={"merges.txt": "d" * 64},
         training={"rank": 4},
         shards=({"documents": 1, "sha256": "b" * 64}, {"documents": 0, "sha256": "c" * 64}),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext
-from adapmixed_ext._leave_one_out import step
 
 NAN, INF = math.nan, math.inf
 # (model, position, value): one logit gets the value, or the whole row. Model -1 is the public one.
@@ -35,7 +34,6 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
         p, q, torch.zeros(len(q), 3, dtype=torch.float64, device=q.device),
         weight=0.1, order=2.0, threshold=1.0, top_k=3,
     ),
-    "step": lambda p, q: step(p, q, order=18.0, radius=3.6, orders=2.0)[0],
 }  # fmt: skip
 
 

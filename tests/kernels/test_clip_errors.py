@@ -120,7 +120,7 @@ sys.path.insert(0, "tests/kernels")
 import torch
 import adapmixed_ext
 import test_memory
-exec(test_memory.PROGRAM.split("def step")[0])
+exec(test_memory.PROGRAM.split("def losses")[0])
 
 
 def clip(private, public):

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import adapmixed_ext
-from adapmixed_ext._leave_one_out import step
 
 
 def _inputs() -> dict[str, tuple[object, ...]]:
@@ -32,7 +31,6 @@ def _inputs() -> dict[str, tuple[object, ...]]:
         "project": (private, public, public_lse, 18.0, 3.6),
         "clip_project": (private, public, public_lse, 0.5, 2.0, [2.0, 18.0], 5),
         "leave_one_out": (*ensemble, weight, 1 - weight, *ball, [2.0, 18.0], False, 5),
-        "step": (private, public, 18.0, 3.6, [2.0, 18.0], False, 5),
         "mixture": (*ensemble, weight, 1 - weight, *ball),
         "log_prob": (*ensemble, weight, 1 - weight, *ball, torch.tensor([3, 16])),
         "log_pool": (private, public, active, *box),
@@ -118,10 +116,9 @@ def everything(
     clipped = adapmixed_ext.mixture(private, public, clipping)
     clipped_log = adapmixed_ext.log_prob(private, public, clipping, targets)
     clipped_loss = adapmixed_ext.leave_one_out(private, public, clipping, orders=3.0)
-    fused, fused_loss = step(private, public, order=18.0, radius=3.6, orders=2.0)
     return (
         projection.weight, projection.complement, projection.status, loss, mixture, log_prob,
-        screening.divergence, screening.passed, forward, backward, bare, fused.weight, fused_loss,
+        screening.divergence, screening.passed, forward, backward, bare,
         pool.log_normaliser, pool.span, pooled, pooled_log,
         clipping.log_scale, clipping.residual, clipping.charge, clipped, clipped_log, clipped_loss,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Peak memory of the step and the pool, beyond inputs and results, keeps the documented bound.
+"""Peak memory of weights, losses and pools, beyond inputs and results, keeps the documented bound.
 
 It is measured as resident memory in a fresh process, whose threads have no scratch memory yet.
 """
@@ -30,7 +30,6 @@ PROGRAM = """
 import ctypes, sys
 import torch
 import adapmixed_ext
-from adapmixed_ext import _leave_one_out
 
 models, vocab, threads = map(int, sys.argv[1:4])
 orders = [2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0]
@@ -58,11 +57,12 @@ def logits(models, vocab):
     return private.add_(public), public
 
 
-def step(private, public):
-    for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 0.2)):
-        yield _leave_one_out.step(private, public, order=order, radius=radius, orders=orders)
-    public[:, :100] = private[:, :, :100] = -300.0  # rare tokens: losses need double precision
-    yield _leave_one_out.step(private, public, order=18.0, radius=3.6, orders=orders)
+def losses(private, public):
+    for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 0.2), (18.0, 3.6)):
+        projection = adapmixed_ext.project(private, public, order=order, radius=radius)
+        yield projection, adapmixed_ext.leave_one_out(private, public, projection, orders=orders)
+        if order == 2.5:  # rare tokens: losses need double precision
+            public[:, :100] = private[:, :, :100] = -300.0
 
 
 def pool(private, public):
@@ -73,17 +73,17 @@ def pool(private, public):
 
 
 torch.manual_seed(0)
-for call in (pool, step):
+for call in (pool, losses):
     list(call(*logits(5, 640)))  # loads the code, starts the threads
 private, public = logits(models, vocab)
 print(growth(lambda: list(pool(private, public))))
-print(growth(lambda: list(step(private, public))))
+print(growth(lambda: list(losses(private, public))))
 print(growth(lambda: torch.zeros(private.numel(), dtype=torch.uint8)))
 """
 
 
 def bound(models: int, vocab: int, threads: int, orders: int = ORDERS) -> int:
-    """Return the bytes that the docstring of ``step`` states for one position."""
+    """Return the bytes for one position that ``project`` and ``leave_one_out`` state together."""
     sums = 1344 * models * (orders + 4)
     return threads * (96 * vocab + 2048 * models + 2**19) + sums + 64 * models + 2**16
 
@@ -95,7 +95,7 @@ def pool_bound(vocab: int, threads: int) -> int:
 
 @cache
 def measured(models: int, vocab: int, threads: int) -> tuple[int, int]:
-    """Return how far the peak grows over steps, and over pools."""
+    """Return how far the peak grows over weights and losses, and over pools."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(models), str(vocab), str(threads)],
         check=True,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from exact import costs, log_probs, losses, settled
-from test_clipped import hockey_stick
+from test_clipped import hockey_stick, of_pair
 from test_enumerated import GRIDS, both_ways, everything
 from tiny_models import ADAPTED, VOCAB, tiny_model, write_adapter
 from torch import Tensor
@@ -196,7 +196,7 @@ def test_a_mean_over_those_that_are_there_would_break_the_pair_too() -> None:
     )
     here, missing = log_probs(mechanism, private, public), private.clone()
     missing[0] = public
-    bound = max(pair.hockey_stick(0.0), pair.exchanged().hockey_stick(0.0))
+    bound = of_pair(pair, 0.0)
     there = log_probs(mechanism, missing, public)
     assert float(hockey_stick(here, there, 0.0).max()) <= bound + 1e-12
     there = log_probs(mechanism, private[1:], public)

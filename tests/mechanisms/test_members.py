@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -158,28 +155,6 @@ def test_a_mask_changed_in_place_is_another_one(mechanism: Mechanism) -> None:
     before = proposal._distribution.probabilities()
     held[0].fill(True)
     assert torch.equal(proposal._distribution.probabilities(), before)
-
-
-def test_threads_share_one_budget() -> None:
-    """No shard spends more than its budget, in whatever order the threads charge."""
-    mechanism = CHARGED[0]
-    own = individual(proposed(mechanism)).sum(1)
-    for _ in range(20):
-        accountant, start = bounded(mechanism, 2.5 * float(own.max())), threading.Barrier(4)
-
-        def attempt(
-            _: int, accountant: Accountant = accountant, start: threading.Barrier = start
-        ) -> np.ndarray:
-            start.wait(10)
-            proposal = proposed(mechanism)
-            accountant.charge(proposal)
-            assert proposal._active is not None
-            return np.where(proposal._active.numpy(), individual(proposal), 0.0).sum(1)
-
-        with ThreadPoolExecutor(4) as pool:
-            paid = sum(pool.map(attempt, range(4)))
-        assert (accountant.spent <= accountant.limit).all()
-        np.testing.assert_allclose(accountant.spent, paid, rtol=1e-12)
 
 
 def test_a_budget_cannot_be_outrun_by_releasing_first() -> None:

@@ -1,4 +1,4 @@
-"""Proposals of every mechanism over a few random logits."""
+"""Proposals over a few random logits."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ from typing import Any
 
 import torch
 
-from adapmixed import AdaPMixED, ClippedLogPool, ClippedMixing, PMixED, PublicOnly, Unprotected
+from adapmixed import ClippedLogPool, ClippedMixing
 from adapmixed.mechanisms import Mechanism
 from adapmixed.mechanisms.proposal import Proposal
 from adapmixed.rng import SecureRandom
 
 DELTA = 1e-5
 POOL, BOX = ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 4.0, queries=10)
-MECHANISMS: list[Mechanism] = [
-    BOX,
-    ClippedLogPool(-1.0, 1.0, queries=10),
-    PMixED(2.0, DELTA, 10, 18.0),
-    AdaPMixED(18.0, 0.2),
-    PublicOnly(),
-    Unprotected(),
-]
 
 
 def proposed(

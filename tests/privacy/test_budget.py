@@ -1,6 +1,6 @@
 """Per-shard budgets: their ε, adversarial trees enumerated to the last leaf, and the charges.
 
-`test_accountant_api.py` tests the accountant's locks, forks and copies.
+`test_accountant_api.py` tests the accountant's forks and copies.
 """
 
 import math

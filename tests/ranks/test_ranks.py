@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fake_ensemble import SpreadEnsemble
 from memory_cases import status
 from rank_cases import Group, in_ranks
 from rank_mechanisms import MECHANISMS, MODELS, POSITIONS, TARGETS, logits
+from torch import Tensor
 
 from adapmixed.evaluation import evaluate
 from adapmixed.generation.loop import Answerer
@@ -158,19 +160,31 @@ def test_what_is_sent(tmp_path: Path) -> None:
     """Each process sends its members' rows, unless all processes hold all members."""
 
     def work(ranks: Group) -> Any:
+        sent: dict[str, int] = {}
+        exchange, broadcast = dist.batch_isend_irecv, dist.broadcast
+
+        def exchanged(operations: list[dist.P2POp]) -> Any:
+            sent["gather"] = sum(one.tensor.nbytes for one in operations)
+            return exchange(operations)
+
+        def told(tensor: Tensor, src: int) -> Any:
+            sent["tell"] = tensor.nbytes
+            return broadcast(tensor, src=src)
+
+        dist.batch_isend_irecv, dist.broadcast = exchanged, told  # in this forked process alone
         private, public = logits()
         found = []
         for repeated in (False, True):
             spread = ranks.over(MODELS, repeated=repeated)
             own = spread.own(MODELS)
-            spread.traffic.clear()
+            sent.clear()
             rows = shaped(private[own], public, top_k=7)
             gathered = spread.gather(rows.private)
             whole = shaped(private, public, top_k=7).private
             assert (gathered is None) != spread.is_main
             assert gathered is None or torch.equal(gathered, whole)
             spread.tell(lambda: torch.zeros(POSITIONS), (POSITIONS,), torch.float32, public.device)
-            found.append(dict(spread.traffic))
+            found.append(dict(sent))
         return found
 
     for world, received, *sent in ((2, 2, 2), (3, 3, 2, 1)):

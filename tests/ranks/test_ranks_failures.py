@@ -202,8 +202,6 @@ def test_ranks_that_do_not_come(tmp_path: Path) -> None:
             pass
     with joined(place=Place()) as ranks:
         assert ranks is ALONE
-    with joined(place=Place.from_environment({"RANK": "0", "WORLD_SIZE": "1"})) as ranks:
-        assert ranks is ALONE
 
 
 def test_an_accountant_of_another_process_raises(tmp_path: Path) -> None:

@@ -49,10 +49,7 @@ class Run {
       return;
     }
     for (const Weighted& weighted : in_.weighted) {
-      if (!weighted.ball.empty()) {
-        project(weighted);
-        step(weighted, weighted.losses.at(0));
-      }
+      if (!weighted.ball.empty()) project(weighted);
       for (const Loss& loss : weighted.losses) leave_one_out(weighted, loss);
       mixture(weighted);
       log_prob(weighted);
@@ -142,35 +139,6 @@ class Run {
     check("balance", balance, std::vector<double>(rows(), 0.0), 0.0, kBalance);
   }
 
-  void step(const Weighted& expected, const Loss& options) const {
-    std::vector<double> weight = unknown(rows()), complement = unknown(rows());
-    std::vector<double> lse = unknown(rows()), public_lse = unknown(positions());
-    std::vector<double> loss = unknown(options.loss.size()), balance = unknown(rows());
-    std::vector<std::int32_t> status(rows(), -1), public_status(positions(), -1);
-    const bool good =
-        Backend::step({in_.shape, in_.private_rows.logits(), in_.public_rows.logits()},
-                      expected.ball.at(0), expected.ball.at(1),
-                      {options.orders.data(), static_cast<std::int64_t>(options.orders.size()),
-                       options.zero_out, options.num_models},
-                      {{weight.data(), complement.data(), lse.data(), status.data()},
-                       public_lse.data(),
-                       public_status.data(),
-                       loss.data(),
-                       balance.data()},
-                      backend_.where(Backend::step_workspace(
-                          in_.shape, static_cast<std::int64_t>(options.orders.size()))));
-    expect("whether all rows are good", 0, good, true, good);
-    check_status("step's status", in_.private_rows, status);
-    check_status("step's public status", in_.public_rows, public_status);
-    check("step's weight", weight, expected.weight, 1e-5, 0.0);
-    check("step's balance", balance, std::vector<double>(rows(), 0.0), 0.0, kBalance);
-    // The weights may differ, so losses cannot be compared here; tests/kernels/test_step.py
-    // compares them for equal weights.
-    for (std::size_t k = 0; k < loss.size(); ++k) {
-      expect("step's loss", k, loss[k], options.loss[k], loss[k] >= 0.0);
-    }
-  }
-
   void mixture(const Weighted& given) const {
     std::vector<double> probabilities = unknown(given.mixture.size());
     Backend::mixture(ensemble(), weights(given), probabilities.data(), backend_.where());
@@ -190,7 +158,7 @@ class Run {
             pool.active.empty() ? nullptr : active};
   }
 
-  adapmixed::StepInputs rows_alone() const {
+  adapmixed::LogPoolInputs rows_alone() const {
     return {in_.shape, in_.private_rows.logits(), in_.public_rows.logits()};
   }
 

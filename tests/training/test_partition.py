@@ -146,7 +146,7 @@ def test_an_empty_shard_is_the_public_model(
     config = settings(family)
     for shard, text in enumerate((tokens, stream(1))):
         model = train_adapter(base, text, config, seed=0, shard=shard).model
-        save_adapter(model, tmp_path / str(shard), config, base_name="tiny", dtype=torch.float16)
+        save_adapter(model, tmp_path / str(shard), config, base_name="tiny")
     private, public = Ensemble.from_pretrained(base, [tmp_path / "0", tmp_path / "1"]).logits(ids)
     assert torch.equal(private[0], public)
     assert not torch.equal(private[1], public)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,14 +220,19 @@ def test_a_rank_that_ended_is_an_error(base: Path, tmp_path: Path) -> None:
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be below WORLD_SIZE 2, got 2"),
     ],
 )
-def test_bad_ranks(environment: dict[str, str], reason: str) -> None:
+def test_bad_ranks(
+    environment: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", environment)
     with pytest.raises(ValueError, match=reason):
-        Place.from_environment(environment)
+        Place.from_environment()
 
 
-def test_ranks_from_the_environment() -> None:
-    assert Place.from_environment({}) == Place(0, 1)
-    place = Place.from_environment({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+def test_ranks_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    assert Place.from_environment() == Place(0, 1)
+    monkeypatch.setattr(os, "environ", {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    place = Place.from_environment()
     assert place == Place(5, 8, 1)
     assert list(place.members(20)) == [5, 13]
 
@@ -388,6 +396,26 @@ def test_a_member_appears_whole(
     with pytest.raises(KeyboardInterrupt):
         quietly(run)
     assert not list(run.output.glob("member-*"))
+
+
+@pytest.mark.slow
+def test_a_script_without_its_guard_is_told_so(base: Path, tmp_path: Path) -> None:
+    """Every worker would run the whole script again."""
+    run = f"a_run(Path({str(tmp_path)!r}), Path({str(base)!r}))"
+    (tmp_path / "script.py").write_text(
+        "from pathlib import Path\n"
+        "from training_cases import a_run\n"
+        "from adapmixed.training import train_ensemble\n"
+        f"train_ensemble({run}, workers=2)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1
+    assert 'call this under `if __name__ == "__main__":`' in found.stderr
 
 
 @pytest.mark.parametrize(("column", "recorded"), [("user", "stable"), (None, "positions")])

@@ -204,9 +204,13 @@ def _evaluated(
     about: dict[str, object],
     progress: Any,
 ) -> "list[Runs]":
-    from adapmixed.evaluation import Runs, evaluate, evaluate_runs
+    from adapmixed.evaluation import evaluate_runs
 
-    settings = dict(
+    return evaluate_runs(
+        ensemble,
+        tokens,
+        asked,
+        runs=arguments.runs,
         delta=arguments.delta,
         rng=random_source(arguments.seed),
         block=arguments.block,
@@ -221,10 +225,6 @@ def _evaluated(
         about=about,
         diagnostics=arguments.diagnostics,
     )
-    if arguments.runs > 1:
-        return evaluate_runs(ensemble, tokens, asked, runs=arguments.runs, **settings)
-    found = evaluate(ensemble, tokens, asked, **settings)
-    return [Runs(one.name, (one,)) for one in found]
 
 
 def _config(

@@ -1,12 +1,9 @@
-"""Read a public and a "private" corpus from the Python installation, without a network.
+"""Read a "private" corpus from the Python installation, without a network.
 
-* public: the docstrings of the standard library (about 7 800 documents, 1.7 million characters);
-* private: the paragraphs of `pydoc_data.topics`, the language reference behind `help("if")`
-  (about 80 topics, 1 600 paragraphs, 0.36 million characters).
-
-Both are read from the running Python. They vary a little between Python versions, and so do numbers
-computed from them. The second corpus stands for private text in the demonstration, although it is
-public.
+It holds the paragraphs of `pydoc_data.topics`, the language reference behind `help("if")` (about 80
+topics, 1 600 paragraphs, 0.36 million characters). They are read from the running Python and vary a
+little between Python versions, and so do numbers computed from them. The corpus stands for private
+text in the demonstration, although it is public.
 
 Some topics are held out for evaluation. A keyed hash of a topic's name alone decides which ones, so
 a topic keeps its side even if another Python version has other topics.
@@ -14,20 +11,13 @@ a topic keeps its side even if another Python version has other topics.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
-import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
 
 HELD_OUT_KEY = b"adapmixed built-in held-out topics"
 HELD_OUT_FRACTION = 0.2
 
-_EXCLUDED_DIRECTORIES = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data"}
-)
-_MIN_DOCSTRING = 20
 _MIN_PARAGRAPH = 40
 
 
@@ -43,45 +33,6 @@ class Document:
 
     identifier: str
     text: str
-
-
-def docstring_documents() -> list[Document]:
-    """Return the docstrings of the standard library's modules, classes and functions.
-
-    A repeated content is kept once.
-
-    Returns:
-        documents in the order of file and position. An identifier is `path:line` within the
-        library.
-
-    Raises:
-        RuntimeError: if the running Python has no readable sources of its standard library.
-    """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    documents: list[Document] = []
-    seen: set[str] = set()
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if _EXCLUDED_DIRECTORIES & set(relative.parts):
-            continue
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, ValueError):
-            continue  # templates and deliberately broken sources have no docstrings
-        for node in ast.walk(tree):
-            if not isinstance(
-                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            ):
-                continue
-            text = ast.get_docstring(node)
-            if text is None or len(text) <= _MIN_DOCSTRING or text in seen:
-                continue
-            seen.add(text)
-            line = getattr(node, "lineno", 0)
-            documents.append(Document(f"{relative.as_posix()}:{line}", text))
-    if not documents:
-        raise RuntimeError(f"no docstrings found under {root}: the library's sources are missing")
-    return documents
 
 
 def is_held_out(topic: str) -> bool:

@@ -43,8 +43,6 @@ class Manifest:
         base_model: name of the public model, for people; callers pass the base itself to loading.
         members: folder names, N = len(members) >= 1; None for a missing member.
         adapted: names of the layers that members may adapt, each with its ranks, ascending.
-        tokenizer_sha256: digest of the bytes of the base's `tokenizer.json`, as early ensembles
-            recorded it, or None.
         tokenizer_files: digest of each of the base's tokenizer files
             (`provenance.tokenizer_files`).
         base_sha256: digest of the base's weights (`provenance.base_sha256`), or None.
@@ -59,7 +57,6 @@ class Manifest:
     base_model: str
     members: tuple[str | None, ...]
     adapted: Mapping[str, tuple[int, ...]]
-    tokenizer_sha256: str | None = None
     base_sha256: str | None = None
     revision: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -128,7 +125,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             base_model=str(data.get("base_model", "")),
             members=tuple(members),
             adapted=checked_layers(data.get("adapted")),
-            tokenizer_sha256=_digest_or_none(data.get("tokenizer_sha256"), "tokenizer_sha256"),
             base_sha256=_digest_or_none(data.get("base_sha256"), "base_sha256"),
             revision=_text_or_none(data.get("revision"), "revision"),
             training=dict(data.get("training") or {}),
@@ -148,7 +144,6 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
         "num_models": len(manifest.members),
         "adapted": {name: list(ranks) for name, ranks in manifest.adapted.items()},
         "members": list(manifest.members),
-        "tokenizer_sha256": manifest.tokenizer_sha256,
         "tokenizer_files": dict(manifest.tokenizer_files),
         "base_sha256": manifest.base_sha256,
         "revision": manifest.revision,

@@ -125,7 +125,7 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
 def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest, *, whole: bool) -> bool:
     """Return whether the tokenizer was compared with the record and agrees.
 
-    Early ensembles recorded the bytes of `tokenizer.json` alone. A base without a tokenizer passes.
+    A base without a tokenizer passes.
 
     Args:
         local: the base's folder.
@@ -137,22 +137,17 @@ def _compare_tokenizer(local: Path, folder: Path, manifest: Manifest, *, whole: 
     Raises:
         ValueError: if the tokenizer differs from the record.
     """
-    path = local / TOKENIZER
-    recorded, found = set(manifest.tokenizer_files), tokenizer_files(local)
-    if manifest.tokenizer_sha256 is not None:
-        recorded = recorded or {TOKENIZER}
-        if path.is_file():
-            _compare(path, file_sha256(path), folder, manifest.tokenizer_sha256)
-    for name in found.keys() & manifest.tokenizer_files.keys():
-        _compare(local / name, found[name], folder, manifest.tokenizer_files[name])
-    other = found.keys() != recorded if manifest.tokenizer_files else TOKENIZER not in found
-    if whole and found and recorded and other:
+    recorded, found = manifest.tokenizer_files, tokenizer_files(local)
+    for name in found.keys() & recorded.keys():
+        _compare(local / name, found[name], folder, recorded[name])
+    same = found.keys() == recorded.keys()
+    if whole and found and recorded and not same:
         raise ValueError(
             f"base must have the tokenizer that {folder} was trained with, in the same files: "
             f"ensemble.json records {', '.join(sorted(recorded))}, but {local} has "
             f"{', '.join(sorted(found))}"
         )
-    return found.keys() == manifest.tokenizer_files.keys()
+    return same
 
 
 def is_hub_name(source: str | None) -> bool:

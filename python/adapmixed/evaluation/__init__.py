@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from adapmixed.evaluation.loop import evaluate, evaluate_runs
     from adapmixed.evaluation.result import Evaluation, Runs
     from adapmixed.evaluation.stored import StoredResult, read_result
-    from adapmixed.evaluation.windows import Window, plan, plan_runs
+    from adapmixed.evaluation.windows import plan, plan_runs
 
 _HOMES = {
     "Diagnosis": "diagnosis",
@@ -20,7 +20,6 @@ _HOMES = {
     "StoredResult": "stored",
     "Utility": "diagnosis",
     "Weights": "diagnosis",
-    "Window": "windows",
     "evaluate": "loop",
     "evaluate_runs": "loop",
     "plan": "windows",
@@ -35,7 +34,6 @@ __all__ = [
     "StoredResult",
     "Utility",
     "Weights",
-    "Window",
     "evaluate",
     "evaluate_runs",
     "plan",

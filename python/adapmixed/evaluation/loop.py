@@ -96,7 +96,7 @@ def evaluate(
         ValueError: if the result file exists without `resume`, belongs to another evaluation, is
             being written by another process or is corrupted.
     """
-    runs = _evaluate(
+    runs = evaluate_runs(
         ensemble, tokens, mechanisms, runs=1, delta=delta, rng=rng, block=block, stride=stride,
         queries=queries, epsilon=epsilon, adjacency=adjacency,
         memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
@@ -147,35 +147,6 @@ def evaluate_runs(
     Raises:
         ValueError: as :func:`evaluate`, or if `runs` is below 1 or more than the text allows.
     """
-    return _evaluate(
-        ensemble, tokens, mechanisms, runs=runs, delta=delta, rng=rng, block=block, stride=stride,
-        queries=queries, epsilon=epsilon, adjacency=adjacency,
-        memory_bytes=memory_bytes, progress=progress, result=result, resume=resume,
-        save_seconds=save_seconds, about=about, diagnostics=diagnostics,
-    )  # fmt: skip
-
-
-def _evaluate(
-    ensemble: "Ensemble",
-    tokens: Sequence[int],
-    mechanisms: Mapping[str, Mechanism],
-    *,
-    runs: int,
-    delta: float,
-    rng: SecureRandom | SeededRandom,
-    block: int | None,
-    stride: int | None,
-    queries: int | None,
-    epsilon: float | None | Mapping[str, float | None],
-    adjacency: str | None | Mapping[str, str | None],
-    memory_bytes: int,
-    progress: Callable[[int, int], None] | None,
-    result: str | os.PathLike[str] | None,
-    resume: bool,
-    save_seconds: float,
-    about: Mapping[str, object] | None,
-    diagnostics: bool,
-) -> list[Runs]:
     if not mechanisms:
         raise ValueError("mechanisms must name at least one mechanism, got none")
     if not (isinstance(save_seconds, int | float) and save_seconds >= 0):

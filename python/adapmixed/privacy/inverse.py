@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from adapmixed.checks import check_delta, check_epsilon
 from adapmixed.privacy.composition import clipped_mixing_epsilon
@@ -87,11 +86,10 @@ def queries_for(
         ValueError: an argument is out of range.
     """
     target, delta = check_epsilon(epsilon), check_delta(delta)
-    cost = partial(epsilon_of, scale=scale)
 
     def fits(queries: int) -> bool:
         setting = (delta, num_models, queries, adjacency)
-        return cost(*setting, lower=lower, upper=upper) <= target
+        return epsilon_of(*setting, lower=lower, upper=upper, scale=scale) <= target
 
     low, high = 0, 1
     while high < most and fits(high):
@@ -138,11 +136,10 @@ def models_for(
         ValueError: an argument is out of range.
     """
     target, delta = check_epsilon(epsilon), check_delta(delta)
-    cost = partial(epsilon_of, scale=scale)
 
     def fits(models: int) -> bool:
         setting = (delta, models, queries, adjacency)
-        return cost(*setting, lower=lower, upper=upper) <= target
+        return epsilon_of(*setting, lower=lower, upper=upper, scale=scale) <= target
 
     low, high = 1, 2
     while not fits(high):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR
 from functools import partial
 
@@ -76,7 +76,7 @@ class Plan:
     queries: int
     adjacency: str
     over_time: tuple[tuple[int, float], ...]
-    note: str = field(default="")
+    note: str = ""
     chosen: bool = False
 
 
@@ -138,12 +138,11 @@ def plan(
 def _choose(plans: list[Plan], values: Sequence[float], wanted: float) -> list[Plan]:
     """Return the plans, with the one whose value is nearest to `wanted` marked as chosen.
 
-    The last plans belong to the values, one each. No plan is marked if only the public answer fits.
+    The plans belong to the values, one each. No plan is marked if only the public answer fits.
     """
     if not values:
         return plans
-    nearest = min(range(len(values)), key=lambda at: abs(math.log(values[at] / wanted)))
-    at = len(plans) - len(values) + nearest
+    at = min(range(len(values)), key=lambda at: abs(math.log(values[at] / wanted)))
     fits = plans[at].settings["lower"] < plans[at].settings["upper"]
     return [replace(one, chosen=fits and index == at) for index, one in enumerate(plans)]
 
@@ -254,7 +253,7 @@ def _planned(
     settings: Mapping[str, float],
     common: tuple[float, int, int, str],
     cost: Callable[[int], float],
-    note: str = "",
+    note: str,
 ) -> Plan:
     delta, models, queries, adjacency = common
     counts = [max(1, math.floor(share * queries)) for share in SHARES]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,14 +27,7 @@ TIMEOUT_SECONDS = 300.0
 
 
 class Group(Ranks):
-    """Several processes, each with a contiguous slice of the members; :func:`joined` makes it.
-
-    Attributes:
-        traffic: bytes of all exchanges so far, by kind. "gather" counts the bytes that this process
-            sends or, on the main process, receives. "tell" counts the tensor, "each" all processes'
-            tensors.
-        calls: number of exchanges, by kind.
-    """
+    """Several processes, each with a contiguous slice of the members; :func:`joined` makes it."""
 
     def __init__(
         self,
@@ -51,8 +43,6 @@ class Group(Ranks):
         self._timeout = timeout_seconds
         self._num_models = num_models
         self._repeated = repeated
-        self.traffic: Counter[str] = Counter() if before is None else before.traffic
-        self.calls: Counter[str] = Counter() if before is None else before.calls
         self._broken: list[str] = [] if before is None else before._broken
 
     def over(self, num_models: int, *, repeated: bool = False) -> Group:
@@ -96,7 +86,7 @@ class Group(Ranks):
         data = rows.contiguous()
         if not self.is_main:
             sent = dist.P2POp(dist.isend, _as_bytes(data), 0)
-            self._run("gather", _as_bytes(data), lambda: _exchange([sent]))
+            self._run(lambda: _exchange([sent]))
             return None
         whole = rows.new_empty((self._members(), *rows.shape[1:]))
         whole[: len(rows)] = rows
@@ -104,7 +94,7 @@ class Group(Ranks):
         received = [
             dist.P2POp(dist.irecv, _as_bytes(part), rank) for rank, part in enumerate(others, 1)
         ]
-        self._run("gather", _as_bytes(whole[len(rows) :]), lambda: _exchange(received))
+        self._run(lambda: _exchange(received))
         return whole
 
     def tell(
@@ -129,8 +119,7 @@ class Group(Ranks):
                     f"make must give {dtype} of shape {shape}, got {made.dtype} {tuple(made.shape)}"
                 )
             found.copy_(made)
-        data = _as_bytes(found)
-        self._run("tell", data, lambda: dist.broadcast(data, src=0))
+        self._run(lambda: dist.broadcast(_as_bytes(found), src=0))
         return found
 
     def agree(self, facts: Mapping[str, object]) -> None:
@@ -160,7 +149,7 @@ class Group(Ranks):
         data = value.contiguous()
         found = torch.empty((self.world, *data.shape), dtype=data.dtype, device=data.device)
         parts = [_as_bytes(part) for part in found]
-        self._run("each", _as_bytes(found), lambda: dist.all_gather(parts, _as_bytes(data)))
+        self._run(lambda: dist.all_gather(parts, _as_bytes(data)))
         return found
 
     def _members(self) -> int:
@@ -168,7 +157,7 @@ class Group(Ranks):
             raise ValueError("ranks must know the number of members: call over(num_models) first")
         return self._num_models
 
-    def _run(self, kind: str, data: Tensor, call: Callable[[], Any]) -> None:
+    def _run(self, call: Callable[[], object]) -> None:
         if self._broken:
             raise ProcessError(self._broken[0])
         started = time.monotonic()
@@ -184,8 +173,6 @@ class Group(Ranks):
             # Log at once, because torchrun may end this process before the exception is shown.
             _LOG.error(self._broken[0])
             raise ProcessError(self._broken[0]) from error
-        self.calls[kind] += 1
-        self.traffic[kind] += data.numel()
 
 
 def _as_bytes(value: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -23,7 +22,7 @@ class Place:
     local_rank: int = 0
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+    def from_environment(cls) -> Self:
         """Read RANK, WORLD_SIZE and LOCAL_RANK, as `torchrun` sets them.
 
         Without them the process is the only one.
@@ -32,7 +31,7 @@ class Place:
             ValueError: if only one of RANK and WORLD_SIZE is set, or RANK is not below WORLD_SIZE.
         """
         names = ("RANK", "WORLD_SIZE")
-        given = [environment.get(name) for name in names]
+        given = [os.environ.get(name) for name in names]
         if given == [None, None]:
             return cls()
         if not all(value is not None and value.isdecimal() for value in given):
@@ -40,4 +39,4 @@ class Place:
         rank, world = (int(value or 0) for value in given)
         if rank >= world:
             raise ValueError(f"RANK must be below WORLD_SIZE {world}, got {rank}")
-        return cls(rank, world, int(environment.get("LOCAL_RANK", "0")))
+        return cls(rank, world, int(os.environ.get("LOCAL_RANK", "0")))

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from adapmixed.report.table import aligned
 from adapmixed.report.view import Method
 
+_ROWS = 8
 
-def over_time(methods: Sequence[Method], rows: int = 8) -> list[str]:
-    """Return the lines of a table with about `rows` parts of the text."""
-    stretches = [_stretches(method.perplexities, rows) for method in methods]
+
+def over_time(methods: Sequence[Method]) -> list[str]:
+    """Return the lines of a table with at most `_ROWS` parts of the text."""
+    stretches = [_stretches(method.perplexities) for method in methods]
     lines = [["perplexity of queries", *(method.name for method in methods)]]
     for row in zip(*stretches, strict=True):
         first, last, _ = row[0]
@@ -17,11 +19,9 @@ def over_time(methods: Sequence[Method], rows: int = 8) -> list[str]:
     return aligned(lines, [True] * (len(methods) + 1))
 
 
-def _stretches(
-    perplexities: Sequence[tuple[int, float]], rows: int
-) -> list[tuple[int, int, float]]:
-    """Return (first query, last query, perplexity between them) of about `rows` parts."""
-    count = min(rows, len(perplexities))
+def _stretches(perplexities: Sequence[tuple[int, float]]) -> list[tuple[int, int, float]]:
+    """Return (first query, last query, perplexity between them) of each part."""
+    count = min(_ROWS, len(perplexities))
     chosen = [perplexities[(row + 1) * len(perplexities) // count - 1] for row in range(count)]
     found, before, loss_before = [], 0, 0.0
     for queries, perplexity in chosen:

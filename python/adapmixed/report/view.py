@@ -53,11 +53,6 @@ class Method:
     perplexities: tuple[tuple[int, float], ...]
     diagnostics: Mapping[str, Any] | None
 
-    @property
-    def has_budget(self) -> bool:
-        """Whether ε is finite and above 0."""
-        return self.epsilon is not None and 0 < self.epsilon < math.inf
-
 
 def read_methods(report: Mapping[str, object]) -> tuple[Method, ...]:
     """Return the methods of a report.
@@ -112,12 +107,6 @@ def format_delta(method: Method) -> str:
 def format_neighbours(adjacency: str | None) -> str:
     """Return the adjacency of ε, or `MISSING` if nothing private was used or protected."""
     return MISSING if adjacency is None else NEIGHBOUR_LABELS.get(adjacency, adjacency)
-
-
-def format_promise(kind: str, adjacency: str | None) -> str:
-    """Return the kind and the adjacency of an ε."""
-    words = KIND_LABELS.get(kind, kind)
-    return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
 
 
 def format_unit(method: Method) -> str:

@@ -44,21 +44,15 @@ def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
 
 
 def save_adapter(
-    model: Any,
-    folder: str | os.PathLike[str],
-    config: FinetuneConfig,
-    *,
-    base_name: str,
-    dtype: torch.dtype = torch.float32,
+    model: Any, folder: str | os.PathLike[str], config: FinetuneConfig, *, base_name: str
 ) -> None:
-    """Write an ordinary peft folder that contains no path of this machine.
+    """Write an ordinary peft folder, in float32, that contains no path of this machine.
 
     Args:
         model: the result of `adapted_copy`.
         folder: the folder, created if it is missing; its adapter files are replaced.
         config: the settings that the adapter was trained with.
         base_name: the value of `base_model_name_or_path`, a hub name or a neutral word.
-        dtype: dtype of the stored weights; readers compute in fp32.
     """
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
@@ -81,7 +75,9 @@ def save_adapter(
     (target / "adapter_config.json").write_text(text, encoding="utf-8")
     # By default peft also stores the whole output layer if that is adapted.
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in state.items()}
+    weights = {
+        name: value.detach().to("cpu", torch.float32).contiguous() for name, value in state.items()
+    }
     save_file(weights, str(target / "adapter_model.safetensors"), metadata={"format": "pt"})
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class FinetuneConfig:
     """Settings of one adapter's training.
 
-    They are the same for every shard and must be chosen without private data.
+    They are the same for every shard and must be chosen without private data. The defaults of rank,
+    alpha, weight decay and block size are the paper's, which does not give the batch size.
 
     Attributes:
         rank: rank r of the update B A, >= 1.

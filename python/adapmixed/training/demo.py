@@ -31,7 +31,8 @@ def train_demo(folder: Path, *, workers: int | None = None) -> Path:
 
     Args:
         folder: the ensemble folder.
-        workers: number of processes that train; None for one per core.
+        workers: number of processes that train; None for one per core. With more than one, a script
+            must call this under `if __name__ == "__main__":`.
 
     Returns:
         the folder.
@@ -39,7 +40,7 @@ def train_demo(folder: Path, *, workers: int | None = None) -> Path:
     Raises:
         ValueError: if the folder holds another ensemble, for instance one trained on the text of
             another Python version.
-        RuntimeError: if a worker was killed, or the disk is full.
+        RuntimeError: if a worker ended early, or the disk is full.
     """
     key = folder.with_name(folder.name + ".key")
     folder.parent.mkdir(parents=True, exist_ok=True)

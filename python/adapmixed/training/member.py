@@ -36,7 +36,6 @@ class MemberSettings:
         validation_fraction: expected share of a shard that is held out for validation.
         device: the device, for instance "cpu" or "cuda:0".
         dtype: dtype of the public model.
-        stored_dtype: dtype of the adapter's file.
     """
 
     base: str
@@ -47,7 +46,6 @@ class MemberSettings:
     validation_fraction: float
     device: str
     dtype: torch.dtype
-    stored_dtype: torch.dtype
 
 
 class MemberTrainer:
@@ -112,13 +110,7 @@ class MemberTrainer:
             "validation": _validation(trained, len(validation), len(held)),
         }
         temporary = temporary_folder(folder)
-        save_adapter(
-            trained.model,
-            temporary,
-            config,
-            base_name=settings.base_name,
-            dtype=settings.stored_dtype,
-        )
+        save_adapter(trained.model, temporary, config, base_name=settings.base_name)
         text = json.dumps(record, indent=1) + "\n"
         (temporary / MEMBER_FILE).write_text(text, encoding="utf-8")
         publish_folder(temporary, folder)

@@ -50,7 +50,7 @@ def train_members(
 
     Raises:
         ValueError: as `MemberTrainer`.
-        RuntimeError: if a worker process was killed.
+        RuntimeError: if a worker process ended early.
     """
 
     def finished(shard: int) -> None:
@@ -88,8 +88,8 @@ def train_members(
                 finished(running.pop(future))
     except BrokenProcessPool as error:
         raise RuntimeError(
-            "a worker process was killed, perhaps for lack of memory; finished members are kept: "
-            "run the same command again with fewer workers"
+            "a worker process ended early, and finished members are kept: in a script, call this "
+            'under `if __name__ == "__main__":`; if memory was short, use fewer workers'
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)

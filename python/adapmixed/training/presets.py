@@ -1,7 +1,6 @@
 """Training settings: the paper's for each data set, and those for the output layer alone.
 
-The paper's settings come from its table train_params, and N from its table priv_params. The paper
-does not give the members' batch size; 8 blocks is our choice.
+The paper's settings come from its table train_params, and N from its table priv_params.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ headings have more."""
 
 @dataclass(frozen=True)
 class TrainingPreset:
-    """The paper's settings for one data set.
+    """The paper's settings for one data set; `FinetuneConfig` has those that all share.
 
     Attributes:
         num_models: N.
@@ -24,34 +23,16 @@ class TrainingPreset:
         epochs: passes of every member over its shard.
         new_document: regular expression that joins the corpus's rows to documents, or None; see
             `Corpus`.
-        rank: rank of the adapters.
-        alpha: scale of the adapters.
-        weight_decay: AdamW's weight decay.
-        block_size: tokens per block.
-        batch_size: blocks per step.
     """
 
     num_models: int
     learning_rate: float
     epochs: int
     new_document: str | None = None
-    rank: int = 4
-    alpha: float = 32.0
-    weight_decay: float = 0.01
-    block_size: int = 512
-    batch_size: int = 8
 
     def finetune_settings(self) -> dict[str, Any]:
-        """Return the arguments of `FinetuneConfig` for the members."""
-        return {
-            "rank": self.rank,
-            "alpha": self.alpha,
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "block_size": self.block_size,
-        }
+        """Return the arguments of `FinetuneConfig` for the members; the others keep defaults."""
+        return {"learning_rate": self.learning_rate, "epochs": self.epochs}
 
 
 HEAD: dict[str, Any] = {"rank": 8, "alpha": 64.0, "learning_rate": 6e-3}

@@ -41,7 +41,7 @@ from adapmixed.training.shards import Spool, spool
 from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ class TrainingRun:
         threads: threads of every process, >= 1.
         device: "cpu" or "cuda". Among several processes, each takes the GPU of its local rank.
         dtype: dtype of the public model, "float32" or "bfloat16". Adapters are trained in float32.
-        stored_dtype: dtype of the adapters' files, "float32" or "float16".
 
     Raises:
         ValueError: if a value is out of range.
@@ -81,7 +80,6 @@ class TrainingRun:
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
-    stored_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("num_models", "threads"):
@@ -99,11 +97,7 @@ class TrainingRun:
                 "validation_fraction must be > 0 with early_stopping, which needs held-out text of "
                 "each shard, got 0"
             )
-        for name, allowed in (
-            ("device", ("cpu", "cuda")),
-            ("dtype", ("float32", "bfloat16")),
-            ("stored_dtype", ("float32", "float16")),
-        ):
+        for name, allowed in (("device", ("cpu", "cuda")), ("dtype", tuple(DTYPES))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
 
@@ -122,7 +116,8 @@ def train_ensemble(
     Args:
         run: the ensemble to train.
         place: the rank of this process, which decides its members; None to train all members.
-        workers: number of worker processes, >= 1.
+        workers: number of worker processes, >= 1. With more than one, a script must call this under
+            `if __name__ == "__main__":`.
         say: called with a line about every finished member; None for standard error.
         progress: called with (work done, work in all) at every step; None for a bar on a terminal.
         retrain: the number or folder name of a member to train again in one process, because its
@@ -256,7 +251,6 @@ def _training(run: TrainingRun) -> dict[str, Any]:
         "threads": run.threads,
         "device": run.device,
         "dtype": run.dtype,
-        "stored_dtype": run.stored_dtype,
         "corpus": run.corpus.description(),
     }
 
@@ -276,5 +270,4 @@ def _member_settings(
         validation_fraction=run.validation_fraction,
         device=device,
         dtype=DTYPES[run.dtype],
-        stored_dtype=DTYPES[run.stored_dtype],
     )

@@ -72,13 +72,11 @@ class Spool:
 
     Attributes:
         folder: the folder of the files.
-        documents: number of documents in the whole corpus, >= 1.
         fingerprint: hexadecimal keyed digest of the whole corpus in its order.
         sizes: bytes of each shard that was written.
     """
 
     folder: Path
-    documents: int
     fingerprint: str
     sizes: dict[int, int]
 
@@ -115,7 +113,7 @@ def spool(
     mac = hmac.new(key, b"adapmixed corpus", hashlib.sha256)
     sizes: Counter[int] = Counter()
     held: dict[int, list[bytes]] = {}
-    count, bytes_held = 0, 0
+    bytes_held = 0
 
     def write() -> None:
         for shard, lines in held.items():
@@ -123,8 +121,8 @@ def spool(
                 file.writelines(lines)
         held.clear()
 
+    document = None
     for document in documents:
-        count += 1
         add_document(mac, document)
         (shard,) = assign_shards([document.identifier], num_shards, key=key)
         if shard not in wanted:
@@ -137,9 +135,9 @@ def spool(
             write()
             bytes_held = 0
     write()
-    if count == 0:
+    if document is None:
         raise ValueError("corpus must hold text, but has none")
-    return Spool(folder, count, mac.hexdigest(), dict(sizes))
+    return Spool(folder, mac.hexdigest(), dict(sizes))
 
 
 def hold_out(

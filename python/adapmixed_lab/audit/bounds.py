@@ -28,7 +28,7 @@ ADJACENCIES = ("zero_out", "replace_one")
 def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure: str) -> Target:
     pair = clipped_mixing_pair(*accounted_box(*box), models, adjacency)
     epsilons = [0.0] + [pair.largest_loss() * share for share in (0.2, 0.5, 0.8)]
-    sticks = [max(x.hockey_stick(e) for x in (pair, pair.exchanged())) for e in epsilons]
+    sticks = [float(hockey_stick(np.array(pair.p), np.array(pair.q), e)) for e in epsilons]
     renyis = [max(x.renyi(order) for x in (pair, pair.exchanged())) for order in ORDERS]
 
     def ratio(p: Array, q: Array, _: Array | None) -> Array:

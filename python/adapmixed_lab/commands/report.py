@@ -92,7 +92,7 @@ def _redraw_report(path: Path, content: Mapping[str, Any], out: Path | None) -> 
 
 def _redraw_evaluation(path: Path, content: Mapping[str, Any], out: Path | None) -> None:
     from adapmixed.evaluation import read_result
-    from adapmixed.report.stored import stored_report
+    from adapmixed_lab.figures.stored import stored_report
 
     stored = read_result(path)  # checks version and checksum
     try:

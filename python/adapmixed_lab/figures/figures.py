@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from adapmixed.report.view import Method, format_promise, read_methods, show_epsilon
+from adapmixed.report.view import Method, read_methods, show_epsilon
 from adapmixed_lab.figures.diagnostic_figures import (
     draw_charges,
     draw_screened,
@@ -19,6 +19,7 @@ from adapmixed_lab.figures.style import (
     Drawing,
     canvas,
     filling,
+    format_promise,
     is_wide,
     number_axis,
     promises_legend,
@@ -157,7 +158,7 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
 
 def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
     title = "Where the data-dependent ε goes"
-    shown = [m for m in methods if m.kind == "data-dependent, ex-post" and m.has_budget]
+    shown = [m for m in methods if m.kind == "data-dependent, ex-post" and _has_budget(m)]
     shown = [m for m in shown if all(math.isfinite(v) for v in m.breakdown.values())]
     if not shown:
         return None
@@ -184,9 +185,14 @@ def _draw_breakdown(methods: Sequence[Method]) -> Drawing | None:
     return Drawing("breakdown", title, caption, svg)
 
 
+def _has_budget(method: Method) -> bool:
+    """Return whether ε is finite and above 0."""
+    return method.epsilon is not None and 0 < method.epsilon < math.inf
+
+
 def _coloured(methods: Sequence[Method]) -> list[tuple[Method, str]]:
     """Return the methods with a finite ε above 0, each with its colour in every figure."""
-    shown = [method for method in methods if method.has_budget]
+    shown = [method for method in methods if _has_budget(method)]
     return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
 
 

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from adapmixed.report.view import format_promise
+from adapmixed.report.view import KIND_LABELS, format_neighbours
 
 # Okabe and Ito's palette without its yellow, which is lost on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -95,6 +95,12 @@ def filling(adjacency: str | None) -> dict[str, Any]:
     """Return the style of an ε's mark by its neighbours; an empty mark is white inside."""
     fill = FILLS.get(adjacency or "", "full")
     return {"markerfacecolor": "white"} if fill == "none" else {"fillstyle": fill}
+
+
+def format_promise(kind: str, adjacency: str | None) -> str:
+    """Return the kind and the adjacency of an ε."""
+    words = KIND_LABELS.get(kind, kind)
+    return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
 
 
 def promises_legend(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from adapmixed.report.view import format_promise
-from adapmixed_lab.figures.style import MARKERS, filling
+from adapmixed_lab.figures.style import MARKERS, filling, format_promise
 
 LEGEND = (
     "Circles are fixed guarantees, diamonds are data-dependent, ex-post values, and crosses are "

@@ -69,17 +69,6 @@ class DominatingPair:
         """
         return DominatingPair(self.q, self.p)
 
-    def hockey_stick(self, epsilon: float) -> float:
-        """Return Σ (p - e^epsilon q)_+, the δ of one answer at this epsilon.
-
-        It is H_γ of docs/theory/clipped-mixing.md at γ = e^epsilon.
-
-        Args:
-            epsilon: any real number.
-        """
-        ratio = math.exp(epsilon)
-        return math.fsum(max(0.0, a - ratio * b) for a, b in zip(self.p, self.q, strict=True))
-
     def renyi(self, order: float) -> float:
         """Return D_α(p ‖ q), without cancellation for near-equal distributions.
 
