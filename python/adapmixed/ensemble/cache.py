@@ -6,6 +6,9 @@ part of a step (`benchmarks.forward`).
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +34,20 @@ def key_value_cache(config: Any, positions: int) -> DynamicCache:
         for layer in cache.layers
     ]
     return cache
+
+
+def cache_argument(model: Any) -> str | None:
+    """Return the name of the argument by which a model takes a cache, or None if it takes none.
+
+    transformers renamed it from `past_key_values` to `cache` in version 5.24.
+    """
+    return _cache_argument(getattr(model.forward, "__func__", model.forward))
+
+
+@lru_cache
+def _cache_argument(forward: Callable[..., Any]) -> str | None:
+    names = inspect.signature(forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in names), None)
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not followed

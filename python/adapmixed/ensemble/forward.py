@@ -139,6 +139,10 @@ class BatchedForward:
         rows = self.num_models + 1
         copies = rows if self.trunk.repeats_input else 1
         arguments: dict[str, Any] = {"input_ids": ids.repeat(copies, 1)}
+        if cache is not None:
+            from adapmixed.ensemble.cache import cache_argument
+
+            arguments[cache_argument(self.model) or ""] = cache
         if mask is not None:
             positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -ids.shape[1] :]
             arguments["attention_mask"] = mask.repeat(copies, 1)
@@ -150,7 +154,6 @@ class BatchedForward:
                     head.room = None if self._scales_logits else room
                 output = self.model(
                     **arguments,
-                    past_key_values=cache,
                     use_cache=cache is not None,
                     logits_to_keep=1 if last_only else 0,
                 ).logits

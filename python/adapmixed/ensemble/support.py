@@ -9,7 +9,6 @@ is loaded.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ def check_model(model: Any) -> None:
             space, linear attention, convolution), no key/value cache, quantised weights, or an
             output layer whose width is not the configuration's vocab_size.
     """
-    from adapmixed.ensemble.cache import key_value_cache
+    from adapmixed.ensemble.cache import cache_argument, key_value_cache
 
     kind = model.config.model_type
     if getattr(model.config, "is_encoder_decoder", False):
@@ -56,9 +55,10 @@ def check_model(model: Any) -> None:
                 f"({type(module).__name__}): the tokens that one member sends to an expert change "
                 "the shape of a product, and so the last bits of other members' logits"
             )
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if cache_argument(model) is None:
         raise ValueError(
-            f"base must take a key/value cache (past_key_values), {type(model).__name__} does not"
+            "base must take a key/value cache (an argument cache or past_key_values), got "
+            f"{type(model).__name__}, which takes none"
         )
     if any(getattr(key_value_cache(model.config, 0), "is_linear", ())):
         raise ValueError(

@@ -169,8 +169,9 @@ def _fault(model: Any, trunk: Trunk) -> str | None:
     The public model is tried alone, with padding and through a cache. Two repeated rows must be
     equal and, up to rounding, give the model's own logits.
     """
-    from adapmixed.ensemble.cache import key_value_cache
+    from adapmixed.ensemble.cache import cache_argument, key_value_cache
 
+    taken = cache_argument(model) or ""  # `check_model` was here before
     training = model.training
     model.eval()
     ids = (
@@ -188,7 +189,7 @@ def _fault(model: Any, trunk: Trunk) -> str | None:
                     input_ids=ids[:, start:stop],
                     attention_mask=mask[:, :stop],
                     position_ids=positions[:, start:stop],
-                    past_key_values=cache,
+                    **{taken: cache},
                     use_cache=True,
                 ).logits
             )

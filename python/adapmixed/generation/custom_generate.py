@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _DROPPED = ("streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask")
 _PREPARED = frozenset(
     {
-        "attention_mask", "position_ids", "past_key_values", "cache_position", "use_cache",
+        "attention_mask", "position_ids", "past_key_values", "cache", "cache_position", "use_cache",
         "logits_to_keep", "output_attentions", "output_hidden_states", "synced_gpus", "tokenizer",
     }
 )  # fmt: skip
@@ -172,12 +172,13 @@ def _check_inputs(inputs: Mapping[str, Any], prompt: Tensor) -> None:
     for name in _DROPPED:
         if inputs.get(name) is not None:
             raise refused(name, type(inputs[name]).__name__)
-    cache = inputs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ValueError(
-            f"past_key_values must be empty, got {cache.get_seq_length()} positions: the ensemble "
-            "reads the whole prompt itself"
-        )
+    for name in ("past_key_values", "cache"):  # transformers renamed it in version 5.24
+        cache = inputs.get(name)
+        if cache is not None and cache.get_seq_length() > 0:
+            raise ValueError(
+                f"{name} must be empty, got {cache.get_seq_length()} positions: the ensemble reads "
+                "the whole prompt itself"
+            )
     places = inputs.get("position_ids")
     if places is not None:
         mask = inputs.get("attention_mask")
