@@ -94,8 +94,9 @@ os.register_at_fork(after_in_child=_renew_in_child)
 class SeededRandom(_Counter):
     """A repeatable random source whose key comes from a seed, for tests and evaluation only.
 
-    Whoever knows the seed can undo the randomness. Guarantees of its answers say so, and a ledger
-    takes no charge for them.
+    Whoever knows the seed can undo the randomness. Two sources with the same seed and label give
+    the same numbers, so whoever sees answers of both needs no seed. Guarantees of the answers say
+    so, and a ledger takes no charge for them.
 
     Args:
         seed: any integer.
@@ -145,3 +146,9 @@ class SeededRandom(_Counter):
             label: name of the user. The same seed and labels give the same source.
         """
         return SeededRandom(self.seed, f"{self.label}/{label}")
+
+
+def check_rng(rng: object) -> None:
+    """Raise ValueError unless `rng` is a random source."""
+    if not callable(getattr(rng, "reserve", None)):
+        raise ValueError(f"rng must be SecureRandom() or SeededRandom(seed), got {rng!r}")

@@ -203,6 +203,12 @@ def test_bad_targets_raise_before_anything_is_charged(
 
 
 @every
+def test_a_bad_random_source_raises_before_anything_is_charged(name: str) -> None:
+    with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\) or .* got 7"):
+        propose(name, rng=7)
+
+
+@every
 def test_no_positions(name: str) -> None:
     proposal, accountant = propose(name, positions=0), Accountant(1e-5)
     accountant.charge(proposal)

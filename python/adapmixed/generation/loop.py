@@ -15,6 +15,7 @@ from adapmixed.generation.refused import refuse
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
+from adapmixed.rng import check_rng
 from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ class Answerer:
             raise ValueError(
                 "accountant must be None on all processes but the main one, which is charged"
             )
-        if not callable(getattr(self.rng, "reserve", None)):
-            raise ValueError(f"rng must be SecureRandom() or SeededRandom(seed), got {self.rng!r}")
+        check_rng(self.rng)
         check_option("overflow", self.overflow, OVERFLOWS)
         check_count("memory_bytes", self.memory_bytes)
         self.check(0)

@@ -22,6 +22,7 @@ from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.rows import Rows, Versions, shaped
 from adapmixed.mechanisms.single_charge import Charge
 from adapmixed.privacy import Caveat, Event
+from adapmixed.rng import check_rng
 from adapmixed_ext.types import RandomSource
 
 
@@ -268,7 +269,7 @@ class Mechanism(ABC):
             A proposal for `Accountant.charge`.
 
         Raises:
-            ValueError: logits, targets, temperature or top_k are not valid.
+            ValueError: logits, rng, targets, temperature or top_k are not valid.
         """
         rows = shaped(private_logits, public_logits, temperature=temperature, top_k=top_k)
         given = private_logits, public_logits
@@ -294,7 +295,7 @@ class Mechanism(ABC):
             origin: the ensemble that the rows come from.
 
         Raises:
-            ValueError: logits or targets are not valid.
+            ValueError: logits, rng or targets are not valid.
         """
         given = rows.private, rows.public
         own = rows.apart_from(*(one for one in given if one.is_inference()))
@@ -309,6 +310,7 @@ class Mechanism(ABC):
         origin: Origin,
     ) -> Proposal:
         """Return the proposal for these rows. Neither they nor the given logits may change."""
+        check_rng(rng)
         if targets is not None:
             rows.check_targets(targets)
         versions = Versions(*given, rows.private, rows.public)

@@ -22,8 +22,8 @@ _NEIGHBOURS = {
 }
 
 _CAVEATS = {
-    "seeded": "The randomness was seeded: against anyone who knows or guesses the seed there is no "
-    "privacy guarantee.",
+    "seeded": "The randomness was seeded: there is no privacy guarantee against anyone who knows "
+    "or guesses the seed, nor against anyone at all if two sources were made from it.",
     "shards": "Disjointness of the shards was not verified: records that lie in several of them, "
     "or that an edit of other records can move, are not covered.",
     "positions": "Shards were assigned by positions in a file: an edit that changes the number or "
