@@ -172,6 +172,10 @@ def test_budgets_of_shards_go_on_from_their_ledger(
         (["--mechanism", "adapmixed order"], "--mechanism must be 'NAME KEY=VALUE ...', got 'ord"),
         (["--mechanism", "adapmixed order=2 order=3"], "got 'order=3'"),
         (["--mechanism", "adapmixed 'order=3"], "--mechanism must be 'NAME KEY=VALUE ...'"),
+        (
+            ["--mechanism", "clipped-log-pool lower=-1,upper=1,scale=2"],
+            "must have spaces between settings, got 'lower=-1,upper=1,scale=2'",
+        ),
         (["--mechanism", "adapmixed order=high"], "order must be a number, got 'high'"),
         (["--mechanism", "adapmixed loss_orders=2,x"], "must be a number, got 'x'"),
         (["--mechanism", "pmixed epsilon=8 queries=2.5"], "queries must be an integer, got '2.5'"),

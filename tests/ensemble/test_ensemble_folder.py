@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,10 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
         read_manifest(tmp_path)
     with pytest.raises(ValueError, match="must hold ensemble.json"):
         read_manifest(tmp_path / "elsewhere")
+    (single := tmp_path / "single").mkdir()
+    (single / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="a single adapter: give a list of such folders"):
+        read_manifest(single)
 
 
 def test_a_fingerprint_is_of_the_members_in_their_order(
@@ -140,3 +145,17 @@ def test_a_fingerprint_is_of_the_members_in_their_order(
     }
     assert len(found) == 5
     assert fingerprint("base", [one, two], None) == fingerprint("base", [one, two], None)
+
+
+def test_a_fingerprint_does_not_tell_where_the_base_lies(
+    make_adapters: Make, base: Any, tmp_path: Path
+) -> None:
+    """A ledger is still that of the ensemble if the base's folder is renamed."""
+    members = make_adapters(1)
+    base.save_pretrained(tmp_path / "base")
+    shutil.copytree(tmp_path / "base", tmp_path / "renamed")
+    before = fingerprint(tmp_path / "base", members, None)
+    assert fingerprint(tmp_path / "renamed", members, None) == before
+    (tmp_path / "renamed" / "tokenizer.json").write_text("{}")
+    assert fingerprint(tmp_path / "renamed", members, None) != before
+    assert fingerprint("base", members, None) != fingerprint("renamed", members, None)

@@ -158,6 +158,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
         if key not in known:
             why = _GIVEN.get(key, f"keys are {', '.join(known) or 'none'}")
             raise ValueError(f"--mechanism {name} does not take {key}: {why}")
+        if "," in value and "=" in value:
+            raise ValueError(f"--mechanism must have spaces between settings, got {pair!r}")
         given[key] = _value(types.get(key, "str | None"), value)
     return name, given
 

@@ -93,7 +93,9 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not") from error
+        single = (Path(folder) / "adapter_config.json").is_file()
+        why = ", it is a single adapter: give a list of such folders" if single else ""
+        raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
     if not isinstance(data, dict):

@@ -26,6 +26,7 @@ _ASIDE = frozenset(
     {
         "padding", "truncation", "name_or_path", "transformers_version", "_commit_hash",
         "special_tokens_map_file", "tokenizer_file", "chat_template", "is_local",
+        "local_files_only",
         "clean_up_tokenization_spaces", "model_max_length", "max_length", "stride", "padding_side",
         "truncation_side", "truncation_strategy", "pad_to_multiple_of", "model_input_names",
     }
@@ -115,10 +116,10 @@ def check_files(source: str | None, folder: Path, manifest: Manifest | None) -> 
         return Compared(False, False)
     # The hub's cache holds only the files that were requested so far.
     whole = source is not None and Path(source).is_dir()
-    same_tokenizer = _compare_tokenizer(local, folder, manifest, whole=whole)
     found = None if manifest.base_sha256 is None else base_sha256(local)
     if found is not None and manifest.base_sha256 is not None:
         _compare(local / WEIGHTS, found, folder, manifest.base_sha256)
+    same_tokenizer = _compare_tokenizer(local, folder, manifest, whole=whole)
     return Compared(found is not None, same_tokenizer)
 
 
@@ -220,8 +221,8 @@ def _compare(path: Path, found: str, folder: Path, expected: str) -> None:
 def fingerprint(base: object, members: Sequence[Path | None], recorded: str | None) -> str:
     """Return a SHA-256 of the base and of every member's files in their order.
 
-    A base folder counts with its name and the digests of its weights and tokenizer files. A hub
-    name or a model object counts with its name alone.
+    A base folder counts with the digests of its weights and tokenizer files, wherever it lies. A
+    hub name or a model object counts with its name alone.
 
     Args:
         base: the base as given to `Ensemble.from_pretrained`.
@@ -232,11 +233,12 @@ def fingerprint(base: object, members: Sequence[Path | None], recorded: str | No
     Returns:
         64 hexadecimal digits.
     """
-    digest = hashlib.sha256(_last(source_of(base) or "").encode())
     if isinstance(base, str | os.PathLike) and Path(base).is_dir():
         facts = [f"base {recorded or base_sha256(base)}"]
         facts += [f"{name} {found}" for name, found in sorted(tokenizer_files(base).items())]
-        digest.update("".join(f"\n{fact}" for fact in facts).encode())
+    else:
+        facts = [f"name {_last(source_of(base) or '')}"]
+    digest = hashlib.sha256("\n".join(facts).encode())
     for path in members:
         if path is None:
             digest.update(b"\nmissing")

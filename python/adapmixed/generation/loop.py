@@ -106,6 +106,11 @@ class Answerer:
         """Raise ValueError if answers to prompts of this length do not fit the model's window."""
         limit = self.ensemble.max_positions if self.overflow == "refuse" else None
         # The last token is released but never read back.
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"prompt must have at most {limit} tokens, the model's window, got {length} "
+                "(overflow='slide' reads the last of them)"
+            )
         if limit is not None and length + max_new_tokens - 1 > limit:
             raise ValueError(
                 f"max_new_tokens must be <= {limit - length + 1} after a prompt of {length} tokens "

@@ -65,7 +65,7 @@ class AdaPMixED(Mechanism):
     name: ClassVar[str] = "adapmixed"
     no_budget: ClassVar[str] = (
         "its losses depend on the other members, and its screening tells a bit about all of them, "
-        "which no member's charge covers"
+        "which no member's charge covers; ClippedMixing and ClippedLogPool take one"
     )
 
     order: float

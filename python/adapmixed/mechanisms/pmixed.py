@@ -43,7 +43,8 @@ class PMixED(Mechanism):
 
     name: ClassVar[str] = "pmixed"
     no_budget: ClassVar[str] = (
-        "its charge is the same for every member, fixed for a number of queries"
+        "its charge is the same for every member, fixed for a number of queries; ClippedMixing and "
+        "ClippedLogPool take one"
     )
 
     epsilon: float

@@ -115,8 +115,8 @@ def read_head(path: str) -> Head:
 
 def _missing(path: str) -> LedgerCorruptError:
     return LedgerCorruptError(
-        f"{path} must lie next to its database, but there is no such file: without it, the loss of "
-        "the last charges would go unnoticed"
+        f"{path} must lie next to its database, but there is no such file: either it was lost, and "
+        "the loss of the last charges would go unnoticed, or the database is no ledger"
     )
 
 
