@@ -13,7 +13,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
 CHECKED = ("python", "sh", "{code-cell}")
-"""Languages of blocks that run or are parsed."""
+"""Languages of blocks that run, or are parsed if a mark says that they cannot."""
 
 SHOWN = (
     "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "dockerfile",
@@ -32,7 +32,7 @@ class Block:
         page: relative to the repository.
         line: of its first line of content, from 1.
         language: the first word after the fence.
-        marks: the other words: "no-run" for what cannot run offline.
+        marks: the other words: "no-run" for what cannot run in the tests.
         text: the content, each line with its line break.
     """
 

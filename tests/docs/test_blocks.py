@@ -1,9 +1,9 @@
-"""Every Python and shell block of the README and the site runs or is parsed.
+"""Every Python and shell block of the README and the site runs, but for ten that are marked.
 
-A page's Python blocks run in order, in a folder with stand-ins for the reader's files. Pages of
-`SCRIPTS` and notebooks run whole, in an empty folder. Other shell blocks are only parsed, and the
-program's own parsers read its command lines. A block that cannot run offline says so after its
-language: "sh no-run". It is still parsed.
+A page's blocks run in order in one folder, with stand-ins for the reader's files. Pages of
+`SCRIPTS` and notebooks run whole, in an empty folder. A block that builds, runs these tests, or
+needs the network or hours says so after its language: "sh no-run". The program's own parsers read
+the command lines of every shell block, and every Python block compiles and finds its imports.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def test_a_block_says_in_one_way_what_it_is() -> None:
 def test_few_blocks_cannot_run() -> None:
     checked = [one for one in ALL if one.language in CHECKED]
     marked = [str(one) for one in checked if not one.runs]
-    assert len(checked) >= 30
-    assert len(marked) <= 0.1 * len(checked), marked
+    assert len(checked) >= 75
+    assert len(marked) <= 10, marked
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
@@ -147,50 +147,67 @@ def _parse(program: str, words: list[str], where: str) -> None:
         mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=1)
 
 
-def _python_pages() -> list[object]:
-    """Return the pages with Python blocks; all but the README's are slow."""
+def _other_pages() -> list[object]:
+    """Return the pages whose blocks run with stand-ins; all but the README are slow."""
     found: list[object] = []
     for page in pages():
         if name_of(page) in SCRIPTS or page in notebooks():
             continue
-        if any(one.language == "python" and one.runs for one in blocks(page)):
+        if any(one.runs for one in blocks(page)):
             slow = () if page.name == "README.md" else (pytest.mark.slow,)
             found.append(pytest.param(page, marks=slow, id=name_of(page)))
     return found
 
 
-@pytest.mark.parametrize("page", _python_pages())
-def test_python_blocks_run(
+@pytest.mark.parametrize("page", _other_pages())
+def test_blocks_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo_ensemble: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    running = [one for one in blocks(page) if one.language == "python" and one.runs]
-    _stand_ins(running, demo_ensemble)
+    _stand_ins(page, demo_ensemble)
     names: dict[str, object] = {"__name__": "page"}
-    for block in running:
-        exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), names)
+    for block in (one for one in blocks(page) if one.runs):
+        if block.language == "python":
+            exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), names)
+        else:
+            _run(["bash", "-euo", "pipefail"], block.text, tmp_path, str(block))
 
 
-def _stand_ins(running: list[Block], ensemble: Path) -> None:
-    """Put stand-ins for the reader's texts and models into the folder."""
+def _stand_ins(page: Path, ensemble: Path) -> None:
+    """Put what a page's reader has into the folder: texts, a public model and an ensemble."""
     from adapmixed.data import demo_base, held_out_documents, private_documents
 
-    rows = [{"user": one.identifier, "text": one.text} for one in private_documents()]
+    rows = [{"user": one.identifier, "text": one.text} for one in private_documents()[:200]]
     Path("notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("held-out.txt").write_text("\n\n".join(one.text for one in held_out_documents()))
-    for block in running:
-        for node in ast.walk(ast.parse(block.text)):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
-                for one, target in zip(node.args, (demo_base(), ensemble), strict=False):
-                    if isinstance(one, ast.Constant):
-                        _link(Path(str(one.value)), Path(target))
+    links = {"base": Path(demo_base())}
+    if page.name == "README.md":
+        links["report/ensemble"] = ensemble
+    elif page.name == "train.md":  # its commands make my-ensemble
+        links |= {"adapters/a": ensemble / "member-000", "adapters/b": ensemble / "member-001"}
+    elif page.name == "reproduce-the-paper.md":
+        links["benchmarks"] = ROOT / "benchmarks"
+        for end in ("", ".key", ".private"):  # of an earlier run, so that it is not trained again
+            links[f"reproduction/ensemble{end}"] = ensemble.with_name(ensemble.name + end)
+    else:
+        links["my-ensemble"] = ensemble
+    for name, target in links.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).symlink_to(target)
 
 
-def _link(name: Path, target: Path) -> None:
-    if not name.is_absolute() and not name.exists():
-        name.parent.mkdir(parents=True, exist_ok=True)
-        name.symlink_to(target)
+def _run(command: list[str], script: str, folder: Path, where: str) -> str:
+    """Run a script offline in a folder; return what it printed."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        command, input=script, cwd=folder, text=True, capture_output=True, env=environment
+    )
+    assert done.returncode == 0, f"{where}:\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def run_whole(page: Path, folder: Path) -> str:
@@ -201,16 +218,8 @@ def run_whole(page: Path, folder: Path) -> str:
         if one.runs and one.language in ("python", "sh")
     )
     cells = "".join(one.text for one in blocks(page) if one.language == "{code-cell}")
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HF_HUB_OFFLINE": "1",
-    }
     command = [sys.executable, "-"] if cells else ["bash", "-euo", "pipefail"]
-    done = subprocess.run(
-        command, input=cells or script, cwd=folder, text=True, capture_output=True, env=environment
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return _run(command, cells or script, folder, name_of(page))
 
 
 @pytest.mark.slow
