@@ -72,7 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.json)
     missing = [name for name in _ASKED if getattr(arguments, name) is None]
     if (arguments.lower is None) != (arguments.upper is None):
-        raise ValueError("--lower and --upper must be given together")
+        given, other = ("lower", "upper") if arguments.upper is None else ("upper", "lower")
+        raise ValueError(
+            f"--lower and --upper must be given together, got --{given} without --{other}"
+        )
     if arguments.lower is not None:
         if len(missing) != 1:
             raise ValueError(
