@@ -207,8 +207,8 @@ def _chosen_words(plans: "list[Plan]") -> str:
         lines.append(f"  {name} {found[0]}: {rule}" if found else f"  {name}: nothing fits")
     lines.append(
         "The rules come from the built-in demo. There this shape had a lower perplexity than shape "
-        "1 at equal ε,\nand scale = 4 the lowest of scales 1, 2 and 4 at ε = 4 and 8 (see \"Plan a "
-        "budget\"). For other models,\ncompare the settings by perplexity on public text.\n"
+        '1 at equal ε,\nand scale = 4 the lowest of scales 1, 2 and 4 at ε = 4 and 8 (see "Plan a '
+        'budget"). For other models,\ncompare the settings by perplexity on public text.\n'
     )
     return "\n".join(lines)
 

@@ -154,7 +154,7 @@ class Totals:
             spent = array_add_up(spent, event.charge[:, position])
         if (spent > budget.amount).any():
             raise ValueError(
-                f"charge must keep every shard within its budget of {budget.amount!r}, got one that "
+                f"charge must keep every shard within its budget {budget.amount!r}, got one that "
                 "exceeds it"
             )
         return replace(self, spent=spent, charged=self.charged + event.queries)
