@@ -20,13 +20,13 @@ PACKAGES = {
     "adapmixed_lab": ROOT / "python" / "adapmixed_lab",
 }
 
-# Room -> rooms it may import. A room is a module or package directly below `adapmixed`; a module
-# of a room may always import its own room. "ext" is adapmixed_ext, "lab" adapmixed_lab, which no
-# room of the library may import.
+# Part -> parts it may import. A part is a module or package directly below `adapmixed`; a module
+# of a part may always import its own part. "ext" is adapmixed_ext, "lab" adapmixed_lab, which no
+# part of the library may import.
 BELOW_GENERATION = {"ext", "checks", "errors", "ranks", "ensemble", "mechanisms", "privacy", "rng"}
 BELOW_REPORT = BELOW_GENERATION | {"generation", "evaluation", "data", "training", "files"}
 BELOW_COMMANDS = BELOW_REPORT | {"report", "doctor", "workers"}
-DOORS: dict[str, set[str]] = {
+IMPORTS: dict[str, set[str]] = {
     "ext": set(),
     "checks": set(),
     "errors": set(),
@@ -61,7 +61,7 @@ PRIVACY_FOR_MECHANISMS = {
     )
 }
 
-# Rooms whose foreign imports are part of the contract.
+# Parts whose foreign imports are part of the contract.
 FOREIGN = {
     "privacy": {"numpy", "dp_accounting"},
     "checks": set(),
@@ -149,8 +149,8 @@ def imports(module: str) -> tuple[Import, ...]:
     return tuple(found)
 
 
-def room(module: str) -> str | None:
-    """Return the room of a module; None for the root package and for foreign modules."""
+def part(module: str) -> str | None:
+    """Return the part of a module; None for the root package and for foreign modules."""
     if module.split(".")[0] in ("adapmixed_ext", "adapmixed_lab"):
         return module.split(".")[0].removeprefix("adapmixed_")
     parts = module.split(".")
@@ -173,27 +173,27 @@ def test_all_modules_are_seen() -> None:
 
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_doors(module: str) -> None:
-    here = room(module)
+    here = part(module)
     if here is None:  # adapmixed/__init__.py: a lazy front door to everything
         assert all(i.for_types or not ours(i.target) or not i.at_import for i in imports(module))
         return
-    assert here in DOORS, f"{module}: no doors are stated for the room {here!r}"
+    assert here in IMPORTS, f"{module}: no imports are stated for the part {here!r}"
     for used in imports(module):
         if not ours(used.target):
             continue
-        there = room(used.target)
+        there = part(used.target)
         where = f"{modules()[module]}:{used.line} imports {used.target}"
         if there is None:  # `from adapmixed import __version__`
             assert here in ("cli", "commands", "doctor", "ranks", "report", "__main__"), where
             continue
-        assert there == here or there in DOORS[here], where
+        assert there == here or there in IMPORTS[here], where
         if here == "mechanisms" and there == "privacy":
             assert used.target in PRIVACY_FOR_MECHANISMS, where
 
 
-@pytest.mark.parametrize("module", sorted(m for m in modules() if room(m) in FOREIGN))
+@pytest.mark.parametrize("module", sorted(m for m in modules() if part(m) in FOREIGN))
 def test_foreign_imports(module: str) -> None:
-    allowed = FOREIGN[room(module) or ""]
+    allowed = FOREIGN[part(module) or ""]
     for used in imports(module):
         top = used.target.split(".")[0]
         if not ours(used.target) and top not in sys.stdlib_module_names:
@@ -201,14 +201,14 @@ def test_foreign_imports(module: str) -> None:
 
 
 def test_the_library_needs_no_package_of_the_laboratory() -> None:
-    for module in (m for m in modules() if room(m) != "lab"):
+    for module in (m for m in modules() if part(m) != "lab"):
         for used in imports(module):
             where = f"{modules()[module]}:{used.line} imports {used.target}"
             assert used.target.split(".")[0] not in PACKAGES_OF_THE_LAB, where
 
 
 def test_order_inside_the_operators() -> None:
-    for module in (m for m in modules() if room(m) == "ext"):
+    for module in (m for m in modules() if part(m) == "ext"):
         name = module.partition(".")[2] or "__init__"
         order = REFERENCE_ORDER if name.split(".")[0] == "reference" else EXT_ORDER
         for used in imports(module):
@@ -246,15 +246,15 @@ def test_no_cycles() -> None:
         visit(module, ())
 
 
-def test_rooms_form_no_cycle() -> None:
+def test_parts_form_no_cycle() -> None:
     """The table of allowed imports is itself one-way."""
     order = [
         "ext", "checks", "errors", "rng", "files", "workers", "ranks", "privacy", "data",
         "ensemble", "mechanisms", "training", "generation", "evaluation", "report", "doctor",
         "commands", "cli", "__main__", "lab",
     ]  # fmt: skip
-    assert set(order) == set(DOORS)
-    for here, doors in DOORS.items():
+    assert set(order) == set(IMPORTS)
+    for here, doors in IMPORTS.items():
         assert all(order.index(there) < order.index(here) for there in doors), here
 
 

@@ -89,7 +89,7 @@ def _corrected(node: Element, display: bool) -> Element:
         node.text = "𝔼"
         node.attrib.clear()
     elif node.tag == "mspace" and node.get("width") == "thinmathspace":
-        node.set("width", _THIN)  # browsers have forgotten the names of spaces
+        node.set("width", _THIN)  # browsers no longer know the names of spaces
     elif node.tag == "mi" and re.fullmatch("[Α-Ω]", text):
         node.set("mathvariant", "normal")  # upright, as LaTeX sets capital Greek letters
     if node.tag == "mo" and node.text in _TIGHT:

@@ -185,6 +185,7 @@ def test_budgets_of_shards_go_on_from_their_ledger(
         (["--mechanism", "adapmixed"] * 2, "must not be repeated, got 'adapmixed' twice"),
         (["--queries", "0"], "queries must be in"),
         (["--block", "100000"], "block must be in"),
+        (["--text", "nowhere"], "--text must name a text file or a directory of *.txt files, got"),
     ],
 )
 def test_evaluate_refuses(

@@ -119,7 +119,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
 
-    refuses("corpus must be a file, a folder", "--corpus", "nowhere")
+    refuses("--corpus must be a file, a folder", "--corpus", "nowhere")
     refuses("id_column applies to rows", "--corpus", "builtin", "--id-column", "user")
     refuses("Unrecognized model", "--corpus", "builtin")
 

@@ -294,6 +294,20 @@ def test_a_generator_of_other_parts_raises(
     [
         ({"input_ids": [[1, 2]]}, r"input_ids must be a tensor \(b, t\), got \[\[1, 2\]\]"),
         ({"attention_mask": [[1, 1]]}, "attention_mask must be a tensor"),
+        (
+            {
+                "input_ids": torch.ones(2, 2, dtype=torch.int64),
+                "attention_mask": torch.tensor([[0, 2], [1, 1]]),
+            },
+            "attention_mask must hold 0 and 1 alone, got 2",
+        ),
+        (
+            {
+                "input_ids": torch.ones(2, 2, dtype=torch.int64),
+                "attention_mask": torch.tensor([[1, 1], [0, 0]]),
+            },
+            "attention_mask must have a 1 in every row, got none in row 1",
+        ),
         ({"stop_token": "</s>"}, "stop_token must be an integer, several or None, got '</s>'"),
         ({"stop_token": [1, 0.5]}, "stop_token must be an integer, several or None"),
         ({"stop": "END"}, "stop must be a function of released tokens or None, got 'END'"),

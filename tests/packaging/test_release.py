@@ -52,6 +52,7 @@ def pythons() -> list[str]:
 
 def test_the_version_stands_in_one_place() -> None:
     assert "version" not in PROJECT["project"]
+    assert "version" not in read_yaml("CITATION.cff")
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "adapmixed.__version__"}
     # setuptools reads a literal without importing the package.
@@ -62,20 +63,27 @@ def test_the_version_stands_in_one_place() -> None:
     assert latest is not None and latest[1] == adapmixed.__version__
 
 
-def test_the_citation_names_the_software_and_the_paper() -> None:
+def test_the_citation_names_the_software_and_the_papers() -> None:
     citation = read_yaml("CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
     assert citation["type"] == "software"
-    assert str(citation["version"]) == adapmixed.__version__
     assert citation["license"] == PROJECT["project"]["license"]
     assert citation["title"] and citation["message"] and citation["authors"]
-    (paper,) = citation["references"]
-    assert paper["title"] == "Adaptively Private Next-Token Prediction of Large Language Models"
-    assert [author["family-names"] for author in paper["authors"]] == [
-        "Flemings",
-        "Razaviyayn",
-        "Annavaram",
-    ]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    papers = citation["references"]
+    assert len(papers) == 2
+    for paper, kind, number in zip(
+        papers, ("Differentially", "Adaptively"), ("2403.15638", "2410.02016"), strict=True
+    ):
+        assert paper["title"] == f"{kind} Private Next-Token Prediction of Large Language Models"
+        assert [author["family-names"] for author in paper["authors"]] == [
+            "Flemings",
+            "Razaviyayn",
+            "Annavaram",
+        ]
+        assert paper["year"] == 2024
+        assert paper["url"] == f"https://arxiv.org/abs/{number}"
+        assert paper["title"] in " ".join(readme.split()) and paper["url"] in readme
 
 
 def test_the_library_needs_these_packages_alone() -> None:
@@ -92,6 +100,9 @@ def test_the_workflow_uploads_from_a_tag_alone(workflow: dict[Any, Any]) -> None
     assert set(publish["needs"]) == {"sdist", "wheels"}
     assert publish["permissions"] == {"id-token": "write"}
     assert publish["environment"] == "pypi"
+    # The job may upload, so what it runs is pinned to a commit: a tag or a branch can move.
+    upload = publish["steps"][-1]["uses"]
+    assert re.fullmatch(r"pypa/gh-action-pypi-publish@[0-9a-f]{40}", upload)
     others = [job for name, job in workflow["jobs"].items() if name != "publish"]
     assert not any("permissions" in job or "environment" in job for job in others)
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")

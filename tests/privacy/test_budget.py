@@ -169,7 +169,7 @@ def test_events_alone_are_kept_within_the_budget():
     event = IndividualCharge("zcdp", None, np.full((3, 2), limit / 2.5))
     accountant.add([PublicAnswer(1), event])
     assert accountant.limit == limit and accountant.queries == 3
-    with pytest.raises(ValueError, match="charge must stay within the budget of every shard"):
+    with pytest.raises(ValueError, match="charge must keep every shard within its budget "):
         accountant.add(event)
     with pytest.raises(ValueError, match="measure and order must be those of the budget"):
         accountant.add(IndividualCharge("renyi", ORDER, np.zeros((3, 1))))

@@ -80,7 +80,7 @@ def test_what_is_left_out_is_the_answer(capsys, tmp_path, arguments, asked, answ
         (["--epsilon=1", "--models=2", "--queries=3", "--scale=2"], "got no --lower"),
         (
             ["--epsilon=1", "--models=2", "--lower=0.5"],
-            "--lower and --upper must be given together",
+            "--lower and --upper must be given together, got --lower without --upper",
         ),
         (["--epsilon=1", "--lower=0.5", "--upper=2"], "one must be left out"),
         (["--epsilon=1", "--models=2", "--queries=3", *POOL], "one must be left out"),

@@ -110,7 +110,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
     from adapmixed.report.training import training_losses
     from adapmixed.training.blocks import token_stream
 
-    documents = read_text(arguments.text)
+    documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ranks)
     if ensemble.tokenizer is None:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")

@@ -25,6 +25,7 @@ _TYPED = {
     "epsilon": "--epsilon",
     "delta": "--delta",
     "adjacency": "--adjacency",
+    "corpus": "--corpus",
 }
 
 

@@ -86,8 +86,8 @@ def check_device(arguments: argparse.Namespace) -> None:
 
     if not build_info()["cuda"]:
         raise ValueError(
-            "--device cuda needs adapmixed_ext built with CUDA (docs/develop/cuda.md), this build "
-            "has no CUDA kernels"
+            "--device cuda needs adapmixed_ext built with CUDA, this build has no CUDA kernels "
+            '(see "CUDA" in the documentation)'
         )
     local, found = Place.from_environment().local_rank, torch.cuda.device_count()
     if local >= found:

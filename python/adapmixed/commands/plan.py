@@ -72,7 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.json)
     missing = [name for name in _ASKED if getattr(arguments, name) is None]
     if (arguments.lower is None) != (arguments.upper is None):
-        raise ValueError("--lower and --upper must be given together")
+        given, other = ("lower", "upper") if arguments.upper is None else ("upper", "lower")
+        raise ValueError(
+            f"--lower and --upper must be given together, got --{given} without --{other}"
+        )
     if arguments.lower is not None:
         if len(missing) != 1:
             raise ValueError(
@@ -204,9 +207,8 @@ def _chosen_words(plans: "list[Plan]") -> str:
         lines.append(f"  {name} {found[0]}: {rule}" if found else f"  {name}: nothing fits")
     lines.append(
         "The rules come from the built-in demo. There this shape had a lower perplexity than shape "
-        "1 at equal ε,\nand scale = 4 was within 0.4 % of the best of scales 1, 2 and 4 for every "
-        "tried ε from 0.5 to 8\n(docs/how-to/plan-a-budget.md). For other models, compare the "
-        "settings by perplexity on public text.\n"
+        '1 at equal ε,\nand scale = 4 the lowest of scales 1, 2 and 4 at ε = 4 and 8 (see "Plan a '
+        'budget"). For other models,\ncompare the settings by perplexity on public text.\n'
     )
     return "\n".join(lines)
 

@@ -11,8 +11,12 @@ from adapmixed.data.builtin import Document
 from adapmixed.data.kinds import check_kind, files_below
 
 
-def read_text(path: str | os.PathLike[str]) -> list[Document]:
+def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Document]:
     """Read a UTF-8 text file as one document, or every `*.txt` file below a folder.
+
+    Args:
+        path: the file or the folder.
+        name: how errors call `path`, such as the option of a command.
 
     Returns:
         documents sorted by identifier, without files that hold no text. The identifier is the path
@@ -24,15 +28,17 @@ def read_text(path: str | os.PathLike[str]) -> list[Document]:
     """
     root = Path(path)
     if not root.exists():
-        raise ValueError(f"path must name a text file or a directory of *.txt files, got {root}")
+        raise ValueError(
+            f"{name} must name a text file or a directory of *.txt files, got {str(root)!r}"
+        )
     if root.is_file():
-        check_kind("path", root, "text")
+        check_kind(name, root, "text")
         files = [root]
     else:
-        files = files_below("path", root).get("text", [])
+        files = files_below(name, root).get("text", [])
     documents = list(file_documents(root, files))
     if not documents:
-        raise ValueError(f"path must hold text, but {root} has none (*.txt files are read)")
+        raise ValueError(f"{name} must hold text, but {root} has none (*.txt files are read)")
     return documents
 
 

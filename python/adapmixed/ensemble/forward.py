@@ -85,8 +85,12 @@ class BatchedForward:
                 f"got {tuple(attention_mask.shape)}"
             )
         mask = attention_mask.to(self.model.device, torch.int64)
-        if not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any(dim=1).all()):
-            raise ValueError("attention_mask must be 0 or 1 with a 1 in every row")
+        other = mask[(mask != 0) & (mask != 1)]
+        if other.numel():
+            raise ValueError(f"attention_mask must hold 0 and 1 alone, got {int(other[0])}")
+        if not bool(mask.any(dim=1).all()):
+            row = int((~mask.any(dim=1)).nonzero()[0])
+            raise ValueError(f"attention_mask must have a 1 in every row, got none in row {row}")
         return ids, mask
 
     def check_tokens(self, name: str, tokens: Tensor) -> None:

@@ -70,7 +70,8 @@ class Manifest:
             raise ValueError("members must name at least one private model, got none")
         present = [name for name in self.members if name is not None]
         if len(set(present)) != len(present):
-            raise ValueError("members must be distinct: a repeated member counts its shard twice")
+            twice = next(name for name in present if present.count(name) > 1)
+            raise ValueError(f"members must be distinct, got {twice!r} more than once")
         for name in present:
             if not name or name in (".", "..") or "/" in name or "\\" in name:
                 raise ValueError(f"members must be plain folder names, got {name!r}")

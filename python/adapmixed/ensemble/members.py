@@ -145,7 +145,8 @@ def _listed(
         raise ValueError("an ensemble must have at least one private model, got 0")
     resolved = [path.resolve() for path in paths if path is not None]
     if len(set(resolved)) != len(resolved):
-        raise ValueError("members must be distinct: a repeated member counts its shard twice")
+        twice = next(path for path in resolved if resolved.count(path) > 1)
+        raise ValueError(f"members must be distinct, got {str(twice)!r} more than once")
     return manifest, root, paths, adapted
 
 

@@ -84,10 +84,13 @@ def _check_record(member: str, shard: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} of {member} must be hexadecimal digits, got {shard[name]!r}")
     if identifiers is None:
         return
-    if not isinstance(identifiers, list) or not all(map(_is_hex, identifiers)):
-        raise ValueError(f"identifiers of {member} must be a list of hexadecimal digests")
+    if not isinstance(identifiers, list):
+        raise ValueError(f"identifiers of {member} must be a list, got {identifiers!r}")
+    for one in identifiers:
+        if not _is_hex(one):
+            raise ValueError(f"identifiers of {member} must be hexadecimal digests, got {one!r}")
     if shard.get("identifier_key") is None:
-        raise ValueError(f"identifier_key of {member} must be given with its identifiers")
+        raise ValueError(f"identifier_key of {member} must be given with its identifiers, got none")
     if documents is not None and (len(identifiers) > documents or (documents and not identifiers)):
         raise ValueError(
             f"identifiers of {member} must be those of its {documents} documents, got "

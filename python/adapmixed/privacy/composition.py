@@ -1,11 +1,11 @@
 """ε of many answers that one pair of distributions dominates, rounded up.
 
 The losses log(p/q) of the pair are put on a grid. Each atom is split between its two neighbours on
-the grid such that its P-mass and its Q-mass stay. To merge the parts again is post-processing, so
-the pair on the grid dominates. (dp-accounting rounds every loss up by default, which would add up
-to `queries` times the interval to ε.)
+the grid, so that its P-mass and its Q-mass stay. To merge the parts again is post-processing, so
+the pair on the grid dominates. dp-accounting rounds every loss up by default. That would add up to
+`queries` times the interval to ε.
 
-dp-accounting composes the privacy loss distributions. ε is read off here, at losses that are exact;
+dp-accounting composes the privacy loss distributions. ε is read off here, at exact losses, because
 dp-accounting steps through them by subtraction, which drifts. The Rényi bound and the pure bound in
 closed form cap the result. They replace it if the noise of the FFT is not small against δ.
 """

@@ -117,10 +117,12 @@ def emptied_share(epsilon: float, delta: float) -> float:
 def replace_one_epsilon(order: float, spent: float, delta: float) -> float:
     """Return ε at `delta` for replace-one, which is two zero-out steps, rounded up.
 
-    It is 2 ε₁, where ε₁ ≥ 0 is the least ε with spent + c_α(δ/(1 + e^ε)) <= ε; see "From an emptied
-    shard to any change inside it" in docs/concepts/guarantees.md. The difference of the two sides
-    is convex in ε, so Newton's steps from 0 rise to its first zero and never pass it. Their end is
-    then moved up until float64 arithmetic, rounded up, confirms the inequality.
+    It is 2 ε₁. Here ε₁ ≥ 0 is the least ε with spent + c_α(δ/(1 + e^ε)) <= ε. The proof is in
+    docs/concepts/guarantees.md, "From an emptied shard to any change inside it".
+
+    The difference of the two sides is convex in ε, so Newton's steps from 0 rise to its first zero
+    and never pass it. Their end is then moved up until float64 arithmetic, rounded up, confirms the
+    inequality.
 
     Args:
         order: Rényi order α > 1, finite.

@@ -1,7 +1,7 @@
 """Rounding in the safe direction: costs up, admissible settings down.
 
-After each step that may round, a result moves outward by 4 ulp (`up`), or a sum moves by 2^-50
-times the sum of the magnitudes of its terms (`sum_up`). Both exceed the error of IEEE arithmetic
+After each step that may round, a result moves outward by 4 ulp (`up`). A sum moves by 2^-50 times
+the sum of the magnitudes of its terms (`sum_up`). Both exceed the error of IEEE arithmetic
 together with a C library whose exp, expm1, log and log1p are within 2 ulp. Sums and multiples of
 costs that are already rounded up need only one step to the next float (`add_up`, `times_up`).
 """

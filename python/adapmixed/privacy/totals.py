@@ -153,7 +153,10 @@ class Totals:
         for position in range(event.queries):
             spent = array_add_up(spent, event.charge[:, position])
         if (spent > budget.amount).any():
-            raise ValueError("charge must stay within the budget of every shard")
+            raise ValueError(
+                f"charge must keep every shard within its budget {budget.amount!r}, got one that "
+                "exceeds it"
+            )
         return replace(self, spent=spent, charged=self.charged + event.queries)
 
     def admit(self, charge: NDArray[np.float64], budget: ShardBudget) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         description="Attack every privacy claim, and print the claimed value with the value that "
         "the attack showed. Exit status 1 means that a claim is broken, or that a deliberately "
         "broken variant (a control) is not caught. Exit status 3 means neither, but a claim was "
-        "attacked without power. docs/how-to/audit.md explains what a pass means.",
+        'attacked without power. The page "Audit what is claimed" explains what a pass means.',
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"audits to run (default: all). {listed}"

@@ -161,8 +161,8 @@ def _warn() -> None:
         _warned = True
         warnings.warn(
             "PublishedPMixED reproduces the paper's data-independent bound, which is not valid: "
-            "the true loss can exceed it without limit (docs/theory/errata.md). Its numbers "
-            "are for comparison only.",
+            'the true loss can exceed it without limit (see "Errata of the published analysis"). '
+            "Its numbers are for comparison only.",
             UserWarning,
             stacklevel=4,
         )

@@ -1,7 +1,7 @@
 """Dominating pairs of ClippedMixing, and the cost of rounding.
 
-A dominating pair is two distributions on a few atoms that bound one answer's privacy loss. (P*, Q*)
-dominates (P, Q) if Σ (P - γ Q)_+ <= Σ (P* - γ Q*)_+ for every γ >= 0. The exchanged pair then
+A dominating pair is two distributions on a few atoms that bound one answer's privacy loss. The pair
+P*, Q* dominates P, Q if Σ (P - γ Q)_+ <= Σ (P* - γ Q*)_+ for every γ >= 0. The exchanged pair then
 dominates (Q, P), and products of pairs dominate adaptive sequences. The proofs are in
 docs/theory/clipped-mixing.md.
 """
