@@ -187,3 +187,9 @@ def _as_float(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
+
+
+def check_rng(rng: Any) -> None:
+    """Raise ValueError unless `rng` is a random source."""
+    if not callable(getattr(rng, "reserve", None)):
+        raise ValueError(f"rng must be SecureRandom() or SeededRandom(seed), got {rng!r}")

@@ -146,9 +146,3 @@ class SeededRandom(_Counter):
             label: name of the user. The same seed and labels give the same source.
         """
         return SeededRandom(self.seed, f"{self.label}/{label}")
-
-
-def check_rng(rng: object) -> None:
-    """Raise ValueError unless `rng` is a random source."""
-    if not callable(getattr(rng, "reserve", None)):
-        raise ValueError(f"rng must be SecureRandom() or SeededRandom(seed), got {rng!r}")

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Never
 import torch
 from torch import Tensor
 
-from adapmixed.checks import OVERFLOWS, check_count, check_option, check_type
+from adapmixed.checks import OVERFLOWS, check_count, check_option, check_rng, check_type
 from adapmixed.generation.refused import refuse
 from adapmixed.mechanisms import Mechanism, Origin, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
-from adapmixed.rng import check_rng
 from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
+from adapmixed.checks import check_rng
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.rows import Rows, Versions, shaped
 from adapmixed.mechanisms.single_charge import Charge
 from adapmixed.privacy import Caveat, Event
-from adapmixed.rng import check_rng
 from adapmixed_ext.types import RandomSource
 
 
