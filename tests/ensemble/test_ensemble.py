@@ -156,7 +156,11 @@ def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None
         with pytest.raises(ValueError, match=reason):
             ensemble.logits(bad)
     mask = torch.ones_like(ids)
-    for bad_mask, reason in [(mask[:, 1:], "shape"), (2 * mask, "0 or 1"), (0 * mask, "0 or 1")]:
+    for bad_mask, reason in [
+        (mask[:, 1:], "shape"),
+        (2 * mask, "0 and 1"),
+        (0 * mask, "a 1 in every row"),
+    ]:
         with pytest.raises(ValueError, match=reason):
             ensemble.logits(ids, bad_mask)
     mask[0, -1] = 0

@@ -73,6 +73,18 @@ def test_refused_bases(base: Any, make_adapters: Make, tmp_path: Path) -> None:
             Ensemble.from_pretrained(bad, folders)
 
 
+def test_a_base_folder_with_an_adapter_is_refused(
+    base: Any, make_adapters: Make, tmp_path: Path
+) -> None:
+    """transformers would add it to the weights, and private text would become public."""
+    (member,) = make_adapters(1)
+    base.save_pretrained(tmp_path / "base")
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(member / file, tmp_path / "base" / file)
+    with pytest.raises(ValueError, match="adapter_config.json, which makes an adapter part of it"):
+        Ensemble.from_pretrained(tmp_path / "base", [member])
+
+
 def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path) -> None:
     (folder,) = make_adapters(1)
     with pytest.raises(ValueError, match="at least one private model"):

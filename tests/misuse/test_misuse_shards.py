@@ -40,6 +40,8 @@ def test_records_of_missing_members_count() -> None:
         assert not Manifest("", members, ADAPTED, shards=(alice, unknown)).disjoint
         with pytest.raises(ValueError, match="shards must be disjoint, .* share the identifier"):
             Manifest("", members, ADAPTED, shards=(alice, shard("alice", "bob")))
+    with pytest.raises(ValueError, match="share the identifier"):  # whatever folders are called
+        Manifest("", ("missing member 1", None), ADAPTED, shards=(alice, shard("alice", "bob")))
 
 
 def test_overlapping_shards_are_refused(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ COUNT = (*TOTALS, "counts", 0)
         (("a budget", "account", "budget", "amount", 1.0), "budget must follow from the settings"),
         (("a budget", "account", "budget", None), "spent must be null without a budget"),
         (("a budget", *TOTALS, "spent", None), "charged must be 0 without spent, got 3"),
-        (("a budget", *TOTALS, "spent", write_array(np.full(5, 9.9))), "within the budget"),
+        (("a budget", *TOTALS, "spent", write_array(np.full(5, 9.9))), "within its budget"),
         (("a budget", *TOTALS, "spent", write_array(np.full(5, np.nan))), "not NaN"),
         (("a budget", *TOTALS, "spent", write_array(np.full((5, 1), 0.0))), "spent must have shap"),
         (("a budget", *TOTALS, "charged", 2.5), "must be int, got 2.5"),

@@ -59,6 +59,11 @@ def load_base(
         raise
     except Exception as error:  # damaged weights files raise many types of exception
         raise ValueError(f"base must be a readable model, {name} is not: {error}") from error
+    if hasattr(model, "peft_config"):  # transformers adds an adapter that lies beside the weights
+        raise ValueError(
+            f"base must be the plain public model, got {name} with adapter_config.json, which "
+            "makes an adapter part of it"
+        )
     local = Path(name)
     if local.is_dir() and not any((local / file).is_file() for file in TOKENIZER_FILES):
         return model, None

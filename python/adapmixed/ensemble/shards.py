@@ -39,8 +39,8 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
         raise ValueError(
             f"shards must describe each of the {len(members)} members, got {len(shards)}"
         )
-    content: dict[str, str] = {}  # digest of the content -> its member
-    owner: dict[str, str] = {}
+    content: dict[str, tuple[int, str]] = {}  # digest of the content -> its place and member
+    owner: dict[str, tuple[int, str]] = {}
     first_key: tuple[Any, str] | None = None
     known = bool(shards)
     for index, shard in enumerate(shards):
@@ -48,8 +48,8 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
         _check_record(member, shard)
         digest, key = shard.get("sha256"), shard.get("identifier_key")
         if digest not in (None, _EMPTY) and shard.get("documents") != 0:
-            other = content.setdefault(digest, member)
-            if other != member:
+            place, other = content.setdefault(digest, (index, member))
+            if place != index:
                 raise ValueError(
                     f"shards must be disjoint, {other} and {member} hold the same content"
                 )
@@ -64,8 +64,8 @@ def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, An
                 "otherwise an overlap of their shards could not be found"
             )
         for identifier in shard["identifiers"]:
-            other = owner.setdefault(identifier, member)
-            if other != member:
+            place, other = owner.setdefault(identifier, (index, member))
+            if place != index:
                 raise ValueError(
                     f"shards must be disjoint, {other} and {member} share the identifier "
                     f"{identifier[:12]}..., whose person or document no guarantee covers"

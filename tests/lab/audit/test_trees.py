@@ -10,6 +10,7 @@ from adapmixed.mechanisms import ClippedLogPool, clipped_log_pool, clipped_mixin
 from adapmixed.privacy import account
 from adapmixed.privacy.budget import ShardBudget
 from adapmixed.privacy.totals import Totals
+from adapmixed.rng import SecureRandom
 from adapmixed_lab.audit import budgets as audit
 from adapmixed_lab.audit.mechanism_trees import Tree
 from adapmixed_lab.audit.trees import Adversary, largest_divergence
@@ -89,7 +90,7 @@ def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.Mo
             "admit",
             lambda self, charge, budget: admit(replace(self, spent=None), charge, budget),
         )
-        with pytest.raises(ValueError, match="charge must stay within the budget"):
+        with pytest.raises(ValueError, match="charge must keep every shard within its budget"):
             audit._extremal_tree(*setting).divergence(orders)
         charged = Totals._charged
         patch.setattr(
@@ -131,9 +132,9 @@ def test_the_spent_totals_of_a_leaf_are_those_of_its_charges() -> None:
         proposal = tree.mechanism.propose(
             private[:, None],
             public[None],
-            rng=None,
+            rng=SecureRandom(),
             temperature=temperature,
-            top_k=top_k,  # type: ignore[arg-type]
+            top_k=top_k,
         )
         total += proposal._begin().individual_charges()[:, 0]
     assert tree.leaves()[history].spent == pytest.approx(total.tolist(), rel=1e-12)
