@@ -27,6 +27,7 @@ _FIRST = (
     "cuda_on_cpu/test_sizes.py",
     "training/test_train_kill.py",
     "docs/test_tutorial.py",
+    "docs/test_blocks.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}
 _DEMO = "ADAPMIXED_TESTS_DEMO"  # read by `trained_demo`; child processes inherit it
