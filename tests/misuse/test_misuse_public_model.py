@@ -194,6 +194,15 @@ def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
     assert tokenizer_files(tmp_path) == found
     (tmp_path / "tokenizer.json").write_text('{"model": {"padding": 3}}')
     assert tokenizer_files(tmp_path) != found
+    (tmp_path / "tokenizer.json").write_text('{"model": {}, "normalizer": {"type": "Lowercase"}}')
+    assert tokenizer_files(tmp_path) != found
+    (tmp_path / "added_tokens.json").write_text('{"padding": 7}')  # a token, not a setting
+    found = tokenizer_files(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"padding": 8}')
+    assert tokenizer_files(tmp_path) != found
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tekken.json").write_text('{"vocab": []}')
+    assert "tekken.json" in tokenizer_files(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="tokenizer.json must be JSON"):
         tokenizer_files(tmp_path)

@@ -17,7 +17,7 @@ TOKENIZER = "tokenizer.json"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARIES = (
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "spm.model",
-    "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken",
+    "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken", "tekken.json",
 )  # fmt: skip
 TOKENIZER_PARTS = (TOKENIZER, *_SETTINGS, *_VOCABULARIES)
 """Files that determine which token ids a text becomes."""
@@ -88,7 +88,9 @@ def _canonical_sha256(path: Path) -> str:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
-    if path.name in (TOKENIZER, *_SETTINGS) and isinstance(content, dict):
+    # The keys of added_tokens.json and of vocabularies are tokens.
+    settings = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")
+    if path.name in settings and isinstance(content, dict):
         content = {key: value for key, value in content.items() if key not in _ASIDE}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

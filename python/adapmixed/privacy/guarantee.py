@@ -126,18 +126,20 @@ class Guarantee:
         )
 
     def _fixed(self, pair: str, basis: str) -> str:
-        condition = ""
+        condition, verb = "", "are"
         if self.method == "per-shard budget":
             whose = f"All answers ({self.queries} so far)"
         elif self.budget is None:
             whose = f"The {self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"
+            verb = "is" if self.queries == 1 else "are"
             condition = " if the number of queries and the settings of each were fixed, too"
         else:
-            whose = f"Up to {self.budget} answered queries"
+            whose = f"Up to {self.budget} answered quer{'y' if self.budget == 1 else 'ies'}"
+            verb = "is" if self.budget == 1 else "are"
             if self.public_queries:
                 whose += f", not counting {self.public_queries} from public values only,"
         words = (
-            f"{whose} are (ε, δ)-differentially private for one whole {self.unit} with {pair}, "
+            f"{whose} {verb} (ε, δ)-differentially private for one whole {self.unit} with {pair}, "
             f"a guarantee fixed in advance that may be published{condition} ({basis})."
         )
         if self.adjacency == "zero_out":
