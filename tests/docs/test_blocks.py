@@ -184,13 +184,11 @@ def _stand_ins(page: Path, ensemble: Path) -> None:
     links = {"base": Path(demo_base())}
     if page.name == "README.md":
         links["report/ensemble"] = ensemble
-    elif page.name == "train.md":  # its commands make my-ensemble
-        links |= {"adapters/a": ensemble / "member-000", "adapters/b": ensemble / "member-001"}
     elif page.name == "reproduce-the-paper.md":
         links["benchmarks"] = ROOT / "benchmarks"
         for end in ("", ".key", ".private"):  # of an earlier run, so that it is not trained again
             links[f"reproduction/ensemble{end}"] = ensemble.with_name(ensemble.name + end)
-    else:
+    elif page.name != "train.md":  # its commands make my-ensemble
         links["my-ensemble"] = ensemble
     for name, target in links.items():
         Path(name).parent.mkdir(exist_ok=True)

@@ -236,6 +236,16 @@ def test_a_public_model_from_the_hub_is_compared(
     write_manifest(folder, Manifest("some-org/Tiny", ("m0", "m1"), ADAPTED))
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     assert Ensemble.from_pretrained("Tiny", folder).unverified == ("shards", "base")
+    # The hub's cache may lack files of the tokenizer: that is no other tokenizer. (This base has
+    # none, so that no caveat says it.)
+    (cached / "snapshots" / "abc" / "tokenizer_config.json").write_text("{}")
+    found = tokenizer_files(cached / "snapshots" / "abc")
+    manifest = Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest, tokenizer_files=found)
+    write_manifest(folder, manifest)
+    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
+    lacking = found | {"tokenizer.json": "0" * 64}
+    write_manifest(folder, replace(manifest, tokenizer_files=lacking))
+    assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
 
 
 def test_a_guarantee_says_that_the_public_model_was_not_compared(adapters: list[Path]) -> None:

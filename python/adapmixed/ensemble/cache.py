@@ -36,12 +36,21 @@ def key_value_cache(config: Any, positions: int) -> DynamicCache:
     return cache
 
 
-def cache_argument(model: Any) -> str | None:
-    """Return the name of the argument by which a model takes a cache, or None if it takes none.
+def cache_argument(model: Any) -> str:
+    """Return the name of the argument by which a model takes a cache.
 
     transformers renamed it from `past_key_values` to `cache` in version 5.24.
+
+    Raises:
+        ValueError: if the model takes none.
     """
-    return _cache_argument(getattr(model.forward, "__func__", model.forward))
+    name = _cache_argument(getattr(model.forward, "__func__", model.forward))
+    if name is None:
+        raise ValueError(
+            "base must take a key/value cache (an argument cache or past_key_values), got "
+            f"{type(model).__name__}, which takes none"
+        )
+    return name
 
 
 @lru_cache

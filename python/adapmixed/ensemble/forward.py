@@ -146,7 +146,7 @@ class BatchedForward:
         if cache is not None:
             from adapmixed.ensemble.cache import cache_argument
 
-            arguments[cache_argument(self.model) or ""] = cache
+            arguments[cache_argument(self.model)] = cache
         if mask is not None:
             positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -ids.shape[1] :]
             arguments["attention_mask"] = mask.repeat(copies, 1)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.ensemble.adapted_layers import checked_layers
+from adapmixed.ensemble.adapters import CONFIG_FILE
 from adapmixed.ensemble.shards import check_shards
 from adapmixed.files import write_file
 
@@ -94,7 +95,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        single = (Path(folder) / "adapter_config.json").is_file()
+        single = (Path(folder) / CONFIG_FILE).is_file()
         why = ", it is a single adapter: give a list of such folders" if single else ""
         raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

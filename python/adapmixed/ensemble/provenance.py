@@ -14,12 +14,13 @@ from adapmixed.ensemble.manifest import Manifest, file_sha256
 
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+_ADDED_TOKENS = "added_tokens.json"
 _VOCABULARIES = (
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "spm.model",
     "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken", "tekken.json",
 )  # fmt: skip
-TOKENIZER_PARTS = (TOKENIZER, *_SETTINGS, *_VOCABULARIES)
+TOKENIZER_PARTS = (TOKENIZER, *_SETTINGS, _ADDED_TOKENS, *_VOCABULARIES)
 """Files that determine which token ids a text becomes."""
 # Settings that leave the ids alone: names, versions, lengths, padding, chat and output formats.
 _ASIDE = frozenset(
@@ -88,9 +89,8 @@ def _canonical_sha256(path: Path) -> str:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
-    # The keys of added_tokens.json and of vocabularies are tokens.
-    settings = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")
-    if path.name in settings and isinstance(content, dict):
+    # The keys of the other files are tokens.
+    if path.name in (TOKENIZER, *_SETTINGS) and isinstance(content, dict):
         content = {key: value for key, value in content.items() if key not in _ASIDE}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

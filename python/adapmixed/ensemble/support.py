@@ -55,11 +55,7 @@ def check_model(model: Any) -> None:
                 f"({type(module).__name__}): the tokens that one member sends to an expert change "
                 "the shape of a product, and so the last bits of other members' logits"
             )
-    if cache_argument(model) is None:
-        raise ValueError(
-            "base must take a key/value cache (an argument cache or past_key_values), got "
-            f"{type(model).__name__}, which takes none"
-        )
+    cache_argument(model)
     if any(getattr(key_value_cache(model.config, 0), "is_linear", ())):
         raise ValueError(
             f"base must have attention layers only, got {kind} with recurrent ones: their state "

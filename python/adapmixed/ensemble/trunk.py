@@ -171,7 +171,7 @@ def _fault(model: Any, trunk: Trunk) -> str | None:
     """
     from adapmixed.ensemble.cache import cache_argument, key_value_cache
 
-    taken = cache_argument(model) or ""  # `check_model` was here before
+    taken = cache_argument(model)
     training = model.training
     model.eval()
     ids = (

@@ -99,7 +99,7 @@ class Guarantee:
         return [_CAVEATS[name] for name in self.caveats]
 
     def _statement(self) -> str:
-        answers = f"{self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"
+        answers = _answered(self.queries)
         if self.epsilon is None:
             return (
                 f"There is no privacy guarantee for the {answers}: at least one was drawn from "
@@ -130,11 +130,11 @@ class Guarantee:
         if self.method == "per-shard budget":
             whose = f"All answers ({self.queries} so far)"
         elif self.budget is None:
-            whose = f"The {self.queries} answered quer{'y' if self.queries == 1 else 'ies'}"
+            whose = f"The {_answered(self.queries)}"
             verb = "is" if self.queries == 1 else "are"
             condition = " if the number of queries and the settings of each were fixed, too"
         else:
-            whose = f"Up to {self.budget} answered quer{'y' if self.budget == 1 else 'ies'}"
+            whose = f"Up to {_answered(self.budget)}"
             verb = "is" if self.budget == 1 else "are"
             if self.public_queries:
                 whose += f", not counting {self.public_queries} from public values only,"
@@ -164,6 +164,10 @@ class Guarantee:
                 f"δ split over the Rényi orders {listed} fixed beforehand, {self.order:g} binding"
             )
         return f"Rényi order {self.order:g} fixed beforehand"
+
+
+def _answered(queries: int) -> str:
+    return f"{queries} answered {'query' if queries == 1 else 'queries'}"
 
 
 def format_epsilon(epsilon: float) -> str:
