@@ -19,7 +19,7 @@ from adapmixed.training.base import BaseFacts
 from adapmixed.training.presets import PRESETS
 
 FACTS = BaseFacts(
-    name="gpt2", revision=None, tokenizer_files={}, base_sha256=None, positions=1024,
+    name="gpt2", revision=None, files={}, positions=1024,
     linear_layers=(
         "h.0.c_attn", "h.0.c_proj", "h.1.c_attn", "h.1.c_proj", "h.10.c_attn", "lm_head"
     ),

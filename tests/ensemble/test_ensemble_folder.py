@@ -45,12 +45,14 @@ def test_folder_round_trip(
 
 def test_another_base_is_refused(make_adapters: Make, base: Any, tmp_path: Path) -> None:
     base.save_pretrained(tmp_path / "base")
-    folder = save_ensemble(tmp_path / "ensemble", make_adapters(1), base_sha256="0" * 64)
+    folder = save_ensemble(
+        tmp_path / "ensemble", make_adapters(1), base_files={"config.json": "0" * 64}
+    )
     with pytest.raises(ValueError, match="base must be the one"):
         Ensemble.from_pretrained(tmp_path / "base", folder)
     (tmp_path / "base" / "tokenizer.json").write_text("{}")
     recorded = {"tokenizer.json": "0" * 64}
-    write_manifest(folder, Manifest("tiny", ("member-000",), ADAPTED, tokenizer_files=recorded))
+    write_manifest(folder, Manifest("tiny", ("member-000",), ADAPTED, base_files=recorded))
     with pytest.raises(ValueError, match="tokenizer.json has another SHA-256"):
         Ensemble.from_pretrained(tmp_path / "base", folder)
 
@@ -98,8 +100,8 @@ def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format_version": 3}, "written by a newer adapmixed"),
-        ({"format_version": 1}, "lacks the adapted layers"),
+        ({"format_version": 4}, "written by a newer adapmixed"),
+        ({"format_version": 2}, "written by an older adapmixed"),
         ({"format_version": 0}, "format_version"),
         ({"adapted": None}, "adapted must map layers"),
         ({"adapted": {"lm_head": []}}, "adapted must map layer names"),
@@ -111,8 +113,8 @@ def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path
         ({"members": ["a", "a"]}, "distinct, got 'a'"),
         ({"members": ["a", "../b"]}, "plain folder names"),
         ({"members": "ab"}, "folder names or null"),
-        ({"tokenizer_files": {"vocab.json": "zz"}}, "tokenizer_files of vocab.json .* hexadecimal"),
-        ({"tokenizer_files": ["vocab.json"]}, "tokenizer_files must be an object"),
+        ({"base_files": {"vocab.json": "zz"}}, "base_files of vocab.json .* hexadecimal"),
+        ({"base_files": ["vocab.json"]}, "base_files must be an object"),
         ({"shards": [{}]}, "each of the 2 members"),
     ],
 )
@@ -129,7 +131,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
         "tiny",
         ("a", None),
         {"lm_head": (2, 8)},
-        tokenizer_files={"merges.txt": "d" * 64},
+        base_files={"merges.txt": "d" * 64},
         training={"rank": 4},
         shards=({"documents": 1, "sha256": "b" * 64}, {"documents": 0, "sha256": "c" * 64}),
     )
@@ -166,8 +168,8 @@ def test_a_fingerprint_does_not_tell_where_the_base_lies(
     members = make_adapters(1)
     base.save_pretrained(tmp_path / "base")
     shutil.copytree(tmp_path / "base", tmp_path / "renamed")
-    before = fingerprint(tmp_path / "base", members, None)
-    assert fingerprint(tmp_path / "renamed", members, None) == before
-    (tmp_path / "renamed" / "tokenizer.json").write_text("{}")
-    assert fingerprint(tmp_path / "renamed", members, None) != before
-    assert fingerprint("base", members, None) != fingerprint("renamed", members, None)
+    before = Ensemble.from_pretrained(tmp_path / "base", members).fingerprint
+    assert Ensemble.from_pretrained(tmp_path / "renamed", members).fingerprint == before
+    (tmp_path / "renamed" / "special_tokens_map.json").write_text("{}")
+    assert Ensemble.from_pretrained(tmp_path / "renamed", members).fingerprint != before
+    assert fingerprint("base", members, {}) != fingerprint("renamed", members, {})

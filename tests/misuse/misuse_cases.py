@@ -14,7 +14,7 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import Manifest, write_manifest
-from adapmixed.ensemble.provenance import base_sha256
+from adapmixed.ensemble.digests import base_files
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
@@ -63,6 +63,6 @@ def public_folder(folder: Path, **manifest: Any) -> Path:
     base = folder.parent / "tiny"
     tiny_model("gpt2").save_pretrained(base)
     write_manifest(
-        folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=base_sha256(base), **manifest)
+        folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=base_files(base), **manifest)
     )
     return base

@@ -12,10 +12,11 @@ import torch
 from misuse_cases import answer, name_base, named, public_folder, two_adapters
 from tiny_models import ADAPTED, tiny_model
 from trained_demo import DEMO_ENSEMBLE
+from transformers import AutoTokenizer
 
 from adapmixed.data.demo import demo_base
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
-from adapmixed.ensemble.provenance import base_sha256, tokenizer_files
+from adapmixed.ensemble.digests import base_files, of_tokenizer
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
@@ -46,9 +47,9 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
     for name, size in shards.items():
         tiny_model("gpt2").save_pretrained(tmp_path / name, max_shard_size=size)
         tiny_model("gpt2", 1).save_pretrained(tmp_path / f"{name}-other", max_shard_size=size)
-        digest = base_sha256(tmp_path / name)
-        assert digest is not None and digest != base_sha256(tmp_path / f"{name}-other")
-        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
+        files = base_files(tmp_path / name)
+        assert files.keys() == base_files(tmp_path / f"{name}-other").keys()
+        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))
         # The digest decides, whatever the folder is called. A model object has that of its source.
         assert "base" not in Ensemble.from_pretrained(tmp_path / name, folder).unverified
         # An object may have been changed since it was read.
@@ -57,7 +58,7 @@ def test_a_public_model_of_other_weights_is_refused(adapters: list[Path], tmp_pa
             with pytest.raises(ValueError, match="has another SHA-256"):
                 Ensemble.from_pretrained(base, folder)
     assert (tmp_path / "in-parts" / "model.safetensors.index.json").is_file()
-    assert base_sha256(folder) is None
+    assert base_files(folder) == {}
     parts = sorted((tmp_path / "in-parts").glob("model-*.safetensors"))
     assert len(parts) > 1
     for part in parts:
@@ -85,8 +86,9 @@ def test_weights_of_the_older_form_are_compared(adapters: list[Path], tmp_path: 
                 where = {key: names[i % parts] for i, (key, _) in enumerate(state)}
                 index = {"metadata": {}, "weight_map": where}
                 (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-        digest = base_sha256(tmp_path / f"bin-{parts}-0")
-        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
+        files = base_files(tmp_path / f"bin-{parts}-0")
+        assert files.keys() == {"config.json", *names}
+        write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))
         assert Ensemble.from_pretrained(tmp_path / f"bin-{parts}-0", folder).unverified == (
             "shards",
         )
@@ -106,10 +108,10 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
     }
     for name, text in forms.items():
         (base / name).write_text(text)
-    recorded = tokenizer_files(base)
-    assert recorded.keys() == forms.keys()
-    digest = base_sha256(base)
-    plain = Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest, tokenizer_files=recorded)
+    recorded = base_files(base)
+    tokenizer = of_tokenizer(recorded)
+    assert tokenizer.keys() == forms.keys()
+    plain = Manifest("", ("m0", "m1"), ADAPTED, base_files=recorded)
     write_manifest(folder, plain)
     assert Ensemble.from_pretrained(base, folder).unverified == ("shards",)
     config = {"model_max_length": 7, "tokenizer_class": "GPT2Tokenizer", "chat_template": "x"}
@@ -134,10 +136,10 @@ def test_another_tokenizer_is_refused(adapters: list[Path], tmp_path: Path) -> N
     with pytest.raises(ValueError, match="in the same files: .* has added_tokens.json, merges"):
         Ensemble.from_pretrained(base, folder)
     words = "tokenizer was not compared"
-    for manifest in (replace(plain, tokenizer_files={}), Manifest("", ("m0", "m1"), ADAPTED)):
-        write_manifest(folder, manifest)
+    model = {name: digest for name, digest in recorded.items() if name not in tokenizer}
+    for files, missing in ((model, "tokenizer"), ({}, "base")):
+        write_manifest(folder, replace(plain, base_files=files))
         ensemble = Ensemble.from_pretrained(base, folder)
-        missing = "tokenizer" if manifest.base_sha256 else "base"
         assert ensemble.unverified == ("shards", missing)
         assert (words in answer(ensemble=ensemble)) == (missing == "tokenizer")
 
@@ -151,7 +153,7 @@ def test_a_fingerprint_is_of_the_base_and_its_tokenizer(
     first = Ensemble.from_pretrained(base, folder).fingerprint
     shutil.copytree(base, tmp_path / "copy" / "Tiny")
     assert Ensemble.from_pretrained(tmp_path / "copy" / "Tiny", folder).fingerprint == first
-    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=base_sha256(base)))
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=base_files(base)))
     assert Ensemble.from_pretrained(base, folder).fingerprint == first  # recorded, then compared
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))
     (base / "special_tokens_map.json").write_text('{"eos_token": "a"}')
@@ -175,37 +177,81 @@ def test_a_tokenizer_under_other_file_names_is_refused(tmp_path: Path) -> None:
     (base / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")
     with pytest.raises(ValueError, match="records tokenizer.json.* has merges.txt.*vocab.json"):
         Ensemble.from_pretrained(base, DEMO_ENSEMBLE)
-    for name in tokenizer_files(base):
+    for name in of_tokenizer(base_files(base)):
         (base / name).unlink()
     assert Ensemble.from_pretrained(base, DEMO_ENSEMBLE).tokenizer is None
+
+
+def test_another_configuration_is_refused(adapters: list[Path], tmp_path: Path) -> None:
+    """A setting of the model, or the name of another file of weights, is another base."""
+    folder = adapters[0].parent
+    base = public_folder(folder)
+    path = base / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({"dtype": "bfloat16"} | config, indent=7))
+    ensemble = Ensemble.from_pretrained(base, folder)
+    assert ensemble.unverified == ("shards",)
+    path.write_text(json.dumps(config | {"activation_function": "relu"}))
+    with pytest.raises(ValueError, match=r"config.json has another SHA-256"):
+        Ensemble.from_pretrained(base, folder)
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED))
+    other = Ensemble.from_pretrained(base, folder)
+    assert other.unverified == ("shards", "base")
+    assert other.fingerprint != ensemble.fingerprint
+    shutil.copy(base / "model.safetensors", base / "other.safetensors")
+    path.write_text(json.dumps(config | {"transformers_weights": "other.safetensors"}))
+    files = base_files(base)
+    assert files.keys() == {"config.json", "other.safetensors"}
+    weights = {name: files[name] for name in files if name != "config.json"}
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=weights))
+    with pytest.raises(ValueError, match="records other.safetensors, but .* has config.json"):
+        Ensemble.from_pretrained(base, folder)
+
+
+def test_a_tokenizer_for_a_version_of_transformers_is_compared(tmp_path: Path) -> None:
+    """`fast_tokenizer_files` names files that transformers loads in place of tokenizer.json."""
+    base = tmp_path / "base"
+    shutil.copytree(demo_base(), base)
+    path = base / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    names = ["tokenizer.json", "tokenizer.5.0.0.json"]
+    path.write_text(json.dumps(config | {"fast_tokenizer_files": names}))
+    content = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+    (base / names[1]).write_text(json.dumps(content))
+    files = base_files(base)
+    assert names[1] in files
+    lowered = content | {"normalizer": {"type": "Lowercase"}}
+    (base / names[1]).write_text(json.dumps(lowered))
+    assert AutoTokenizer.from_pretrained(base).tokenize("THE") == ["the"]  # it is the one loaded
+    assert of_tokenizer(base_files(base)) != of_tokenizer(files)
 
 
 def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"pieces")
     (tmp_path / "README.md").write_text("a")
-    assert tokenizer_files(tmp_path).keys() == {"tokenizer.model"}
-    first = tokenizer_files(tmp_path)["tokenizer.model"]
+    assert base_files(tmp_path).keys() == {"tokenizer.model"}
+    first = base_files(tmp_path)["tokenizer.model"]
     (tmp_path / "tokenizer.model").write_bytes(b"other")
-    assert tokenizer_files(tmp_path)["tokenizer.model"] != first
+    assert base_files(tmp_path)["tokenizer.model"] != first
     (tmp_path / "tokenizer.json").write_text('{"padding": null, "model": {}}')
-    found = tokenizer_files(tmp_path)
+    found = base_files(tmp_path)
     assert found.keys() == {"tokenizer.json"}  # the other vocabulary is not read
     (tmp_path / "tokenizer.json").write_text('{"model": {}, "padding": {"length": 3}}')
-    assert tokenizer_files(tmp_path) == found
+    assert base_files(tmp_path) == found
     (tmp_path / "tokenizer.json").write_text('{"model": {"padding": 3}}')
-    assert tokenizer_files(tmp_path) != found
+    assert base_files(tmp_path) != found
     (tmp_path / "tokenizer.json").write_text('{"model": {}, "normalizer": {"type": "Lowercase"}}')
-    assert tokenizer_files(tmp_path) != found
+    assert base_files(tmp_path) != found
     (tmp_path / "added_tokens.json").write_text('{"padding": 7}')  # a token, not a setting
-    found = tokenizer_files(tmp_path)
+    found = base_files(tmp_path)
     (tmp_path / "added_tokens.json").write_text('{"padding": 8}')
-    assert tokenizer_files(tmp_path) != found
+    assert base_files(tmp_path) != found
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tekken.json").write_text('{"vocab": []}')
-    assert "tekken.json" in tokenizer_files(tmp_path)
+    assert "tekken.json" in base_files(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="tokenizer.json must be JSON"):
-        tokenizer_files(tmp_path)
+        base_files(tmp_path)
 
 
 def test_a_public_model_from_the_hub_is_compared(
@@ -220,10 +266,11 @@ def test_a_public_model_from_the_hub_is_compared(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("adapmixed.ensemble.members.load_base", lambda *_, **__: (named("x"), None))
     folder = adapters[0].parent
-    digest = base_sha256(cached / "snapshots" / "abc")
-    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest))
+    files = base_files(cached / "snapshots" / "abc")
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
-    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_sha256="0" * 64))
+    changed = files | {"model.safetensors": "0" * 64}
+    write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=changed))
     with pytest.raises(ValueError, match="has another SHA-256"):
         Ensemble.from_pretrained("some-org/Tiny", folder)
     # Without a digest, the full hub name decides.
@@ -239,12 +286,12 @@ def test_a_public_model_from_the_hub_is_compared(
     # The hub's cache may lack files of the tokenizer: that is no other tokenizer. (This base has
     # none, so that no caveat says it.)
     (cached / "snapshots" / "abc" / "tokenizer_config.json").write_text("{}")
-    found = tokenizer_files(cached / "snapshots" / "abc")
-    manifest = Manifest("", ("m0", "m1"), ADAPTED, base_sha256=digest, tokenizer_files=found)
+    found = base_files(cached / "snapshots" / "abc")
+    manifest = Manifest("", ("m0", "m1"), ADAPTED, base_files=found)
     write_manifest(folder, manifest)
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     lacking = found | {"tokenizer.json": "0" * 64}
-    write_manifest(folder, replace(manifest, tokenizer_files=lacking))
+    write_manifest(folder, replace(manifest, base_files=lacking))
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
 
 

@@ -68,8 +68,10 @@ def test_an_ensemble_is_whole_and_loads(
     manifest = read_manifest(run.output)
     assert len(manifest.members) == len(manifest.shards) == len(lines) == 40
     assert sum(shard["documents"] for shard in manifest.shards) == len(rows())
-    assert manifest.base_model == "tiny-base" and manifest.base_sha256
-    assert manifest.tokenizer_files.keys() == {"tokenizer.json", "tokenizer_config.json"}
+    assert manifest.base_model == "tiny-base"
+    assert manifest.base_files.keys() == {
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+    }  # fmt: skip
     assert manifest.training["corpus"]["unit"] == "all documents of one 'user'"
     assert (manifest.training["epochs"], manifest.training["seed"]) == (2, 0)
     # No identifier, no text and no path of this machine.

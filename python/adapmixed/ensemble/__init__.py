@@ -3,6 +3,7 @@
 from adapmixed.ensemble.adapters import Adapter, read_adapter
 from adapmixed.ensemble.batched_lora import BatchedLoRA, stack_adapters
 from adapmixed.ensemble.decoder import Decoder
+from adapmixed.ensemble.digests import base_files
 from adapmixed.ensemble.ensemble import Ensemble
 from adapmixed.ensemble.manifest import Manifest, read_manifest, write_manifest
 
@@ -12,6 +13,7 @@ __all__ = [
     "Decoder",
     "Ensemble",
     "Manifest",
+    "base_files",
     "read_adapter",
     "read_manifest",
     "stack_adapters",

@@ -183,7 +183,7 @@ class Ensemble:
         )
         if not members.ranks.alone:  # devices may differ, but all caches must have the same rows
             members.ranks.agree({"what members share": ensemble.trunk})
-        ensemble.fingerprint = fingerprint(base, members.paths, members.base_sha256)
+        ensemble.fingerprint = fingerprint(base, members.paths, members.base_files)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,

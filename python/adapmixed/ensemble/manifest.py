@@ -1,8 +1,8 @@
 """Read and write `ensemble.json`, which describes an ensemble folder.
 
-    {"format_version": 2, "base_model": "...", "num_models": N,
+    {"format_version": 3, "base_model": "...", "num_models": N,
      "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
-     "tokenizer_files": {"tokenizer.json": "...", ...}, "base_sha256": "...", "training": {...},
+     "base_files": {"config.json": "...", "model.safetensors": "...", ...}, "training": {...},
      "document_names": "stable",
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
@@ -16,9 +16,9 @@ data can tell from them that a member was trained on it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from adapmixed.ensemble.adapters import CONFIG_FILE
 from adapmixed.ensemble.shards import check_shards
 from adapmixed.files import write_file
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 FILE_NAME = "ensemble.json"
 DOCUMENT_NAMES = ("stable", "positions")
 """How documents are named for their shards: by names that no other document can change ("stable"),
@@ -44,9 +44,8 @@ class Manifest:
         base_model: name of the public model, for people; callers pass the base itself to loading.
         members: folder names, N = len(members) >= 1; None for a missing member.
         adapted: names of the layers that members may adapt, each with its ranks, ascending.
-        tokenizer_files: digest of each of the base's tokenizer files
-            (`provenance.tokenizer_files`).
-        base_sha256: digest of the base's weights (`provenance.base_sha256`), or None.
+        base_files: digest of each file that the base is loaded from, as
+            `adapmixed.ensemble.base_files` returns them; {} if not recorded.
         revision: the hub commit of the base, used when it is loaded by its hub name; or None.
         training: the settings that the members were trained with.
         shards: one `training.shard_record` per member; empty if not recorded.
@@ -58,11 +57,10 @@ class Manifest:
     base_model: str
     members: tuple[str | None, ...]
     adapted: Mapping[str, tuple[int, ...]]
-    base_sha256: str | None = None
+    base_files: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     shards: tuple[Mapping[str, Any], ...] = ()
-    tokenizer_files: Mapping[str, str] = field(default_factory=dict)
     document_names: str | None = None
     disjoint: bool = field(init=False, default=False)
 
@@ -107,9 +105,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         raise ValueError(f"{path}: format_version must be an integer >= 1, got {version!r}")
     if version < FORMAT_VERSION:
         raise ValueError(
-            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, which lacks the "
-            "adapted layers: train the ensemble again, or add adapted and num_models as in a new "
-            "ensemble.json"
+            f"{path}: format_version must be {FORMAT_VERSION}, got {version}, written by an older "
+            "adapmixed: train the ensemble again, or write ensemble.json with write_manifest"
         )
     if version > FORMAT_VERSION:
         raise ValueError(
@@ -129,11 +126,10 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             base_model=str(data.get("base_model", "")),
             members=tuple(members),
             adapted=checked_layers(data.get("adapted")),
-            base_sha256=_digest_or_none(data.get("base_sha256"), "base_sha256"),
+            base_files=_digests(data.get("base_files") or {}),
             revision=_text_or_none(data.get("revision"), "revision"),
             training=dict(data.get("training") or {}),
             shards=tuple(data.get("shards") or ()),
-            tokenizer_files=_digests(data.get("tokenizer_files") or {}, "tokenizer_files"),
             document_names=data.get("document_names"),
         )
     except (TypeError, ValueError) as error:
@@ -148,8 +144,7 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
         "num_models": len(manifest.members),
         "adapted": {name: list(ranks) for name, ranks in manifest.adapted.items()},
         "members": list(manifest.members),
-        "tokenizer_files": dict(manifest.tokenizer_files),
-        "base_sha256": manifest.base_sha256,
+        "base_files": dict(manifest.base_files),
         "revision": manifest.revision,
         "training": dict(manifest.training),
         "document_names": manifest.document_names,
@@ -159,31 +154,16 @@ def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
     write_file(Path(folder) / FILE_NAME, text.encode())
 
 
-def file_sha256(path: str | os.PathLike[str]) -> str:
-    """Return the hexadecimal SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _text_or_none(value: Any, name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} must be a string or null, got {value!r}")
     return value
 
 
-def _digests(value: Any, name: str) -> dict[str, str]:
+def _digests(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise ValueError(f"{name} must be an object, got {value!r}")
-    digests = {file: _digest_or_none(digest, f"{name} of {file}") for file, digest in value.items()}
-    return {file: digest for file, digest in digests.items() if digest is not None}
-
-
-def _digest_or_none(value: Any, name: str) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
-        raise ValueError(f"{name} must be 64 hexadecimal digits or null, got {value!r}")
-    return value
+        raise ValueError(f"base_files must be an object, got {value!r}")
+    for file, digest in value.items():
+        if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ValueError(f"base_files of {file} must be 64 hexadecimal digits, got {digest!r}")
+    return dict(value)

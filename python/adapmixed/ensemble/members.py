@@ -22,6 +22,7 @@ from adapmixed.ensemble.provenance import (
     check_files,
     check_names,
     check_one_base,
+    found_files,
     is_hub_name,
     source_of,
 )
@@ -45,7 +46,7 @@ class Members:
         adapted: the layers that members may adapt, each with its ranks.
         ranks: the processes that share the members.
         unverified: what could not be verified; see `Ensemble`.
-        base_sha256: the digest of the base in `ensemble.json`, or None.
+        base_files: digests of the base's files; see `provenance.found_files`.
     """
 
     model: Any
@@ -55,7 +56,7 @@ class Members:
     adapted: Mapping[str, Sequence[int]]
     ranks: Ranks
     unverified: tuple[str, ...]
-    base_sha256: str | None
+    base_files: Mapping[str, str]
 
 
 def read_members(
@@ -70,11 +71,14 @@ def read_members(
     """Read the public model and this process's adapters; see `Ensemble.from_pretrained`."""
     manifest, root, paths, adapted = _listed(folder, adapted)
     source = source_of(base)
-    compared = check_files(source, root, manifest)
     revision = None if manifest is None else manifest.revision
+    recorded = {} if manifest is None else manifest.base_files
+    found = found_files(source, revision)
+    compared = check_files(source, found, root, recorded)
     model, tokenizer = load_base(base, dtype, revision=revision)
-    if not all(compared):  # loading has downloaded the files of a hub name
-        compared = check_files(source, root, manifest)
+    if recorded and not all(compared):  # loading has downloaded the files of a hub name
+        found = found_files(source, revision)
+        compared = check_files(source, found, root, recorded)
     same_base, same_tokenizer = compared
     if device is not None:
         model = model.to(device)
@@ -122,7 +126,7 @@ def read_members(
             *(() if same_base else ("base",)),
             *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
         ),
-        base_sha256=None if manifest is None else manifest.base_sha256,
+        base_files=found,
     )
 
 

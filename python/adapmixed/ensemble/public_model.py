@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adapmixed.ensemble.batched_lora import BatchedLoRA, HeadLoRA
-from adapmixed.ensemble.vocabulary import TOKENIZER_FILES
+from adapmixed.ensemble.digests import has_tokenizer
 
 
 def load_base(
@@ -65,7 +65,7 @@ def load_base(
             "makes an adapter part of it"
         )
     local = Path(name)
-    if local.is_dir() and not any((local / file).is_file() for file in TOKENIZER_FILES):
+    if local.is_dir() and not has_tokenizer(local):
         return model, None
     return model, AutoTokenizer.from_pretrained(name, revision=revision)
 

@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Files that a tokenizer can be loaded from.
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model",
-    "spiece.model",
-)  # fmt: skip
-_ADDED_TOKENS = "added_tokens.json"
+from adapmixed.ensemble.digests import ADDED_TOKENS, TOKENIZER_FILES, has_tokenizer
 
 
 def unnamed_ids(tokenizer: Any, vocab_size: int) -> Tensor:
@@ -57,9 +52,7 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
     """
     seen: set[str] = set()
     for folder in folders:
-        found = [
-            folder / name for name in (*TOKENIZER_FILES, _ADDED_TOKENS) if (folder / name).is_file()
-        ]
+        found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
         digest = hashlib.sha256()
         for file in found:
             content = file.read_bytes()
@@ -67,7 +60,7 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
         if not found or digest.hexdigest() in seen:
             continue
         seen.add(digest.hexdigest())
-        difference = _difference(folder, [file.name for file in found], tokenizer, vocab_size)
+        difference = _difference(folder, tokenizer, vocab_size)
         if difference is not None:
             raise ValueError(
                 f"adapters must use the public model's tokenizer: the one in {folder} differs from "
@@ -75,16 +68,10 @@ def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_s
             )
 
 
-def _difference(folder: Path, files: list[str], tokenizer: Any, vocab_size: int) -> str | None:
-    if files == [_ADDED_TOKENS]:
-        own = _added_tokens(folder / _ADDED_TOKENS)
-        expected = None if tokenizer is None else tokenizer.get_vocab()
-        complete = False
-    else:
-        loaded = _load(folder)
-        own = loaded.get_vocab()
-        expected = None if tokenizer is None else tokenizer.get_vocab()
-        complete = True
+def _difference(folder: Path, tokenizer: Any, vocab_size: int) -> str | None:
+    loaded = _load(folder) if has_tokenizer(folder) else None
+    own = _added_tokens(folder / ADDED_TOKENS) if loaded is None else loaded.get_vocab()
+    expected = None if tokenizer is None else tokenizer.get_vocab()
     largest = max(own.values(), default=-1)
     if largest >= vocab_size:
         return f"its ids reach {largest}, but the base's vocab_size is {vocab_size}"
@@ -93,9 +80,9 @@ def _difference(folder: Path, files: list[str], tokenizer: Any, vocab_size: int)
     for token, index in sorted(own.items(), key=lambda item: item[1]):
         if expected.get(token) != index:
             return f"token {token!r} has id {index} there and {expected.get(token)} in the base"
-    if complete and len(own) < len(expected):
+    if loaded is not None and len(own) < len(expected):
         return f"it has {len(own)} tokens, the base {len(expected)}"
-    if complete and _rules(loaded) != _rules(tokenizer):
+    if loaded is not None and _rules(loaded) != _rules(tokenizer):
         return "the tokens are the same but other rules cut text into them"
     return None
 
@@ -110,6 +97,8 @@ def _load(folder: Path) -> Any:
 
 
 def _added_tokens(path: Path) -> dict[str, int]:
+    if not path.is_file():
+        return {}
     try:
         tokens = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapmixed.ensemble.digests import base_files, file_digests
 from adapmixed.ensemble.layers import block_names, head_name, linear_names
-from adapmixed.ensemble.manifest import file_sha256
-from adapmixed.ensemble.provenance import (
-    TOKENIZER_PARTS,
-    WEIGHTS,
-    base_sha256,
-    tokenizer_digests,
-    tokenizer_files,
-)
 from adapmixed.ensemble.support import check_model
 
 
@@ -27,10 +20,8 @@ class BaseFacts:
     Attributes:
         name: the hub name, or the folder's own name without its path.
         revision: the hub's commit; None for a folder.
-        tokenizer_files: digests of the tokenizer's files (`provenance.tokenizer_files`); {} without
-            a tokenizer.
-        base_sha256: digest of the weights. For a folder it is `provenance.base_sha256`. For a hub
-            name it is that of `model.safetensors`, or None if the weights lie in several files.
+        files: digests of the files that the model and its tokenizer are loaded from
+            (`adapmixed.ensemble.base_files`).
         positions: longest input in tokens, or None.
         linear_layers: full names of the layers that a LoRA can adapt, in the model's order.
         default_targets: names of the layers that peft adapts by default in this architecture; () if
@@ -42,8 +33,7 @@ class BaseFacts:
 
     name: str
     revision: str | None
-    tokenizer_files: dict[str, str]
-    base_sha256: str | None
+    files: dict[str, str]
     positions: int | None
     linear_layers: tuple[str, ...]
     default_targets: tuple[str, ...]
@@ -121,8 +111,9 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
     return BaseFacts(
         name=Path(base).resolve().name if local else base,
         revision=commit,
-        tokenizer_files=tokenizer_files(base) if local else _tokenizer_of_hub(base, commit),
-        base_sha256=base_sha256(base) if local else _digest(base, WEIGHTS, commit),
+        files=(
+            base_files(base) if local else file_digests(lambda name: _cached(base, name, commit))
+        ),
         positions=None if positions is None else int(positions),
         linear_layers=linear_names(model),
         default_targets=tuple(TARGETS.get(config.model_type, ())),
@@ -130,16 +121,6 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
         hidden_bytes=4 * int(model.get_output_embeddings().weight.shape[1]),
         blocks=block_names(model),
     )
-
-
-def _tokenizer_of_hub(base: str, revision: str | None) -> dict[str, str]:
-    paths = (_cached(base, name, revision) for name in TOKENIZER_PARTS)
-    return tokenizer_digests(path for path in paths if path is not None)
-
-
-def _digest(base: str, name: str, revision: str | None) -> str | None:
-    path = _cached(base, name, revision)
-    return None if path is None else file_sha256(path)
 
 
 def _cached(base: str, name: str, revision: str | None) -> Path | None:

@@ -152,8 +152,7 @@ def train_ensemble(
     settings = {
         "base_model": facts.name,
         "revision": facts.revision,
-        "tokenizer_files": facts.tokenizer_files,
-        "base_sha256": facts.base_sha256,
+        "base_files": facts.files,
         **_training(run),
     }
     folder = TrainingFolder(run.output, run.num_models)
@@ -216,8 +215,7 @@ def train_ensemble(
                 None if index in withdrawn else name for index, name in enumerate(folder.members)
             ),
             adapted=dict.fromkeys(targets, (run.config.rank,)),
-            tokenizer_files=facts.tokenizer_files,
-            base_sha256=facts.base_sha256,
+            base_files=facts.files,
             revision=facts.revision,
             training={**_training(run), "corpus_hmac": spooled.fingerprint},
             document_names="positions" if run.corpus.positional else "stable",
