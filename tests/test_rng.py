@@ -231,6 +231,16 @@ def test_children_are_apart_and_repeatable() -> None:
     assert parent.child("a").seeded and not SecureRandom().child("a").seeded
 
 
+def test_paths_of_labels_are_apart() -> None:
+    """A slash in a label is not the step to a child."""
+    root = SeededRandom(3)
+    sources = [
+        root.child("a/b"), root.child("a").child("b"), root.child("a/").child("b"),
+        root.child("a").child("/b"), root.child("a\\").child("b"), root.child("a\\/b"),
+    ]  # fmt: skip
+    assert len({source.reserve()[0].numpy().tobytes() for source in sources}) == len(sources)
+
+
 def test_a_seeded_source_goes_on_behind_an_earlier_one() -> None:
     first, second = SeededRandom(3, "a"), SeededRandom(3, "a")
     handed_out = [first.reserve()[1] for _ in range(5)]

@@ -145,4 +145,6 @@ class SeededRandom(_Counter):
         Args:
             label: name of the user. The same seed and labels give the same source.
         """
-        return SeededRandom(self.seed, f"{self.label}/{label}")
+        # A slash of the label's own is escaped, so that no two paths of labels are equal.
+        own = label.replace("\\", "\\\\").replace("/", "\\/")
+        return SeededRandom(self.seed, f"{self.label}/{own}")

@@ -197,7 +197,7 @@ class AdaPMixED(Mechanism):
             threshold=self.threshold,
             top_k=top_k,
         )
-        return result.check().passed
+        return result.passed  # the projection of the same rows is checked for bad rows
 
 
 # The paper's table of privacy parameters; N is 100 except 80 for one-billion-word. The defaults of
