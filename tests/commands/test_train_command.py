@@ -108,6 +108,7 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "What stays in one shard: all documents of one 'user'." in printed.err
     assert read_manifest(output).training["learning_rate"] == 4e-4
     answer = ["--ensemble", str(output), "--prompt", "user", "--max-new-tokens", "2", "--seed", "1"]
+    answer += ["--mechanism", "adapmixed"]
     assert main(["generate", *models, *answer]) == 0
     assert "2 answered queries" in capsys.readouterr().err
 
