@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser, main
 from adapmixed.data.demo import demo_base, held_out_text
+from adapmixed.doctor import TESTED_TRANSFORMERS, report_lines
 from adapmixed.privacy import Accountant, read_ledger
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -32,6 +35,23 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     for word in ("instruction set:", "CUDA kernels:", "GPU:", "randomness:", "torch:"):
         assert word in output
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"), [("5.23.4", "tested"), ("5.24.0", "tested"), ("6.5.23", "not tested")]
+)
+def test_doctor_says_whether_transformers_is_tested(
+    installed: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: installed)
+    (line,) = (line for line in report_lines() if line.startswith("transformers: "))
+    assert line == f"transformers: {installed} ({words}; tested versions: 5.23, 5.24)"
+
+
+def test_the_pinned_transformers_is_a_tested_one() -> None:
+    pins = (Path(__file__).resolve().parents[2] / "constraints.txt").read_text(encoding="utf-8")
+    (pinned,) = re.findall(r"^transformers==(\d+\.\d+)\.", pins, re.MULTILINE)
+    assert pinned in TESTED_TRANSFORMERS
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "evaluate"])
