@@ -70,7 +70,7 @@ def test_an_ensemble_is_whole_and_loads(
     documents = [shard["documents"] for shard in manifest.shards]
     assert warning.startswith(f"warning: {documents.count(0)} of the 40 shards to train on are em")
     assert len(manifest.members) == len(manifest.shards) == len(lines) == 40
-    assert sum(documents) == len(rows())
+    assert sum(shard["documents"] for shard in manifest.shards) == len(rows())
     assert manifest.base_model == "tiny-base" and manifest.base_sha256
     assert manifest.tokenizer_files.keys() == {"tokenizer.json", "tokenizer_config.json"}
     assert manifest.training["corpus"]["unit"] == "all documents of one 'user'"
