@@ -3,6 +3,9 @@
 import platform
 from importlib import metadata
 
+TESTED_TRANSFORMERS = ("5.23", "5.24")
+"""Minor versions of transformers that the library was tested with; constraints.txt has one."""
+
 
 def report_lines() -> list[str]:
     """Return one ``name: value`` line per fact, without changing or sending anything."""
@@ -17,7 +20,7 @@ def report_lines() -> list[str]:
         f"python: {platform.python_version()} on {platform.system()} {platform.machine()}",
     ]
     for name in ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy"):
-        lines.append(f"{name}: {metadata.version(name)}")
+        lines.append(f"{name}: {metadata.version(name)}{_tested(name)}")
     lines += [
         f"compiler: {build['compiler']}",
         f"instruction set: {build['instruction_set']}",
@@ -62,6 +65,15 @@ def sharing_lines(base: str) -> list[str]:
         update = torch.full((size, 1), 0.1), torch.full((1, vocab_size), 0.1)
         Ensemble(model, [Adapter({head_name(model): update})])  # raises if the model does not fit
     return lines
+
+
+def _tested(name: str) -> str:
+    """Return a phrase that says whether the transformers found is tested; "" for the others."""
+    if name != "transformers":
+        return ""
+    minor = ".".join(metadata.version(name).split(".")[:2])
+    found = "tested" if minor in TESTED_TRANSFORMERS else "not tested"
+    return f" ({found}; tested versions: {', '.join(TESTED_TRANSFORMERS)})"
 
 
 def _gpu() -> str:

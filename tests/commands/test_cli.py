@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser, main
 from adapmixed.data.demo import demo_base, held_out_text
+from adapmixed.doctor import TESTED_TRANSFORMERS, report_lines
 from adapmixed.privacy import Accountant, read_ledger
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
@@ -32,6 +35,23 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     for word in ("instruction set:", "CUDA kernels:", "GPU:", "randomness:", "torch:"):
         assert word in output
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"), [("5.23.4", "tested"), ("5.24.0", "tested"), ("6.5.23", "not tested")]
+)
+def test_doctor_says_whether_transformers_is_tested(
+    installed: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: installed)
+    (line,) = (line for line in report_lines() if line.startswith("transformers: "))
+    assert line == f"transformers: {installed} ({words}; tested versions: 5.23, 5.24)"
+
+
+def test_the_pinned_transformers_is_a_tested_one() -> None:
+    pins = (Path(__file__).resolve().parents[2] / "constraints.txt").read_text(encoding="utf-8")
+    (pinned,) = re.findall(r"^transformers==(\d+\.\d+)\.", pins, re.MULTILINE)
+    assert pinned in TESTED_TRANSFORMERS
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "evaluate"])
@@ -114,6 +134,7 @@ def test_evaluate_every_mechanism(text: Path, tmp_path: Path, mechanism: str) ->
 
 def test_generate_prints_text_and_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--prompt", "The try statement", "--max-new-tokens", "6", "--seed", "1"]
+    arguments += ["--mechanism", "adapmixed"]
     assert main(["generate", *MODELS, *arguments]) == 0
     first = capsys.readouterr()
     assert main(["generate", *MODELS, *arguments]) == 0
@@ -246,7 +267,10 @@ def test_evaluate_with_a_budget_of_every_shard(
         (["--mechanism", "clipped-log-pool lower=1 upper=2"], "lower must be <= 0"),
         (["--epsilon", "0", *POOL], "--epsilon must be > 0"),
         (["--delta", "1", *POOL], "--delta must be in (0, 1)"),
-        (["--epsilon", "2"], "--epsilon must be None for AdaPMixED, got 2.0: its losses"),
+        (
+            ["--epsilon", "2", "--mechanism", "adapmixed"],
+            "--epsilon must be None for AdaPMixED, got 2.0: its losses",
+        ),
         (["--epsilon", "2", "--mechanism", "pmixed epsilon=8"], "the same for every member"),
         (["--epsilon", "2", "--mechanism", "unprotected"], "no bound that could be charged"),
         (["--epsilon", "2", "--mechanism", f"{POOL[1]} queries=9"], "queries must be None if ev"),
@@ -254,7 +278,10 @@ def test_evaluate_with_a_budget_of_every_shard(
             ["--epsilon", "0.1", "--mechanism", "clipped-mixing lower=0.5 upper=2"],
             "the cost of the conversion at order 8.0",
         ),
-        (["--adjacency=replace_one"], "--adjacency must be 'zero_out' for AdaPMixED"),
+        (
+            ["--adjacency=replace_one", "--mechanism", "adapmixed"],
+            "--adjacency must be 'zero_out' for AdaPMixED",
+        ),
         (["--memory", "1K", *POOL], "--memory must be >= "),
         (["--chat", "--prompt", "More", *POOL], "--chat takes one prompt, got 2"),
     ],
@@ -340,5 +367,5 @@ def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["evaluate", *MODELS, "--text", str(tmp_path / "none.txt")]) == 2
     assert "none.txt" in capsys.readouterr().err
     missing = ["--base", str(demo_base()), "--ensemble", str(tmp_path)]
-    assert main(["generate", *missing, "--prompt", "x"]) == 2
+    assert main(["generate", *missing, "--prompt", "x", *POOL]) == 2
     assert "ensemble.json" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_private_values_are_in_no_message(
 def test_verbose(capsys: pytest.CaptureFixture[str]) -> None:
     models = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
     short = ["--prompt", "The", "--max-new-tokens", "2", "--seed", "1"]
-    command = ["generate", *models, *short]
+    command = ["generate", *models, *short, "--mechanism", "adapmixed"]
     assert main(command) == 0
     quiet = capsys.readouterr()
     assert main([*command, "--verbose"]) == 0

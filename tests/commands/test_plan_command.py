@@ -48,12 +48,22 @@ def test_a_ball_is_found_at_a_small_budget(capsys):
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "no fixed guarantee" not in printed
-    row = re.search(r"^pmixed +order=(\S+) radius=(\S+) ", printed, re.MULTILINE)
+    row = re.search(r"^pmixed +order=(\S+) target_leakage=(\S+) ", printed, re.MULTILINE)
     assert row is not None, printed
-    order, radius = map(float, row.groups())
-    assert radius / order > 7.5e-5  # order 100 has 7.19e-5
-    spent = 508 * sound_bound(order, radius, 64) * (1 + 2.0**-50)
+    order, leakage = map(float, row.groups())
+    assert leakage > 7.5e-5  # order 100 has 7.19e-5
+    spent = 508 * sound_bound(order, order * leakage, 64) * (1 + 2.0**-50)
     assert 0.29 < replace_one_epsilon(order, spent, DELTA) <= 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_a_page_of_100_columns_shows_the_whole_table(adjacency, capsys):
+    command = ["plan", "--epsilon=1", "--models=64", "--queries=10000", f"--adjacency={adjacency}"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("ε(10000)") for line in lines)
+    assert max(map(len, lines)) <= 100
 
 
 def test_settings_are_shown_inward():
@@ -96,7 +106,7 @@ def test_the_command(capsys, tmp_path):
     assert (content["format_version"], content["kind"]) == (1, "plan")
     assert all(entry["epsilon"] <= 2 for entry in content["plans"]) and len(content["plans"]) == 9
     assert content["adapmixed"]["worst_case_epsilon"] == "inf"
-    assert "must not be published" in output and "the rest are alternatives" in output
+    assert "must not be\npublished" in output and "the rest are alternatives" in output
     # As the text about ε(n) says, an accountant for all 1000 charges them with the first 10.
     assert "ε(10)" in output and "(queries=1000) states ε(1000) from the first answer" in output
     pool = next(one for one in content["plans"] if one["mechanism"] == "clipped-log-pool")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def test_adapted_layers() -> None:
         parsed("--adapt", "head", "--target-modules", "c_attn")
 
 
+def test_a_block_is_no_longer_than_the_window_unless_it_is_given() -> None:
+    for positions, size in ((32, 32), (2048, 512), (None, 512)):
+        facts = replace(FACTS, positions=positions)
+        for options in ((), ("--preset", "pubmed")):
+            assert train._config(parsed(*options), facts).block_size == size
+        assert train._config(parsed("--block-size", "64"), facts).block_size == 64
+
+
 def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, output = write_base(tmp_path / "tiny-base"), tmp_path / "ensemble"
     write_corpus(tmp_path / "corpus.jsonl")
@@ -106,10 +115,50 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     empty = sum(shard["documents"] == 0 for shard in read_manifest(output).shards)
     assert f"40 members, {empty} of them with an empty shard (the public model)" in printed.out
     assert "What stays in one shard: all documents of one 'user'." in printed.err
-    assert read_manifest(output).training["learning_rate"] == 4e-4
+    assert empty and f"warning: {empty} of the 40 shards to train on are empty" in printed.err
+    assert "do not publish" in printed.err
+    training = read_manifest(output).training
+    assert training["learning_rate"] == 4e-4 and "empty" not in training
     answer = ["--ensemble", str(output), "--prompt", "user", "--max-new-tokens", "2", "--seed", "1"]
+    answer += ["--mechanism", "adapmixed"]
     assert main(["generate", *models, *answer]) == 0
     assert "2 answered queries" in capsys.readouterr().err
+
+
+def test_a_window_that_is_shorter_than_the_usual_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, output = write_base(tmp_path / "tiny-base"), tmp_path / "ensemble"
+    write_corpus(tmp_path / "corpus.jsonl")
+    arguments = ["--corpus", str(tmp_path / "corpus.jsonl"), "--id-column", "user"]
+    arguments += ["--models", "1", "--epochs", "1", "--output", str(output)]
+    command = ["train", "--base", str(base), *arguments]
+    assert main([*command, "--block-size", "64"]) == 2
+    error = capsys.readouterr().err
+    assert "--block-size must be <= the base's 32 positions, got 64" in error
+    assert main(command) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert read_manifest(output).training["block_size"] == 32  # the base's window
+    run = json.loads((tmp_path / "ensemble.private" / "run.json").read_text(encoding="utf-8"))
+    assert run["settings"]["block_size"] == 32
+
+
+def test_a_base_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    rest = ["--corpus", str(tmp_path / "corpus.jsonl"), "--output", str(tmp_path / "out")]
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("no connection")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
+    assert main(["train", "--base", "./modle", *rest]) == 2
+    error = capsys.readouterr().err
+    assert "--base must be an existing folder or a hub name, got './modle'" in error
+    assert main(["train", "--base", "modle", *rest]) == 2
+    assert "that can be read, got 'modle': no connection" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

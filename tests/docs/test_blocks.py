@@ -143,6 +143,7 @@ def _parse(program: str, words: list[str], where: str) -> None:
         assert end.code == 0, where  # the parser's message is on standard error
         return
     texts = getattr(arguments, "mechanism", None) or []
+    assert texts or getattr(arguments, "command", "") not in ("generate", "chat"), where
     for text in [texts] if isinstance(texts, str) else texts:
         mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tiny_models import ADAPTED, adapted_layers, write_adapter
 
 from adapmixed.ensemble import Ensemble, Manifest, read_manifest, write_manifest
 from adapmixed.ensemble.provenance import fingerprint
+from adapmixed.ensemble.public_model import load_base
 
 
 def save_ensemble(folder: Path, adapters: list[Path], **settings: Any) -> Path:
@@ -85,6 +87,72 @@ def test_a_base_folder_with_an_adapter_is_refused(
         shutil.copy(member / file, tmp_path / "base" / file)
     with pytest.raises(ValueError, match="adapter_config.json, which makes an adapter part of it"):
         Ensemble.from_pretrained(tmp_path / "base", [member])
+
+
+@pytest.mark.parametrize("name", ["./modle", "../m", "/modle", "~/m", "a/b/c", "m\\n", "m/", ""])
+def test_a_path_is_not_asked_of_the_hub(
+    name: str, make_adapters: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: Any, **__: Any) -> None:
+        raise OSError("the hub is asked")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", asked)
+    words = f"base must be an existing folder or a hub name, got {name!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        load_base(name, None)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Ensemble.from_pretrained(name, make_adapters(1))
+    with pytest.raises(OSError, match="the hub is asked"):
+        load_base("some-org/modle", None)
+
+
+def test_a_file_is_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.bin").touch()
+    with pytest.raises(ValueError, match="base must be an existing folder or a hub name"):
+        load_base("model.bin", None)
+    with pytest.raises(ValueError, match="base must be an existing folder, got 'nothing'"):
+        load_base(Path("nothing"), None)
+
+
+def test_a_hub_that_cannot_be_reached_names_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("no connection")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
+    with pytest.raises(OSError, match="hub name that can be read, got 'modle': no connection"):
+        load_base("modle", None)
+
+
+def test_swapped_arguments(base: Any, make_adapters: Make, tmp_path: Path) -> None:
+    base.save_pretrained(tmp_path / "base")
+    adapters = make_adapters(3)
+    folder = save_ensemble(tmp_path / "ensemble", adapters[:2])
+    place, swapped = tmp_path / "base", "base and folder may be swapped"
+    for wrong, file in ((folder, "ensemble.json"), (adapters[2], "adapter_config.json")):
+        for rest in (place, [place], folder):
+            with pytest.raises(ValueError, match=f"public model, got .* with {file}.*{swapped}"):
+                Ensemble.from_pretrained(wrong, rest)
+    for rest in (place, [place]):
+        words = f"folder must be .*, got .*base with config.json .* public model: {swapped}"
+        with pytest.raises(ValueError, match=words):
+            Ensemble.from_pretrained(place, rest)
+    for rest in (tmp_path / "none", [tmp_path / "none"]):
+        with pytest.raises(ValueError, match="folder must be .*none, which is no existing folder"):
+            Ensemble.from_pretrained(place, rest)
+
+
+def test_adapted_layers_have_their_full_names(base: Any, make_adapters: Make) -> None:
+    adapters = make_adapters(1)
+    full, (rank,) = next(iter(adapted_layers(adapters).items()))
+    short = full.rsplit(".", 1)[-1]
+    words = f"full names of layers, got '{short}' instead of '{full}'"
+    with pytest.raises(ValueError, match=words):
+        Ensemble.from_pretrained(base, adapters, adapted={short: [rank]})
+    with pytest.raises(
+        ValueError, match=f"got '{short}': a full name is needed, such as '.*{short}'"
+    ):
+        Ensemble.from_pretrained(base, [None], adapted={short: [rank]})
 
 
 def test_members_are_counted_once(base: Any, make_adapters: Make, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_generate_charges_one_ledger_across_runs(
 def test_generate_refuses_a_seed_with_a_ledger(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["generate", *MODELS, *SHORT, "--ledger", str(path), "--seed", "4"]
+    arguments = ["generate", *MODELS, *SHORT, "--ledger", str(path), "--seed", "4", *POOL]
     assert main(arguments) == 2
     assert "--seed cannot be used with --ledger, got 4" in capsys.readouterr().err
     assert not path.exists()
@@ -131,7 +131,7 @@ def test_no_ledger_is_created_for_what_cannot_be_charged(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["generate", *MODELS, *SHORT, "--ledger", str(path)]
-    assert main([*arguments, "--epsilon", "2"]) == 2
+    assert main([*arguments, "--epsilon", "2", "--mechanism", "adapmixed"]) == 2
     assert "--epsilon must be None for AdaPMixED" in capsys.readouterr().err
     assert list(path.parent.iterdir()) == []
 

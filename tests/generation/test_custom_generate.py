@@ -180,7 +180,10 @@ def test_transformers_temperature_and_top_k_come_before_projection(
 @pytest.mark.parametrize(
     "settings,message",
     [
-        ({"do_sample": False}, "do_sample must not be False .* infinite"),
+        (
+            {"do_sample": False},
+            "do_sample must be True .* got False: pass do_sample=True to generate.*infinite",
+        ),
         ({"num_beams": 3}, "num_beams must not be 3 .* a search keeps"),
         ({"top_p": 0.9}, "top_p must not be 0.9 .* but None or 1.0: .* another distri"),
         ({"repetition_penalty": 1.2}, "repetition_penalty must not be 1.2"),

@@ -255,7 +255,8 @@ def test_no_filter_runs_on_adapmixed_by_option(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     what = {"generate": ["--prompt", "The"], "evaluate": ["--text", str(tmp_path)], "chat": []}
-    assert main([command, *MODELS, *what[command], "--epsilon", "2"]) == 2
+    adaptive = ["--mechanism", "adapmixed", "--epsilon", "2"]
+    assert main([command, *MODELS, *what[command], *adaptive]) == 2
     error = capsys.readouterr().err
     assert "--epsilon must be None for AdaPMixED" in error
     assert "screening tells a bit about all of them" in error

@@ -162,7 +162,8 @@ def test_refused_in_ranks(
 def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
     """Without torchrun's own watch, the remaining rank says why it ends and what was charged."""
     ledger = tmp_path / "ledger.db"
-    arguments = ["generate", *options(models), *POOL, "--prompt", "The", "--ledger", str(ledger)]
+    planned = ["--mechanism", f"{POOL[1]} queries=100000", "--ledger", str(ledger)]
+    arguments = ["generate", *options(models), *planned, "--prompt", "The"]
     children = commands(
         2, [*arguments, "--max-new-tokens", "100000", "--overflow", "slide"], tmp_path
     )

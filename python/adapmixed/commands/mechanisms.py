@@ -33,12 +33,10 @@ def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = Fa
     group.add_argument(
         "--mechanism",
         action="append" if several else "store",
-        default=None if several else "adapmixed",
         metavar='"NAME KEY=VALUE ..."',
         help="mechanism and its settings, such as 'clipped-log-pool lower=-0.25 upper=1 scale=2'; "
         "'adapmixed mechanisms' lists names and keys"
-        + ("; may be repeated" if several else "")
-        + " (default: adapmixed)",
+        + ("; may be repeated (default: adapmixed)" if several else "; must be given"),
     )
     group.add_argument(
         "--epsilon",
@@ -82,6 +80,44 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def check_chosen(text: str | None) -> str:
+    """Return the text of --mechanism, which has no default where tokens are released.
+
+    Raises:
+        ValueError: if it is missing.
+    """
+    if text is None:
+        raise ValueError(
+            "--mechanism must be given: clipped-log-pool, clipped-mixing and pmixed have an "
+            "epsilon that is fixed in advance and may be published, adapmixed has one that depends "
+            "on private data and must not be published, public uses no private data, and "
+            "unprotected has no guarantee"
+        )
+    return text
+
+
+def check_ledger(text: str, *, epsilon: float | None, queries: int) -> None:
+    """Check that a ledger will not be bound to the number of tokens of one run.
+
+    Args:
+        text: "NAME KEY=VALUE ...", valid for `mechanism_of`.
+        epsilon: budget of every shard, or None.
+        queries: tokens of this run.
+
+    Raises:
+        ValueError: if the mechanism would be planned for `queries`.
+    """
+    name, given = _parsed(text)
+    if _planned_for_run(name, given, epsilon):
+        choices = f"queries= in --mechanism {name}, the number of tokens of all runs"
+        if name != "pmixed":
+            choices = f"--epsilon, a budget for any number of tokens, or {choices}"
+        raise ValueError(
+            f"--ledger needs {choices}: without it, {name} would be planned for the {queries} "
+            "tokens of this run, and a later run would be rejected"
+        )
+
+
 def label_of(text: str) -> str:
     """Return the text of --mechanism with single spaces."""
     return " ".join(shlex.split(text))
@@ -120,8 +156,7 @@ def mechanism_of(text: str, *, delta: float, epsilon: float | None, queries: int
     settings = _PAPER.get(name, {}) | given
     if "delta" in {one.name for one in dataclasses.fields(kind)}:
         settings["delta"] = delta
-    planned = epsilon is None or name == "pmixed"  # no budget of the shards can replace its plan
-    if "queries" in known and "queries" not in given and planned:
+    if _planned_for_run(name, given, epsilon):
         settings["queries"] = queries
     if name == "clipped-mixing" and epsilon is not None:
         settings.setdefault("order", 8.0)
@@ -132,6 +167,12 @@ def mechanism_of(text: str, *, delta: float, epsilon: float | None, queries: int
             "an epsilon)"
         )
     return _made(name, lambda: kind(**settings))
+
+
+def _planned_for_run(name: str, given: dict[str, Any], epsilon: float | None) -> bool:
+    """Return whether a mechanism is planned for the tokens of its run."""
+    without_budget = epsilon is None or name == "pmixed"  # no budget of shards replaces its plan
+    return without_budget and "queries" in _keys(name) and "queries" not in given
 
 
 def _made(name: str, make: Any) -> Mechanism:

@@ -26,6 +26,8 @@ _TYPED = {
     "delta": "--delta",
     "adjacency": "--adjacency",
     "corpus": "--corpus",
+    "base": "--base",
+    "block_size": "--block-size",
 }
 
 

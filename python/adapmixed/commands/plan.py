@@ -171,7 +171,7 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     print(_table([header, *rows]))
     print(
         "\nclipped-mixing bounds p_i/q between lower and upper, clipped-log-pool log(p_i/q), which "
-        "it multiplies\nby scale. Wider settings are closer to the private models. All fit the "
+        "it\nmultiplies by scale. Wider settings are closer to the private models. All fit the "
         "budget."
     )
     print(_chosen_words(plans))
@@ -207,8 +207,8 @@ def _chosen_words(plans: "list[Plan]") -> str:
         lines.append(f"  {name} {found[0]}: {rule}" if found else f"  {name}: nothing fits")
     lines.append(
         "The rules come from the built-in demo. There this shape had a lower perplexity than shape "
-        '1 at equal ε,\nand scale = 4 the lowest of scales 1, 2 and 4 at ε = 4 and 8 (see "Plan a '
-        'budget"). For other models,\ncompare the settings by perplexity on public text.\n'
+        '1 at\nequal ε, and scale = 4 the lowest of scales 1, 2 and 4 at ε = 4 and 8 (see "Plan a '
+        'budget"). For\nother models, compare the settings by perplexity on public text.\n'
     )
     return "\n".join(lines)
 
@@ -218,7 +218,7 @@ def _adaptive_words(one: "Beforehand", epsilon: float) -> str:
 
     words = (
         "adapmixed: its ε depends on the private data, is known only after the answers, and must "
-        "not be published.\n"
+        "not be\npublished.\n"
         f"  With loss=fixed and order={one.order:g}, all queries at the paper's "
         f"target_leakage={one.target_leakage:g} cost at most\n"
         f"  ε = {format_epsilon(one.epsilon)}; "
@@ -242,7 +242,8 @@ def _adaptive_entry(one: "Beforehand") -> dict[str, object]:
 
 
 def _settings(one: "Plan") -> str:
-    return _values(one.settings)
+    # The radius is order times target_leakage, and would make the table too wide for a page.
+    return _values({name: one.settings[name] for name in one.settings if name != "radius"})
 
 
 def _values(settings: "Mapping[str, float]") -> str:

@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import add_mechanism_options, check_charged, mechanism_of
+from adapmixed.commands.mechanisms import (
+    add_mechanism_options,
+    check_charged,
+    check_chosen,
+    check_ledger,
+    mechanism_of,
+)
 from adapmixed.commands.options import memory_bytes, quiet_libraries, random_source
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
 
@@ -101,15 +107,21 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
         arguments: the command's arguments.
         queries: the largest number of queries; a fixed guarantee is planned for them unless
             --mechanism says otherwise.
+
+    Raises:
+        ValueError: if options are missing or exclude each other, before a file is read or made.
     """
+    text = check_chosen(arguments.mechanism)
     if arguments.ledger is not None and arguments.seed is not None:
         raise ValueError(
             f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
             "undo the randomness"
         )
     guarantee = {"delta": arguments.delta, "epsilon": arguments.epsilon}
-    mechanism = mechanism_of(arguments.mechanism, **guarantee, queries=queries)
+    mechanism = mechanism_of(text, **guarantee, queries=queries)
     check_charged(mechanism, **guarantee, way=arguments.adjacency)  # before a ledger is created
+    if arguments.ledger is not None:
+        check_ledger(text, epsilon=arguments.epsilon, queries=queries)
     quiet_libraries()
     from adapmixed.generation import PrivateGenerator
 

@@ -12,6 +12,7 @@ from adapmixed.commands.training import (
     add_model_options,
     config_of,
     corpus_of,
+    facts_of,
     targets_of,
 )
 from adapmixed.workers import start_server
@@ -90,12 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
         start_server()  # early, since this process imports the same modules for seconds
     corpus = corpus_of(arguments)
     quiet_libraries()
-    from adapmixed.training.base import base_facts
     from adapmixed.training.presets import PRESETS
     from adapmixed.training.ranks import Place
     from adapmixed.training.run import TrainingRun, train_ensemble
 
-    facts = base_facts(arguments.base, arguments.revision)
+    facts = facts_of(arguments)
     preset = PRESETS.get(arguments.preset)
     config = _config(arguments, facts)
     print(f"Corpus {corpus.name}. What stays in one shard: {corpus.unit}.", file=sys.stderr)

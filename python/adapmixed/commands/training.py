@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ _NUMBERS = {
     "rank": (int, "rank of the adapters"),
     "alpha": (float, "scale of the adapters: the update is multiplied by alpha / rank"),
     "batch_size": (int, "blocks per step"),
-    "block_size": (int, "tokens per block"),
+    "block_size": (int, "tokens per block (default: 512, or the base's window if shorter)"),
 }
 
 
@@ -112,6 +113,20 @@ def corpus_of(arguments: argparse.Namespace) -> Corpus:
     return corpus.with_new_document(SETTINGS[arguments.preset].new_document)
 
 
+def facts_of(arguments: argparse.Namespace) -> BaseFacts:
+    """Return the facts about --base.
+
+    Raises:
+        ValueError: as `base_facts` and `check_base`.
+        OSError: if there is no such model.
+    """
+    from adapmixed.ensemble.public_model import reading_base
+    from adapmixed.training.base import base_facts
+
+    with reading_base(arguments.base):
+        return base_facts(arguments.base, arguments.revision)
+
+
 def targets_of(
     arguments: argparse.Namespace, facts: BaseFacts, adapt: str | None
 ) -> tuple[str, ...]:
@@ -147,6 +162,8 @@ def config_of(
 ) -> FinetuneConfig:
     """Return the training settings from the options, else `settings`, else the defaults.
 
+    A block that is not given is no longer than the base's window.
+
     Args:
         arguments: the command's arguments.
         facts: facts about the base.
@@ -162,4 +179,7 @@ def config_of(
     facts.targets(targets)
     given = {name: getattr(arguments, name) for name in (*_NUMBERS, *more)}
     given = {name: value for name, value in given.items() if value is not None}
-    return FinetuneConfig(**settings | given, target_modules=targets)
+    config = FinetuneConfig(**settings | given, target_modules=targets)
+    if "block_size" in given or facts.positions is None:
+        return config
+    return replace(config, block_size=min(config.block_size, facts.positions))

@@ -90,6 +90,12 @@ def ensemble_layers(
         return merged_layers(found.values())
     for path, layers in found.items():
         for name, (rank,) in layers.items():
+            short = [key for key in adapted if name.endswith(f".{key}")]
+            if name not in adapted and short:
+                raise ValueError(
+                    f"adapted must have the full names of layers, got {short[0]!r} instead of "
+                    f"{name!r}, which {path} adapts"
+                )
             if rank not in adapted.get(name, ()):
                 raise ValueError(
                     f"adapted must hold the layers and ranks of every member: {path} adapts {name} "

@@ -233,7 +233,9 @@ def stack_adapters(
         try:
             base = model.get_submodule(name)
         except AttributeError as error:
-            raise ValueError(f"adapted must name layers of the base, got {name!r}") from error
+            full = [one for one, _ in model.named_modules() if one.endswith(f".{name}")]
+            hint = f": a full name is needed, such as {full[0]!r}" if full else ""
+            raise ValueError(f"adapted must name layers of the base, got {name!r}{hint}") from error
         layer: nn.Module
         if name == head and shared:
             layer = HeadLoRA(base, updates, adapted[name])

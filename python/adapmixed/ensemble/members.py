@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from adapmixed.ensemble.adapted_layers import checked_layers, ensemble_layers
-from adapmixed.ensemble.adapters import MISSING, Adapter, read_adapter
+from adapmixed.ensemble.adapters import CONFIG_FILE, MISSING, Adapter, read_adapter
+from adapmixed.ensemble.digests import CONFIG
 from adapmixed.ensemble.layers import head_name
-from adapmixed.ensemble.manifest import Manifest, read_manifest
+from adapmixed.ensemble.manifest import FILE_NAME, Manifest, read_manifest
 from adapmixed.ensemble.provenance import (
     check_files,
     check_names,
@@ -26,7 +27,7 @@ from adapmixed.ensemble.provenance import (
     is_hub_name,
     source_of,
 )
-from adapmixed.ensemble.public_model import load_base
+from adapmixed.ensemble.public_model import check_base, load_base
 from adapmixed.ensemble.vocabulary import check_tokenizers
 from adapmixed.ranks import Ranks
 
@@ -69,6 +70,7 @@ def read_members(
     ranks: Ranks,
 ) -> Members:
     """Read the public model and this process's adapters; see `Ensemble.from_pretrained`."""
+    check_base(base)
     manifest, root, paths, adapted = _listed(folder, adapted)
     source = source_of(base)
     revision = None if manifest is None else manifest.revision
@@ -137,6 +139,7 @@ def _listed(
     manifest, root = None, Path()
     if isinstance(folder, str | os.PathLike):
         root = Path(folder)
+        _check_folder(root, FILE_NAME, "an ensemble folder")
         manifest = read_manifest(root)
         if adapted is not None:
             raise ValueError(f"adapted must be None for {root}: its ensemble.json names layers")
@@ -145,6 +148,9 @@ def _listed(
     else:
         adapted = None if adapted is None else checked_layers(adapted)
         paths = [None if path is None else Path(path) for path in folder]
+        for path in paths:
+            if path is not None:
+                _check_folder(path, CONFIG_FILE, "the folders of adapters")
     if not paths:
         raise ValueError("an ensemble must have at least one private model, got 0")
     resolved = [path.resolve() for path in paths if path is not None]
@@ -152,6 +158,23 @@ def _listed(
         twice = next(path for path in resolved if resolved.count(path) > 1)
         raise ValueError(f"members must be distinct, got {str(twice)!r} more than once")
     return manifest, root, paths, adapted
+
+
+def _check_folder(path: Path, file: str, wanted: str) -> None:
+    """Raise ValueError for a folder that does not exist, or that is a public model.
+
+    Args:
+        path: the folder.
+        file: the file that it must have.
+        wanted: what it must be, for the message.
+    """
+    if not path.is_dir():
+        raise ValueError(f"folder must be {wanted}, got {path}, which is no existing folder")
+    if (path / CONFIG).is_file() and not (path / file).is_file():
+        raise ValueError(
+            f"folder must be {wanted}, got {path} with {CONFIG} but no {file}, which is a "
+            "public model: base and folder may be swapped"
+        )
 
 
 def _unverified_shards(manifest: Manifest | None, num_models: int) -> tuple[str, ...]:

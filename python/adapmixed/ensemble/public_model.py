@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from adapmixed.ensemble.adapters import CONFIG_FILE
 from adapmixed.ensemble.batched_lora import BatchedLoRA, HeadLoRA
-from adapmixed.ensemble.digests import has_tokenizer
+from adapmixed.ensemble.digests import CONFIG, has_tokenizer
+from adapmixed.ensemble.manifest import FILE_NAME
 
 
 def load_base(
@@ -27,7 +29,7 @@ def load_base(
         revision: commit, tag or branch of a hub name; None for the newest.
 
     Raises:
-        ValueError: if the model cannot be read or carries adapters.
+        ValueError: if the model cannot be read or carries adapters, or as `check_base`.
         OSError: if there is no such model.
     """
     if isinstance(base, torch.nn.Module):
@@ -45,11 +47,62 @@ def load_base(
         raise ValueError(
             f"base must be a transformers model, a folder or a hub name, got {type(base).__name__}"
         )
-    if isinstance(base, os.PathLike) and not Path(base).is_dir():
-        raise ValueError(f"base must be an existing folder, got {os.fspath(base)}")
+    with reading_base(base):
+        return _read(os.fspath(base), dtype, revision)
+
+
+def check_base(base: Any) -> None:
+    """Check that a base is a folder of a model, or can be a hub name, before the hub is asked.
+
+    Args:
+        base: as in `load_base`. Anything but a string or a path passes.
+
+    Raises:
+        ValueError: if it is a path without a folder, or the folder of an ensemble or an adapter.
+    """
+    if not isinstance(base, str | os.PathLike):
+        return
+    name = os.fspath(base)
+    local = Path(name)
+    if not name or not local.is_dir():
+        is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+        if not name or is_path or name.endswith("/") or local.exists():
+            raise ValueError(f"base must be an existing folder or a hub name, got {name!r}")
+        if isinstance(base, os.PathLike):
+            raise ValueError(f"base must be an existing folder, got {name!r}")
+        return
+    for file, kind in ((FILE_NAME, "an ensemble"), (CONFIG_FILE, "an adapter")):
+        if (local / file).is_file() and not (local / CONFIG).is_file():
+            raise ValueError(
+                f"base must be a public model, got {name} with {file} but no {CONFIG}, "
+                f"which is {kind}: base and folder may be swapped"
+            )
+
+
+@contextmanager
+def reading_base(base: str | os.PathLike[str]) -> Iterator[None]:
+    """Check a base, and name it in every error of what reads it.
+
+    Raises:
+        ValueError: as `check_base`.
+        OSError: if reading raises OSError. Errors of the hub do not name the model themselves.
+    """
+    check_base(base)
+    name = os.fspath(base)
+    try:
+        yield
+    except OSError as error:
+        if Path(name).is_dir():
+            raise
+        raise OSError(
+            f"base must be an existing folder or a hub name that can be read, got {name!r}: {error}"
+        ) from error
+
+
+def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> tuple[Any, Any]:
+    """Return the model and the tokenizer of a folder or hub name."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    name = os.fspath(base)
     try:
         with _quiet_off_terminal():
             model = AutoModelForCausalLM.from_pretrained(

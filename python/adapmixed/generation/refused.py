@@ -7,11 +7,11 @@ Then it raises with the reason, instead of an error about an unknown argument.
 
 from collections.abc import Mapping
 
-GREEDY = (
+NO_DRAW = (
     "the likeliest token of a private distribution is not a random draw. If it differs between "
-    "neighbours, one answer tells them apart with certainty: an infinite Rényi divergence. Every "
-    "token is sampled, so leave it out"
+    "neighbours, one answer tells them apart with certainty: an infinite Rényi divergence"
 )
+GREEDY = f"{NO_DRAW}. Every token is sampled, so leave it out"
 SEARCH = (
     "a search keeps what private probabilities rank highest: it is as deterministic as greedy "
     "decoding, and it looks at many tokens that were never charged"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adapmixed.generation.refused import REASONS
+from adapmixed.generation.refused import NO_DRAW, REASONS
 
 HONOURED = frozenset(
     {
@@ -95,7 +95,10 @@ def check_settings(config: Any) -> None:
             reason.
     """
     if not config.do_sample:
-        raise refused("do_sample", config.do_sample)
+        raise ValueError(
+            f"do_sample must be True if tokens are private, got {config.do_sample}: pass "
+            f"do_sample=True to generate(), because {NO_DRAW}"
+        )
     # min_length last: transformers derives it from min_new_tokens, which the caller has set.
     for name, value in sorted(vars(config).items(), key=lambda item: item[0] == "min_length"):
         if name in HONOURED or name in NOT_RUN or name.startswith("_"):
@@ -110,6 +113,5 @@ def refused(name: str, value: object) -> ValueError:
     why = REASONS.get(
         name, "it is not known to leave the distribution of a token as it was charged"
     )
-    usual = [None, *NEUTRAL.get(name, ())] if name != "do_sample" else [True]
-    allowed = " or ".join(map(repr, usual))
+    allowed = " or ".join(map(repr, [None, *NEUTRAL.get(name, ())]))
     return ValueError(f"{name} must not be {value!r} if tokens are private, but {allowed}: {why}")

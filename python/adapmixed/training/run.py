@@ -27,6 +27,7 @@ import torch
 
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.manifest import Manifest
+from adapmixed.ensemble.public_model import reading_base
 from adapmixed.files import remove_leftovers
 from adapmixed.training.base import BaseFacts, base_facts
 from adapmixed.training.config import FinetuneConfig
@@ -142,7 +143,8 @@ def train_ensemble(
         raise ValueError(f"retrain must run in one process, got {place.world} ranks")
     if workers > 1:
         start_server()
-    facts = base_facts(run.base, run.revision)
+    with reading_base(run.base):
+        facts = base_facts(run.base, run.revision)
     if facts.positions is not None and run.config.block_size > facts.positions:
         raise ValueError(
             f"block_size must be <= the base's {facts.positions} positions, got "
@@ -182,6 +184,9 @@ def train_ensemble(
 
             def train(paths: Mapping[int, Path]) -> None:
                 shown = Progress({i: spooled.sizes.get(i, 0) for i in paths}, say, progress)
+                empty = sum(i not in spooled.sizes for i in paths)
+                if empty:
+                    shown.say(_empty_shards(empty, len(paths)))
                 if targets == (facts.head,):
                     shown.say(_hidden_states(facts, run, spooled, workers))
                 try:
@@ -227,6 +232,15 @@ def train_ensemble(
         folder.finish(manifest)
         _LOG.info("%s is complete", folder.output)
     return manifest
+
+
+def _empty_shards(empty: int, trained: int) -> str:
+    """Return the warning about shards without a document, which is for the operator alone."""
+    return (
+        f"warning: {empty} of the {trained} shards to train on are empty, so that their members "
+        "answer as the public model does. This number depends on the private text: do not publish "
+        "it"
+    )
 
 
 def _hidden_states(facts: BaseFacts, run: TrainingRun, spooled: Spool, workers: int) -> str:

@@ -10,6 +10,7 @@ from adapmixed.commands.training import (
     add_model_options,
     config_of,
     corpus_of,
+    facts_of,
     targets_of,
 )
 
@@ -49,7 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from adapmixed.ranks import Place
-    from adapmixed.training.base import base_facts
     from adapmixed.training.run import DTYPES
     from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget
     from adapmixed_lab.dp_sgd.presets import finetune_settings
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     corpus = corpus_of(arguments)
     quiet_libraries()
-    facts = base_facts(arguments.base, arguments.revision)
+    facts = facts_of(arguments)
     settings = {} if arguments.preset is None else finetune_settings(arguments.preset)
     config = config_of(arguments, facts, targets_of(arguments, facts, None), settings)
     if arguments.threads is not None:
