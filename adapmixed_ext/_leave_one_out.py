@@ -59,7 +59,7 @@ def leave_one_out(
 ) -> Tensor:
     """Compute the privacy loss of every model: D↔_α between the answers with and without it.
 
-    The loss is D↔_α(p‖p') (Algorithm 1, line 16; equation 2) with p = mean_i p̄_i. For zero-out
+    The loss is D↔_α(p‖p') (Algorithm 1, line 16; equation 3) with p = mean_i p̄_i. For zero-out
     p' = p − (p̄_i − q)/N. For add/remove p' = (N p − p̄_i)/(N−1), which is q if N = 1.
 
     The relative error is at most ``loss_error``, or 1e-12 absolute if that is more. Identical

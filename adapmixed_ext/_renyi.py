@@ -63,7 +63,7 @@ def _flat_rows(name: str, logits: Tensor, shape: Sequence[int]) -> tuple[Tensor,
 def renyi_divergence(
     p_logits: Tensor, q_logits: Tensor, orders: float | Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """Compute D_α(P‖Q) and D_α(Q‖P) of distributions given by logits (paper, Definition 2.2).
+    """Compute D_α(P‖Q) and D_α(Q‖P) of distributions given by logits (paper, Definition 3.2).
 
     D_α(P‖Q) = log Σ P^α Q^{1−α} / (α−1). Order 1 is the Kullback–Leibler divergence, order inf the
     largest log-ratio. P > 0 = Q gives +inf, and P = Q = 0 counts 0.

@@ -16,7 +16,8 @@ CHECKED = ("python", "sh", "{code-cell}")
 """Languages of blocks that run, or are parsed if a mark says that they cannot."""
 
 SHOWN = (
-    "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "dockerfile",
+    "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "bibtex",
+    "dockerfile",
     "{toctree}", "{eval-rst}", "{image}", "{figure}", "{note}", "{warning}", "{tip}",
 )  # fmt: skip
 """Languages of blocks that are only shown."""

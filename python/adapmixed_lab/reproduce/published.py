@@ -48,7 +48,7 @@ class SubsetDistribution(Distribution):
 
 @dataclass(frozen=True)
 class PublishedPMixED(PMixED):
-    """PMixED by the paper's rule: β from |S_t|, amplification by equation 12, integer order.
+    """PMixED by the paper's rule: β from |S_t|, amplification by equation 4, integer order.
 
     Its bound is not valid: the true loss can exceed it without limit. The first instance warns. The
     members that take part are drawn (Algorithm 2, lines 2-8), and the mean is over them alone.

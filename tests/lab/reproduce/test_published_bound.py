@@ -264,7 +264,7 @@ def test_sound_radius_is_what_beta_was_worth():
     assert rdp_to_dp(order, 1024 * sound_bound(order, radius, 100), 1e-5) <= 8 * (1 + 1e-12)
 
 
-# Poisson subsampling (equation 12 of the paper).
+# Poisson subsampling (equation 4 of the paper).
 
 
 @pytest.mark.parametrize("order", [2, 3, 18, 64])
