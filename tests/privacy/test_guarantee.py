@@ -5,7 +5,7 @@ import math
 import pytest
 from accountant_cases import DELTA, bound, random_losses
 
-from adapmixed.privacy import Accountant, Caveat, Guarantee, PublicAnswer, UnprotectedAnswer
+from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Guarantee, PublicAnswer, UnprotectedAnswer
 from adapmixed.privacy.events import CAVEATS
 
 
@@ -25,6 +25,10 @@ def test_sentences_say_what_is_promised_and_what_is_not():
         assert words in realised
     assert "replace-one" not in realised  # the statement about records needs a constant ε
     fixed = str(Accountant(DELTA).add(bound()).guarantee())
+    exact = "for tokens drawn from the exact mixture"
+    assert exact in fixed and exact in realised
+    pool = Accountant(DELTA).add(BoundedRangeAnswer(1.0, -1.0, 1.0, 10, 5)).guarantee()
+    assert pool.kind == "fixed" and exact not in str(pool)  # its rounding is charged
     assert "zero-out" in fixed and "(2ε, (1 + e^ε) δ)" in fixed and "fixed in advance" in fixed
     split = str(Accountant(DELTA).add(random_losses(4, orders=(2.0, 18.0))).guarantee())
     assert "δ split over the Rényi orders 2, 18" in split

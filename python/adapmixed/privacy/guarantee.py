@@ -158,12 +158,15 @@ class Guarantee:
             return "no Rényi order"
         if self.method == "zcdp":
             return f"zero-concentrated DP at its best Rényi order, {self.order:.6g}"
+        # Only here the distribution's rounding is not charged (docs/theory/numerics.md).
+        exact = "for tokens drawn from the exact mixture"
         if len(self.orders) > 1:
             listed = ", ".join(f"{order:g}" for order in self.orders)
             return (
-                f"δ split over the Rényi orders {listed} fixed beforehand, {self.order:g} binding"
+                f"δ split over the Rényi orders {listed} fixed beforehand, {self.order:g} binding, "
+                f"{exact}"
             )
-        return f"Rényi order {self.order:g} fixed beforehand"
+        return f"Rényi order {self.order:g} fixed beforehand, {exact}"
 
 
 def _answered(queries: int) -> str:
