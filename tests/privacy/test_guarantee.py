@@ -5,7 +5,14 @@ import math
 import pytest
 from accountant_cases import DELTA, bound, random_losses
 
-from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Guarantee, PublicAnswer, UnprotectedAnswer
+from adapmixed.privacy import (
+    Accountant,
+    BoundedRangeAnswer,
+    Caveat,
+    Guarantee,
+    PublicAnswer,
+    UnprotectedAnswer,
+)
 from adapmixed.privacy.events import CAVEATS
 
 
