@@ -19,7 +19,7 @@ from adapmixed.mechanisms import (
 
 
 def made(text: str, epsilon: float | None = None, queries: int = 100) -> Any:
-    return mechanism_of(text, delta=1e-5, epsilon=epsilon, queries=queries)
+    return mechanism_of(text, delta=1e-5, epsilon=epsilon, queries=queries, way="zero_out")
 
 
 @pytest.mark.parametrize(

@@ -7,39 +7,40 @@ import sys
 import time
 
 import pytest
+import torch
 
 from adapmixed.cli import main
 from adapmixed.commands import plan as plan_command
 from adapmixed.mechanisms import PMixED
-from adapmixed.privacy import Accountant, BoundedRangeAnswer, RenyiBound
+from adapmixed.privacy import Accountant, BoundedRangeAnswer
 from adapmixed.privacy.conversions import replace_one_epsilon
 from adapmixed.privacy.costs.pmixed import sound_bound
 from adapmixed.privacy.planner import epsilon_of
+from adapmixed.rng import SecureRandom
 
 DELTA = 1e-5
 
 
 @pytest.mark.parametrize("target", [1.0, 2.3])
 @pytest.mark.slow
-def test_the_advice_for_replace_one_keeps_the_budget(target, capsys):
-    """The printed values are half of ε, and a δ whose digits are rounded down."""
+def test_a_ball_for_replace_one_keeps_the_budget(target, capsys):
+    """The printed line can be copied."""
     command = ["plan", f"--epsilon={target}", "--models=64", "--queries=508"]
     assert main([*command, "--adjacency=replace_one"]) == 0
     printed = capsys.readouterr().out
-    inner = re.search(r"^pmixed: .*half the epsilon and delta = (\S+)\.$", printed, re.MULTILINE)
-    order = re.search(r"^pmixed .*order=(\S+)", printed, re.MULTILINE)
-    assert inner is not None and order is not None, printed
-    mechanism = PMixED(target / 2, float(inner[1]), 508, float(order[1]))
+    row = re.search(r"^pmixed +order=(\S+) epsilon=(\S+)", printed, re.MULTILINE)
+    assert row is not None and float(row[2]) == target, printed
+    mechanism = PMixED(target, DELTA, 508, float(row[1]), adjacency="replace_one")
     spent = 508 * sound_bound(mechanism.order, mechanism.radius(64), 64) * (1 + 2.0**-50)
     found = replace_one_epsilon(mechanism.order, spent, DELTA)
     assert 0.99 * target < found <= target
-    # An accountant has the mechanism's delta, and states the same at the other one.
-    accountant = Accountant(float(inner[1]), adjacency="replace_one")
-    accountant.bind(mechanism, 64)
-    single = sound_bound(mechanism.order, mechanism.radius(64), 64)
-    stated = Accountant(float(inner[1]), adjacency="replace_one")
-    stated.add(RenyiBound(mechanism.order, single, 64, 1, budget=508))
-    assert 0.99 * target < stated.get_epsilon(DELTA) <= target
+    accountant = Accountant(DELTA, adjacency="replace_one")
+    with pytest.raises(ValueError, match="its epsilon is for zero_out"):
+        accountant.bind(PMixED(target, DELTA, 508, float(row[1])), 64)
+    accountant.charge(
+        mechanism.propose(torch.zeros(64, 1, 4), torch.zeros(1, 4), rng=SecureRandom())
+    )
+    assert 0.99 * target < accountant.guarantee().epsilon <= target
 
 
 @pytest.mark.slow
@@ -48,12 +49,12 @@ def test_a_ball_is_found_at_a_small_budget(capsys):
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "no fixed guarantee" not in printed
-    row = re.search(r"^pmixed +order=(\S+) target_leakage=(\S+) ", printed, re.MULTILINE)
+    row = re.search(r"^pmixed +order=(\S+) epsilon=0.3 ", printed, re.MULTILINE)
     assert row is not None, printed
-    order, leakage = map(float, row.groups())
-    assert leakage > 7.5e-5  # order 100 has 7.19e-5
-    spent = 508 * sound_bound(order, order * leakage, 64) * (1 + 2.0**-50)
-    assert 0.29 < replace_one_epsilon(order, spent, DELTA) <= 0.3
+    mechanism = PMixED(0.3, DELTA, 508, float(row[1]), adjacency="replace_one")
+    assert mechanism.radius(64) / mechanism.order > 7.5e-5  # order 100 has 7.19e-5
+    spent = 508 * sound_bound(mechanism.order, mechanism.radius(64), 64) * (1 + 2.0**-50)
+    assert 0.29 < replace_one_epsilon(mechanism.order, spent, DELTA) <= 0.3
 
 
 @pytest.mark.slow

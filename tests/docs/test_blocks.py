@@ -145,7 +145,13 @@ def _parse(program: str, words: list[str], where: str) -> None:
     texts = getattr(arguments, "mechanism", None) or []
     assert texts or getattr(arguments, "command", "") not in ("generate", "chat"), where
     for text in [texts] if isinstance(texts, str) else texts:
-        mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=1)
+        mechanism_of(
+            text,
+            delta=arguments.delta,
+            epsilon=arguments.epsilon,
+            queries=1,
+            way=arguments.adjacency,
+        )
 
 
 def _other_pages() -> list[object]:

@@ -17,7 +17,7 @@ import adapmixed_ext as ops
 from adapmixed.mechanisms import PMixED
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.rng import SeededRandom
+from adapmixed.rng import SecureRandom, SeededRandom
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.02])
@@ -142,6 +142,22 @@ def test_all_queries_together_cost_the_configured_epsilon(queries: int, rate: fl
         assert guarantee.epsilon <= 8.0
         assert guarantee.kind == "fixed" and guarantee.queries == queries
         assert "ε = 8 at" in str(guarantee)
+
+
+def test_epsilon_is_for_the_neighbours_that_were_chosen() -> None:
+    """An accountant of replace-one states no more than epsilon, or is not charged."""
+    logits = torch.randn(4, 1, 5), torch.randn(1, 5)
+    for epsilon in (1.0, 8.0):
+        mechanism = PMixED(epsilon, DELTA, 40, 20.0, adjacency="replace_one")
+        accountant = Accountant(DELTA, adjacency="replace_one")
+        accountant.charge(mechanism.propose(*logits, rng=SecureRandom()))
+        assert 0.99 * epsilon < accountant.guarantee().epsilon <= epsilon
+        with pytest.raises(ValueError, match="its epsilon is for zero_out; take PMixED"):
+            Accountant(DELTA, adjacency="replace_one").bind(PMixED(epsilon, DELTA, 40, 20.0), 4)
+    with pytest.raises(ValueError, match="epsilon of each of two zero-outs must be > "):
+        PMixED(1.0, DELTA, 40, 10.0, adjacency="replace_one")
+    with pytest.raises(ValueError, match="adjacency must be"):
+        PMixED(1.0, DELTA, 40, 20.0, adjacency="add_remove")
 
 
 def test_no_rounding_exceeds_the_configured_epsilon() -> None:

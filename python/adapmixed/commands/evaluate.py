@@ -188,7 +188,13 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> "dict[str, Mecha
     names = [text.split()[0] if text.split() else text for text in texts]
     found: dict[str, Mechanism] = {PublicOnly.name: PublicOnly()}
     for text, name in zip(texts, names, strict=True):
-        one = mechanism_of(text, delta=arguments.delta, epsilon=arguments.epsilon, queries=queries)
+        one = mechanism_of(
+            text,
+            delta=arguments.delta,
+            epsilon=arguments.epsilon,
+            queries=queries,
+            way=arguments.adjacency,
+        )
         label = name if names.count(name) == 1 else label_of(text)
         if label in found and label != PublicOnly.name:
             raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")

@@ -134,7 +134,9 @@ def check_charged(mechanism: Mechanism, *, delta: float, epsilon: float | None, 
     Accountant(delta, epsilon=epsilon, adjacency=way).bind(mechanism, num_models=1)
 
 
-def mechanism_of(text: str, *, delta: float, epsilon: float | None, queries: int) -> Mechanism:
+def mechanism_of(
+    text: str, *, delta: float, epsilon: float | None, queries: int, way: str
+) -> Mechanism:
     """Return the mechanism that a text describes.
 
     Args:
@@ -143,6 +145,7 @@ def mechanism_of(text: str, *, delta: float, epsilon: float | None, queries: int
         epsilon: budget of every shard, or None.
         queries: tokens of this run; a fixed guarantee is planned for them unless the text says
             otherwise.
+        way: neighbours of the guarantee.
 
     Raises:
         ValueError: if a name or key is unknown, or if the mechanism does not take a value.
@@ -160,6 +163,8 @@ def mechanism_of(text: str, *, delta: float, epsilon: float | None, queries: int
         settings["queries"] = queries
     if name == "clipped-mixing" and epsilon is not None:
         settings.setdefault("order", 8.0)
+    if name == "pmixed":
+        settings.setdefault("adjacency", way)
     missing = [key for key, value in known.items() if value == "..." and key not in settings]
     if missing:
         raise ValueError(

@@ -172,7 +172,7 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     print(
         "\nclipped-mixing bounds p_i/q between lower and upper, clipped-log-pool log(p_i/q), which "
         "it\nmultiplies by scale. Wider settings are closer to the private models. All fit the "
-        "budget."
+        "budget.\nSettings are shown rounded inward: a copy costs a little less than the ε shown."
     )
     print(_chosen_words(plans))
     print(
@@ -242,21 +242,22 @@ def _adaptive_entry(one: "Beforehand") -> dict[str, object]:
 
 
 def _settings(one: "Plan") -> str:
-    # The radius is order times target_leakage, and would make the table too wide for a page.
-    return _values({name: one.settings[name] for name in one.settings if name != "radius"})
+    # Only what --mechanism takes: PMixED finds its radius from epsilon.
+    found = {"radius", "target_leakage"}
+    return _values({name: one.settings[name] for name in one.settings if name not in found})
 
 
 def _values(settings: "Mapping[str, float]") -> str:
     """Return settings to four digits, rounded inward, so that copied values keep ε.
 
-    An order is shown as planned.
+    An order is shown as planned, and ε as it was given.
     """
     from adapmixed.privacy.rounding import four_digits
 
     shown = []
     for name, value in settings.items():
-        if name == "order":
-            shown.append(f"{name}={value:g}")
+        if name in ("order", "epsilon"):
+            shown.append(f"{name}={value:.15g}")
             continue
         rounding = ROUND_CEILING if name == "lower" else ROUND_FLOOR
         shown.append(f"{name}={four_digits(value, rounding)}")

@@ -118,7 +118,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
             "undo the randomness"
         )
     guarantee = {"delta": arguments.delta, "epsilon": arguments.epsilon}
-    mechanism = mechanism_of(text, **guarantee, queries=queries)
+    mechanism = mechanism_of(text, **guarantee, queries=queries, way=arguments.adjacency)
     check_charged(mechanism, **guarantee, way=arguments.adjacency)  # before a ledger is created
     if arguments.ledger is not None:
         check_ledger(text, epsilon=arguments.epsilon, queries=queries)

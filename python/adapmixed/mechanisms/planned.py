@@ -20,6 +20,7 @@ def planned(one: Plan, epsilon: float) -> Mechanism:
     """
     settings: dict[str, Any] = dict(one.settings)
     if one.mechanism == PMixED.name:
-        return PMixED(epsilon, one.delta, one.queries, settings["order"])
+        order, neighbours = settings["order"], one.adjacency
+        return PMixED(epsilon, one.delta, one.queries, order, adjacency=neighbours)
     kind = ClippedMixing if one.mechanism == ClippedMixing.name else ClippedLogPool
     return kind(**settings, queries=one.queries)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 import adapmixed_ext as ops
-from adapmixed.checks import check_count, check_delta, check_number
+from adapmixed.checks import check_count, check_delta, check_number, check_question
 from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
-from adapmixed.privacy.conversions import c_alpha
+from adapmixed.privacy.conversions import c_alpha, emptied_share
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed_ext.types import RandomSource
 
@@ -30,12 +31,14 @@ class PMixED(Mechanism):
     published rule is not valid.
 
     Attributes:
-        epsilon: ε > c_α(δ) of the final (ε, δ) guarantee.
+        epsilon: ε > c_α(δ) of the final (ε, δ) guarantee. For replace-one, half of it must be above
+            c_α(δ/(1 + e^{ε/2})).
         delta: δ in (0, 1).
         queries: T ≥ 1, number of queries that the budget is for. The first query charges all of
             them, so the decision to stop may depend on the answers.
         order: Rényi order α > 1, fixed in advance.
         sample_rate: s in (0, 1], probability that a model takes part in a query.
+        adjacency: neighbours of epsilon, "zero_out" or "replace_one", which is two zero-outs.
 
     Raises:
         ValueError: a setting is out of range, or the conversion to (ε, δ) costs at least epsilon.
@@ -52,6 +55,7 @@ class PMixED(Mechanism):
     queries: int
     order: float
     sample_rate: float = 1.0
+    adjacency: str = "zero_out"
 
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, above=0.0)
@@ -59,20 +63,40 @@ class PMixED(Mechanism):
         check_count("queries", self.queries)
         check_number("order", self.order, above=1.0)
         check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
-        conversion = c_alpha(self.order, self.delta)
-        if not self.epsilon > conversion:
+        check_question(self.adjacency)
+        epsilon, conversion = self._step()
+        if not epsilon > conversion:
+            of = "" if self.adjacency == "zero_out" else " of each of two zero-outs"
             raise ValueError(
-                f"epsilon must be > {conversion!r}, the cost of the conversion at "
-                f"order {self.order!r} and delta {self.delta!r}, got {self.epsilon}"
+                f"epsilon{of} must be > {conversion!r}, the cost of the conversion at "
+                f"order {self.order!r} and delta {self.delta!r}, got {epsilon}"
             )
 
     @property
+    def no_replacement(self) -> str:
+        """The reason why an accountant of replace-one cannot be charged; "" if it can."""
+        if self.adjacency == "replace_one":
+            return ""
+        return "its epsilon is for zero_out; take PMixED(..., adjacency='replace_one')"
+
+    @property
     def per_query(self) -> float:
-        """Rényi budget of one query at `order`, (ε − c_α(δ)) / T less the rounding of T sums."""
-        conversion = c_alpha(self.order, self.delta)
-        rounding = 2.0**-50 * (abs(self.epsilon) + abs(conversion))
+        """Rényi budget of one query at `order`, (ε − c_α(δ)) / T less the rounding of T sums.
+
+        For replace-one, ε and δ are those of one of two zero-outs.
+        """
+        epsilon, conversion = self._step()
+        rounding = 2.0**-50 * (abs(epsilon) + abs(conversion))
         slack = 1.0 - (self.queries + 8) * 2.0**-51
-        return max(0.0, self.epsilon - conversion - rounding) / self.queries * slack
+        return max(0.0, epsilon - conversion - rounding) / self.queries * slack
+
+    def _step(self) -> tuple[float, float]:
+        """Return ε of one zero-out and the part of it that the conversion to (ε, δ) costs."""
+        if self.adjacency == "zero_out":
+            return self.epsilon, c_alpha(self.order, self.delta)
+        epsilon = self.epsilon / 2
+        share = emptied_share(epsilon, self.delta)
+        return epsilon, c_alpha(self.order, share) if share > 0 else math.inf
 
     def radius(self, num_models: int) -> float:
         """Return the radius R of the ball for N models, in nats."""

@@ -143,11 +143,20 @@ class Guarantee:
             f"a guarantee fixed in advance that may be published{condition} ({basis})."
         )
         if self.adjacency == "zero_out":
-            words += (
-                " Any change of the records inside one shard (replace-one) is covered at"
-                " (2ε, (1 + e^ε) δ)."
-            )
+            words += f" {self._replaced()}"
         return words
+
+    def _replaced(self) -> str:
+        """Return the sentence about replace-one, (2ε, (1 + e^ε) δ), both rounded up."""
+        change = "Any change of the records inside one shard (replace-one) is"
+        epsilon = self.epsilon or 0.0
+        if epsilon > 700:  # infinity included
+            return f"{change} not covered."
+        delta = (1 + Decimal(epsilon).exp()) * Decimal(repr(float(self.delta)))
+        rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(delta)
+        if rounded >= 1:
+            return f"{change} not covered."
+        return f"{change} covered with ε = {format_epsilon(2 * epsilon)} at δ = {float(rounded)!r}."
 
     def _basis(self) -> str:
         if self.method == "pld":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_FLOOR
 from functools import partial
 
 from adapmixed.checks import check_count, check_delta, check_epsilon, check_question
@@ -24,7 +23,6 @@ from adapmixed.privacy.conversions import (
 from adapmixed.privacy.costs.clipped_mixing import clipped_mixing_pair
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed.privacy.inverse import FINE, epsilon_of, models_for, queries_for
-from adapmixed.privacy.rounding import four_digits
 from adapmixed.privacy.search import largest_within
 
 __all__ = ["Plan", "adapmixed_beforehand", "epsilon_of", "models_for", "plan", "queries_for"]
@@ -238,13 +236,10 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
 
     return _planned(
         "pmixed",
-        {"order": order, "radius": radius, "target_leakage": leakage},
+        {"order": order, "epsilon": target, "radius": radius, "target_leakage": leakage},
         (delta, models, queries, adjacency),
         cost,
-        "replace-one is two zero-outs: plan PMixED with half the epsilon and delta = "
-        + four_digits(inner_delta, ROUND_FLOOR)
-        if adjacency == "replace_one"
-        else "",
+        "",
     )
 
 

@@ -9,6 +9,14 @@ _PRIVACY = "tests/privacy/"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "costs are the theorems'",
+        "PMixED spends all of epsilon on each step of a replacement",
+        "python/adapmixed/mechanisms/pmixed.py",
+        "        epsilon = self.epsilon / 2\n",
+        "        epsilon = self.epsilon\n",
+        ("tests/mechanisms/test_pmixed.py::test_epsilon_is_for_the_neighbours_that_were_chosen",),
+    ),
+    Fault(
         "exact sampling",
         "tokens are drawn from the distribution in single precision",
         "python/adapmixed/mechanisms/distribution.py",
@@ -23,8 +31,8 @@ FAULTS: tuple[Fault, ...] = (
         "rounding toward privacy",
         "PMixED's radius leaves no room for the rounding of its sums",
         "python/adapmixed/mechanisms/pmixed.py",
-        "return max(0.0, self.epsilon - conversion - rounding) / self.queries * slack",
-        "return max(0.0, self.epsilon - conversion) / self.queries",
+        "return max(0.0, epsilon - conversion - rounding) / self.queries * slack",
+        "return max(0.0, epsilon - conversion) / self.queries",
         (_MECHANISMS + "test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon",),
     ),
     Fault(
