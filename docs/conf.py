@@ -1,12 +1,26 @@
 """Settings of the site; `make docs` builds it without the network."""
 
+import hashlib
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
+import adapmixed  # noqa: E402
+import adapmixed_ext  # noqa: E402
 from adapmixed import __version__  # noqa: E402
+
+
+def _program() -> str:
+    """Return a digest of the program whose output the notebooks show."""
+    digest = hashlib.sha256()
+    for package in (adapmixed, adapmixed_ext):
+        for path in sorted(Path(package.__path__[0]).rglob("*")):
+            if path.suffix in (".py", ".so", ".json"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
 
 project = "adapmixed"
 author = "the adapmixed developers"
@@ -37,9 +51,10 @@ html_math_renderer = "mathml"
 myst_dmath_allow_space = False
 myst_dmath_allow_digits = False
 
-# Notebooks are stored without outputs and run by the build; an unchanged one is not run again.
+# Notebooks are stored without outputs and run by the build. One is run again if it or the program
+# has changed: the cache knows the notebook's code alone, so each program has a cache of its own.
 nb_execution_mode = "cache"
-nb_execution_cache_path = str(ROOT / "build" / "docs-notebooks")
+nb_execution_cache_path = str(ROOT / "build" / "docs-notebooks" / _program())
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True

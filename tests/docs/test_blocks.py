@@ -9,8 +9,10 @@ the command lines of every shell block, and every Python block compiles and find
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -41,6 +43,13 @@ from adapmixed_lab import cli as laboratory
 
 SCRIPTS = ("docs/tutorial.md", "docs/quickstart.md")
 """Pages that run whole: shell and Python in order, as a reader types them."""
+
+EXACT = (
+    "docs/concepts/guarantees.md",
+    "docs/concepts/per-shard-budgets.md",
+    "docs/theory/errata.md",
+)
+"""Pages whose Python blocks need no files and print the text block that follows, to the letter."""
 
 PLAIN = {"cd", "cp", "cat", "export", "git", "head", "ls", "mkdir", "pip", "source"}
 """Programs that are not ours, so that their arguments are not checked."""
@@ -174,11 +183,60 @@ def test_blocks_run(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     _stand_ins(page, demo_ensemble)
     names: dict[str, object] = {"__name__": "page"}
-    for block in (one for one in blocks(page) if one.runs):
+    for block, shown in _with_outputs(page):
         if block.language == "python":
-            exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), names)
+            printed = _execute(block, names)
         else:
-            _run(["bash", "-euo", "pipefail"], block.text, tmp_path, str(block))
+            script = f"exec 2>&1\n{block.text}"
+            printed = _run(["bash", "-euo", "pipefail"], script, tmp_path, str(block))
+        printed = " ".join(printed.split())
+        for statement in _statements(shown):
+            assert statement in printed, f"{block}: {statement}"
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_page_prints_what_it_shows(name: str) -> None:
+    names: dict[str, object] = {"__name__": "page"}
+    for block, shown in _with_outputs(ROOT / name):
+        printed = _execute(block, names)
+        assert not shown or printed == shown, block
+
+
+def test_statements_are_found() -> None:
+    private = "(ε, δ)-differentially private for one whole shard with ε = 1 (zero-out))."
+    clause = "Any change (replace-one) is covered at (2ε, (1 + e^ε) δ)."
+    shown = f"x\nUp to 8 are {private} {clause}\nThe ledger holds 9 records.\n"
+    assert _statements(shown) == [f"{private} {clause}"]
+    assert _statements(f"All are {private}\nNext.") == [private]
+    assert _statements("is (ε, δ)-differentially private\nfor ...\nmore") == [
+        "(ε, δ)-differentially private for"
+    ]
+
+
+def _with_outputs(page: Path) -> Iterator[tuple[Block, str]]:
+    """Yield each block that runs with the text block after it, or ""."""
+    every = blocks(page)
+    for at, block in enumerate(every):
+        if block.runs:
+            after = every[at + 1] if at + 1 < len(every) else None
+            yield block, after.text if after is not None and after.language == "text" else ""
+
+
+def _execute(block: Block, names: dict[str, object]) -> str:
+    """Run a Python block among these names; return what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), names)
+    return printed.getvalue()
+
+
+def _statements(shown: str) -> list[str]:
+    """Return what an output shows of guarantees, up to an ellipsis, in single lines."""
+    found = []
+    for part in " ".join(shown.split()).split("(ε, δ)-differentially private")[1:]:
+        part = part.split("...")[0]
+        ended = re.match(r".*?zero-out\)\)\.(?: Any change .*?\)\.)?", part)
+        found.append(f"(ε, δ)-differentially private{ended[0] if ended else part}".strip())
+    return found
 
 
 def _stand_ins(page: Path, ensemble: Path) -> None:
@@ -187,15 +245,19 @@ def _stand_ins(page: Path, ensemble: Path) -> None:
 
     rows = [{"user": one.identifier, "text": one.text} for one in private_documents()[:200]]
     Path("notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("held-out.txt").write_text("\n\n".join(one.text for one in held_out_documents()))
     links = {"base": Path(demo_base())}
+    if page.name == "evaluate.md":  # makes the files of all how-to pages of the demonstration's
+        links = {"report/ensemble": ensemble}
+    else:
+        held_out = "\n\n".join(one.text for one in held_out_documents())
+        Path("held-out.txt").write_text(held_out)
     if page.name == "README.md":
         links["report/ensemble"] = ensemble
     elif page.name == "reproduce-the-paper.md":
         links["benchmarks"] = ROOT / "benchmarks"
         for end in ("", ".key", ".private"):  # of an earlier run, so that it is not trained again
             links[f"reproduction/ensemble{end}"] = ensemble.with_name(ensemble.name + end)
-    elif page.name != "train.md":  # its commands make my-ensemble
+    elif page.name not in ("evaluate.md", "train.md"):  # these make my-ensemble
         links["my-ensemble"] = ensemble
     for name, target in links.items():
         Path(name).parent.mkdir(exist_ok=True)
