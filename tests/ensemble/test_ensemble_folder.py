@@ -222,11 +222,26 @@ def test_a_fingerprint_is_of_the_members_in_their_order(
     """Charges belong to members, so in another order one shard would pay for another."""
     one, two = make_adapters(2)
     found = {
-        fingerprint("base", members, None)
+        fingerprint("base", members, {})
         for members in ([one, two], [two, one], [one, None], [None, one], [one, one])
     }
     assert len(found) == 5
-    assert fingerprint("base", [one, two], None) == fingerprint("base", [one, two], None)
+    assert fingerprint("base", [one, two], {}) == fingerprint("base", [one, two], {})
+
+
+def test_a_fingerprint_is_of_what_answers(make_adapters: Make) -> None:
+    """Settings that change an answer count, versions and names do not; nor does a hub's branch."""
+    (member,) = make_adapters(1)
+    path = member / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    before = fingerprint("me/base", [member], {}, "abc")
+    assert fingerprint("me/base", [member], {}, "abd") != before
+    assert fingerprint("you/base", [member], {}, "abc") != before
+    for name in ("peft_version", "base_model_name_or_path", "inference_mode"):
+        path.write_text(json.dumps(config | {name: "other"}, indent=3))
+        assert fingerprint("me/base", [member], {}, "abc") == before
+    path.write_text(json.dumps(config | {"lora_alpha": 17}))
+    assert fingerprint("me/base", [member], {}, "abc") != before
 
 
 def test_a_fingerprint_does_not_tell_where_the_base_lies(

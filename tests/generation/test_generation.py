@@ -360,6 +360,8 @@ def test_generators_of_one_plan_share_its_queries(demo: Ensemble) -> None:
         second.generate(PROMPT, max_new_tokens=left + 1)
     with pytest.raises(BudgetSpentError, match=f"got up to {2 * left} more"):
         second.batches(["If", "The"], max_new_tokens=left)
+    with pytest.raises(BudgetSpentError, match=f"got up to {2 * left} more"):
+        second.generate(["If", "The"], max_new_tokens=left)
     assert accountant.queries == 9 - left
 
 

@@ -65,6 +65,12 @@ def test_nothing_is_released_before_the_charge(name: str) -> None:
         charged(proposal)
 
 
+def test_answers_to_logits_of_an_unknown_ensemble_are_not_verified() -> None:
+    accountant = Accountant(1e-5)
+    accountant.charge(propose("clipped-mixing", rng=SecureRandom()))
+    assert accountant.guarantee().caveats == ("shards", "base")
+
+
 @every
 def test_a_second_charge_raises_and_costs_nothing(name: str) -> None:
     proposal, accountant = propose(name), Accountant(1e-5)

@@ -242,6 +242,9 @@ def test_what_determines_a_tokenizer(tmp_path: Path) -> None:
     assert base_files(tmp_path) != found
     (tmp_path / "tokenizer.json").write_text('{"model": {}, "normalizer": {"type": "Lowercase"}}')
     assert base_files(tmp_path) != found
+    found = base_files(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {}, "padding": {"pad_token": "a"}}')
+    assert base_files(tmp_path) != found  # transformers makes it a special token
     (tmp_path / "added_tokens.json").write_text('{"padding": 7}')  # a token, not a setting
     found = base_files(tmp_path)
     (tmp_path / "added_tokens.json").write_text('{"padding": 8}')
@@ -273,14 +276,17 @@ def test_a_public_model_from_the_hub_is_compared(
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=changed))
     with pytest.raises(ValueError, match="has another SHA-256"):
         Ensemble.from_pretrained("some-org/Tiny", folder)
-    # Without a digest, the full hub name decides.
+    # Without a digest, the full hub name with its commit decides.
     for members in (("m0", "m1"), ("m0", None), (None, None)):
-        write_manifest(folder, Manifest("some-org/Tiny", members, ADAPTED))
+        write_manifest(folder, Manifest("some-org/Tiny", members, ADAPTED, revision="abc"))
         assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
+        write_manifest(folder, Manifest("some-org/Tiny", members, ADAPTED))  # it may move
+        moving = Ensemble.from_pretrained("some-org/Tiny", folder)
+        assert moving.unverified == ("shards", "base")
         write_manifest(folder, Manifest("", members, ADAPTED))
         unnamed = Ensemble.from_pretrained("some-org/Tiny", folder)
         assert unnamed.unverified == ("shards", "base")
-    write_manifest(folder, Manifest("some-org/Tiny", ("m0", "m1"), ADAPTED))
+    write_manifest(folder, Manifest("some-org/Tiny", ("m0", "m1"), ADAPTED, revision="abc"))
     assert Ensemble.from_pretrained("some-org/Tiny", folder).unverified == ("shards",)
     assert Ensemble.from_pretrained("Tiny", folder).unverified == ("shards", "base")
     # The hub's cache may lack files of the tokenizer: that is no other tokenizer. (This base has

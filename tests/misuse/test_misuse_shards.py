@@ -80,12 +80,14 @@ def test_a_guarantee_says_that_shards_were_not_verified(adapters: list[Path]) ->
         (digests, False),
         ((shard("alice"), digests[1]), False),
         ((shard("alice"), shard("bob")), True),
-        ((shard("alice"), {"documents": 0}), True),
     ]:
         base = public_folder(folder, shards=shards, document_names="stable")
         ensemble = Ensemble.from_pretrained(base, folder)
         assert ensemble.unverified == (() if verified else ("shards",))
         assert (words not in answer(ensemble=ensemble)) == verified
+    base = public_folder(folder, shards=(shard("alice"), {"documents": 0}))
+    with pytest.raises(ValueError, match="m1 has 0 documents, but its adapter is not zero"):
+        Ensemble.from_pretrained(base, folder)
     path = folder / "ensemble.json"
     overlapping = json.loads(path.read_text()) | {"shards": [shard("a"), shard("b", "a")]}
     path.write_text(json.dumps(overlapping))

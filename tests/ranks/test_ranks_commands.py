@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from rank_cases import Group, commands, free_port, in_ranks, said, status_of, write_models
+from safetensors.torch import load_file, save_file
 from training_cases import until
 
 import adapmixed.ensemble.members
@@ -70,6 +72,23 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
         for ours, leading in zip(found, ranks[0][1], strict=True):
             assert torch.equal(ours[1], leading[1])  # one public row for all, bit by bit
         assert torch.equal(ranks[1][1][0][0][0], ranks[0][1][0][1])  # the emptied shard is q
+
+
+def test_ranks_with_different_files_are_refused(models: Path, tmp_path: Path) -> None:
+    """The second rank's base has other weights under the same name."""
+    other = tmp_path / "other" / "base"
+    shutil.copytree(models / "base", other)
+    weights = load_file(other / "model.safetensors")
+    halved = {name: value / 2 for name, value in weights.items()}
+    save_file(halved, other / "model.safetensors", metadata={"format": "pt"})
+
+    def work(ranks: Group) -> None:
+        base = models / "base" if ranks.is_main else other
+        Ensemble.from_pretrained(base, models / "ensemble", ranks=ranks)
+
+    for error in in_ranks(2, work, tmp_path):
+        assert isinstance(error, ValueError)
+        assert "ranks must agree on all files, but rank 1 differs from rank 0" in str(error)
 
 
 def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,13 @@ TOKENIZER_FILES = (_TOKENIZER, *_SETTINGS, ADDED_TOKENS, *_VOCABULARIES)
 # Settings that leave logits and ids alone: names, versions, lengths, padding, chat and output
 # formats.
 _ASIDE_OF_MODEL = frozenset(
-    {"_name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype"}
+    {
+        "_name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype",
+        "use_cache", "architectures",
+    }
+)  # fmt: skip
+_ASIDE_OF_ADAPTER = frozenset(
+    {"base_model_name_or_path", "revision", "peft_version", "inference_mode", "auto_mapping"}
 )
 _ASIDE_OF_TOKENIZER = frozenset(
     {
@@ -48,9 +54,11 @@ def base_files(folder: str | os.PathLike[str]) -> dict[str, str]:
     content without settings that leave logits and ids alone, such as padding, dtypes and names.
 
     Raises:
-        ValueError: if a JSON file cannot be parsed.
+        ValueError: if there is no such folder, or a JSON file cannot be parsed.
     """
     root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"folder must be an existing folder, got {os.fspath(folder)!r}")
     return file_digests(lambda name: path if (path := root / name).is_file() else None)
 
 
@@ -70,6 +78,11 @@ def of_tokenizer(files: Mapping[str, str]) -> dict[str, str]:
         for name, digest in files.items()
         if name != CONFIG and not name.endswith((".safetensors", ".bin"))
     }
+
+
+def adapter_sha256(path: Path) -> str:
+    """Return the digest of an `adapter_config.json` without names, versions and modes."""
+    return _sha256_without(path, _ASIDE_OF_ADAPTER)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -109,11 +122,19 @@ def _versions(find: Callable[[str], Path | None]) -> list[str]:
 def _digest(name: str, path: Path) -> str:
     if path.suffix != ".json":
         return file_sha256(path)
+    if name in (*_VOCABULARIES, ADDED_TOKENS):  # their keys are tokens
+        return _sha256_without(path, frozenset())
+    return _sha256_without(path, _ASIDE_OF_MODEL if name == CONFIG else _ASIDE_OF_TOKENIZER)
+
+
+def _sha256_without(path: Path, aside: Collection[str]) -> str:
+    """Return the SHA-256 of the sorted content of a JSON file without some of its keys."""
     content = _parsed(path)
-    aside = _ASIDE_OF_MODEL if name == CONFIG else _ASIDE_OF_TOKENIZER
-    # The keys of vocabularies are tokens.
-    if name not in (*_VOCABULARIES, ADDED_TOKENS) and isinstance(content, dict):
+    if isinstance(content, dict):
+        padding = content.get("padding")
         content = {key: value for key, value in content.items() if key not in aside}
+        if "padding" in aside and isinstance(padding, dict) and "pad_token" in padding:
+            content["pad_token"] = padding["pad_token"]  # transformers makes it a special token
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

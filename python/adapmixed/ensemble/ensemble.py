@@ -59,9 +59,9 @@ class Ensemble:
             "base": the public model may not be the one of the training.
             "tokenizer": the tokenizer may not be the one of the training.
         fingerprint: hexadecimal digest of the base and of the members' files in their order; None
-            if the ensemble was not loaded from files. A base folder counts with its files, another
-            base with its name. An accountant is bound to it, because it counts what each shard
-            spent.
+            if the ensemble was not loaded from files. A base folder counts with its files, a hub
+            name with its commit, a model object with its name. An accountant is bound to it,
+            because it counts what each shard spent.
     """
 
     def __init__(
@@ -181,9 +181,10 @@ class Ensemble:
             ranks=members.ranks,
             num_models=len(members.paths),
         )
+        ensemble.fingerprint = fingerprint(base, members.paths, members.base_files, members.commit)
         if not members.ranks.alone:  # devices may differ, but all caches must have the same rows
-            members.ranks.agree({"what members share": ensemble.trunk})
-        ensemble.fingerprint = fingerprint(base, members.paths, members.base_files)
+            facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
+            members.ranks.agree(facts)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,

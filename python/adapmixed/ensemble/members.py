@@ -48,6 +48,7 @@ class Members:
         ranks: the processes that share the members.
         unverified: what could not be verified; see `Ensemble`.
         base_files: digests of the base's files; see `provenance.found_files`.
+        commit: the hub's commit of the base, or None.
     """
 
     model: Any
@@ -58,6 +59,7 @@ class Members:
     ranks: Ranks
     unverified: tuple[str, ...]
     base_files: Mapping[str, str]
+    commit: str | None
 
 
 def read_members(
@@ -93,15 +95,19 @@ def read_members(
     check_tokenizers(present, tokenizer, name, int(vocab_size))
     _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
     read = {path: read_adapter(model, path) for path in present}
+    _check_records(manifest, paths, read)
     names = {str(path): one.base_name for path, one in read.items()}
     if same_base:
         check_one_base(names)
     else:
         check_names(source, names)
-        # A full hub name identifies the tokenizer together with the weights. The members' own names
-        # verify nothing, so that the guarantee does not depend on who is missing.
+        # A full hub name with its commit identifies the tokenizer together with the weights. Names
+        # in the members verify nothing, so that the guarantee does not depend on who is missing.
         same_base = same_tokenizer = (
-            manifest is not None and is_hub_name(source) and manifest.base_model == source
+            manifest is not None
+            and manifest.revision is not None
+            and is_hub_name(source)
+            and manifest.base_model == source
         )
     if not ranks.alone:
         facts = {
@@ -129,6 +135,7 @@ def read_members(
             *(() if same_tokenizer or not same_base or tokenizer is None else ("tokenizer",)),
         ),
         base_files=found,
+        commit=getattr(model.config, "_commit_hash", None),
     )
 
 
@@ -175,6 +182,19 @@ def _check_folder(path: Path, file: str, wanted: str) -> None:
             f"folder must be {wanted}, got {path} with {CONFIG} but no {file}, which is a "
             "public model: base and folder may be swapped"
         )
+
+
+def _check_records(
+    manifest: Manifest | None, paths: Sequence[Path | None], read: Mapping[Path, Adapter]
+) -> None:
+    """Raise ValueError for an adapter that is not zero although its shard's record is empty."""
+    for path, record in zip(paths, manifest.shards if manifest else (), strict=False):
+        adapter = None if path is None else read.get(path)
+        if adapter is not None and record.get("documents") == 0 and not adapter.is_zero:
+            raise ValueError(
+                f"shards must describe what each member was trained on: the record of {path} "
+                "has 0 documents, but its adapter is not zero"
+            )
 
 
 def _unverified_shards(manifest: Manifest | None, num_models: int) -> tuple[str, ...]:

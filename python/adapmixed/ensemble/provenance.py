@@ -9,7 +9,13 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from adapmixed.ensemble.adapters import CONFIG_FILE, WEIGHTS_FILE
-from adapmixed.ensemble.digests import CONFIG, base_files, file_sha256, of_tokenizer
+from adapmixed.ensemble.digests import (
+    CONFIG,
+    adapter_sha256,
+    base_files,
+    file_sha256,
+    of_tokenizer,
+)
 
 
 class Compared(NamedTuple):
@@ -138,22 +144,30 @@ def _local_folder(source: str | None, revision: str | None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def fingerprint(base: object, members: Sequence[Path | None], files: Mapping[str, str]) -> str:
+def fingerprint(
+    base: object,
+    members: Sequence[Path | None],
+    files: Mapping[str, str],
+    commit: str | None = None,
+) -> str:
     """Return a SHA-256 of the base and of every member's files in their order.
 
-    A base folder counts with the digests of its files, wherever it lies. A hub name or a model
-    object counts with its name alone.
+    A base folder counts with the digests of its files, wherever it lies. A hub name counts with its
+    commit, and a model object with its name alone.
 
     Args:
         base: the base as given to `Ensemble.from_pretrained`.
         members: peft folders, None for missing members.
         files: digests of the base's files.
+        commit: the hub's commit of the base, or None.
 
     Returns:
         64 hexadecimal digits.
     """
     if isinstance(base, str | os.PathLike) and Path(base).is_dir():
         facts = [f"{name} {found}" for name, found in sorted(files.items())]
+    elif isinstance(base, str):
+        facts = [f"name {base}", f"commit {commit}"]
     else:
         facts = [f"name {_last(source_of(base) or '')}"]
     digest = hashlib.sha256("\n".join(facts).encode())
@@ -161,6 +175,6 @@ def fingerprint(base: object, members: Sequence[Path | None], files: Mapping[str
         if path is None:
             digest.update(b"\nmissing")
             continue
-        for file in (WEIGHTS_FILE, CONFIG_FILE):
-            digest.update(f"\n{file} {file_sha256(path / file)}".encode())
+        weights, config = file_sha256(path / WEIGHTS_FILE), adapter_sha256(path / CONFIG_FILE)
+        digest.update(f"\n{WEIGHTS_FILE} {weights}\n{CONFIG_FILE} {config}".encode())
     return digest.hexdigest()

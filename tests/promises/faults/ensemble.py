@@ -55,8 +55,8 @@ FAULTS: tuple[Fault, ...] = (
         "emptied is missing",
         "the names in the adapters are taken to verify the base",
         "python/adapmixed/ensemble/members.py",
-        "manifest is not None and is_hub_name(source) and manifest.base_model == source",
-        "is_hub_name(source) and all(name == source for name in names.values())",
+        "            and manifest.base_model == source\n",
+        "            and all(name == source for name in names.values())\n",
         ("tests/misuse/test_misuse_public_model.py::test_a_public_model_from_the_hub_is_compared",),
     ),
     Fault(
@@ -218,5 +218,40 @@ FAULTS: tuple[Fault, ...] = (
         '    if hasattr(model, "peft_config"):  # trans',
         "    if False:  # trans",
         ("tests/ensemble/test_ensemble_folder.py::test_a_base_folder_with_an_adapter_is_refused",),
+    ),
+    Fault(
+        "provenance is checked",
+        "processes that read different files run together",
+        "python/adapmixed/ensemble/ensemble.py",
+        '"what members share": ensemble.trunk, "all files": ensemble.fingerprint}',
+        '"what members share": ensemble.trunk}',
+        ("tests/ranks/test_ranks_commands.py::test_ranks_with_different_files_are_refused",),
+    ),
+    Fault(
+        "provenance is checked",
+        "a hub name without its commit counts as compared",
+        "python/adapmixed/ensemble/members.py",
+        "            and manifest.revision is not None\n",
+        "",
+        ("tests/misuse/test_misuse_public_model.py::test_a_public_model_from_the_hub_is_compared",),
+    ),
+    Fault(
+        "provenance is checked",
+        "the settings of an adapter do not count in the fingerprint",
+        "python/adapmixed/ensemble/provenance.py",
+        "adapter_sha256(path / CONFIG_FILE)",
+        '""',
+        ("tests/ensemble/test_ensemble_folder.py::test_a_fingerprint_is_of_what_answers",),
+    ),
+    Fault(
+        "shards are disjoint",
+        "an adapter may have the record of an empty shard",
+        "python/adapmixed/ensemble/members.py",
+        "    _check_records(manifest, paths, read)\n",
+        "",
+        (
+            "tests/misuse/test_misuse_shards.py::"
+            "test_a_guarantee_says_that_shards_were_not_verified",
+        ),
     ),
 )

@@ -178,4 +178,23 @@ FAULTS: tuple[Fault, ...] = (
         "            self.accountant.charge(proposal)\n        return told\n",
         ("tests/ranks/test_ranks_failures.py::test_no_rank_knows_a_token_before_it_is_charged",),
     ),
+    Fault(
+        "budgets hold",
+        "the prompts of a batch are not counted against the plan",
+        "python/adapmixed/generation/loop.py",
+        "self.check(len(input_ids) * max_new_tokens)",
+        "self.check(max_new_tokens)",
+        ("tests/generation/test_generation.py::test_generators_of_one_plan_share_its_queries",),
+    ),
+    Fault(
+        "whole statements",
+        "logits of an unknown ensemble count as verified",
+        "python/adapmixed/mechanisms/proposal.py",
+        'caveats: tuple[str, ...] = ("shards", "base")',
+        "caveats: tuple[str, ...] = ()",
+        (
+            "tests/mechanisms/test_protocol.py::"
+            "test_answers_to_logits_of_an_unknown_ensemble_are_not_verified",
+        ),
+    ),
 )
