@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from proposal_cases import BOX, DELTA, POOL, proposed
 
@@ -64,6 +66,8 @@ def test_an_accountant_is_bound_to_one_mechanism_ensemble_and_n(
     accountant = Accountant(DELTA, path=path)
     accountant.bind(BOX, 3, "these members")
     accountant.bind(BOX, 3, "these members")
+    for same in (np.float64(BOX.upper), int(BOX.upper)):  # numbers of another type
+        accountant.bind(replace(BOX, upper=same), 3, "these members")
     wrong = [(POOL, 3, "these members"), (BOX, 4, "these members"), (BOX, 3, "others"),
              (BOX, 3, None), (ClippedMixing(0.5, 4.0, queries=11), 3, "these members")]  # fmt: skip
 

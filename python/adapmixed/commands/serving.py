@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.checks import check_count
 from adapmixed.commands.mechanisms import (
     add_mechanism_options,
     check_charged,
@@ -124,6 +125,10 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
         check_ledger(text, epsilon=arguments.epsilon, queries=queries)
     quiet_libraries()
     from adapmixed.generation import PrivateGenerator
+    from adapmixed.mechanisms.rows import check_shape
+
+    check_shape(arguments.temperature, arguments.top_k)
+    check_count("max_new_tokens", arguments.max_new_tokens)
 
     with joined_ranks(arguments) as ranks:
         ensemble = load_ensemble(arguments, ranks)
@@ -162,6 +167,12 @@ def _close(arguments: argparse.Namespace, accountant: Accountant) -> None:
         if accountant.queries:
             for line in cost_lines(accountant, operator=arguments.operator):
                 print(line, file=sys.stderr)
+            if not accountant.durable and accountant.guarantee().kind == "fixed":
+                print(
+                    "This account ends here: what later runs answer adds to it. --ledger keeps "
+                    "one account.",
+                    file=sys.stderr,
+                )
     finally:
         accountant.close()
 

@@ -93,8 +93,12 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        single = (Path(folder) / CONFIG_FILE).is_file()
-        why = ", it is a single adapter: give a list of such folders" if single else ""
+        why = ""
+        if (Path(folder) / CONFIG_FILE).is_file():
+            why = (
+                ", it is a single adapter: give a list of such folders in Python, or write "
+                f"{FILE_NAME}"
+            )
         raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error

@@ -268,8 +268,8 @@ class PrivateGenerator:
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ValueError(
-                "the base's tokenizer must have a chat template, but has none: use --plain, or "
-                "generate() with a prompt of your own"
+                "the base's tokenizer must have a chat template, but has none: use "
+                "adapmixed chat --plain, or generate with a prompt of your own"
             )
         if opening:
             self._templated(messages_of([*opening, {"role": "user", "content": "?"}]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from numbers import Real
 from typing import Protocol
 
 import numpy as np
@@ -75,7 +77,22 @@ def bound_to(
     """
     _check_fits(mechanism, account.settings)
     measure, order = mechanism.measure or (None, None)
-    return account.bound(Binding(repr(mechanism), num_models, measure, order, ensemble))
+    return account.bound(Binding(_described(mechanism), num_models, measure, order, ensemble))
+
+
+def _described(mechanism: Charged) -> str:
+    """Return the mechanism with its settings; a real number looks alike whatever its type."""
+    if not is_dataclass(mechanism):
+        return repr(mechanism)
+    values = {
+        f.name: getattr(mechanism, f.name) for f in fields(mechanism) if "float" in str(f.type)
+    }
+    changes = {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, Real) and type(value) is not float
+    }
+    return repr(replace(mechanism, **changes) if changes else mechanism)
 
 
 def _check_fits(mechanism: Charged, settings: Settings) -> None:

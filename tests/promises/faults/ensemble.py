@@ -55,8 +55,13 @@ FAULTS: tuple[Fault, ...] = (
         "emptied is missing",
         "the names in the adapters are taken to verify the base",
         "python/adapmixed/ensemble/members.py",
-        "            and manifest.base_model == source\n",
-        "            and all(name == source for name in names.values())\n",
+        (
+            "            manifest is not None\n"
+            "            and manifest.revision is not None\n"
+            "            and is_hub_name(source)\n"
+            "            and manifest.base_model == source\n"
+        ),
+        "is_hub_name(source) and all(name == source for name in names.values())\n",
         ("tests/misuse/test_misuse_public_model.py::test_a_public_model_from_the_hub_is_compared",),
     ),
     Fault(
