@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.adapters import Adapter
 from adapmixed.ensemble.cache import key_value_cache
 from adapmixed.ensemble.decoder import Decoder
+from adapmixed.ensemble.member import Adapter
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant

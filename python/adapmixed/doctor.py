@@ -46,8 +46,8 @@ def sharing_lines(base: str) -> list[str]:
     import torch
 
     from adapmixed.ensemble import Ensemble
-    from adapmixed.ensemble.adapters import Adapter
     from adapmixed.ensemble.layers import block_names, head_name, linear_names
+    from adapmixed.ensemble.member import Adapter
     from adapmixed.ensemble.public_model import load_base
     from adapmixed.ensemble.support import TESTED, check_model
     from adapmixed.ensemble.trunk import find_trunk

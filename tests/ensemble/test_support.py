@@ -12,7 +12,7 @@ from families import linear_names, tiny
 from tiny_models import VOCAB, write_adapter
 
 from adapmixed.ensemble import Adapter, Ensemble
-from adapmixed.ensemble.adapters import layer_shape
+from adapmixed.ensemble.member import layer_shape
 from adapmixed.ensemble.support import TESTED
 
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.adapters import Adapter
+from adapmixed.ensemble.member import Adapter
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer, StopRule
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED

@@ -267,7 +267,7 @@ def test_a_public_model_from_the_hub_is_compared(
     (cached / "refs" / "main").write_text("abc")
     tiny_model("gpt2").save_pretrained(cached / "snapshots" / "abc")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("adapmixed.ensemble.members.load_base", lambda *_, **__: (named("x"), None))
+    monkeypatch.setattr("adapmixed.ensemble.parts.load_base", lambda *_, **__: (named("x"), None))
     folder = adapters[0].parent
     files = base_files(cached / "snapshots" / "abc")
     write_manifest(folder, Manifest("", ("m0", "m1"), ADAPTED, base_files=files))

@@ -18,7 +18,7 @@ from rank_cases import Group, commands, free_port, in_ranks, said, status_of, wr
 from safetensors.torch import load_file, save_file
 from training_cases import until
 
-import adapmixed.ensemble.members
+import adapmixed.ensemble.parts
 from adapmixed.cli import main
 from adapmixed.ensemble import Ensemble, read_adapter
 from adapmixed.privacy import read_ledger
@@ -51,7 +51,7 @@ def test_members_are_loaded_by_the_ranks_that_have_them(models: Path, tmp_path: 
             read.append(path.name)
             return read_adapter(model, path)
 
-        adapmixed.ensemble.members.read_adapter = noted  # type: ignore[attr-defined]  # in this child
+        adapmixed.ensemble.parts.read_adapter = noted  # type: ignore[attr-defined]  # in this child
         ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
         assert read == (["member-2"] if ranks.rank else ["member-0", "member-1"])
         found = [ensemble.logits(ids)]

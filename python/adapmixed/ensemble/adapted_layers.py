@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapmixed.ensemble.adapters import LAYER_PREFIX, WEIGHTS_FILE
+from adapmixed.ensemble.member import LAYER_PREFIX, WEIGHTS_FILE
 
 
 def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:

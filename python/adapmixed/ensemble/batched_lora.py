@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from adapmixed.ensemble.adapted_layers import merged_layers
-from adapmixed.ensemble.adapters import Adapter, layer_shape
+from adapmixed.ensemble.member import Adapter, layer_shape
 from adapmixed.ensemble.room import LogitsRoom
 
 Update = tuple[Tensor, Tensor]

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from adapmixed.checks import OVERFLOWS, check_option
 from adapmixed.ensemble.adapted_layers import merged_layers
-from adapmixed.ensemble.adapters import Adapter
 from adapmixed.ensemble.batched_lora import stack_adapters
 from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.forward import DEFAULT_MEMORY_BYTES, BatchedForward, Beside
 from adapmixed.ensemble.layers import head_name
-from adapmixed.ensemble.members import read_members
+from adapmixed.ensemble.member import Adapter
+from adapmixed.ensemble.parts import read_parts
 from adapmixed.ensemble.provenance import fingerprint
 from adapmixed.ensemble.room import LogitsRoom
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
@@ -169,22 +169,20 @@ class Ensemble:
             ValueError: if the base is not supported (docs/reference/supported-models.md).
             ValueError: if there are more processes than members, or processes read different files.
         """
-        members = read_members(
-            base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks
-        )
+        parts = read_parts(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
         ensemble = cls(
-            members.model,
-            members.adapters,
-            adapted=members.adapted,
-            tokenizer=members.tokenizer,
-            unverified=members.unverified,
-            ranks=members.ranks,
-            num_models=len(members.paths),
+            parts.model,
+            parts.adapters,
+            adapted=parts.adapted,
+            tokenizer=parts.tokenizer,
+            unverified=parts.unverified,
+            ranks=parts.ranks,
+            num_models=len(parts.paths),
         )
-        ensemble.fingerprint = fingerprint(base, members.paths, members.base_files, members.commit)
-        if not members.ranks.alone:  # devices may differ, but all caches must have the same rows
+        ensemble.fingerprint = fingerprint(base, parts.paths, parts.base_files, parts.commit)
+        if not parts.ranks.alone:  # devices may differ, but all caches must have the same rows
             facts = {"what members share": ensemble.trunk, "all files": ensemble.fingerprint}
-            members.ranks.agree(facts)
+            parts.ranks.agree(facts)
         _LOG.info(
             "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
             ensemble.num_models,

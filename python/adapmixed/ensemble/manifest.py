@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed.ensemble.adapted_layers import checked_layers
-from adapmixed.ensemble.adapters import CONFIG_FILE
+from adapmixed.ensemble.member import CONFIG_FILE
 from adapmixed.ensemble.shards import check_shards
 from adapmixed.files import write_file
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from adapmixed.ensemble.adapters import CONFIG_FILE, WEIGHTS_FILE
 from adapmixed.ensemble.digests import (
     CONFIG,
     adapter_sha256,
@@ -16,6 +15,7 @@ from adapmixed.ensemble.digests import (
     file_sha256,
     of_tokenizer,
 )
+from adapmixed.ensemble.member import CONFIG_FILE, WEIGHTS_FILE
 
 
 class Compared(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from adapmixed.ensemble.adapters import CONFIG_FILE
 from adapmixed.ensemble.batched_lora import BatchedLoRA, HeadLoRA
 from adapmixed.ensemble.digests import CONFIG, has_tokenizer
 from adapmixed.ensemble.manifest import FILE_NAME
+from adapmixed.ensemble.member import CONFIG_FILE
 
 
 def load_base(

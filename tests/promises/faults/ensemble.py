@@ -26,7 +26,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "emptied is missing",
         "a missing member has no rows",
-        "python/adapmixed/ensemble/members.py",
+        "python/adapmixed/ensemble/parts.py",
         "adapters=[MISSING if path is None else read[path] for path in mine],",
         "adapters=[read[path] for path in mine if path is not None],",
         (
@@ -54,7 +54,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "emptied is missing",
         "the names in the adapters are taken to verify the base",
-        "python/adapmixed/ensemble/members.py",
+        "python/adapmixed/ensemble/parts.py",
         (
             "            manifest is not None\n"
             "            and manifest.revision is not None\n"
@@ -235,7 +235,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "provenance is checked",
         "a hub name without its commit counts as compared",
-        "python/adapmixed/ensemble/members.py",
+        "python/adapmixed/ensemble/parts.py",
         "            and manifest.revision is not None\n",
         "",
         ("tests/misuse/test_misuse_public_model.py::test_a_public_model_from_the_hub_is_compared",),
@@ -251,7 +251,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "shards are disjoint",
         "an adapter may have the record of an empty shard",
-        "python/adapmixed/ensemble/members.py",
+        "python/adapmixed/ensemble/parts.py",
         "    _check_records(manifest, paths, read)\n",
         "",
         (

@@ -1,6 +1,6 @@
 """Read all members and the public model from disk, and check that they belong together.
 
-One member's peft folder is read by `adapters.read_adapter`.
+One member's peft folder is read by `member.read_adapter`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from adapmixed.ensemble.adapted_layers import checked_layers, ensemble_layers
-from adapmixed.ensemble.adapters import CONFIG_FILE, MISSING, Adapter, read_adapter
 from adapmixed.ensemble.digests import CONFIG
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.manifest import FILE_NAME, Manifest, read_manifest
+from adapmixed.ensemble.member import CONFIG_FILE, MISSING, Adapter, read_adapter
 from adapmixed.ensemble.provenance import (
     check_files,
     check_names,
@@ -36,7 +36,7 @@ Folder = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Members:
+class Parts:
     """The parts that an ensemble is built from.
 
     Attributes:
@@ -47,7 +47,8 @@ class Members:
         adapted: the layers that members may adapt, each with its ranks.
         ranks: the processes that share the members.
         unverified: what could not be verified; see `Ensemble`.
-        base_files: digests of the base's files; see `provenance.found_files`.
+        base_files: digests of the base's files (`provenance.found_files`); {} for a hub name or a
+            model object without a record.
         commit: the hub's commit of the base, or None.
     """
 
@@ -62,7 +63,7 @@ class Members:
     commit: str | None
 
 
-def read_members(
+def read_parts(
     base: Any,
     folder: Folder | Sequence[Folder | None],
     *,
@@ -70,14 +71,15 @@ def read_members(
     dtype: torch.dtype | None,
     device: str | torch.device | None,
     ranks: Ranks,
-) -> Members:
+) -> Parts:
     """Read the public model and this process's adapters; see `Ensemble.from_pretrained`."""
     check_base(base)
     manifest, root, paths, adapted = _listed(folder, adapted)
     source = source_of(base)
     revision = None if manifest is None else manifest.revision
     recorded = {} if manifest is None else manifest.base_files
-    found = found_files(source, revision)
+    local = isinstance(base, str | os.PathLike) and Path(base).is_dir()
+    found = found_files(source, revision) if recorded or local else {}  # hashing takes its time
     compared = check_files(source, found, root, recorded)
     model, tokenizer = load_base(base, dtype, revision=revision)
     if recorded and not all(compared):  # loading has downloaded the files of a hub name
@@ -122,7 +124,7 @@ def read_members(
         ranks.agree(facts)
     # A model object may have changed since it was loaded from the files that it names.
     same_base = same_base and isinstance(base, str | os.PathLike)
-    return Members(
+    return Parts(
         model=model,
         tokenizer=tokenizer,
         paths=paths,
