@@ -129,7 +129,7 @@ def against_adapmixed(queries: int) -> list[str]:
     for epsilon in EPSILONS:
         question = (epsilon, DELTA, ensemble.num_models, queries)
         for one in plan(*question, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,)):
-            mechanism = planned(one, epsilon)
+            mechanism = planned(one)
             if not isinstance(mechanism, PMixED):
                 compared[f"{mechanism.name}, ε ≤ {epsilon:g}"] = mechanism
     found = evaluated(ensemble, compared, queries)

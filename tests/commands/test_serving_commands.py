@@ -186,10 +186,8 @@ def test_chat_line_by_line(
     typed(monkeypatch, "The value\n")
     assert main(arguments) == 2
     out = capsys.readouterr()
-    assert (
-        out.out == ""
-        and "must have a chat template, but has none: use adapmixed chat --plain" in out.err
-    )
+    assert out.out == ""
+    assert "must have a chat template, but has none: use adapmixed chat --plain" in out.err
     assert main([*arguments, "--turns", "0"]) == 2
     assert main([*arguments, "--plain", "--system", "x"]) == 2
 

@@ -204,9 +204,9 @@ def test_a_page_prints_what_it_shows(name: str) -> None:
 
 def test_statements_are_found() -> None:
     private = "(ε, δ)-differentially private for one whole shard with ε = 1 (zero-out))."
-    clause = "Any change (replace-one) is covered at (2ε, (1 + e^ε) δ)."
-    shown = f"x\nUp to 8 are {private} {clause}\nThe ledger holds 9 records.\n"
-    assert _statements(shown) == [f"{private} {clause}"]
+    for clause in ("is covered with ε = 2 at δ = 3.8e-05.", "is not covered."):
+        whole = f"{private} Any change (replace-one) {clause}"
+        assert _statements(f"x\nUp to 8 are {whole}\nThe ledger holds 9 records.\n") == [whole]
     assert _statements(f"All are {private}\nNext.") == [private]
     assert _statements("is (ε, δ)-differentially private\nfor ...\nmore") == [
         "(ε, δ)-differentially private for"
@@ -234,7 +234,7 @@ def _statements(shown: str) -> list[str]:
     found = []
     for part in " ".join(shown.split()).split("(ε, δ)-differentially private")[1:]:
         part = part.split("...")[0]
-        ended = re.match(r".*?zero-out\)\)\.(?: Any change .*?\)\.)?", part)
+        ended = re.match(r".*?zero-out\)\)\.(?: Any change .*? (?:δ = \S+|not covered)\.)?", part)
         found.append(f"(ε, δ)-differentially private{ended[0] if ended else part}".strip())
     return found
 

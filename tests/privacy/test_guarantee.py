@@ -51,6 +51,7 @@ def test_sentences_say_what_is_promised_and_what_is_not():
     ("epsilon", "words"),
     [
         (1.882, "covered with ε = 3.764 at δ = 7.6e-05."),
+        (1.875, "covered with ε = 3.75 at δ = 7.6e-05."),  # of 7.5208e-05
         (0.0, "covered with ε = 0 at δ = 2e-05."),
         (11.5, "covered with ε = 23 at δ = 0.99."),
         (11.6, "not covered."),

@@ -182,7 +182,7 @@ def test_a_plan_becomes_its_mechanism(plans):
     """It states the planned ε, charges it with the first answer, and answers no query more."""
     for adjacency, found in plans.items():
         for one in found:
-            mechanism = planned(one, 1.0)
+            mechanism = planned(one)
             assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
             logits = torch.randn(64, 1, 8), torch.randn(1, 8)
             accountant = Accountant(DELTA, adjacency=adjacency)

@@ -88,7 +88,7 @@ def _planned(queries: int, num_models: int, adjacency: str) -> "dict[str, Mechan
 
     shapes, scales = (CHOSEN_SHAPE,), (CHOSEN_SCALE,)  # planning the others takes seconds
     found = {
-        f"{one.mechanism}, ε ≤ {epsilon:g}": planned(one, epsilon)
+        f"{one.mechanism}, ε ≤ {epsilon:g}": planned(one)
         for epsilon in BUDGETS
         for one in plan(
             epsilon, DELTA, num_models, queries, adjacency, shapes=shapes, scales=scales

@@ -48,7 +48,10 @@ def base_files(folder: str | os.PathLike[str]) -> dict[str, str]:
     """Return the digest of every file that a base folder is loaded from, by name.
 
     These are `config.json`, the weights, and the tokenizer's files. The weights are
-    `model.safetensors`, or all files that its index names, or else the same of `pytorch_model.bin`.
+    `model.safetensors`, or all files that its index names, or else the same of `pytorch_model.bin`;
+    a file that config.json names goes first. Tokenizers that tokenizer_config.json names for
+    certain versions of transformers count, too.
+
     If there is a `tokenizer.json`, vocabularies in other formats are left out, because they are not
     read. A digest is the SHA-256 of the file's bytes. For JSON it is the SHA-256 of the sorted
     content without settings that leave logits and ids alone, such as padding, dtypes and names.

@@ -11,16 +11,15 @@ from adapmixed.mechanisms.proposal import Mechanism
 from adapmixed.privacy.planner import Plan
 
 
-def planned(one: Plan, epsilon: float) -> Mechanism:
+def planned(one: Plan) -> Mechanism:
     """Return the mechanism with a plan's settings, for exactly the plan's number of queries.
 
     Args:
         one: a plan from :func:`adapmixed.privacy.plan`.
-        epsilon: the target ε of the plan.
     """
     settings: dict[str, Any] = dict(one.settings)
     if one.mechanism == PMixED.name:
-        order, neighbours = settings["order"], one.adjacency
-        return PMixED(epsilon, one.delta, one.queries, order, adjacency=neighbours)
+        epsilon, order = settings["epsilon"], settings["order"]
+        return PMixED(epsilon, one.delta, one.queries, order, adjacency=one.adjacency)
     kind = ClippedMixing if one.mechanism == ClippedMixing.name else ClippedLogPool
     return kind(**settings, queries=one.queries)

@@ -239,7 +239,6 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
         {"order": order, "epsilon": target, "radius": radius, "target_leakage": leakage},
         (delta, models, queries, adjacency),
         cost,
-        "",
     )
 
 
@@ -248,7 +247,7 @@ def _planned(
     settings: Mapping[str, float],
     common: tuple[float, int, int, str],
     cost: Callable[[int], float],
-    note: str,
+    note: str = "",
 ) -> Plan:
     delta, models, queries, adjacency = common
     counts = [max(1, math.floor(share * queries)) for share in SHARES]

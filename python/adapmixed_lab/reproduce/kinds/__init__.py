@@ -145,7 +145,7 @@ def methods(num_models: int, queries: int) -> dict[str, Mechanism]:
         for one in plan(
             epsilon, DELTA, num_models, queries, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,)
         ):
-            mechanism = planned(one, epsilon)
+            mechanism = planned(one)
             found[f"{type(mechanism).__name__}, ε ≤ {epsilon:g}"] = mechanism
     return found | {ADAPMIXED: AdaPMixED(order=18.0, target_leakage=0.1)}
 

@@ -50,7 +50,7 @@ def methods(dataset: str, num_models: int, queries: int) -> dict[tuple[str, str,
                 shape = f"shape {-math.log(settings['upper']) / math.log(settings['lower']):.3g}"
             elif one.mechanism == ClippedLogPool.name:
                 shape = f"κ = {settings['scale']:g}"
-            mechanism = planned(one, epsilon)
+            mechanism = planned(one)
             found[type(mechanism).__name__, f"ε ≤ {epsilon:g}", shape] = mechanism
     preset = AdaPMixED.preset(dataset)
     for leakage in LEAKAGES:
