@@ -1,0 +1,1 @@
+"""Serve private answers over HTTP: one engine, one queue, OpenAI's protocol."""

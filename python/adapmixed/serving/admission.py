@@ -1,0 +1,77 @@
+"""Reserve a plan's tokens before an answer starts, so that no answer ends for want of budget."""
+
+from __future__ import annotations
+
+import threading
+
+from adapmixed.mechanisms import Mechanism
+from adapmixed.privacy import Accountant
+
+
+class Admission:
+    """The tokens of a mechanism's plan that running answers have reserved, in memory.
+
+    What was charged is read from the accountant, so a restart begins with the ledger's count and no
+    reservations. Any thread may call every method.
+
+    Args:
+        accountant: charged by the engine, and bound to the mechanism.
+        mechanism: how queries are answered.
+    """
+
+    def __init__(self, accountant: Accountant, mechanism: Mechanism) -> None:
+        self._accountant, self._mechanism = accountant, mechanism
+        self._lock = threading.Lock()
+        self._reserved = 0
+
+    def reserve(self, tokens: int) -> Reservation:
+        """Reserve tokens of the plan.
+
+        Args:
+            tokens: largest number of tokens of all answers to one query.
+
+        Raises:
+            BudgetSpentError: fewer are left of the plan. Nothing is reserved.
+        """
+        with self._lock:
+            self._accountant.check_left(self._mechanism, self._reserved + tokens)
+            self._reserved += tokens
+        return Reservation(self, tokens)
+
+    @property
+    def reserved(self) -> int:
+        """Number of tokens that are reserved and not yet charged."""
+        with self._lock:
+            return self._reserved
+
+    @property
+    def left(self) -> int | None:
+        """Number of tokens of the plan that are neither charged nor reserved; None without one."""
+        planned = self._mechanism.planned_queries
+        with self._lock:
+            return None if planned is None else planned - self._accountant.queries - self._reserved
+
+    def _free(self, tokens: int) -> None:
+        with self._lock:
+            self._reserved -= tokens
+
+
+class Reservation:
+    """Tokens that one query has reserved. Any thread may call every method."""
+
+    def __init__(self, admission: Admission, tokens: int) -> None:
+        self._admission, self._left = admission, tokens
+        self._lock = threading.Lock()
+
+    def charged(self, tokens: int = 1) -> None:
+        """Free tokens because the accountant counts them from now on."""
+        with self._lock:
+            freed = min(tokens, self._left)
+            self._left -= freed
+        self._admission._free(freed)
+
+    def close(self) -> None:
+        """Free what was not charged. To close twice is allowed."""
+        with self._lock:
+            freed, self._left = self._left, 0
+        self._admission._free(freed)
