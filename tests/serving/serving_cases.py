@@ -1,4 +1,4 @@
-"""A server over the stub engine, in this process: under Starlette's test client, or under uvicorn."""
+"""A server over the stub engine: under the test client of Starlette, or under uvicorn."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stub_engine import END, ByteTokenizer, StubEngine
 
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service, application
+from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import Defaults
-from adapmixed.serving.keys import Clients
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
 

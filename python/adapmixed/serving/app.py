@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.answers import Stream, Whole
 from adapmixed.serving.bodies import MAX_BODY, parsed
+from adapmixed.serving.clients import Client, Clients
 from adapmixed.serving.errors import (
     JsonResponse,
     RequestError,
@@ -27,7 +28,6 @@ from adapmixed.serving.errors import (
 )
 from adapmixed.serving.fields import Asked, Defaults, asked_of
 from adapmixed.serving.guard import Guard
-from adapmixed.serving.keys import Client, Clients
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.prompts import window_error
 from adapmixed.serving.running import Desk

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from adapmixed.serving.clients import Client, Clients, unlimited
 from adapmixed.serving.errors import RequestError, internal, no_key
-from adapmixed.serving.keys import Client, Clients, unlimited
 from adapmixed.serving.metrics import Metrics
 
 OPEN_PATHS = ("/health",)

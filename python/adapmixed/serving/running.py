@@ -9,9 +9,9 @@ from concurrent.futures import Future
 
 from adapmixed.errors import BudgetSpentError
 from adapmixed.serving.admission import Admission
+from adapmixed.serving.clients import Client, Grant
 from adapmixed.serving.errors import plan_spent, queue_full, stopping
 from adapmixed.serving.fields import Asked
-from adapmixed.serving.keys import Client, Grant
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.query import Piece, QueueFullError, StoppedError
 from adapmixed.serving.scheduler import Answer, Scheduler
