@@ -84,10 +84,10 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         values = self.values = self._append(1, self.values, value_states)
         return keys, values
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep the rows `beam_idx`; each layer's old blocks are freed before the next layer's."""
-        super().reorder_cache(beam_idx)
-        self._blocks = [None, None]
+    def hold(self, blocks: list[Tensor | None], length: int) -> None:
+        """Replace everything by the first `length` positions of new blocks for keys and values."""
+        self._blocks = blocks
+        self.keys, self.values = (block[..., :length, :] for block in blocks if block is not None)
 
     def _append(self, which: int, held: Tensor | None, new: Tensor) -> Tensor:
         start = 0 if held is None else held.shape[-2]
@@ -102,6 +102,63 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
             self._blocks[which] = block
         block[..., start:stop, :] = new
         return block[..., :stop, :]
+
+
+def keep_rows(layer: Any, rows: Tensor, left: int) -> None:
+    """Keep some rows of a cache layer, and of these the last `left` positions.
+
+    Args:
+        layer: a layer of `key_value_cache` that was written.
+        rows: (r,) int64 on the layer's device.
+        left: number of positions that stay. A layer with a sliding window may hold fewer.
+    """
+    kept = []
+    for part in (layer.keys, layer.values):
+        stay = min(part.shape[-2], left)
+        kept.append(part[..., part.shape[-2] - stay :, :].index_select(0, rows))
+    _hold(layer, kept, kept[0].shape[-2], left)
+
+
+def join_rows(layer: Any, other: Any, sequences: tuple[int, int], positions: int) -> None:
+    """Add another layer's sequences behind those of a cache layer; the other layer loses them.
+
+    Rows are grouped in blocks of all sequences, one block per member. The shorter rows are padded
+    on the left with zeros.
+
+    Args:
+        layer: a layer of `key_value_cache` that was written.
+        other: the same layer of another cache for the same model.
+        sequences: number of sequences in each of the two.
+        positions: how many positions to reserve; a layer with a sliding window reserves none.
+    """
+    length = max(layer.get_seq_length(), other.get_seq_length())
+    held = max(layer.keys.shape[-2], other.keys.shape[-2])
+    room = max(held, positions) if isinstance(layer, PreallocatedLayer) else held
+    joined = []
+    for name in ("keys", "values"):
+        parts = [getattr(one, name) for one in (layer, other)]
+        blocks = len(parts[0]) // sequences[0]
+        _, heads, _, size = parts[0].shape
+        block = parts[0].new_empty(blocks, sum(sequences), heads, room, size)
+        start = 0
+        for part, count in zip(parts, sequences, strict=True):
+            rows, padding = block[:, start : start + count], held - part.shape[-2]
+            rows[..., :padding, :] = 0.0  # masked, but 0 times a NaN would not be 0
+            rows[..., padding:held, :] = part.unflatten(0, (blocks, count))
+            start += count
+        joined.append(block.flatten(0, 1))
+    other.keys = other.values = None
+    _hold(layer, joined, held, length)
+
+
+def _hold(layer: Any, blocks: list[Tensor], held: int, length: int) -> None:
+    """Let a layer hold the first `held` positions of new blocks, the last ones of `length`."""
+    if isinstance(layer, PreallocatedLayer):
+        layer.hold(list(blocks), held)
+    else:
+        layer.keys, layer.values = blocks
+    if hasattr(layer, "cumulative_length"):  # a sliding window counts what it has forgotten, too
+        layer.cumulative_length = length
 
 
 def _begins(block: Tensor, held: Tensor | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from adapmixed.ensemble.forward import BatchedForward, Beside
 from adapmixed.ensemble.room import LogitsRoom
@@ -15,6 +16,8 @@ class Decoder:
     `Ensemble.decoder` makes it. The cache holds b rows of keys and values in layers that members
     share with the public model, and (N + 1) b rows in all other layers. It reserves room for every
     position that `memory_bytes` was checked for.
+
+    Sequences may leave and, unless the window slides, join between two tokens.
 
     If the window slides, it slides for each sequence by itself. What a sequence forgets, and when,
     does not depend on the other sequences of the batch. When one sequence is cut, all are read
@@ -45,15 +48,22 @@ class Decoder:
         limit = forward.max_positions if slide else None
         if limit is not None:
             self._keep(limit, limit)
-        # The largest number of positions read at once, so that no later read needs more memory.
-        window = self.length + new_tokens
-        self._window = window if limit is None else min(window, limit)
+        self._cut(int(self._padding().min()))
+        # Each sequence's positions at its end, so that no later read needs more memory.
+        self._ends = self.length - self._padding() + new_tokens
+        if forward.max_positions is not None:
+            self._ends.clamp_(max=forward.max_positions)
         self._read()
 
     @property
     def length(self) -> int:
         """The number of positions that the next token is predicted from, with padding."""
         return self._ids.shape[1]
+
+    @property
+    def window(self) -> int:
+        """The largest number of positions that its sequences will need."""
+        return int(self._ends.max())
 
     @property
     def logits(self) -> tuple[Tensor, Tensor]:
@@ -95,23 +105,79 @@ class Decoder:
     def drop(self, ended: Tensor) -> None:
         """Drop sequences that ended; the others keep their order.
 
+        Padding that the others have in common is dropped, too.
+
         Args:
             ended: (b,) bool, at least one of them False.
         """
+        from adapmixed.ensemble.cache import keep_rows
+
         going = (~ended).nonzero()[:, 0].to(self._ids.device)
-        blocks = torch.arange(len(self._logits), device=going.device)[:, None] * len(ended)
+        first = int(self._padding()[going].min())
+        blocks = torch.arange(self._forward.num_models + 1, device=going.device)[:, None]
         for layer in self._cache.layers:
-            rows = going if len(layer.keys) == len(ended) else (blocks + going).flatten()
-            layer.reorder_cache(rows)  # made for beam search, but it also selects rows
+            rows = (
+                going if len(layer.keys) == len(ended) else (len(ended) * blocks + going).flatten()
+            )
+            keep_rows(layer, rows, self.length - first)
         # The logits are not copied here: usually nobody reads them again.
         self._going = going if self._going is None else self._going[going]
-        self._ids = self._ids[going]
+        self._ids, self._ends = self._ids[going], self._ends[going]
         if self._mask is not None:
             self._mask = self._mask[going]
+        self._cut(first)
+
+    def join(self, other: Decoder) -> None:
+        """Add another decoder's sequences behind these, before `append` advances all of them.
+
+        The logits of both are lost until then, and the other decoder must not be used again.
+
+        Args:
+            other: of the same ensemble.
+
+        Raises:
+            ValueError: if the other decoder is of another ensemble, or if a window slides.
+        """
+        from adapmixed.ensemble.cache import join_rows
+
+        if other._forward is not self._forward:
+            raise ValueError("other must be a decoder of the same ensemble")
+        if self._slide or other._slide:
+            raise ValueError("other must not join, because a window slides: each is read by itself")
+        self._logits = other._logits = self._ids.new_empty(0)
+        self._going = None
+        self._ends = torch.cat([self._ends, other._ends])
+        sequences = len(self._ids), len(other._ids)
+        for layer, joining in zip(self._cache.layers, other._cache.layers, strict=True):
+            join_rows(layer, joining, sequences, self.window)
+        width = max(self.length, other.length)
+        masks = [one._all_masked(width) for one in (self, other)]
+        self._ids = torch.cat([pad(one._ids, (width - one.length, 0)) for one in (self, other)])
+        self._set_mask(torch.cat(masks))
+
+    def _all_masked(self, width: int) -> Tensor:
+        """Return the (b, width) mask with padding on the left."""
+        mask = torch.ones_like(self._ids) if self._mask is None else self._mask
+        return pad(mask, (width - self.length, 0))
+
+    def _cut(self, first: int) -> None:
+        """Forget the ids and the mask of the first positions, which hold padding alone."""
+        self._ids = self._ids[:, first:]
+        if self._mask is not None:
+            self._set_mask(self._mask[:, first:])
+
+    def _set_mask(self, mask: Tensor) -> None:
+        self._mask = None if bool(mask.all()) else mask
+
+    def _padding(self) -> Tensor:
+        """Return (b,) int64, the positions before each sequence's first token."""
+        if self._mask is None:
+            return torch.zeros_like(self._ids[:, 0])
+        return (self._mask.cumsum(dim=1) == 0).sum(dim=1)
 
     def _keep(self, limit: int, count: int) -> None:
         """Cut sequences of more than `limit` tokens to their last `count`; trim the padding."""
-        mask = torch.ones_like(self._ids) if self._mask is None else self._mask
+        mask = self._all_masked(self.length)
         held = mask.sum(dim=1)
         held = torch.where(held > limit, held.clamp_max(count), held)
         order = mask.argsort(dim=1, stable=True)  # padding first; tokens keep their order
@@ -119,16 +185,16 @@ class Decoder:
         place = torch.arange(width, device=held.device)
         mask = (place >= width - held[:, None]).to(mask.dtype)
         self._ids = self._ids.gather(1, order)[:, -width:] * mask
-        self._mask = None if bool(mask.all()) else mask
+        self._set_mask(mask)
 
     def _read(self) -> None:
         """Fill a new cache with all positions, chunk by chunk."""
         batch, length = self._ids.shape
         chunk = self._forward.chunk_size(
-            batch, length, self._memory_bytes, last_only=True, window=self._window,
+            batch, length, self._memory_bytes, last_only=True, window=self.window,
             beside=self._beside,
         )  # fmt: skip
-        self._cache = self._forward.new_cache(self._window)
+        self._cache = self._forward.new_cache(self.window)
         for start in range(0, length, chunk):
             stop = min(start + chunk, length)
             part = None if self._mask is None else self._mask[:, :stop]

@@ -214,7 +214,7 @@ class Answerer:
         released = torch.empty(sequences, 0, dtype=torch.int64)
         for step in range(max_new_tokens):
             tokens = torch.full((sequences,), -1, dtype=torch.int64)
-            tokens[going] = self._answer(decoder, shape)
+            tokens[going] = self.answer(*decoder.logits, **shape)
             yield tokens.clone()
             released = torch.cat([released, tokens[:, None]], dim=1)
             before = going.clone()
@@ -228,10 +228,33 @@ class Answerer:
                 decoder.drop(ended)
             decoder.append(tokens[going])
 
-    def _answer(self, decoder: Decoder, shape: dict[str, Any]) -> Tensor:
-        """Return (b,) tokens. No reference to the logits is left, so there is room for new ones."""
+    def answer(
+        self,
+        private_logits: Tensor,
+        public_logits: Tensor,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+    ) -> Tensor:
+        """Return one token for each row: proposed, charged, then released.
+
+        The caller should hold no other reference to the logits, so that there is room for new ones.
+
+        Args:
+            private_logits: (n, b, V) of this process's members.
+            public_logits: (b, V).
+            temperature: as in :meth:`stream`.
+            top_k: as in :meth:`stream`.
+
+        Returns:
+            (b,) int64 on the CPU.
+
+        Raises:
+            BudgetSpentError: fewer than b queries are left of the mechanism's plan.
+            LedgerError: the charge could not be made durable, so no token is drawn.
+        """
         ranks = self.ensemble.ranks
-        rows = shaped(*decoder.logits, **shape)
+        rows = shaped(private_logits, public_logits, temperature=temperature, top_k=top_k)
         private = ranks.gather(rows.private)
 
         def drawn() -> Tensor:

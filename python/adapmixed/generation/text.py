@@ -13,6 +13,7 @@ from adapmixed.generation.loop import StopRule
 
 # Prompt tokens that are decoded along, because some tokenizers drop the space of the first token.
 _CONTEXT = 8
+_LONGEST = 64
 
 
 class Continuation:
@@ -20,18 +21,26 @@ class Continuation:
 
     def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids = prompt[-_CONTEXT:]
-        self._shown = len(self._decoded())
+        self._begin(prompt)
 
     def add(self, token: int) -> str:
         """Return the text that this token adds; "" if it ends inside a character."""
         self._ids.append(token)
         text = self._decoded()
-        return "" if text.endswith("\ufffd") else self._new(text)
+        if text.endswith("\ufffd"):
+            return ""
+        piece = self._new(text)
+        if len(self._ids) > _LONGEST:  # so that a token's cost does not grow with the text
+            self._begin(self._ids)
+        return piece
 
     def rest(self) -> str:
         """Return the text that was held back for an incomplete character."""
         return self._new(self._decoded())
+
+    def _begin(self, ids: list[int]) -> None:
+        self._ids = ids[-_CONTEXT:]
+        self._shown = len(self._decoded())
 
     def _new(self, text: str) -> str:
         piece, self._shown = text[self._shown :], max(self._shown, len(text))

@@ -1,0 +1,197 @@
+"""The engine over an `Ensemble`: one batch that sequences join and leave between tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
+from adapmixed.generation.text import left_padded
+from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms.rows import check_shape, shaped_bytes
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SecureRandom
+from adapmixed.serving.engine import Prompt
+from adapmixed_ext.types import RandomSource
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble import Decoder, Ensemble
+
+# Prompts are read together if the longest has at most this many times the tokens of the shortest,
+# and a few more: padding is computed, too.
+_UNEVEN, _FEW = 2, 16
+
+
+@dataclass
+class _Batch:
+    """Sequences of one decoder; `tokens` are the last ones released, None before the first."""
+
+    decoder: Decoder
+    prompts: list[Prompt]
+    tokens: Tensor | None = None
+
+
+class BatchEngine:
+    """Answers a batch of sequences with every kind of mechanism and member, in one process.
+
+    New prompts are read into a batch of their own, and join the others at the next step. Sequences
+    with the same temperature and top-k are answered by one proposal and one charge.
+
+    Args:
+        ensemble: the models that answer.
+        mechanism: how a query is answered.
+        accountant: charged for every token before it is drawn.
+        rng: source of all randomness; None for `SecureRandom()`.
+        memory_bytes: limit for logits, activations, keys and values of all sequences, in bytes.
+
+    Raises:
+        ValueError: an argument is not valid, several processes share the ensemble, the accountant
+            cannot be charged for this mechanism and ensemble, or it has a ledger and rng is seeded.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        mechanism: Mechanism,
+        accountant: Accountant,
+        *,
+        rng: RandomSource | None = None,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
+        if not ensemble.ranks.alone:
+            raise ValueError("ensemble must be held by one process to be served")
+        rng = SecureRandom() if rng is None else rng
+        self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes=memory_bytes)
+        self._batches: list[_Batch] = []
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise ValueError if this prompt could not be answered, even alone."""
+        if not prompt.tokens:
+            raise ValueError("prompt must hold at least one token, got none")
+        outside = [t for t in prompt.tokens if not 0 <= t < self._answerer.ensemble.vocab_size]
+        if outside:
+            raise ValueError(
+                f"prompt must hold tokens in [0, {self._answerer.ensemble.vocab_size}), "
+                f"got {outside[0]}"
+            )
+        check_shape(prompt.temperature, prompt.top_k)
+        self._answerer.check_window(len(prompt.tokens), prompt.max_tokens)
+        needed = self._bytes(_window([prompt]))
+        if needed > self._answerer.memory_bytes:
+            raise ValueError(
+                f"prompt and answer must fit the server's memory of {self._answerer.memory_bytes} "
+                f"bytes, but {len(prompt.tokens)} + {prompt.max_tokens} tokens take {needed}"
+            )
+
+    def room(self, waiting: Sequence[Prompt]) -> int:
+        """Return how many of the waiting prompts, from the first, should join now.
+
+        All sequences together fit the memory until they end. Prompts of very unequal lengths are
+        read one after the other.
+        """
+        running = sum(len(batch.prompts) for batch in self._batches)
+        window = max((batch.decoder.window for batch in self._batches), default=0)
+        found = 0
+        for count in range(1, len(waiting) + 1):
+            joining = waiting[:count]
+            lengths = [len(prompt.tokens) for prompt in joining]
+            if max(lengths) > _UNEVEN * min(lengths) + _FEW:
+                break
+            needed = (running + count) * self._bytes(max(window, _window(joining)))
+            if needed > self._answerer.memory_bytes:
+                break
+            found = count
+        return found
+
+    def admit(self, joining: Sequence[Prompt]) -> None:
+        """Read prompts into a batch of their own."""
+        ids, mask = left_padded([prompt.tokens for prompt in joining])
+        held = sum(
+            len(batch.prompts) * self._bytes(batch.decoder.window) for batch in self._batches
+        )
+        decoder = self._answerer.ensemble.decoder(
+            ids,
+            memory_bytes=self._answerer.memory_bytes - held,
+            attention_mask=mask,
+            new_tokens=max(prompt.max_tokens for prompt in joining) - 1,
+            beside=self._beside,
+        )
+        self._batches.append(_Batch(decoder, list(joining)))
+
+    def step(self) -> list[tuple[Prompt, int]]:
+        """Return the next token of every sequence, all of them charged.
+
+        Raises:
+            BudgetSpentError: the plan is spent, although the server reserves its tokens.
+            LedgerError: the charge could not be made durable. No token was released.
+        """
+        self._advance()
+        released: list[tuple[Prompt, int]] = []
+        for batch in self._batches:
+            batch.tokens = self._answered(batch)
+            released += zip(batch.prompts, batch.tokens.tolist(), strict=True)
+        return released
+
+    def leave(self, ended: Collection[Prompt]) -> None:
+        """Remove sequences from their batches."""
+        gone = set(ended)
+        for batch in list(self._batches):
+            ends = torch.tensor([prompt in gone for prompt in batch.prompts])
+            if bool(ends.all()):
+                self._batches.remove(batch)
+            elif bool(ends.any()):
+                batch.decoder.drop(ends)
+                batch.prompts = [prompt for prompt in batch.prompts if prompt not in gone]
+                batch.tokens = None if batch.tokens is None else batch.tokens[~ends]
+
+    def _advance(self) -> None:
+        """Join all answered batches into one, and append the tokens that were released."""
+        answered = [batch for batch in self._batches if batch.tokens is not None]
+        if not answered:
+            return
+        first, *others = answered
+        for other in others:
+            first.decoder.join(other.decoder)
+            first.prompts += other.prompts
+        tokens = torch.cat([batch.tokens for batch in answered if batch.tokens is not None])
+        first.decoder.append(tokens)
+        self._batches = [first, *(batch for batch in self._batches if batch.tokens is None)]
+
+    def _answered(self, batch: _Batch) -> Tensor:
+        """Return a token for every sequence of the batch, with one charge for each shape."""
+        shapes = [(prompt.temperature, prompt.top_k) for prompt in batch.prompts]
+        found = torch.empty(len(shapes), dtype=torch.int64)
+        for shape in dict.fromkeys(shapes):
+            rows = torch.tensor([index for index, one in enumerate(shapes) if one == shape])
+            private, public = batch.decoder.logits
+            if len(rows) < len(shapes):
+                here = rows.to(public.device)
+                private, public = private[:, here], public[here]
+            temperature, top_k = shape
+            found[rows] = self._answerer.answer(
+                private, public, temperature=temperature, top_k=top_k
+            )
+        return found
+
+    def _bytes(self, window: int) -> int:
+        """Return the bytes that one sequence needs until it ends."""
+        return self._answerer.ensemble.sequence_bytes(window, beside=self._beside)
+
+    def _beside(self, rows: int, vocab_size: int, element: int) -> int:
+        """Return the bytes of one answer in addition to its logits, for any temperature and top-k.
+
+        Sequences of one shape are copied out of the batch before they are divided.
+        """
+        copied = shaped_bytes(rows, vocab_size, element, temperature=2.0, top_k=None)
+        held = self._answerer.mechanism.held_bytes(rows, vocab_size, 4)
+        return rows * vocab_size * element + copied + held
+
+
+def _window(joining: Sequence[Prompt]) -> int:
+    """Return the positions of the longest prompt with the longest answer; its last is not read."""
+    longest = max(len(prompt.tokens) for prompt in joining)
+    return longest + max(prompt.max_tokens for prompt in joining) - 1

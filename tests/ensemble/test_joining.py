@@ -1,0 +1,117 @@
+"""Sequences that join and leave a decoder between tokens answer as each does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import linear_names, tiny
+from tiny_models import POSITIONS, VOCAB, write_adapter
+from torch import Tensor
+
+from adapmixed.ensemble import Decoder, Ensemble
+from adapmixed.ensemble.support import TESTED
+from adapmixed.generation.text import left_padded
+
+TOKENS = torch.randint(1, VOCAB, (6, POSITIONS), generator=torch.Generator().manual_seed(11))
+
+
+def reads(ensemble: Ensemble, rows: list[int], lengths: list[int], new: int = 0) -> Decoder:
+    """Return a decoder of the first tokens of some rows."""
+    prompts = [TOKENS[row, :length].tolist() for row, length in zip(rows, lengths, strict=True)]
+    ids, mask = left_padded(prompts)
+    return ensemble.decoder(ids, attention_mask=mask, new_tokens=new)
+
+
+def assert_alone(ensemble: Ensemble, decoder: Decoder, held: dict[int, int], rtol: float) -> None:
+    """Check that the logits are those of every sequence alone; `held` maps rows to lengths."""
+    for place, (row, length) in enumerate(held.items()):
+        alone = ensemble.decoder(TOKENS[row : row + 1, :length])
+        for found, expected in zip(decoder.logits, alone.logits, strict=True):
+            atol = rtol * float(expected.abs().max())
+            torch.testing.assert_close(found[..., place, :], expected[..., 0, :], rtol=0, atol=atol)
+
+
+def append(decoder: Decoder, held: dict[int, int]) -> None:
+    decoder.append(torch.stack([TOKENS[row, length] for row, length in held.items()]))
+    for row in held:
+        held[row] += 1
+
+
+def drop(decoder: Decoder, held: dict[int, int], *rows: int) -> None:
+    decoder.drop(torch.tensor([row in rows for row in held]))
+    for row in rows:
+        del held[row]
+
+
+def lively(ensemble: Ensemble, rtol: float) -> None:
+    """Let sequences join a longer and a shorter batch, leave, and join again."""
+    held = {0: 9, 1: 3}
+    decoder = reads(ensemble, [0, 1], [9, 3], new=8)
+    append(decoder, held)
+    assert_alone(ensemble, decoder, held, rtol)
+    decoder.join(reads(ensemble, [2, 3], [2, 6], new=10))
+    held |= {2: 2, 3: 6}
+    append(decoder, held)
+    assert_alone(ensemble, decoder, held, rtol)
+    drop(decoder, held, 0)
+    assert decoder.length == max(held.values())  # the padding that was left has gone
+    assert_alone(ensemble, decoder, held, rtol)
+    append(decoder, held)
+    drop(decoder, held, 3, 2)
+    decoder.join(reads(ensemble, [4], [12], new=3))
+    held |= {4: 12}
+    append(decoder, held)
+    assert decoder.length == 13
+    assert_alone(ensemble, decoder, held, rtol)
+    for _ in range(5):
+        append(decoder, held)
+    drop(decoder, held, 4)
+    append(decoder, held)
+    assert_alone(ensemble, decoder, held, rtol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TESTED))
+def test_every_family(name: str, tmp_path: Path) -> None:
+    base = tiny(name)
+    names = linear_names(base)
+    folders = [write_adapter(base, tmp_path / str(i), seed=i, target_modules=names) for i in (1, 2)]
+    lively(Ensemble.from_pretrained(base, folders), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("module", "trunk"),
+    [("lm_head", "all blocks"), ("h.1.attn.c_attn", "the first 1 of 2"), ("c_attn", "no block")],
+)
+def test_every_trunk(module: str, trunk: str, tmp_path: Path) -> None:
+    base: Any = tiny("gpt2")
+    targets = [module]
+    folders = [
+        write_adapter(base, tmp_path / str(i), seed=i, target_modules=targets) for i in (1, 2)
+    ]
+    ensemble = Ensemble.from_pretrained(base, folders)
+    assert str(ensemble.trunk).startswith(trunk)
+    lively(ensemble, rtol=2e-5)
+
+
+def test_padding_is_cut_from_the_start(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    ids = torch.cat([torch.zeros(1, 4, dtype=torch.int64), TOKENS[:1, :3]], dim=1)
+    mask = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
+    decoder = ensemble.decoder(ids, attention_mask=mask, new_tokens=2)
+    assert (decoder.length, decoder.window) == (3, 5)
+    assert_alone(ensemble, decoder, {0: 3}, 1e-5)
+
+
+def test_decoders_that_cannot_join(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
+    adapters = make_adapters(2)
+    ensemble, another = (Ensemble.from_pretrained(base, adapters) for _ in range(2))
+    ids: Tensor = TOKENS[:1, :4]
+    with pytest.raises(ValueError, match="other must be a decoder of the same ensemble"):
+        ensemble.decoder(ids).join(another.decoder(ids))
+    with pytest.raises(ValueError, match="other must not join, because a window slides"):
+        ensemble.decoder(ids).join(ensemble.decoder(ids, overflow="slide"))

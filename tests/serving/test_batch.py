@@ -1,0 +1,152 @@
+"""The batch engine: sequences come and go, each answers as alone, and all tokens are charged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import answered
+from tiny_models import POSITIONS, VOCAB
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.mechanisms import ClippedLogPool, PublicOnly, Unprotected
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
+from adapmixed.serving.batch import BatchEngine
+from adapmixed.serving.engine import Prompt
+
+COLD = 1e-3  # the likeliest token is as good as certain
+
+
+@pytest.fixture
+def ensemble(base: Any, make_adapters: Callable[..., list[Path]]) -> Ensemble:
+    return Ensemble.from_pretrained(base, make_adapters(1))
+
+
+def prompts(count: int, seed: int = 0, **settings: Any) -> list[Prompt]:
+    """Return prompts of all lengths, whose answers fit the window."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        length = draw.randint(1, POSITIONS - 2)
+        tokens = tuple(draw.randrange(VOCAB) for _ in range(length))
+        found.append(Prompt(tokens, draw.randint(1, POSITIONS - length), **settings))
+    return found
+
+
+def engine_of(ensemble: Ensemble, mechanism: Any = None, **settings: Any) -> BatchEngine:
+    accountant = settings.pop("accountant", None) or Accountant(1e-5)
+    mechanism = PublicOnly() if mechanism is None else mechanism
+    return BatchEngine(ensemble, mechanism, accountant, rng=SeededRandom(0), **settings)
+
+
+def run(engine: BatchEngine, waiting: list[Prompt], seed: int = 1) -> dict[Prompt, list[int]]:
+    """Let prompts join at random times, and leave when their answer is complete."""
+    draw, found = random.Random(seed), {prompt: [] for prompt in waiting}  # type: ignore[var-annotated]
+    waiting, running = list(waiting), 0
+    while waiting or running:
+        room = engine.room(waiting[: draw.randint(0, 3)])
+        engine.admit(waiting[:room]) if room else None
+        waiting, running = waiting[room:], running + room
+        released = engine.step()
+        assert len(released) == running
+        for prompt, token in released:
+            found[prompt].append(token)
+        ended = [prompt for prompt, _ in released if len(found[prompt]) == prompt.max_tokens]
+        engine.leave(ended)
+        running -= len(ended)
+    assert engine.step() == []
+    return found
+
+
+@pytest.mark.parametrize("mechanism", [PublicOnly(), Unprotected()], ids=["public", "members"])
+def test_each_sequence_answers_as_it_does_alone(ensemble: Ensemble, mechanism: Any) -> None:
+    asked = prompts(12, temperature=COLD)
+    asked[3:6] = [replace(one, temperature=COLD / 2) for one in asked[3:6]]
+    asked[6:9] = [replace(one, top_k=5) for one in asked[6:9]]
+    accountant = Accountant(1e-5)
+    found = run(engine_of(ensemble, mechanism, accountant=accountant), asked)
+    for prompt, tokens in found.items():
+        alone = answered(
+            ensemble, mechanism, torch.tensor([prompt.tokens]),
+            max_new_tokens=prompt.max_tokens, temperature=prompt.temperature, top_k=prompt.top_k,
+        )  # fmt: skip
+        assert tokens == alone[0].tolist()
+    assert accountant.queries == sum(prompt.max_tokens for prompt in asked)
+
+
+def test_sequences_of_one_shape_are_one_charge(ensemble: Ensemble, tmp_path: Path) -> None:
+    from adapmixed.rng import SecureRandom
+
+    with Accountant(1e-5, path=tmp_path / "ledger.db") as accountant:
+        engine = BatchEngine(ensemble, ClippedLogPool(-0.5, 0.5, queries=100), accountant)
+        assert accountant.charges == 1  # the binding
+        engine.admit([Prompt((1, 2), 5), Prompt((3,), 5)])
+        engine.step()
+        assert (accountant.charges, accountant.queries) == (2, 2)
+        engine.admit([Prompt((1, 2), 5, temperature=0.5)])
+        assert len(engine.step()) == 3
+        assert (accountant.charges, accountant.queries) == (4, 5)
+        engine.step()  # all are one batch now, of two shapes
+        assert (accountant.charges, accountant.queries) == (6, 8)
+    assert isinstance(engine._answerer.rng, SecureRandom)
+
+
+def test_a_failed_charge_releases_nothing(ensemble: Ensemble) -> None:
+    accountant = Accountant(1e-5)
+    engine = engine_of(ensemble, ClippedLogPool(-0.5, 0.5, queries=3), accountant=accountant)
+    engine.admit([Prompt((1, 2), 5), Prompt((3,), 5)])
+    assert len(engine.step()) == 2
+    with pytest.raises(ValueError, match="queries must stay within the 3"):
+        engine.step()
+    assert accountant.queries == 2
+
+
+def test_all_sequences_fit_the_memory(ensemble: Ensemble) -> None:
+    one = Prompt((1,) * 10, 10)
+    engine = engine_of(ensemble)
+    needed = engine._bytes(19)
+    engine = engine_of(ensemble, memory_bytes=3 * needed)
+    waiting = [replace(one) for _ in range(5)]
+    assert engine.room(waiting) == 3
+    engine.admit(waiting[:2])
+    assert engine.room(waiting[2:]) == 1
+    wide = Prompt((1,) * 20, 10)  # the others are padded to its window
+    assert engine.room([wide]) == 0 and engine.room([]) == 0
+    engine.step()
+    engine.leave(waiting[:1])
+    assert engine.room([wide]) == int(2 * engine._bytes(29) <= 3 * needed)
+    # A short one is padded to the longest, too.
+    engine = engine_of(ensemble, memory_bytes=2 * engine._bytes(29) - 1)
+    engine.admit([wide])
+    assert engine.room([one]) == 0
+    with pytest.raises(ValueError, match="prompt and answer must fit the server's memory"):
+        engine_of(ensemble, memory_bytes=needed).check(wide)
+
+
+def test_uneven_prompts_are_read_apart(ensemble: Ensemble) -> None:
+    short, long = Prompt((1,), 2), Prompt((1,) * 25, 2)
+    engine = engine_of(ensemble)
+    assert engine.room([short, replace(short), long]) == 2
+    assert engine.room([long, short]) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "match"),
+    [
+        (Prompt((), 1), "prompt must hold at least one token, got none"),
+        (Prompt((VOCAB,), 1), rf"prompt must hold tokens in \[0, {VOCAB}\), got {VOCAB}"),
+        (Prompt((1,), 1, temperature=0.0), "temperature must"),
+        (Prompt((1,), 1, top_k=0), "top_k must"),
+        (Prompt((1,) * 99, 1), "prompt must have at most"),
+        (Prompt((1,) * 9, POSITIONS), "max_new_tokens must be <="),
+    ],
+)
+def test_prompts_that_cannot_be_answered(ensemble: Ensemble, prompt: Prompt, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        engine_of(ensemble).check(prompt)
