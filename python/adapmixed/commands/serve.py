@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from adapmixed.privacy import Accountant
     from adapmixed.serving.clients import Clients
 
-DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
+DEFAULT_TOKENS = 256
+DEMO_EPSILON, DEMO_TOKENS, DEMO_DEFAULT_TOKENS = 3.0, 4096, 64
 DEMO_NAME = "adapmixed-demo"
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "mechanism", "epsilon")
 
@@ -94,8 +95,8 @@ def _add_limit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--default-tokens",
         type=int,
-        default=256,
-        help="largest number of tokens of an answer without max_tokens (default: 256)",
+        help="largest number of tokens of an answer without max_tokens (default: "
+        f"{DEFAULT_TOKENS}, with --demo {DEMO_DEFAULT_TOKENS})",
     )
     parser.add_argument(
         "--max-tokens",
@@ -162,6 +163,9 @@ def _check_limits(arguments: argparse.Namespace) -> None:
 
     if Place.from_environment().world > 1:
         raise ValueError("serve must run in one process, so that one queue is answered")
+    if arguments.default_tokens is None:
+        most = DEFAULT_TOKENS if arguments.demo is None else DEMO_DEFAULT_TOKENS
+        arguments.default_tokens = min(most, max(arguments.max_tokens, 1))
     for name in ("default_tokens", "max_tokens", "waiting"):
         check_count(f"--{name.replace('_', '-')}", getattr(arguments, name))
     if arguments.default_tokens > arguments.max_tokens:
