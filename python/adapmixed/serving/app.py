@@ -21,6 +21,7 @@ from adapmixed.serving.clients import Client, Clients
 from adapmixed.serving.errors import (
     JsonResponse,
     RequestError,
+    internal,
     no_model,
     of_starlette,
     stopping,
@@ -101,7 +102,11 @@ def application(service: Service) -> ASGIApp:
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/health", endpoints.health, methods=["GET"]),
         ],
-        exception_handlers={RequestError: _own_error, HTTPException: _starlette_error},
+        exception_handlers={
+            RequestError: _own_error,
+            HTTPException: _starlette_error,
+            Exception: _fault,  # and it is raised again, for the guard to log
+        },
     )
     app.router.redirect_slashes = False
     return Guard(app, service.clients, service.metrics, PATHS)
@@ -177,3 +182,7 @@ async def _own_error(request: Request, error: Exception) -> Response:
 async def _starlette_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return of_starlette(error).response()
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return internal().response()
