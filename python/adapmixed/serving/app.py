@@ -170,7 +170,8 @@ async def _body(request: Request) -> bytes:
                 if len(parts) > MAX_BODY:
                     raise too_large(MAX_BODY)
     except TimeoutError:
-        raise RequestError(408, f"the body must come within {BODY_SECONDS:g} seconds") from None
+        message = f"the body must come within {BODY_SECONDS:g} seconds"
+        raise RequestError(408, message, headers={"connection": "close"}) from None
     return bytes(parts)
 
 
