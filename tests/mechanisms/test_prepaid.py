@@ -1,0 +1,227 @@
+"""Queries charged before their rows exist: as many are released as were charged, of one kind."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, logits
+
+from adapmixed.mechanisms import ClippedLogPool, Origin, Proposal, shaped
+from adapmixed.mechanisms.prepaid import Prepaid, Prepayment
+from adapmixed.privacy import Accountant, BudgetSpentError
+from adapmixed.privacy.ledger import read_ledger
+from adapmixed.rng import SecureRandom, SeededRandom
+
+POOL = ClippedLogPool(-0.5, 0.5, 1.5, queries=100)
+KNOWN = Origin("ab" * 32, ("names",))
+OTHERS = [one for one in MECHANISMS.values() if not isinstance(one, ClippedLogPool)]
+
+
+def proposed(
+    positions: int, mechanism: ClippedLogPool = POOL, origin: Origin = KNOWN, rng: Any = None
+) -> Proposal:
+    rows = shaped(*logits(positions))
+    return mechanism.propose_rows(rows, rng=rng or SecureRandom(), origin=origin)
+
+
+def prepaid(queries: int, origin: Origin = KNOWN) -> Prepaid:
+    found = Prepaid(POOL, MODELS, origin)
+    found.grant(queries)
+    return found
+
+
+def test_a_prepayment_costs_what_its_answers_would(tmp_path: Path) -> None:
+    ahead, after = Accountant(1e-5, path=tmp_path / "ledger"), Accountant(1e-5)
+    ahead.charge(Prepayment(POOL, MODELS, 12, KNOWN))
+    after.charge(proposed(12))
+    assert ahead.guarantee() == after.guarantee()
+    assert ahead.state()["account"]["binding"] == after.state()["account"]["binding"]
+    assert ahead.guarantee().caveats == ("names",)
+    ahead.charge(Prepayment(POOL, MODELS, 5, KNOWN))
+    assert (ahead.queries, ahead.charges) == (17, 3)  # the binding and two charges
+    assert read_ledger(tmp_path / "ledger").account.totals.queries == 17
+
+
+@pytest.mark.parametrize("mechanism", OTHERS, ids=lambda one: repr(one)[:40])
+def test_other_mechanisms_have_no_cost_in_advance(mechanism: Any) -> None:
+    for made in (lambda: Prepayment(mechanism, MODELS, 1), lambda: Prepaid(mechanism, MODELS)):
+        with pytest.raises(ValueError, match="must be ClippedLogPool to be charged in advance"):
+            made()
+
+
+def test_public_answers_have_no_cost_in_advance() -> None:
+    with pytest.raises(ValueError, match="public_confidence must be None"):
+        Prepayment(replace(POOL, public_confidence=0.5), MODELS, 1)
+
+
+@pytest.mark.parametrize("queries", [0, -1, 1.5, True, None])
+def test_a_bad_number_of_queries_raises(queries: Any) -> None:
+    with pytest.raises(ValueError, match="queries must be an integer"):
+        Prepayment(POOL, MODELS, queries)
+
+
+def test_per_shard_budgets_are_not_charged_in_advance() -> None:
+    accountant = Accountant(1e-5, epsilon=4.0)
+    before = accountant.state()
+    payment = Prepayment(replace(POOL, queries=None), MODELS, 3)
+    with pytest.raises(ValueError, match="epsilon must be None for queries that are charged in ad"):
+        accountant.charge(payment)
+    assert accountant.state() == before
+    with pytest.raises(ValueError, match="must be charged once"):
+        Accountant(1e-5).charge(payment)
+
+
+def test_a_plan_is_spent_in_advance_and_not_exceeded() -> None:
+    accountant = Accountant(1e-5)
+    accountant.charge(Prepayment(POOL, MODELS, 96))
+    before = accountant.state()
+    with pytest.raises(BudgetSpentError, match="within the 100"):
+        accountant.charge(Prepayment(POOL, MODELS, 5))
+    assert accountant.state() == before
+    accountant.charge(Prepayment(POOL, MODELS, 4))
+
+
+def test_a_prepayment_is_charged_once() -> None:
+    accountant, payment = Accountant(1e-5), Prepayment(POOL, MODELS, 3)
+    accountant.charge(payment)
+    for other in (accountant, Accountant(1e-5)):
+        with pytest.raises(ValueError, match="must be charged once"):
+            other.charge(payment)
+    assert accountant.queries == 3
+
+
+def test_a_ledger_takes_no_seeded_prepayment(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\)"):
+        Accountant(1e-5, path=tmp_path / "ledger").charge(
+            Prepayment(POOL, MODELS, 3, KNOWN, seeded=True)
+        )
+    accountant = Accountant(1e-5)
+    accountant.charge(Prepayment(POOL, MODELS, 3, KNOWN, seeded=True))
+    assert accountant.guarantee().caveats == ("seeded", "names")
+
+
+def test_as_many_queries_are_released_as_were_granted() -> None:
+    count = prepaid(0)
+    with pytest.raises(BudgetSpentError, match="0 are, got 1"):
+        count.charge(proposed(1))
+    count.grant(5)
+    for positions, left in ((2, 3), (0, 3), (3, 0)):
+        proposal = proposed(positions)
+        count.charge(proposal)
+        tokens = proposal.release().tokens
+        assert tokens is not None and len(tokens) == positions
+        assert bool(((tokens >= 0) & (tokens < VOCAB)).all()) and count.left == left
+    with pytest.raises(BudgetSpentError):
+        count.charge(proposed(1))
+
+
+def test_a_refused_proposal_is_never_released_and_costs_nothing() -> None:
+    count, rng = prepaid(3), CountingRandom(1)
+    proposal = proposed(4)
+    with pytest.raises(BudgetSpentError, match="3 are, got 4"):
+        count.charge(proposal)
+    with pytest.raises(ValueError, match="its charge failed"):
+        proposal.release()
+    count.grant(9)
+    with pytest.raises(ValueError, match="must be charged once"):
+        count.charge(proposal)
+    assert count.left == 12 and rng.draws == 0
+
+
+def test_a_proposal_is_paid_for_once() -> None:
+    count, proposal = prepaid(8), proposed(4)
+    count.charge(proposal)
+    with pytest.raises(ValueError, match="must be charged once"):
+        count.charge(proposal)
+    with pytest.raises(ValueError, match="must be charged once"):
+        Accountant(1e-5).charge(proposal)
+    assert count.left == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mechanism": replace(POOL, scale=1.6)},
+        {"mechanism": replace(POOL, queries=101)},
+        {"mechanism": replace(POOL, queries=None)},
+        {"origin": Origin("cd" * 32, ("names",))},
+        {"origin": Origin(None, ("names",))},
+    ],
+)
+def test_another_mechanism_or_ensemble_is_not_paid_for(other: dict[str, Any]) -> None:
+    count, proposal = prepaid(8), proposed(1, **other)
+    with pytest.raises(ValueError, match="that were charged in advance"):
+        count.charge(proposal)
+    with pytest.raises(ValueError, match="its charge failed"):
+        proposal.release()
+    with pytest.raises(ValueError, match="that were charged in advance"):
+        Prepaid(POOL, MODELS + 1, KNOWN).charge(proposed(0))
+    assert count.left == 8
+
+
+def test_a_caveat_must_have_been_charged() -> None:
+    """The ledger would otherwise state a guarantee without the assumption it rests on."""
+    count = prepaid(8)
+    with pytest.raises(ValueError, match=r"no caveat .* got \['seeded'\]"):
+        count.charge(proposed(1, rng=SeededRandom(0)))
+    with pytest.raises(ValueError, match=r"no caveat .* got \['base'\]"):
+        count.charge(proposed(1, origin=Origin(KNOWN.ensemble, ("base", "names"))))
+    count.charge(proposed(1, origin=Origin(KNOWN.ensemble, ())))
+    assert count.left == 7
+
+
+def test_threads_share_a_count() -> None:
+    count, start = prepaid(50), threading.Barrier(4)
+
+    def draw() -> int:
+        start.wait()
+        released = 0
+        for _ in range(40):
+            proposal = proposed(1)
+            try:
+                count.charge(proposal)
+            except BudgetSpentError:
+                continue
+            proposal.release()
+            released += 1
+        return released
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(lambda _: draw(), range(4))) == 50
+    assert count.left == 0
+
+
+def test_copies_and_pickles_raise() -> None:
+    for one in (Prepayment(POOL, MODELS, 1), prepaid(1)):
+        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="must not be copied or pickled"):
+                duplicate(one)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_releases_nothing() -> None:
+    count = prepaid(3)
+    child = os.fork()
+    if child == 0:
+        try:
+            count.grant(1)
+        except ValueError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    count.charge(proposed(3))
+
+
+@pytest.mark.parametrize("queries", [-1, 1.0, math.nan, False])
+def test_a_bad_grant_raises(queries: Any) -> None:
+    with pytest.raises(ValueError, match="queries must be an integer"):
+        prepaid(0).grant(queries)
