@@ -146,6 +146,30 @@ def test_a_command_goes_on_with_its_ledger(plan: list[str], tmp_path: Path) -> N
         assert main(["generate", *MODELS, *arguments, *mechanism]) == 0
 
 
+@pytest.mark.parametrize("command", [["generate", "--prompt", "The"], ["chat", "--plain"]])
+def test_a_mistyped_ledger_is_not_created(
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger = tmp_path / "ledger.db"
+    arguments = [*command, *MODELS, "--max-new-tokens", "2", "--epsilon", "2", *POOL]
+    given = [*arguments, "--ledger", str(ledger)]
+    assert main([*given, "--no-create"]) == 2
+    missing = "--ledger must name an existing ledger with --no-create"
+    assert f"{missing}, got {ledger}" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+    assert main([*arguments, "--no-create"]) == 2
+    assert "--no-create needs --ledger" in capsys.readouterr().err
+    assert main([*arguments, "--ledger", str(tmp_path)]) == 2
+    assert f"--ledger must name a file, got the folder {tmp_path}" in capsys.readouterr().err
+    for more, words in (([], " is new."), (["--no-create"], ": ")):
+        typed(monkeypatch, "The\n")
+        assert main([*given, *more]) == 0
+        assert f"Ledger {ledger}{words}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", *MODELS, "--prompt", "The", *POOL, "--seed", "3"]

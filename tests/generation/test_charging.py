@@ -101,7 +101,7 @@ def test_generate_charges_one_ledger_across_runs(
     six = ["--mechanism", "adapmixed order=6"]
     assert main([*arguments, *six]) == 0
     first = capsys.readouterr()
-    assert f"Ledger {path}: 0 records so far." in first.err
+    assert f"Ledger {path} is new." in first.err
     charges = read_ledger(path).charges
     assert 2 <= charges <= 4 and f"The ledger holds {charges} records;" in first.err
     assert "ε" not in first.err and "for the operator alone" in first.err

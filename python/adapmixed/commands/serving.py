@@ -73,6 +73,11 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         help="ledger file; every token is charged there, durably, before it is drawn",
     )
     parser.add_argument(
+        "--no-create",
+        action="store_true",
+        help="end with an error if there is no ledger at --ledger",
+    )
+    parser.add_argument(
         "--memory",
         type=memory_bytes,
         default=1 << 30,
@@ -113,6 +118,8 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
         ValueError: if options are missing or exclude each other, before a file is read or made.
     """
     text = check_chosen(arguments.mechanism)
+    if arguments.no_create and arguments.ledger is None:
+        raise ValueError("--no-create needs --ledger, the file that must exist")
     if arguments.ledger is not None and arguments.seed is not None:
         raise ValueError(
             f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
@@ -131,6 +138,8 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     check_count("max_new_tokens", arguments.max_new_tokens)
 
     with joined_ranks(arguments) as ranks:
+        if ranks.is_main:
+            _check_place(arguments)
         ensemble = load_ensemble(arguments, ranks)
         accountant = _accountant(arguments) if ranks.is_main else None
         try:
@@ -147,17 +156,33 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
                 _close(arguments, accountant)
 
 
+def _check_place(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for a ledger that cannot be opened, before the models are loaded."""
+    path = arguments.ledger
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"--ledger must name a file, got the folder {path}")
+    if arguments.no_create and not path.exists():
+        raise ValueError(f"--ledger must name an existing ledger with --no-create, got {path}")
+
+
 def _accountant(arguments: argparse.Namespace) -> Accountant:
     from adapmixed.privacy import Accountant
 
+    path = arguments.ledger
+    is_new = path is not None and not path.exists()
     accountant = Accountant(
         arguments.delta,
         epsilon=arguments.epsilon,
-        path=arguments.ledger,
+        path=path,
         adjacency=arguments.adjacency,
+        create=not arguments.no_create,
     )
-    if accountant.durable:
-        print(f"Ledger {arguments.ledger}: {accountant.charges} records so far.", file=sys.stderr)
+    if is_new:
+        print(f"Ledger {path} is new.", file=sys.stderr)
+    elif accountant.durable:
+        print(f"Ledger {path}: {accountant.charges} records so far.", file=sys.stderr)
     return accountant
 
 
