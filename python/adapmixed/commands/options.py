@@ -96,6 +96,16 @@ def check_output(path: Path | None, *, folder: bool = False) -> None:
         raise ValueError(f"{target} must be writable")
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a text file. A new one can be read by its owner alone."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
+    with open(path, "w", encoding="utf-8", opener=opened) as file:
+        file.write(text)
+
+
 def quiet_libraries() -> None:
     """Silence the libraries' progress bars if standard error is no terminal."""
     if not sys.stderr.isatty():
