@@ -204,6 +204,12 @@ def test_a_reader_in_a_read_only_folder_misses_no_charge(left: str) -> None:
         shutil.rmtree(folder)
 
 
+def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
+    for opened in (read_ledger, lambda path: Accountant(DELTA, path=path)):
+        with pytest.raises(LedgerWriteError, match=f"{tmp_path} must be .* ledger, got a folder"):
+            opened(tmp_path)
+
+
 def test_a_reader_leaves_no_file(path: Path) -> None:
     make(path, 2).close()
     before = sorted(path.parent.iterdir())

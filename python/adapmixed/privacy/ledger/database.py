@@ -78,9 +78,13 @@ def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
     if primary in _DEVICE:
         advice = ""
         if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
-            advice = f"; copy it, with {path}-wal and {path}-head, to a folder that you may write to"
+            advice = (
+                f"; copy it, with {path}-wal and {path}-head, to a folder that you may write to"
+            )
         return LedgerWriteError(f"{path} could not be read or written: {error}{advice}")
-    return LedgerCorruptError(f"{path} is not an intact ledger: {error}")
+    return LedgerCorruptError(
+        f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
+    )
 
 
 def connect(path: str, mode: str, *, immutable: bool = False) -> sqlite3.Connection:

@@ -70,6 +70,8 @@ def read_ledger(
     place = os.path.realpath(path)
     if not os.path.lexists(place):
         raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
+    if os.path.isdir(place):
+        raise LedgerWriteError(f"{place} must be the database file of a ledger, got a folder")
     shown = 0
 
     def once(record: Record) -> None:
