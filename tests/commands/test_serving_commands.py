@@ -46,7 +46,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_text("The value\n\nIf the name\n", encoding="utf-8")
+    file.write_text("The value\nIf the name\n\n", encoding="utf-8")
     arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "5"]
     assert main([*arguments, "--prompt", "The try", "--prompts", str(file)]) == 0
     out = capsys.readouterr()
@@ -57,6 +57,10 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert alone == answers[2]["text"] + "\n"
     assert main([*arguments, "--prompt", "If the name", "--stop", alone.strip()[:6]]) == 0
     assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
+    file.write_text("The value\n \nIf the name\n", encoding="utf-8")
+    assert main([*arguments, "--prompts", str(file)]) == 2
+    words = f"--prompts must have a prompt in every line, line 2 of {file} is blank"
+    assert words in capsys.readouterr().err
     assert main(arguments) == 2
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
 

@@ -83,7 +83,15 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
         lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
-        prompts += [line for line in lines if line.strip()]
+        while lines and not lines[-1].strip():
+            lines.pop()
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                raise ValueError(
+                    f"--prompts must have a prompt in every line, line {number} of "
+                    f"{arguments.prompts} is blank"
+                )
+        prompts += lines
     if not prompts:
         raise ValueError("--prompt or --prompts must give at least one prompt, got none")
     if arguments.chat and len(prompts) > 1:
