@@ -117,9 +117,7 @@ def say_hub(base: str) -> None:
 
     check_base(base)
     if Place.from_environment().rank == 0 and not Path(base).is_dir():
-        print(
-            f"Base {base!r} is not a folder here; asking the model hub for it.", file=sys.stderr
-        )
+        print(f"Base {base!r} is not a folder here; asking the model hub for it.", file=sys.stderr)
 
 
 def quiet_libraries() -> None:

@@ -11,8 +11,8 @@ from adapmixed_lab.reproduce.result import relation
 LEGEND = (
     "Circles are fixed guarantees, diamonds are data-dependent, ex-post values, and crosses are "
     "claims of the published bound, which is invalid. Full marks are for zero-out, and empty marks "
-    "for leave-one-out or, of DP-SGD, add/remove. The same ε in another shape or filling is not the "
-    "same guarantee."
+    "for leave-one-out or, of DP-SGD, add/remove. The same ε in another shape or filling is not "
+    "the same guarantee."
 )
 
 Row = Mapping[str, Any]
