@@ -95,7 +95,7 @@ def run_command(
 
 def _said(error: Exception, parsed: argparse.Namespace, arguments: Sequence[str] | None) -> str:
     """Return an error's message; that of the system names the option whose file it is about."""
-    if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
+    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):
         return str(error)
     file = Path(os.fsdecode(error.filename))
     typed = {one.split("=")[0] for one in (sys.argv[1:] if arguments is None else arguments)}
@@ -108,7 +108,7 @@ def _said(error: Exception, parsed: argparse.Namespace, arguments: Sequence[str]
     wanted = "a file or folder that this user may open"
     if isinstance(error, FileNotFoundError | IsADirectoryError):
         wanted = "an existing file"
-    return f"{named} {wanted}, got {file}: {error.strerror.lower()}"
+    return f"{named} {wanted}, got {file}: {str(error.strerror).lower()}"
 
 
 @contextmanager
