@@ -34,8 +34,7 @@ FAULTS: tuple[Fault, ...] = (
         "sequences of the second temperature are answered without a charge",
         "python/adapmixed/serving/batch.py",
         "payer=self._prepaid\n            )\n",
-        "payer=self._prepaid\n"
-        "            ) if shape == shapes[0] else public.argmax(-1)\n",
+        "payer=self._prepaid\n            ) if shape == shapes[0] else public.argmax(-1)\n",
         ("tests/serving/test_batch.py::test_what_is_one_charge",),
     ),
     Fault(
