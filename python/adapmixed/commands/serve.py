@@ -23,6 +23,7 @@ from adapmixed.commands.serving import (
     add_account_options,
     add_model_options,
     add_shape_options,
+    check_place,
     mechanism_for,
 )
 
@@ -252,6 +253,7 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
     check_ledger(text, epsilon=arguments.epsilon, queries=None)
+    check_place(arguments)
     return mechanism_for(arguments, text, 1)
 
 

@@ -74,7 +74,7 @@ FAULTS: tuple[Fault, ...] = (
         "everybody can read a result file",
         "python/adapmixed/evaluation/result_file.py",
         "write_file(self.path, _text(content), mode=0o600)",
-        "write_file(self.path, _text(content))",
+        "write_file(self.path, _text(content), mode=0o644)",
         ("tests/evaluation/test_result_file.py::test_a_result_is_read_back_without_the_models",),
     ),
     Fault(
