@@ -174,7 +174,7 @@ def test_usage_after_a_kill(tmp_path: Path) -> None:
     whole = path.read_bytes()
     before = usage.used("a"), usage.used("b")
     usage.close()
-    for length in range(durable[0][0], len(whole) + 1, 3):
+    for length in range(durable[0][0], len(whole) + 1, 7):
         copy = tmp_path / "copy"
         copy.write_bytes(whole[:length])
         found = Usage(copy)

@@ -52,7 +52,7 @@ POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5 queries=500"]
         (["--host", "::", "--behind-proxy"], "--behind-proxy needs --keys"),
         (["--behind-proxy"], "--behind-proxy needs --keys"),
         (["--tls-cert", "x", "--tls-key", "y"], "No such file"),
-        (["--keys", "x"], "No such file"),
+        (["--keys", "x"], "--keys must name an existing file, got x"),
         (["--tls-cert", "x"], "--tls-cert and --tls-key must be given together"),
         (["--port", "70000"], "--port must be in [0, 65535]"),
         (["--metrics-port", "-1"], "--metrics-port must be in [0, 65535]"),
