@@ -85,14 +85,15 @@ def served(
 
 
 @contextlib.contextmanager
-def listening(app: Any, *, send_buffer: int | None = None) -> Iterator[int]:
+def listening(app: Any, *, send_buffer: int | None = None, **tls: Any) -> Iterator[int]:
     """Serve an application with uvicorn in a thread, and yield its port.
 
     Args:
         app: the application.
         send_buffer: bytes that the system holds for a client that does not read.
+        tls: certificate and key, as for `configuration`.
     """
-    server = uvicorn.Server(configuration(app))
+    server = uvicorn.Server(configuration(app, **tls))
     with bound("127.0.0.1", 0) as address:
         if send_buffer is not None:
             address.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

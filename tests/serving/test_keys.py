@@ -174,7 +174,7 @@ def test_usage_after_a_kill(tmp_path: Path) -> None:
     whole = path.read_bytes()
     before = usage.used("a"), usage.used("b")
     usage.close()
-    for length in range(durable[0][0], len(whole) + 1, 3):
+    for length in range(durable[0][0], len(whole) + 1, 7):
         copy = tmp_path / "copy"
         copy.write_bytes(whole[:length])
         found = Usage(copy)
@@ -215,14 +215,23 @@ def test_damaged_usage(tmp_path: Path) -> None:
     assert Usage(path).used("a") == 18
 
 
-def test_usage_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "call,fails", [("write", lambda *_: 3), ("write", no_space), ("fsync", no_space)]
+)
+def test_usage_that_cannot_be_written(
+    call: str, fails: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer does not start, and no later one does, since a part of a line may be there."""
     file = tmp_path / "keys.json"
     headers = bearer(add_key(file, "alice", tokens=40))
     usage = Usage(tmp_path / "usage")
     with served(clients=Clients(read_keys(file), usage)) as server:
         client = server.client(headers=headers)
-        monkeypatch.setattr(os, "write", lambda *_: 3)
+        monkeypatch.setattr(os, call, fails)
         assert check_error(client.post(COMPLETIONS, json=ASK).json(), 500)
         monkeypatch.undo()
         assert client.post(COMPLETIONS, json=ASK).status_code == 500

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_cases import ASK, check_error, served
+from serving_cases import ASK, check_error, listening, served
 from stub_engine import StubEngine
 from trained_demo import DEMO_ENSEMBLE
 
@@ -47,7 +49,10 @@ POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5 queries=500"]
         ([*MODELS, "--mechanism", "pmixed epsilon=3", "--ledger", "x"], "queries= in --mechanism"),
         (["--host", "0.0.0.0"], "--host 0.0.0.0 needs --keys, and --tls-cert"),
         (["--host", "0.0.0.0", "--keys", "k"], "--host 0.0.0.0 needs --keys, and --tls-cert"),
-        (["--host", "::", "--behind-proxy"], "--host :: needs --keys"),
+        (["--host", "::", "--behind-proxy"], "--behind-proxy needs --keys"),
+        (["--behind-proxy"], "--behind-proxy needs --keys"),
+        (["--tls-cert", "x", "--tls-key", "y"], "No such file"),
+        (["--keys", "x"], "--keys must name an existing file, got x"),
         (["--tls-cert", "x"], "--tls-cert and --tls-key must be given together"),
         (["--port", "70000"], "--port must be in [0, 65535]"),
         (["--metrics-port", "-1"], "--metrics-port must be in [0, 65535]"),
@@ -93,6 +98,20 @@ def test_without_the_extra(
     assert (
         "adapmixed serve needs uvicorn: pip install 'adapmixed[serve]'" in capsys.readouterr().err
     )
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*making.split(), *names, *files], check=True, capture_output=True)
+    trusting = ssl.create_default_context(cafile=certificate)
+    with served() as server, listening(server.app, certificate=certificate, key=key) as port:
+        url = f"https://127.0.0.1:{port}/v1/models"
+        with urllib.request.urlopen(url, context=trusting) as answer:
+            assert json.load(answer)["data"][0]["id"] == "demo"
 
 
 def test_addresses() -> None:

@@ -46,7 +46,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health")
 
 @dataclass(frozen=True)
 class Service:
-    """What the application serves.
+    """The parts that the application answers with.
 
     Attributes:
         scheduler: answers queries.
