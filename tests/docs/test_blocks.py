@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,7 +53,8 @@ EXACT = (
 """Pages whose Python blocks need no files and print the text block that follows, to the letter."""
 
 PLAIN = {
-    "cat", "cd", "cp", "curl", "echo", "export", "git", "head", "kill", "ls", "mkdir", "pip", "source",
+    "cat", "cd", "cp", "curl", "echo", "export", "git", "head", "kill", "ls", "mkdir", "pip",
+    "source",
 }  # fmt: skip
 """Programs that are not ours, so that their arguments are not checked."""
 
@@ -118,6 +120,8 @@ def _commands(line: str) -> Iterator[list[str]]:
             yield words
             words = []
         elif set(token) <= set("<>&"):
+            if words and words[-1].isdecimal():  # the number of a stream
+                words.pop()
             next(tokens)
         elif words or not re.match(r"^\w+=", token):
             words.append(token)
@@ -184,6 +188,15 @@ def test_blocks_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     _stand_ins(page, demo_ensemble)
+    try:
+        _run_blocks(page, tmp_path)
+    finally:  # a server must not outlive the test
+        for pid in tmp_path.glob("*.pid"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def _run_blocks(page: Path, tmp_path: Path) -> None:
     names: dict[str, object] = {"__name__": "page"}
     for block, shown in _with_outputs(page):
         if block.language == "python":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -121,7 +122,7 @@ def _add_limit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal."""
+    """Serve until a signal (status 0), or until the engine fails (status 1)."""
     _check_extra()
     _check_network(arguments)
     _check_limits(arguments)
@@ -225,7 +226,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if arguments.metrics_port is not None:
         stack.callback(metrics.serve(arguments.metrics_port))
     defaults = Defaults(
-        arguments.name or Path(arguments.ensemble).resolve().name,
+        arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
         arguments.default_tokens,
         arguments.max_tokens,
         arguments.temperature,
@@ -241,7 +242,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     print(f"Serving {defaults.model} at {url}. {promise}{left}", file=sys.stderr, flush=True)
     listener = Listener(config, scheduler, arguments.stop_seconds)
     listener.run(sockets=[listening])
-    return 0
+    return 1 if scheduler.failed else 0
 
 
 def _chosen(arguments: argparse.Namespace) -> Mechanism:
