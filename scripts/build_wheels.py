@@ -3,10 +3,10 @@
     python scripts/build_wheels.py --out dist python3.11 python3.12 python3.13
     python scripts/build_wheels.py --check wheelhouse/*.whl
 
-The second line checks the modules of wheels that were built in another way. The first needs g++, CMake's requirements and scripts/wheels/requirements.txt, on x86-64 Linux. The
-compiler is the g++ that developers test with. The module is linked against the interface of glibc
-2.28, which zig carries, with libstdc++ inside, so that it runs on every system that torch's wheels
-run on.
+The second line checks the modules of wheels that were built in another way. The first needs g++,
+CMake's requirements and scripts/wheels/requirements.txt, on x86-64 Linux. The compiler is the g++
+that developers test with. The module is linked against the interface of glibc 2.28, which zig
+carries, with libstdc++ inside, so that it runs on every system that torch's wheels run on.
 """
 
 from __future__ import annotations
