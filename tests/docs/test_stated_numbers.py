@@ -1,4 +1,4 @@
-"""Numbers that pages repeat: versions of the program and of its files, and the README's costs."""
+"""What pages repeat: versions of the program and of its files, costs, and an error message."""
 
 from __future__ import annotations
 
@@ -116,3 +116,17 @@ def test_the_costs_of_the_readme_stand_in_the_named_results() -> None:
     assert rows[6][2].startswith(f"{torch:.0f} ms: the fastest torch program")
     assert f"{times:.0f} times as long" in rows[6][2]
     assert rows[6][2].endswith(f"other inputs tried {other[0]:.2g} and {other[1]:.2g} times")
+
+
+def test_the_page_of_training_quotes_the_error_of_another_member() -> None:
+    page = " ".join((DOCS / "how-to" / "train.md").read_text(encoding="utf-8").split())
+    source = (ROOT / "python" / "adapmixed" / "training" / "retrain.py").read_text(encoding="utf-8")
+    found = [page]
+    for words in (
+        "retrain must name the only member whose shard has changed, got ",
+        ", but ",
+        " would have to be trained again too",
+    ):
+        assert words in source
+        found = found[-1].split(words, 1)
+        assert len(found) == 2, words
