@@ -194,7 +194,7 @@ def _close(arguments: argparse.Namespace, accountant: Accountant) -> None:
                 print(line, file=sys.stderr)
             if not accountant.durable and accountant.guarantee().kind == "fixed":
                 print(
-                    "This account ends here: what later runs answer adds to it. --ledger keeps "
+                    "This account ends here. Its ε adds to that of other runs. --ledger keeps "
                     "one account.",
                     file=sys.stderr,
                 )
