@@ -126,8 +126,8 @@ def _commands(line: str) -> Iterator[list[str]]:
             yield words
             words = []
         elif set(token) <= set("<>&"):
-            if words and words[-1].isdecimal():  # the number of a stream
-                words.pop()
+            if words and f" {words[-1]}{token}" in line and words[-1] in ("1", "2"):
+                words.pop()  # the number of a stream
             next(tokens)
         elif words or not re.match(r"^\w+=", token):
             words.append(token)

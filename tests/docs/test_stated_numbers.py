@@ -17,6 +17,8 @@ FORMATS = {
     "result file": "adapmixed.evaluation.result_file",
     "`report.json`": "adapmixed.report.view",
     "ledger": "adapmixed.privacy.ledger.records",
+    "keys": "adapmixed.serving.keys",
+    "used tokens of keys (`LEDGER.usage`)": "adapmixed.serving.usage",
     "plan": "adapmixed.commands.plan",
     "audit": "adapmixed_lab.audit.table",
     "experiment": "adapmixed_lab.reproduce.result",
