@@ -88,8 +88,8 @@ def check_chosen(text: str | None) -> str:
     """
     if text is None:
         raise ValueError(
-            f"--mechanism must be given, one of {', '.join(NAMES)}: only the epsilon of "
-            "clipped-log-pool, clipped-mixing, pmixed and public may be published"
+            f"--mechanism must be given: {', '.join(NAMES[:-1])} or {NAMES[-1]}; the epsilon of "
+            "adapmixed must not be published, and unprotected has none"
         )
     return text
 
