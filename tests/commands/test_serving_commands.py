@@ -183,7 +183,7 @@ def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == cold  # independent of the randomness
     assert main([*arguments, "--max-new-tokens", "6"]) == 0
     assert capsys.readouterr().out != cold
-    assert main([*arguments, "--temp", "0.01", "--max-new", "6"]) == 0
+    assert main([*arguments, "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
     assert capsys.readouterr().out == cold  # an abbreviation, as argparse takes them
     assert main([*arguments, "--top-k", "1", "--max-new-tokens", "6"]) == 0
     first = capsys.readouterr().out

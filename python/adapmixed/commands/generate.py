@@ -15,6 +15,7 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "generate",
+        allow_abbrev=False,  # --n of other libraries is no short form of --no-create
         help="continue prompts privately",
         description="Continue prompts token by token. Every released token is one query. The text "
         "goes to standard output, its guarantee to standard error. Several prompts are answered in "
