@@ -88,8 +88,9 @@ def check_chosen(text: str | None) -> str:
     """
     if text is None:
         raise ValueError(
-            f"--mechanism must be given, one of {', '.join(NAMES)}: only the epsilon of "
-            "clipped-log-pool, clipped-mixing, pmixed and public may be published"
+            "--mechanism must be given: clipped-log-pool, clipped-mixing and pmixed have an "
+            "epsilon that is fixed in advance, that of adapmixed is private, that of public is 0, "
+            "and unprotected has none"
         )
     return text
 

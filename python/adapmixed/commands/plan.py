@@ -165,9 +165,9 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     print(_overview(plans))
     print(
         "\nclipped-mixing bounds the ratio of a member's to the public probability by lower and "
-        "upper;\nclipped-log-pool bounds its logarithm, and multiplies that by scale. Wider settings "
-        "are closer\nto the private models. All fit the budget. Settings are shown rounded inward: a "
-        "copy costs a\nlittle less than the ε shown."
+        "upper;\nclipped-log-pool bounds its logarithm, and multiplies that by scale. Wider "
+        "settings are closer\nto the private models. All fit the budget. Settings are shown "
+        "rounded inward: a copy costs a\nlittle less than the ε shown."
     )
     print(_chosen_words(plans))
     print(
