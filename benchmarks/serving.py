@@ -51,7 +51,7 @@ MEMORY = 4 << 30
 
 @dataclass(frozen=True)
 class Seen:
-    """What the clients of one run have seen.
+    """Figures of the clients of one run.
 
     Attributes:
         tokens_per_second: of all streams together.

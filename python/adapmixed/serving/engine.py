@@ -1,4 +1,4 @@
-"""What the server needs of an engine: admit sequences, step, let them leave.
+"""The interface of an engine: admit sequences, step, let them leave.
 
 An engine holds a batch of sequences. `step` makes one token for each of them, and charges all of
 these tokens before it returns any. Another engine needs these five methods alone.

@@ -15,7 +15,7 @@ class StoppedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Query:
-    """What a client asks for, checked by `serving.fields` and read by a tokenizer.
+    """The question of a client, checked by `serving.fields` and read by a tokenizer.
 
     Attributes:
         prompts: token ids of every prompt. Each one becomes a sequence of its own.
