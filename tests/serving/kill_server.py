@@ -84,11 +84,11 @@ def stub(tokens: int) -> Kind:
 
 
 def real(tokens: int, folder: Path) -> Kind:
-    """Return the engine over the built-in ensemble."""
+    """Return the engine over the built-in ensemble, which is trained if it is not there."""
     from adapmixed.data.demo import demo_base
     from adapmixed.training.demo import train_demo
 
-    ensemble = Ensemble.from_pretrained(str(demo_base()), train_demo(folder / "ensemble"))
+    ensemble = Ensemble.from_pretrained(str(demo_base()), train_demo(folder))
     mechanism = ClippedLogPool(-0.25, 1.0, 2.0, queries=tokens)
     make = partial(BatchEngine, ensemble, mechanism)
     return Kind(mechanism, make, ensemble.tokenizer, ensemble.end_tokens, 1.0)
@@ -226,11 +226,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", action="store_true", help="the built-in ensemble")
+    parser.add_argument("--ensemble", type=Path, help="its folder (default: it is trained)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # a forked child has no other threads
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        kind = real(PLAN, Path(folder)) if arguments.real else stub(PLAN)
+        trained = arguments.ensemble or Path(folder) / "ensemble"
+        kind = real(PLAN, trained) if arguments.real else stub(PLAN)
         total = trials(kind, arguments.count, Path(folder), arguments.seed)
     print(
         f"{arguments.count} kills ({total.starting} before the server listened) in "

@@ -8,6 +8,7 @@ from os import environ, pathsep
 from pathlib import Path
 
 import pytest
+from trained_demo import DEMO_ENSEMBLE
 
 PROGRAM = Path(__file__).with_name("kill_server.py")
 
@@ -25,7 +26,12 @@ def killed(*options: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("--count", "200"), ("--count", "10", "--real")])
+@pytest.mark.usefixtures("demo_ensemble")
+@pytest.mark.parametrize(
+    "options",
+    [("--count", "200"), ("--count", "10", "--real", "--ensemble", str(DEMO_ENSEMBLE))],
+    ids=["stub", "real"],
+)
 def test_clients_never_get_more_than_was_charged(options: tuple[str, ...]) -> None:
     line = killed(*options)
     assert line.startswith(f"{options[1]} kills")
