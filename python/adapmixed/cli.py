@@ -17,14 +17,18 @@ from adapmixed.commands import (
     doctor,
     evaluate,
     generate,
+    keys,
     ledger,
     mechanisms,
     plan,
+    serve,
     train,
 )
 from adapmixed.commands.options import as_typed, unknown_options
 
-_COMMANDS = (demo, train, evaluate, generate, chat, mechanisms, plan, ledger, doctor)
+_COMMANDS = (
+    demo, train, evaluate, generate, chat, serve, keys, mechanisms, plan, ledger, doctor,
+)  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ import pytest
 HEAVY = {
     "torch", "numpy", "transformers", "tokenizers", "peft", "safetensors", "dp_accounting", "tqdm",
     "scipy", "matplotlib", "opacus", "datasets", "adapmixed_ext", "importlib.metadata",
+    "starlette", "uvicorn", "prometheus_client",
 }  # fmt: skip
 
 HELP = """
@@ -41,8 +42,15 @@ def loaded_after(program: str) -> set[str]:
         HELP.format(arguments=["--help"], start="usage: adapmixed"),
         HELP.format(arguments=["--version"], start="adapmixed "),
         HELP.format(arguments=["evaluate", "--help"], start="usage: adapmixed evaluate"),
+        HELP.format(arguments=["serve", "--help"], start="usage: adapmixed serve"),
     ],
-    ids=["import adapmixed", "adapmixed --help", "adapmixed --version", "evaluate --help"],
+    ids=[
+        "import adapmixed",
+        "adapmixed --help",
+        "adapmixed --version",
+        "evaluate --help",
+        "serve --help",
+    ],
 )
 def test_nothing_heavy_is_imported(program: str) -> None:
     loaded = loaded_after(program)

@@ -121,6 +121,10 @@ def test_all_sequences_fit_the_memory(ensemble: Ensemble) -> None:
     engine.step()
     engine.leave(waiting[:1])
     assert engine.room([wide]) == int(2 * engine._bytes(29) <= 3 * needed)
+    # A short one is padded to the longest, too.
+    engine = engine_of(ensemble, memory_bytes=2 * engine._bytes(29) - 1)
+    engine.admit([wide])
+    assert engine.room([one]) == 0
     with pytest.raises(ValueError, match="prompt and answer must fit the server's memory"):
         engine_of(ensemble, memory_bytes=needed).check(wide)
 

@@ -96,13 +96,13 @@ def check_chosen(text: str | None) -> str:
     return text
 
 
-def check_ledger(text: str, *, epsilon: float | None, queries: int) -> None:
+def check_ledger(text: str, *, epsilon: float | None, queries: int | None) -> None:
     """Check that a ledger will not be bound to the number of tokens of one run.
 
     Args:
         text: "NAME KEY=VALUE ...", valid for `mechanism_of`.
         epsilon: budget of every shard, or None.
-        queries: tokens of this run.
+        queries: tokens of this run; None if nobody knows them, as for a server.
 
     Raises:
         ValueError: if the mechanism would be planned for `queries`.
@@ -112,6 +112,10 @@ def check_ledger(text: str, *, epsilon: float | None, queries: int) -> None:
         choices = f"queries= in --mechanism {name}, the number of tokens of all runs"
         if name != "pmixed":
             choices = f"--epsilon, a budget for any number of tokens, or {choices}"
+        if queries is None:
+            raise ValueError(
+                f"--ledger needs {choices}: a server does not know how many tokens it will answer"
+            )
         raise ValueError(
             f"--ledger needs {choices}: without it, {name} would be planned for the {queries} "
             "tokens of this run, and a later run would be rejected"

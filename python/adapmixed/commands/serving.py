@@ -1,11 +1,11 @@
-"""The options that ``generate`` and ``chat`` share, and the generator made from them."""
+"""The options that ``generate``, ``chat`` and ``serve`` share, and what is made from them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,31 +22,20 @@ from adapmixed.commands.placing import add_placing_options, joined_ranks, load_e
 
 if TYPE_CHECKING:
     from adapmixed.generation import PrivateGenerator
+    from adapmixed.mechanisms import Mechanism
     from adapmixed.privacy import Accountant
 
 
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the models, the choice of tokens and the ledger."""
-    parser.add_argument("--base", required=True, help="public model: folder or hub name")
-    parser.add_argument("--ensemble", required=True, help="ensemble folder (ensemble.json)")
+    add_model_options(parser)
     parser.add_argument(
         "--max-new-tokens",
         type=int,
         default=64,
         help="maximum number of tokens of an answer (default: 64)",
     )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        help="temperature of every model, applied before the mechanism (default: 1)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        help="keep this many tokens, the public model's likeliest, before the mechanism "
-        "(default: all)",
-    )
+    add_shape_options(parser)
     parser.add_argument(
         "--stop",
         action="append",
@@ -67,6 +56,35 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         help="seed for repeatable randomness; never use it to release text (default: the system's "
         "randomness)",
     )
+    add_account_options(parser)
+    add_mechanism_options(parser)
+    add_placing_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add --base and --ensemble."""
+    parser.add_argument("--base", required=required, help="public model: folder or hub name")
+    parser.add_argument("--ensemble", required=required, help="ensemble folder (ensemble.json)")
+
+
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
+    """Add --temperature and --top-k."""
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="temperature of every model, applied before the mechanism (default: 1)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        help="keep this many tokens, the public model's likeliest, before the mechanism "
+        "(default: all)",
+    )
+
+
+def add_account_options(parser: argparse.ArgumentParser) -> None:
+    """Add --ledger, --memory and --operator."""
     parser.add_argument(
         "--ledger",
         type=Path,
@@ -83,8 +101,6 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="PRIVATE: also print costs that depend on private data, to standard error",
     )
-    add_mechanism_options(parser)
-    add_placing_options(parser)
 
 
 def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -118,9 +134,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
             f"--seed cannot be used with --ledger, got {arguments.seed}: whoever knows a seed can "
             "undo the randomness"
         )
-    guarantee = {"delta": arguments.delta, "epsilon": arguments.epsilon}
-    mechanism = mechanism_of(text, **guarantee, queries=queries, way=arguments.adjacency)
-    check_charged(mechanism, **guarantee, way=arguments.adjacency)  # before a ledger is created
+    mechanism = mechanism_for(arguments, text, queries)
     if arguments.ledger is not None:
         check_ledger(text, epsilon=arguments.epsilon, queries=queries)
     quiet_libraries()
@@ -132,8 +146,7 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
 
     with joined_ranks(arguments) as ranks:
         ensemble = load_ensemble(arguments, ranks)
-        accountant = _accountant(arguments) if ranks.is_main else None
-        try:
+        with accounted(arguments) if ranks.is_main else nullcontext() as accountant:
             yield PrivateGenerator(
                 ensemble,
                 mechanism,
@@ -142,39 +155,54 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
                 overflow=arguments.overflow,
                 memory_bytes=arguments.memory,
             )
-        finally:
-            if accountant is not None:
-                _close(arguments, accountant)
 
 
-def _accountant(arguments: argparse.Namespace) -> Accountant:
+def mechanism_for(arguments: argparse.Namespace, text: str, queries: int) -> Mechanism:
+    """Return the mechanism that a text describes, for --epsilon, --delta and --adjacency.
+
+    Raises:
+        ValueError: as `mechanism_of` and `check_charged`, before a ledger is made.
+    """
+    guarantee = {"delta": arguments.delta, "epsilon": arguments.epsilon}
+    mechanism = mechanism_of(text, **guarantee, queries=queries, way=arguments.adjacency)
+    check_charged(mechanism, **guarantee, way=arguments.adjacency)
+    return mechanism
+
+
+@contextmanager
+def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
+    """Open the accountant that the options describe, and print its costs at the end.
+
+    They are printed even after an interruption.
+    """
     from adapmixed.privacy import Accountant
 
-    accountant = Accountant(
+    with Accountant(
         arguments.delta,
         epsilon=arguments.epsilon,
         path=arguments.ledger,
         adjacency=arguments.adjacency,
-    )
-    if accountant.durable:
-        print(f"Ledger {arguments.ledger}: {accountant.charges} records so far.", file=sys.stderr)
-    return accountant
+    ) as accountant:
+        if accountant.durable:
+            print(
+                f"Ledger {arguments.ledger}: {accountant.charges} records so far.", file=sys.stderr
+            )
+        try:
+            yield accountant
+        finally:
+            if accountant.queries:
+                _print_costs(arguments, accountant)
 
 
-def _close(arguments: argparse.Namespace, accountant: Accountant) -> None:
-    """Print what was charged, even after an interruption, and close the ledger."""
-    try:
-        if accountant.queries:
-            for line in cost_lines(accountant, operator=arguments.operator):
-                print(line, file=sys.stderr)
-            if not accountant.durable and accountant.guarantee().kind == "fixed":
-                print(
-                    "This account ends here: what later runs answer adds to it. --ledger keeps "
-                    "one account.",
-                    file=sys.stderr,
-                )
-    finally:
-        accountant.close()
+def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
+    for line in cost_lines(accountant, operator=arguments.operator):
+        print(line, file=sys.stderr)
+    if not accountant.durable and accountant.guarantee().kind == "fixed":
+        print(
+            "This account ends here: what later runs answer adds to it. --ledger keeps one "
+            "account.",
+            file=sys.stderr,
+        )
 
 
 def cost_lines(accountant: Accountant, *, operator: bool) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Never
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from adapmixed.generation.text import (
     left_padded,
     messages_of,
     stop_rule,
+    templated,
     texts_of,
 )
 from adapmixed.mechanisms import Mechanism
@@ -252,7 +253,7 @@ class PrivateGenerator:
         """
         refuse(refused)
         self.check_chat()
-        text = self._templated(messages_of(messages))
+        text = templated(self._tokenizer, messages_of(messages))
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         pieces = self._stream([list(tokens)], max_new_tokens, temperature, top_k, stop_strings)
         return (piece for (piece,) in pieces)
@@ -272,21 +273,7 @@ class PrivateGenerator:
                 "adapmixed chat --plain, or generate with a prompt of your own"
             )
         if opening:
-            self._templated(messages_of([*opening, {"role": "user", "content": "?"}]))
-
-    def _templated(self, messages: list[dict[str, Any]]) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, tokenize=False
-                )
-            )
-        except TemplateError as error:  # the template's `raise_exception`, or a fault in it
-            raise ValueError(
-                f"messages must fit the base's chat template, which rejects them: {error}"
-            ) from error
+            templated(self._tokenizer, messages_of([*opening, {"role": "user", "content": "?"}]))
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])

@@ -135,3 +135,25 @@ def messages_of(messages: object) -> list[dict[str, Any]]:
     if not found:
         raise ValueError("messages must hold at least one message, got none")
     return found
+
+
+def templated(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    """Return the prompt that a tokenizer's chat template makes of a conversation.
+
+    Args:
+        tokenizer: has a chat template.
+        messages: list of {"role": ..., "content": ...}, of which the last is answered.
+
+    Raises:
+        ValueError: the template rejects these messages.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        )
+    except TemplateError as error:  # the template's `raise_exception`, or a fault in it
+        raise ValueError(
+            f"messages must fit the base's chat template, which rejects them: {error}"
+        ) from error

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from . import accountant, ensemble, generation, mechanisms, operators, privacy, training
+from . import (
+    accountant,
+    ensemble,
+    generation,
+    mechanisms,
+    operators,
+    privacy,
+    serving,
+    training,
+)
 from .fault import Fault
 
 __all__ = ["FAULTS", "Fault"]
@@ -14,5 +23,6 @@ FAULTS: tuple[Fault, ...] = (
     *accountant.FAULTS,
     *ensemble.FAULTS,
     *generation.FAULTS,
+    *serving.FAULTS,
     *training.FAULTS,
 )

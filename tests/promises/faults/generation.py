@@ -28,7 +28,7 @@ FAULTS: tuple[Fault, ...] = (
         "stop token charged",
         "the token that ends the last text is free",
         "python/adapmixed/generation/loop.py",
-        "            tokens[going] = self._answer(decoder, shape)\n",
+        "            tokens[going] = self.answer(*decoder.logits, **shape)\n",
         "            asked = shaped(*decoder.logits, **shape)\n"
         "            origin = Origin.of(self.ensemble)\n"
         "            proposal = self.mechanism.propose_rows(asked, rng=self.rng, origin=origin)\n"

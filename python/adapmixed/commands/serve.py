@@ -1,0 +1,316 @@
+"""``adapmixed serve``: answer OpenAI clients privately over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapmixed.checks import check_count, check_real
+from adapmixed.commands.mechanisms import (
+    add_mechanism_options,
+    check_charged,
+    check_chosen,
+    check_ledger,
+)
+from adapmixed.commands.options import check_output, quiet_libraries
+from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
+from adapmixed.commands.serving import (
+    accounted,
+    add_account_options,
+    add_model_options,
+    add_shape_options,
+    mechanism_for,
+)
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble import Ensemble
+    from adapmixed.mechanisms import Mechanism
+    from adapmixed.privacy import Accountant
+    from adapmixed.serving.clients import Clients
+
+DEFAULT_TOKENS = 256
+DEMO_EPSILON, DEMO_TOKENS, DEMO_DEFAULT_TOKENS = 3.0, 4096, 64
+DEMO_NAME = "adapmixed-demo"
+_CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "mechanism", "epsilon")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="answer OpenAI clients privately over HTTP",
+        description="Serve /v1/completions and /v1/chat/completions. Every released token is one "
+        "query, charged in the ledger before it is drawn. SIGTERM and SIGINT stop the server "
+        "gracefully. Other machines can reach it only with --keys and TLS, or with --keys behind a "
+        "proxy.",
+    )
+    parser.add_argument(
+        "--demo",
+        type=Path,
+        nargs="?",
+        const=Path("report"),
+        metavar="FOLDER",
+        help="serve the built-in ensemble with a ledger in this folder, and choose all models and "
+        f"the mechanism: {DEMO_TOKENS} tokens within epsilon {DEMO_EPSILON:g} (default: report)",
+    )
+    add_model_options(parser, required=False)
+    parser.add_argument(
+        "--name", metavar="MODEL", help="name of the model (default: the ensemble folder's name)"
+    )
+    _add_network_options(parser)
+    _add_limit_options(parser)
+    add_shape_options(parser)
+    add_account_options(parser)
+    add_mechanism_options(parser)
+    add_device_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_network_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
+    )
+    group.add_argument("--port", type=int, default=8000, help="port, 0 for any (default: 8000)")
+    group.add_argument("--keys", type=Path, metavar="FILE", help="file of keys ('adapmixed keys')")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="TLS certificate (PEM)")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+    group.add_argument(
+        "--behind-proxy",
+        action="store_true",
+        help="a proxy on the way to this address encrypts what clients send",
+    )
+    group.add_argument(
+        "--metrics-port",
+        type=int,
+        help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
+    )
+
+
+def _add_limit_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--default-tokens",
+        type=int,
+        help="largest number of tokens of an answer without max_tokens (default: "
+        f"{DEFAULT_TOKENS}, with --demo {DEMO_DEFAULT_TOKENS})",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=1024,
+        help="largest max_tokens of a request (default: 1024)",
+    )
+    parser.add_argument(
+        "--waiting",
+        type=int,
+        default=64,
+        help="largest number of sequences that wait; more requests get 503 (default: 64)",
+    )
+    parser.add_argument(
+        "--stop-seconds",
+        type=float,
+        default=30.0,
+        help="seconds that running answers have after SIGTERM (default: 30)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    _check_extra()
+    _check_network(arguments)
+    _check_limits(arguments)
+    with ExitStack() as stack:
+        return _serve(arguments, stack)
+
+
+def _check_extra() -> None:
+    """Raise ValueError unless the packages of the extra `serve` are installed."""
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"adapmixed serve needs {error.name}: pip install 'adapmixed[serve]'"
+        ) from None
+
+
+def _check_network(arguments: argparse.Namespace) -> None:
+    from adapmixed.serving.listener import is_loopback
+
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise ValueError("--tls-cert and --tls-key must be given together")
+    encrypted = arguments.tls_cert is not None or arguments.behind_proxy
+    if not is_loopback(arguments.host) and (arguments.keys is None or not encrypted):
+        raise ValueError(
+            f"--host {arguments.host} needs --keys, and --tls-cert with --tls-key or "
+            "--behind-proxy: without them, --host must be an address of this machine alone, such "
+            "as 127.0.0.1"
+        )
+    for name in ("port", "metrics_port"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 <= value <= 65535:
+            raise ValueError(f"--{name.replace('_', '-')} must be in [0, 65535], got {value}")
+
+
+def _check_limits(arguments: argparse.Namespace) -> None:
+    from adapmixed.mechanisms.rows import check_shape
+    from adapmixed.ranks import Place
+
+    if Place.from_environment().world > 1:
+        raise ValueError("serve must run in one process, so that one queue is answered")
+    if arguments.default_tokens is None:
+        most = DEFAULT_TOKENS if arguments.demo is None else DEMO_DEFAULT_TOKENS
+        arguments.default_tokens = min(most, max(arguments.max_tokens, 1))
+    for name in ("default_tokens", "max_tokens", "waiting"):
+        check_count(f"--{name.replace('_', '-')}", getattr(arguments, name))
+    if arguments.default_tokens > arguments.max_tokens:
+        raise ValueError(
+            f"--default-tokens must be <= --max-tokens {arguments.max_tokens}, got "
+            f"{arguments.default_tokens}"
+        )
+    check_real("--stop-seconds", arguments.stop_seconds)
+    check_shape(arguments.temperature, arguments.top_k)
+
+
+def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
+    from adapmixed.serving.admission import Admission
+    from adapmixed.serving.app import Service, application
+    from adapmixed.serving.batch import BatchEngine
+    from adapmixed.serving.fields import Defaults
+    from adapmixed.serving.listener import (
+        Listener,
+        bound,
+        configuration,
+        raise_file_limit,
+        url_of,
+    )
+    from adapmixed.serving.metrics import Metrics
+    from adapmixed.serving.scheduler import Scheduler
+
+    raise_file_limit()
+    listening = stack.enter_context(bound(arguments.host, arguments.port))
+    mechanism = _demo(arguments) if arguments.demo is not None else _chosen(arguments)
+    quiet_libraries()
+    ensemble = _ensemble(arguments)
+    accountant = stack.enter_context(accounted(arguments))
+    engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=arguments.memory)
+    clients = _clients(arguments, stack)
+    scheduler = Scheduler(
+        engine, ensemble.tokenizer, ensemble.end_tokens, waiting=arguments.waiting
+    )
+    stack.callback(scheduler.stop, 0.0)
+    admission = Admission(accountant, mechanism)
+    planned = admission.left is not None
+    metrics = Metrics(
+        lambda: scheduler.running,
+        lambda: scheduler.waiting,
+        (lambda: admission.left or 0) if planned else None,
+    )
+    if arguments.metrics_port is not None:
+        stack.callback(metrics.serve(arguments.metrics_port))
+    defaults = Defaults(
+        arguments.name or Path(arguments.ensemble).resolve().name,
+        arguments.default_tokens,
+        arguments.max_tokens,
+        arguments.temperature,
+        arguments.top_k,
+    )
+    service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
+    config = configuration(
+        application(service), certificate=arguments.tls_cert, key=arguments.tls_key
+    )
+    left = f" {admission.left} tokens are left of the plan." if planned else ""
+    url = url_of(listening, tls=arguments.tls_cert is not None)
+    promise = _promise(mechanism, accountant, ensemble)
+    print(f"Serving {defaults.model} at {url}. {promise}{left}", file=sys.stderr, flush=True)
+    listener = Listener(config, scheduler, arguments.stop_seconds)
+    listener.run(sockets=[listening])
+    return 0
+
+
+def _chosen(arguments: argparse.Namespace) -> Mechanism:
+    """Return the mechanism that the options choose; check that nothing is missing."""
+    text = check_chosen(arguments.mechanism)
+    for name in ("base", "ensemble"):
+        if getattr(arguments, name) is None:
+            raise ValueError(f"--{name} must be given, or --demo for the built-in ensemble")
+    if arguments.ledger is None:
+        raise ValueError("--ledger must be given: a server without one forgets what was spent")
+    check_ledger(text, epsilon=arguments.epsilon, queries=None)
+    return mechanism_for(arguments, text, 1)
+
+
+def _demo(arguments: argparse.Namespace) -> Mechanism:
+    """Train what is missing of the built-in ensemble, and return a planned mechanism for it."""
+    for name in _CHOSEN_BY_DEMO:
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} must not be given with --demo, which chooses it")
+    from adapmixed.data.demo import demo_base
+    from adapmixed.mechanisms import ClippedLogPool, planned
+    from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
+    from adapmixed.training.demo import NUM_MODELS, train_demo
+
+    check_output(arguments.demo, folder=True)
+    arguments.base, arguments.ensemble = str(demo_base()), arguments.demo / "ensemble"
+    arguments.ledger = arguments.demo / "serve.ledger"
+    arguments.name = arguments.name or DEMO_NAME
+    budget = (DEMO_EPSILON, arguments.delta, NUM_MODELS, DEMO_TOKENS, arguments.adjacency)
+    plans = plan(*budget, shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,))
+    (one,) = (one for one in plans if one.mechanism == ClippedLogPool.name and one.chosen)
+    mechanism = planned(one)
+    check_charged(mechanism, delta=arguments.delta, epsilon=None, way=arguments.adjacency)
+    train_demo(arguments.ensemble)
+    return mechanism
+
+
+def _ensemble(arguments: argparse.Namespace) -> Ensemble:
+    from adapmixed.ranks import ALONE
+
+    check_device(arguments)
+    ensemble = load_ensemble(arguments, ALONE)
+    if ensemble.tokenizer is None:
+        raise ValueError("--base must have a tokenizer to be served, but has none")
+    return ensemble
+
+
+def _clients(arguments: argparse.Namespace, stack: ExitStack) -> Clients | None:
+    """Return the keys, with the file of their used tokens next to the ledger."""
+    if arguments.keys is None:
+        return None
+    from adapmixed.serving.clients import Clients
+    from adapmixed.serving.keys import read_keys
+    from adapmixed.serving.usage import Usage
+
+    keys = read_keys(arguments.keys)
+    usage = None
+    if any(key.tokens is not None for key in keys):
+        usage = Usage(f"{arguments.ledger}.usage")
+        stack.callback(usage.close)
+    return Clients(keys, usage)
+
+
+def _promise(mechanism: Mechanism, accountant: Accountant, ensemble: Ensemble) -> str:
+    """Return the guarantee of all answers to come, if it is fixed in advance.
+
+    It is found by charging one made-up answer to an account that is thrown away.
+    """
+    import torch
+
+    from adapmixed.mechanisms import Origin, Rows
+    from adapmixed.privacy import Accountant
+    from adapmixed.rng import SecureRandom
+
+    trial = Accountant(accountant.delta, epsilon=accountant.epsilon, adjacency=accountant.adjacency)
+    rows = Rows(torch.zeros(ensemble.num_models, 1, 2), torch.zeros(1, 2), None, 2)
+    trial.charge(mechanism.propose_rows(rows, rng=SecureRandom(), origin=Origin.of(ensemble)))
+    guarantee = replace(trial.guarantee(), queries=accountant.queries)
+    if guarantee.kind.startswith("data-dependent"):
+        return "The cost of its answers depends on the private data and is for the operator alone."
+    if guarantee.kind == "none":
+        return "Its answers have no privacy guarantee."
+    return str(guarantee)

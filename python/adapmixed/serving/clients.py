@@ -1,0 +1,110 @@
+"""The keys of a server in use: who sends a request, how often, and the tokens left for it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import threading
+import time
+from collections.abc import Sequence
+
+from adapmixed.serving.errors import key_spent, too_fast
+from adapmixed.serving.keys import Key
+from adapmixed.serving.usage import Usage
+
+
+class Client:
+    """A key in use: its tokens and its rate. Any thread may call every method.
+
+    Args:
+        key: the key.
+        usage: the tokens that all keys have used; None if this key has no limit of tokens.
+    """
+
+    def __init__(self, key: Key, usage: Usage | None) -> None:
+        self.key, self._usage = key, usage
+        self._lock = threading.Lock()
+        self._level, self._filled = float(key.requests_per_minute or 0), time.monotonic()
+
+    def check_rate(self) -> None:
+        """Count a request.
+
+        Raises:
+            RequestError: 429: too many requests came in the last minute. This one is not counted.
+        """
+        most = self.key.requests_per_minute
+        if most is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._level = min(most, self._level + (now - self._filled) * most / 60.0)
+            self._filled = now
+            if self._level < 1:
+                raise too_fast(most, (1 - self._level) * 60.0 / most)
+            self._level -= 1
+
+    def admit(self, tokens: int) -> Grant:
+        """Count the tokens of a request, durably, before its answer starts.
+
+        Args:
+            tokens: largest number of tokens of all its answers.
+
+        Raises:
+            RequestError: 429: the key has fewer tokens left. None are counted.
+            OSError: they could not be counted durably.
+        """
+        if self.key.tokens is None or self._usage is None:
+            return Grant(None, None, "", tokens)
+        name, limit = self.key.name, self.key.tokens
+        admission = self._usage.admit(name, tokens, limit)
+        if admission is None:
+            raise key_spent(max(0, limit - self._usage.used(name)))
+        return Grant(self._usage, admission, name, tokens)
+
+
+class Grant:
+    """Tokens that a key has been counted for one request."""
+
+    def __init__(self, usage: Usage | None, admission: int | None, name: str, tokens: int) -> None:
+        self._usage, self._admission, self._name, self._tokens = usage, admission, name, tokens
+
+    def end(self, used: int) -> None:
+        """Give back what the answers did not use. Further calls do nothing.
+
+        Raises:
+            OSError: as `Usage.give_back`.
+        """
+        usage, self._usage = self._usage, None
+        if usage is not None and self._admission is not None:
+            usage.give_back(self._admission, self._name, self._tokens - min(used, self._tokens))
+
+
+class Clients:
+    """The keys of a server, found by what a client sends.
+
+    Args:
+        keys: keys with different names.
+        usage: the tokens that keys have used; None if no key has a limit of tokens.
+    """
+
+    def __init__(self, keys: Sequence[Key], usage: Usage | None) -> None:
+        if usage is None and any(key.tokens is not None for key in keys):
+            raise ValueError("usage must be given for keys with a limit of tokens, got None")
+        if not keys:
+            raise ValueError("keys must hold at least one key, got none")
+        self._clients = [Client(key, usage) for key in keys]
+
+    def find(self, authorization: str | None) -> Client | None:
+        """Return the client that a header belongs to, in the same time for every key; or None."""
+        scheme, _, secret = (authorization or "").partition(" ")
+        digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
+        found = None
+        for client in self._clients:
+            if hmac.compare_digest(digest, client.key.sha256):
+                found = client
+        return found if scheme.lower() == "bearer" else None
+
+
+def unlimited() -> Client:
+    """Return the client of a server without keys."""
+    return Client(Key("anyone", "0" * 64), None)

@@ -1,0 +1,171 @@
+"""Read a request by an allowlist: every field is served, without effect, or gets 400."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from adapmixed.checks import check_number
+from adapmixed.mechanisms.rows import check_shape
+from adapmixed.serving.bodies import flag_of, text_of, whole_of
+from adapmixed.serving.errors import bad_request, no_model, shortened
+from adapmixed.serving.prompts import conversation_of, prompts_of
+from adapmixed.serving.query import Query
+from adapmixed.serving.refused import GREEDY, REFUSED, allowed, why_not
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 256
+_SERVED = {"model", "max_tokens", "temperature", "top_k", "stop", "stream", "stream_options"}
+SERVED = {False: _SERVED | {"prompt"}, True: _SERVED | {"messages", "max_completion_tokens"}}
+"""The fields of completions (False) and chat completions (True) that have an effect."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the server answers with if a request does not say.
+
+    Attributes:
+        model: name of the served model.
+        tokens: largest number of tokens of an answer without max_tokens.
+        max_tokens: largest max_tokens of a request.
+        temperature: temperature of an answer.
+        top_k: number of the likeliest public tokens that all rows keep; None for all.
+    """
+
+    model: str
+    tokens: int = 256
+    max_tokens: int = 1024
+    temperature: float = 1.0
+    top_k: int | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that can be answered.
+
+    Attributes:
+        query: what the engine answers.
+        chat: whether it is a chat completion.
+        stream: whether every piece of text is sent at once.
+        include_usage: whether a stream ends with the number of tokens.
+    """
+
+    query: Query
+    chat: bool
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The largest number of tokens of all answers together."""
+        return self.query.max_tokens * len(self.query.prompts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of all prompts together."""
+        return sum(map(len, self.query.prompts))
+
+
+def asked_of(
+    fields: dict[str, Any],
+    defaults: Defaults,
+    tokenizer: Any,
+    *,
+    chat: bool,
+    max_tokens: int | None = None,
+) -> Asked:
+    """Return what a request asks for. No field is ignored unless it has no effect.
+
+    Args:
+        fields: the JSON object of the body.
+        defaults: the server's values.
+        tokenizer: the public model's tokenizer.
+        chat: whether the request is a chat completion.
+        max_tokens: largest max_tokens of the request's key; None for that of the server.
+
+    Raises:
+        RequestError: 404 for another model, 400 for any other fault.
+    """
+    if text_of("model", fields.get("model")) != defaults.model:
+        raise no_model(fields["model"])
+    for name, value in fields.items():
+        if name not in SERVED[chat] and (why := why_not(name, value, chat=chat)) is not None:
+            shown = name if name in REFUSED[chat] else shortened(name)
+            allows = allowed(name, chat=chat)
+            message = f"{shown} must be {allows}, got {shortened(value)}: {why}"
+            raise bad_request(name[:60], message, "unsupported_parameter")
+    stream = flag_of("stream", fields.get("stream"))
+    include_usage = _include_usage(fields.get("stream_options"), stream)
+    cap = defaults.max_tokens if max_tokens is None else min(defaults.max_tokens, max_tokens)
+    settings = (
+        _max_tokens(fields, min(defaults.tokens, cap), cap),
+        _temperature(fields.get("temperature"), defaults.temperature),
+        _top_k(fields.get("top_k"), defaults.top_k),
+        _stops(fields.get("stop")),
+    )
+    if chat:
+        prompts = conversation_of(tokenizer, fields.get("messages"))
+    else:
+        prompts = prompts_of(tokenizer, fields.get("prompt"))
+    return Asked(Query(prompts, *settings), chat, stream, include_usage)
+
+
+def _include_usage(options: Any, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not stream or not isinstance(options, dict):
+        message = "stream_options must be an object, and given with stream alone"
+        raise bad_request("stream_options", message)
+    for name, value in options.items():
+        if name == "include_obfuscation" and value is False:  # there is none
+            continue
+        if name != "include_usage" and value is not None:
+            message = f"stream_options must hold include_usage alone, got {shortened(name)}"
+            raise bad_request("stream_options", message)
+    return flag_of("stream_options.include_usage", options.get("include_usage"))
+
+
+def _max_tokens(fields: dict[str, Any], default: int, cap: int) -> int:
+    given = {}
+    for name in ("max_completion_tokens", "max_tokens"):
+        if fields.get(name) is not None:
+            given[name] = whole_of(name, fields[name])
+    if len(set(given.values())) > 1:
+        message = "max_tokens and max_completion_tokens must be equal if both are given"
+        raise bad_request("max_tokens", message)
+    for name, count in given.items():
+        if count > cap:
+            raise bad_request(name, f"{name} must be <= {cap}, got {shortened(count)}")
+        return count
+    return default
+
+
+def _temperature(value: Any, default: float) -> float:
+    if value is None:
+        return default
+    if value == 0 and not isinstance(value, bool):
+        raise bad_request("temperature", f"temperature must be > 0, got {value}: {GREEDY}")
+    try:
+        temperature = check_number("temperature", value, above=0.0)
+        check_shape(temperature, None)
+    except ValueError:
+        message = f"temperature must be a positive number, got {shortened(value)}"
+        raise bad_request("temperature", message) from None
+    return temperature
+
+
+def _top_k(value: Any, default: int | None) -> int | None:
+    return default if value is None else whole_of("top_k", value)
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    texts = value if isinstance(value, list) else [value]
+    if len(texts) > MAX_STOPS:
+        raise bad_request("stop", f"stop must be at most {MAX_STOPS} strings, got {len(texts)}")
+    stops = tuple(text_of("stop", text) for text in texts)
+    if not all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in stops):
+        message = f"stop must be strings of 1 to {MAX_STOP_CHARACTERS} characters"
+        raise bad_request("stop", message)
+    return stops

@@ -1,0 +1,117 @@
+"""Listen for requests, and stop gracefully on a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import resource
+import socket
+import threading
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from adapmixed.serving.answers import SEND_SECONDS
+from adapmixed.serving.scheduler import Scheduler
+
+LAST_SECONDS = 5
+"""Seconds for the last bytes of all responses, once no answer goes on."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address belongs to this machine alone."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address.
+
+    Connections whose clients do not read are closed by the system after some time.
+
+    Raises:
+        OSError: the address is not of this machine, or the port is taken.
+    """
+    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    found = socket.create_server((host, port), family=family)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
+    return found
+
+
+def url_of(listening: socket.socket, *, tls: bool) -> str:
+    """Return the address that clients use, for an OpenAI client's `base_url`."""
+    host, port = listening.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    return f"http{'s' if tls else ''}://{host}:{port}/v1"
+
+
+def raise_file_limit() -> None:
+    """Allow as many open connections as the system lets this process have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def configuration(
+    app: ASGIApp, *, certificate: Path | None = None, key: Path | None = None
+) -> uvicorn.Config:
+    """Return uvicorn's settings.
+
+    The application logs requests itself, since uvicorn would log what follows "?" in an address.
+
+    Args:
+        app: the application.
+        certificate: file of the TLS certificate; None without TLS.
+        key: file of its private key.
+
+    Raises:
+        OSError: certificate and key cannot be used.
+    """
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=LAST_SECONDS,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+    config.load()
+    return config
+
+
+class Listener(uvicorn.Server):
+    """A server that answers until SIGINT or SIGTERM, and then stops gracefully.
+
+    After a signal new queries get 503, and running answers have some time to end. A second signal
+    cuts them at once.
+
+    Args:
+        config: from `configuration`.
+        scheduler: stopped before the last connections are closed.
+        stop_seconds: seconds that running answers have.
+    """
+
+    def __init__(self, config: uvicorn.Config, scheduler: Scheduler, stop_seconds: float) -> None:
+        super().__init__(config)
+        self._scheduler, self._stop_seconds = scheduler, stop_seconds
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop. uvicorn calls this for a signal."""
+        self._signals += 1
+        seconds = self._stop_seconds if self._signals == 1 else 0.0
+        threading.Thread(target=self._stop, args=(seconds,)).start()
+
+    def _stop(self, seconds: float) -> None:
+        self._scheduler.stop(seconds)
+        self.should_exit = True

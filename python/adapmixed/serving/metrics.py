@@ -1,0 +1,100 @@
+"""The operator's figures in Prometheus form, on the loopback interface alone.
+
+None of them depends on private data: they count requests, released tokens and seconds. Charges,
+realised losses and spent budgets of shards are not among them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+LOOPBACK = "127.0.0.1"
+_FIRST = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_BETWEEN = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Metrics:
+    """The figures of one server, in a registry of their own.
+
+    Args:
+        running: returns the number of sequences in the batch.
+        waiting: returns the number of sequences in the queue.
+        left: returns the tokens left of a plan; None if the mechanism has no plan.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], int],
+        waiting: Callable[[], int],
+        left: Callable[[], int] | None = None,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        of: dict[str, Any] = {"namespace": "adapmixed", "registry": self.registry}
+        self._requests = Counter(
+            "requests", "HTTP requests by path and status.", ("path", "status"), **of
+        )
+        self._released = Counter("released_tokens", "Tokens released to answers.", **of)
+        self._first = Histogram(
+            "first_token_seconds",
+            "Seconds from a request to its first token.",
+            buckets=_FIRST,
+            **of,
+        )
+        self._between = Histogram(
+            "between_tokens_seconds", "Seconds from a token to the next.", buckets=_BETWEEN, **of
+        )
+        gauges = {
+            "running_sequences": ("Sequences in the batch.", running),
+            "waiting_sequences": ("Sequences in the queue.", waiting),
+        }
+        if left is not None:
+            text = "Tokens of the plan that are neither charged nor reserved."
+            gauges["plan_tokens_left"] = (text, left)
+        for name, (text, value) in gauges.items():
+            Gauge(name, text, **of).set_function(value)
+
+    def requested(self, path: str, status: int) -> None:
+        """Count a request. `path` is one of the server's paths, or "other"."""
+        self._requests.labels(path, str(status)).inc()
+
+    def timer(self) -> Timer:
+        """Return a timer for one sequence whose request has just come."""
+        return Timer(self)
+
+    def serve(self, port: int) -> Callable[[], None]:
+        """Serve the figures at http://127.0.0.1:port/metrics from a thread.
+
+        Returns:
+            A function that ends the thread.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        server, thread = start_http_server(port, LOOPBACK, self.registry)
+
+        def close() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return close
+
+
+class Timer:
+    """Counts the tokens of one sequence, and the seconds before each of them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics, self._first = metrics, True
+        self._last = time.monotonic()
+
+    def token(self) -> None:
+        """Count a released token."""
+        now = time.monotonic()
+        waited = self._metrics._first if self._first else self._metrics._between
+        waited.observe(now - self._last)
+        self._metrics._released.inc()
+        self._last, self._first = now, False

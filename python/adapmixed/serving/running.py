@@ -1,0 +1,155 @@
+"""One request's way through the engine: reserved, counted, submitted, and ended exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+
+from adapmixed.errors import BudgetSpentError
+from adapmixed.serving.admission import Admission
+from adapmixed.serving.clients import Client, Grant
+from adapmixed.serving.errors import plan_spent, queue_full, stopping
+from adapmixed.serving.fields import Asked
+from adapmixed.serving.metrics import Metrics
+from adapmixed.serving.query import Piece, QueueFullError, StoppedError
+from adapmixed.serving.scheduler import Answer, Scheduler
+
+_LOG = logging.getLogger(__name__)
+
+
+class Desk:
+    """Takes requests one at a time, so that what was checked holds until it is submitted.
+
+    Args:
+        scheduler: answers the queries.
+        admission: the tokens of the mechanism's plan.
+        metrics: the operator's figures.
+    """
+
+    def __init__(self, scheduler: Scheduler, admission: Admission, metrics: Metrics) -> None:
+        self._scheduler, self._admission, self._metrics = scheduler, admission, metrics
+        self._turn = asyncio.Lock()
+
+    async def begin(self, asked: Asked, client: Client) -> Running:
+        """Reserve, count and submit a request.
+
+        Raises:
+            RequestError: 503 if the queue is full or the server stops; 429 if the client asks too
+                often, or if the plan or the key has too few tokens left. Nothing is reserved then.
+        """
+        async with self._turn:
+            self.check_room(asked)
+            client.check_rate()
+            try:
+                reservation = self._admission.reserve(asked.tokens)
+            except BudgetSpentError:
+                raise plan_spent(self._admission.left) from None
+            try:
+                grant = await asyncio.to_thread(client.admit, asked.tokens)
+            except BaseException:
+                reservation.close()
+                raise
+            running = Running(asked, grant, self._metrics)
+            running.answer = self._scheduler.submit(asked.query, reservation, running.deliver)
+        # The server may have stopped meanwhile; then no response has started yet.
+        if running.stopped_before_start:
+            running.end()
+            raise stopping()
+        return running
+
+    def check_room(self, asked: Asked) -> None:
+        """Raise RequestError, 503, unless the request may wait for the engine."""
+        try:
+            self._scheduler.check_room(len(asked.query.prompts))
+        except QueueFullError:
+            raise queue_full() from None
+        except StoppedError:
+            raise stopping() from None
+
+
+class ClientLeftError(Exception):
+    """The client has closed its connection."""
+
+
+class Running:
+    """A request that was submitted. All methods but `deliver` are for the event loop's thread.
+
+    Attributes:
+        asked: the request.
+        answer: what the scheduler returned.
+    """
+
+    answer: Answer
+
+    def __init__(self, asked: Asked, grant: Grant, metrics: Metrics) -> None:
+        self.asked = asked
+        self._grant = grant
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        self._timers = [metrics.timer() for _ in asked.query.prompts]
+        self._left = len(self._timers)  # prompts whose answer has not ended
+        self._delivered = 0
+        self._failed = self._gone = self._ended = False
+
+    def deliver(self, item: Piece | Exception) -> None:
+        """Take a piece, or the exception that ends the answer, in the engine's thread."""
+        if isinstance(item, Piece):
+            self._delivered += 1
+            self._left -= item.finish is not None
+            self._timers[item.index].token()
+        else:
+            self._failed = True
+        try:
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        except RuntimeError:
+            pass  # the event loop has ended, so nobody waits for this piece
+
+    @property
+    def stopped_before_start(self) -> bool:
+        """True if the engine had stopped when the request was submitted."""
+        return self._failed and not self._delivered
+
+    @property
+    def released(self) -> int:
+        """The number of tokens that were released."""
+        return self._delivered
+
+    def leave(self) -> None:
+        """Tell that the client has closed its connection."""
+        self._gone = True
+        self._items.put_nowait(ClientLeftError())
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield the pieces of all prompts as they are released.
+
+        Raises:
+            ClientLeftError: the client has closed its connection.
+            StoppedError: the engine has stopped.
+        """
+        left = len(self._timers)
+        while left:
+            item = await self._items.get()
+            if self._gone:
+                raise ClientLeftError
+            if isinstance(item, Exception):
+                raise item
+            left -= item.finish is not None
+            yield item
+
+    def end(self) -> None:
+        """End the answer if it goes on, and give back what it did not use. Repeats do nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        self.answer.cancel()
+        # The engine may release one more token of each sequence before it sees the end.
+        used = self._left + self._delivered  # in this order: a piece may be delivered between them
+        future = self._loop.run_in_executor(None, self._grant.end, used)
+        future.add_done_callback(_report)
+
+
+def _report(future: Future[None] | asyncio.Future[None]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        _LOG.error("tokens of a key could not be given back: %s", type(error).__name__)

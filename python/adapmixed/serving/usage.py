@@ -1,0 +1,150 @@
+"""The tokens that each key has used, in a file that survives a restart and a power cut.
+
+Admissions are on the disk before their answers start. What an answer gives back is written later,
+so a process that is killed loses a key at most tokens of its own. Every line holds a checksum of
+all lines up to it. A last line without its end was never relied on, and is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from pathlib import Path
+from typing import Any
+
+from adapmixed.checks import check_count
+from adapmixed.files import remove_leftovers, write_file
+
+FORMAT = 1
+
+
+class Usage:
+    """Used tokens by the name of a key. Any thread may call every method.
+
+    The file is rewritten when it is opened, so it does not grow from restart to restart. One
+    process alone may open it; the server holds the ledger's lock meanwhile.
+
+    Args:
+        path: the file; it is made if it is not there.
+
+    Raises:
+        ValueError: the file is damaged.
+        OSError: it cannot be read or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path, self._lock = Path(path), threading.Lock()
+        remove_leftovers(self._path.parent, self._path.name)
+        self._used = _read(self._path)
+        self._admissions = 0
+        line, self._checksum = _line({"format": FORMAT, "used": self._used}, 0)
+        write_file(self._path, line, mode=0o600)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._usable = True
+
+    def used(self, name: str) -> int:
+        """Return the tokens that a key has used."""
+        return self._used.get(name, 0)
+
+    def admit(self, name: str, tokens: int, limit: int) -> int | None:
+        """Count tokens for a key, durably.
+
+        Args:
+            name: name of the key.
+            tokens: largest number of tokens of an admission.
+            limit: largest number of tokens that the key may use.
+
+        Returns:
+            The number of the admission, for `give_back`; None if the key has too few tokens left.
+
+        Raises:
+            OSError: the admission could not be written. Later ones will raise, too.
+        """
+        with self._lock:
+            if self.used(name) + tokens > limit:
+                return None
+            self._admissions += 1
+            self._append({"admission": self._admissions, "key": name, "tokens": tokens})
+            os.fsync(self._file)
+            self._used[name] = self.used(name) + tokens
+            return self._admissions
+
+    def give_back(self, admission: int, name: str, tokens: int) -> None:
+        """Count tokens of an admission as unused. Each admission gives back once.
+
+        Raises:
+            OSError: it could not be written, so the key keeps them counted after a restart.
+        """
+        with self._lock:
+            if tokens > 0:
+                self._used[name] -= tokens
+                self._append({"admission": admission, "returned": tokens})
+
+    def close(self) -> None:
+        """Close the file. To close twice is allowed."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+            self._file, self._usable = -1, False
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        if not self._usable:
+            raise OSError(f"{self._path} cannot be written to since an earlier error")
+        line, checksum = _line(entry, self._checksum)
+        self._usable = False  # a part of the line may be in the file until all of it is
+        if os.write(self._file, line) != len(line):
+            raise OSError(
+                f"{self._path} could not be written, for example because the disk is full"
+            )
+        self._usable, self._checksum = True, checksum
+
+
+def _line(entry: dict[str, Any], before: int) -> tuple[bytes, int]:
+    text = json.dumps(entry).encode("ascii")
+    checksum = zlib.crc32(text, before)
+    return b"%08x %s\n" % (checksum, text), checksum
+
+
+def _read(path: Path) -> dict[str, int]:
+    """Return the tokens that each key has used; nothing if there is no file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    *lines, _ = data.split(b"\n")
+    if not lines:
+        raise ValueError(f"{path} must be a file of used tokens, but its first line is damaged")
+    used: dict[str, int] = {}
+    admitted: dict[int, tuple[str, int]] = {}
+    checksum = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line[9:]
+            checksum = zlib.crc32(text, checksum)
+            if line[:9] != b"%08x " % checksum:
+                raise ValueError("the checksum differs")
+            _apply(json.loads(text), number, used, admitted)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged in line {number}: {error}") from error
+    return used
+
+
+def _apply(
+    entry: dict[str, Any], number: int, used: dict[str, int], admitted: dict[int, tuple[str, int]]
+) -> None:
+    if number == 1:
+        if entry["format"] != FORMAT:
+            raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}")
+        used.update((name, check_count(name, count, 0)) for name, count in entry["used"].items())
+    elif "key" in entry:
+        name, tokens = entry["key"], check_count("tokens", entry["tokens"])
+        admitted[entry["admission"]] = (name, tokens)
+        used[name] = used.get(name, 0) + tokens
+    else:
+        name, tokens = admitted.pop(entry["admission"])
+        returned = check_count("returned", entry["returned"])
+        if returned > tokens:
+            raise ValueError(f"returned must be <= {tokens}, got {returned}")
+        used[name] -= returned

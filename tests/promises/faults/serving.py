@@ -1,0 +1,66 @@
+"""Faults of the server: its engine, its queue and its reservations."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "row independence",
+        "a sequence that joins reads the padding of the longer ones",
+        "python/adapmixed/ensemble/decoder.py",
+        "        self._set_mask(torch.cat(masks))\n",
+        "        self._mask = None\n",
+        ("tests/ensemble/test_joining.py::test_every_trunk",),
+    ),
+    Fault(
+        "bounded memory",
+        "padding that nobody needs stays in the cache",
+        "python/adapmixed/ensemble/decoder.py",
+        "        first = int(self._padding()[going].min())\n",
+        "        first = 0\n",
+        ("tests/ensemble/test_joining.py::test_every_trunk",),
+    ),
+    Fault(
+        "bounded memory",
+        "sequences join although the longest of them leaves no room",
+        "python/adapmixed/serving/batch.py",
+        "self._bytes(max(window, _window(joining)))",
+        "self._bytes(_window(joining))",
+        ("tests/serving/test_batch.py::test_all_sequences_fit_the_memory",),
+    ),
+    Fault(
+        "charge before draw",
+        "sequences of the second temperature are answered without a charge",
+        "python/adapmixed/serving/batch.py",
+        "            found[rows] = self._answerer.answer(\n"
+        "                private, public, temperature=temperature, top_k=top_k\n"
+        "            )\n",
+        "            if shape == shapes[0]:\n"
+        "                found[rows] = self._answerer.answer(\n"
+        "                    private, public, temperature=temperature, top_k=top_k\n"
+        "                )\n"
+        "            else:\n"
+        "                found[rows] = public.argmax(-1)\n",
+        ("tests/serving/test_batch.py::test_sequences_of_one_shape_are_one_charge",),
+    ),
+    Fault(
+        "budgets hold",
+        "what running answers have reserved is not counted",
+        "python/adapmixed/serving/admission.py",
+        "check_left(self._mechanism, self._reserved + tokens)",
+        "check_left(self._mechanism, tokens)",
+        (
+            "tests/serving/test_scheduler.py::"
+            "test_tokens_are_reserved_until_they_are_charged_or_given_back",
+        ),
+    ),
+    Fault(
+        "nothing private in the open",
+        "the log repeats the error of an operator, which can name a private row",
+        "python/adapmixed/serving/scheduler.py",
+        "if isinstance(error, LedgerError) else name",
+        "if isinstance(error, Exception) else name",
+        ("tests/serving/test_scheduler.py::test_a_failed_engine_ends_all_answers",),
+    ),
+)

@@ -1,0 +1,124 @@
+"""An engine without models: it recites a text, and a real accountant is charged for every token."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+import torch
+
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.privacy import Accountant
+from adapmixed.rng import SeededRandom
+from adapmixed.serving.engine import Prompt
+
+END = 256
+VOCAB = 257
+MODELS = 2
+TEXT = "Grüße: the naïve fox jumps over 3 € and the lazy dog. "
+
+
+class ByteTokenizer:
+    """Bytes as tokens, so that a character may take several. 256 ends a text."""
+
+    chat_template: str | None = "there is one"
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode("utf-8"))}
+
+    def decode(self, ids: Sequence[int], **options: object) -> str:
+        return bytes(token for token in ids if token != END).decode("utf-8", errors="replace")
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: object) -> str:
+        return "".join(f"<{m['role']}> {m['content']}\n" for m in messages)
+
+
+class StubEngine:
+    """Recites `text` after every prompt, and charges for it.
+
+    Args:
+        text: recited again and again; every sequence begins with its first byte.
+        queries: tokens of the mechanism's plan.
+        accountant: charged; None for a new one.
+        ends: whether the text ends once it was recited.
+        seconds: how long a step takes.
+        window: positions of the window.
+        batch: largest number of sequences in the batch.
+        spread: how far the private rows are from the public ones.
+
+    Attributes:
+        go: cleared, it makes steps wait.
+        fail: an exception that the next step raises.
+        released: number of released tokens.
+    """
+
+    def __init__(
+        self,
+        text: str = TEXT,
+        queries: int = 100_000,
+        accountant: Accountant | None = None,
+        *,
+        ends: bool = False,
+        seconds: float = 0.0,
+        window: int = 4096,
+        batch: int = 64,
+        spread: float = 0.0,
+    ) -> None:
+        self.mechanism = ClippedLogPool(-0.5, 0.5, queries=queries)
+        self.accountant = Accountant(1e-5) if accountant is None else accountant
+        self.accountant.bind(self.mechanism, MODELS)
+        tokens = list(text.encode("utf-8")) + ([END] if ends else [])
+        # One token has a probability of almost 1, whatever the members say.
+        self._rows = torch.full((len(tokens), VOCAB), -60.0)
+        self._rows[torch.arange(len(tokens)), torch.tensor(tokens)] = 0.0
+        self._seconds, self._window, self._batch, self._spread = seconds, window, batch, spread
+        self._running: dict[Prompt, int] = {}
+        self._rng = SeededRandom(1)
+        if self.accountant.durable:
+            from adapmixed.rng import SecureRandom
+
+            self._rng = SecureRandom()  # type: ignore[assignment]
+        self.go = threading.Event()
+        self.go.set()
+        self.fail: Exception | None = None
+        self.released = 0
+
+    def check(self, prompt: Prompt) -> None:
+        if outside := [token for token in prompt.tokens if not 0 <= token < VOCAB]:
+            raise ValueError(f"prompt must hold tokens in [0, {VOCAB}), got {outside[0]}")
+        if len(prompt.tokens) > self._window:
+            raise ValueError(
+                f"prompt must have at most {self._window} tokens, got {len(prompt.tokens)}"
+            )
+        left = self._window - len(prompt.tokens) + 1
+        if prompt.max_tokens > left:
+            raise ValueError(f"max_new_tokens must be <= {left}, got {prompt.max_tokens}")
+
+    def room(self, waiting: Sequence[Prompt]) -> int:
+        return min(len(waiting), self._batch - len(self._running))
+
+    def admit(self, joining: Sequence[Prompt]) -> None:
+        self._running.update((prompt, 0) for prompt in joining)
+
+    def step(self) -> list[tuple[Prompt, int]]:
+        self.go.wait()
+        time.sleep(self._seconds)
+        if self.fail is not None:
+            raise self.fail
+        places = torch.tensor([count % len(self._rows) for count in self._running.values()])
+        public = self._rows[places]
+        noise = torch.linspace(-self._spread, self._spread, MODELS)[:, None, None]
+        private = public + noise * torch.sin(torch.arange(VOCAB) + 1.0)
+        proposal = self.mechanism.propose(private, public, rng=self._rng)
+        self.accountant.charge(proposal)
+        tokens = proposal.release().tokens
+        assert tokens is not None
+        self.released += len(tokens)
+        for prompt in self._running:
+            self._running[prompt] += 1
+        return list(zip(self._running, tokens.tolist(), strict=True))
+
+    def leave(self, ended: Collection[Prompt]) -> None:
+        for prompt in ended:
+            self._running.pop(prompt, None)
