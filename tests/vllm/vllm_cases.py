@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import adapmixed
 from adapmixed.ensemble import Manifest, base_files, write_manifest
 from adapmixed.mechanisms import ClippedLogPool
-from adapmixed.vllm.options import Options
+from adapmixed.vllm.options import PARAMS, SCHEDULER, WORKER, Options
 
 BASE = Path(adapmixed.__file__).parent / "assets" / "demo" / "base"
 POOL = ClippedLogPool(-1.0, 1.0, 4.0, queries=100_000)
@@ -64,8 +64,6 @@ def options(folder: Path, ensemble: Path, **changes: Any) -> Options:
 
 def arguments(opts: Options, **changes: Any) -> dict[str, Any]:
     """Return the arguments of vLLM's `LLM` for these options."""
-    from adapmixed.vllm.checking import PARAMS, SCHEDULER, WORKER
-
     return {
         "model": str(BASE),
         "dtype": "float32",

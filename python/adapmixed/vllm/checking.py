@@ -7,11 +7,14 @@ from typing import Any
 import vllm
 from vllm.platforms import current_platform
 
-from adapmixed.vllm.options import VERSION, Options, read_options
-
-SCHEDULER = "adapmixed.vllm.scheduler.ChargingScheduler"
-WORKER = "adapmixed.vllm.worker.PrivateWorker"
-PARAMS = "adapmixed.vllm.params:PrivateParams"
+from adapmixed.vllm.options import (
+    PARAMS,
+    SCHEDULER,
+    VERSION,
+    WORKER,
+    Options,
+    read_options,
+)
 
 
 def check_config(config: Any) -> Options:
@@ -78,7 +81,11 @@ def _refused(config: Any, options: Options) -> list[tuple[str, bool, str]]:
         ("--scheduler-cls", scheduler.scheduler_cls != SCHEDULER, f"must be {SCHEDULER}"),
         ("--worker-cls", parallel.worker_cls != WORKER, f"must be {WORKER}"),
         ("--worker-extension-cls", bool(parallel.worker_extension_cls), none),
-        ("--logits-processors", list(model.logits_processors or ()) != [PARAMS], f"must be {PARAMS}"),
+        (
+            "--logits-processors",
+            list(model.logits_processors or ()) != [PARAMS],
+            f"must be {PARAMS}",
+        ),
         ("VLLM_USE_V2_MODEL_RUNNER", config.use_v2_model_runner, "must be 0"),
     ]
 

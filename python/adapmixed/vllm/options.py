@@ -18,6 +18,11 @@ KEY = "adapmixed"
 VERSION = "0.32.0"
 """The version of vLLM that the plugin is tested with."""
 
+SCHEDULER = "adapmixed.vllm.scheduler.ChargingScheduler"
+WORKER = "adapmixed.vllm.worker.PrivateWorker"
+PARAMS = "adapmixed.vllm.params:PrivateParams"
+GATE = "adapmixed.vllm.gate.Gate"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -35,6 +40,7 @@ class Options:
         block: number of tokens of a request that are charged together.
         tokens: max_tokens of a request that has none.
         max_tokens: largest max_tokens of a request.
+        waiting: number of answers that may wait for a place in the batch.
         keys: file of the clients' keys; None for a server without keys.
         gate: whether requests must come through `Gate`. False for vLLM's Python class `LLM`.
 
@@ -53,6 +59,7 @@ class Options:
     block: int = 16
     tokens: int = 256
     max_tokens: int = 1024
+    waiting: int = 256
     keys: str | None = None
     gate: bool = True
 
@@ -61,7 +68,7 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, str) or not Path(value).is_absolute():
                 raise ValueError(f"{name} must be an absolute path, got {value!r}")
-        for name in ("block", "tokens", "max_tokens"):
+        for name in ("block", "tokens", "max_tokens", "waiting"):
             check_count(name, getattr(self, name))
         check_flag("gate", self.gate)
         if self.queries is None:

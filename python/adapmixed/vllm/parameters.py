@@ -59,9 +59,7 @@ def check_parameters(params: Any) -> None:
         if neutral is None:
             raise ValueError(f"{name} is not a parameter of private answers")
         if not any(value == one and (value is None) == (one is None) for one in neutral):
-            raise ValueError(
-                f"{name} must be {neutral[0]!r} for a private answer, got {value!r}"
-            )
+            raise ValueError(f"{name} must be {neutral[0]!r} for a private answer, got {value!r}")
     if params.max_tokens is None:
         raise ValueError("max_tokens must be given: it is reserved before the answer starts")
     shape_of(params)

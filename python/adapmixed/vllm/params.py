@@ -10,7 +10,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 from adapmixed.vllm.parameters import check_parameters
 
 
-class PrivateParams(LogitsProcessor):
+class PrivateParams(LogitsProcessor):  # type: ignore[misc]
     """A logits processor that changes nothing. It is there for `validate_params`."""
 
     @classmethod

@@ -122,7 +122,7 @@ class PrivateSampler(nn.Module):
             raise RuntimeError("rows without a step")
         if sampling_metadata.max_num_logprobs is not None or sampling_metadata.logprob_token_ids:
             raise RuntimeError("log-probabilities are not told")
-        # The mechanism copies tensors of inference mode, because torch does not count their changes.
+        # Torch counts no changes of inference tensors, so the mechanism would copy them.
         with torch.inference_mode(False), torch.no_grad():
             tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
             if self._heads is not None:
