@@ -1,6 +1,9 @@
 """The private rows of members that adapt the output layer alone, from the last hidden states.
 
-z_i = z_0 + scale_i (h A_i) B_i, as `adapmixed.ensemble.batched_lora.HeadLoRA` computes it.
+z_i = z_0 + scale_i (h A_i) B_i, as `adapmixed.ensemble.batched_lora.HeadLoRA` computes it but for
+the last bits. Here one step has few positions, so one product takes the A of all members. No
+operand's shape depends on which members are there or on their ranks, so that a member's row does
+not depend on another member.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.batched_lora import HEAD_MEMBERS, RankGroup
+from adapmixed.ensemble.batched_lora import RankGroup
 from adapmixed.ensemble.layers import head_name
 from adapmixed.ensemble.member import Adapter
 from adapmixed.ensemble.parts import Parts, read_parts
@@ -123,15 +126,12 @@ class Heads:
         self.num_models, self.vocab_size = len(updates), shape[1]
         self._masked = masked if masked is not None and len(masked) else None
         self._zero = [i for i, one in enumerate(adapters) if one.is_zero]
-        self._parts = [
-            [RankGroup(updates[first : first + HEAD_MEMBERS], r, shape, first) for r in ranks]
-            for first in range(0, len(updates), HEAD_MEMBERS)
-        ]
+        self._ranks = [_Rank(RankGroup(updates, rank, shape)) for rank in ranks]
         self._room = LogitsRoom()
 
     def to(self, device: torch.device) -> Heads:
         """Move all weights to a device; return this object."""
-        self._parts = [[group.to(device) for group in part] for part in self._parts]
+        self._ranks = [one.to(device) for one in self._ranks]
         if self._masked is not None:
             self._masked = self._masked.to(device)
         return self
@@ -150,14 +150,42 @@ class Heads:
         whole = self._room.take((self.num_models + 1, *public.shape), public)
         whole[0] = public
         private = whole[1:]
-        for part in self._parts:
-            first = part[0].first
-            outputs = private[first : first + len(part[0].up)]
-            outputs.copy_(public.expand_as(outputs))
-            for group in part:
-                group(outputs, inputs)
+        private.copy_(public.expand_as(private))
+        for one in self._ranks:
+            one.add(private, inputs)
         for member in self._zero:
             private[member] = public
         if self._masked is not None:
             whole.index_fill_(-1, self._masked, -torch.inf)
         return private, whole[0]
+
+
+class _Rank:
+    """The updates of one rank of all members; members of another rank have zeros."""
+
+    def __init__(self, group: RankGroup) -> None:
+        size, rank = group.down.shape[1:]
+        self._down = group.down.transpose(0, 1).reshape(size, -1).contiguous()
+        self._up, self._others, self._rank = group.up, group.others, rank
+
+    def to(self, device: torch.device) -> _Rank:
+        """Move the weights to a device; return this object."""
+        self._down, self._up = self._down.to(device), self._up.to(device)
+        self._others = self._others.to(device)
+        return self
+
+    def add(self, outputs: Tensor, inputs: Tensor) -> None:
+        """Add the updates in place, in fp32; rows of members of another rank keep their bits.
+
+        Args:
+            outputs: (N, B, V).
+            inputs: (B, d) fp32.
+        """
+        kept = outputs.index_select(0, self._others) if len(self._others) else None
+        hidden = (inputs @ self._down).view(len(inputs), -1, self._rank).transpose(0, 1)
+        if outputs.dtype == self._up.dtype:
+            outputs.baddbmm_(hidden, self._up)
+        else:
+            outputs.copy_(outputs.to(self._up.dtype).baddbmm_(hidden, self._up))
+        if kept is not None:
+            outputs.index_copy_(0, self._others, kept)

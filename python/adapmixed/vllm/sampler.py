@@ -140,9 +140,11 @@ class PrivateSampler(nn.Module):
     ) -> None:
         """Draw the tokens of these rows, which have one temperature and one top-k."""
         assert self._heads is not None
-        at = torch.tensor(rows, device=logits.device)
-        public = logits.index_select(0, at).clone()
-        private, public = self._heads.rows(hidden.index_select(0, at).clone(), public)
+        at = None
+        if len(rows) < len(logits):
+            at = torch.tensor(rows, device=logits.device)
+            hidden, logits = hidden.index_select(0, at), logits.index_select(0, at)
+        private, public = self._heads.rows(hidden, logits)
         temperature, top_k = shape
         proposal = self._mechanism.propose_rows(
             shaped(private, public, temperature=temperature, top_k=top_k),
@@ -152,7 +154,10 @@ class PrivateSampler(nn.Module):
         self._prepaid.charge(proposal)
         drawn = proposal.release().tokens
         assert drawn is not None
-        tokens.index_copy_(0, at, drawn)
+        if at is None:
+            tokens.copy_(drawn)
+        else:
+            tokens.index_copy_(0, at, drawn)
 
 
 def _rows_by_shape(step: Step) -> dict[Shape, list[int]]:
