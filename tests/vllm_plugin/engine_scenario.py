@@ -178,6 +178,14 @@ def refused(folder: Path) -> dict[str, Any]:
     return {"found": found, "charged": run.charged(), "drawn": len(ROWS)}
 
 
+def parallel(folder: Path) -> dict[str, Any]:
+    run = Run(folder, {}, tensor_parallel_size=2)
+    answers = run.ask(TEXTS, 10) + run.ask(LONG, 10, temperature=0.8, top_k=20)
+    told = run.told(answers)
+    run.llm.llm_engine.engine_core.shutdown()
+    return told
+
+
 def differing(folder: Path) -> dict[str, Any]:
     from adapmixed.vllm.heads import Heads
 

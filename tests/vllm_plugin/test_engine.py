@@ -72,6 +72,12 @@ def test_refused_parameters_charge_nothing(tmp_path: Path) -> None:
     assert found["charged"] == found["drawn"] == 0
 
 
+def test_two_tensor_parallel_processes(tmp_path: Path) -> None:
+    """The first process draws; its rows from both processes' logits passed the self-test."""
+    found = scenario("parallel", tmp_path)
+    assert found["released"] == 160 <= found["charged"] and found["finish"] == ["length"]
+
+
 def test_other_rows_than_our_own_are_not_served(tmp_path: Path) -> None:
     """The message says that they differ, and not by how much."""
     error = scenario("differing", tmp_path)["error"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,24 @@ TEXTS = [
 ]
 
 
-def write_ensemble(folder: Path, models: int = MODELS, *, seed: int = 1, size: float = 1.0) -> Path:
-    """Write members with random output layers, whose logits differ by about `size`."""
-    generator = torch.Generator().manual_seed(seed)
+def write_base(folder: Path) -> Path:
+    """Write the built-in base with a chat template."""
+    shutil.copytree(BASE, folder)
+    path = folder / "tokenizer_config.json"
+    template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    return folder
+
+
+def write_ensemble(folder: Path, models: int = MODELS, *, base: Path = BASE) -> Path:
+    """Write members with random output layers, whose logits differ by about 1."""
+    generator = torch.Generator().manual_seed(1)
     names: list[str | None] = []
     for number in range(models):
         name = f"member-{number:03d}"
         (folder / name).mkdir(parents=True)
         down = torch.randn(RANK, WIDTH, generator=generator) / WIDTH**0.5
-        up = torch.randn(VOCAB, RANK, generator=generator) * size / RANK**0.5
+        up = torch.randn(VOCAB, RANK, generator=generator) / RANK**0.5
         prefix = "base_model.model.lm_head"
         save_file(
             {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up},
@@ -45,12 +55,12 @@ def write_ensemble(folder: Path, models: int = MODELS, *, seed: int = 1, size: f
         )
         config = {
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK,
-            "target_modules": ["lm_head"], "bias": "none", "base_model_name_or_path": str(BASE),
+            "target_modules": ["lm_head"], "bias": "none", "base_model_name_or_path": str(base),
         }  # fmt: skip
         (folder / name / "adapter_config.json").write_text(json.dumps(config))
         names.append(name)
     write_manifest(
-        folder, Manifest(str(BASE), tuple(names), {"lm_head": (RANK,)}, base_files=base_files(BASE))
+        folder, Manifest(str(base), tuple(names), {"lm_head": (RANK,)}, base_files=base_files(base))
     )
     return folder
 
