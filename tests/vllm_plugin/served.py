@@ -114,21 +114,31 @@ class Server:
             connection.close()
 
     def kill(self, *, engine: bool) -> None:
-        """Kill the engine core or the front, and wait until both are gone."""
+        """Kill the engine core or the front, and wait until the other ends by itself."""
         (self.engine if engine else self.process).send_signal(signal.SIGKILL)
-        self.stop()
-
-    def stop(self) -> None:
-        """Stop both processes, and wait until they are gone."""
-        if self.process.poll() is None:
-            self.process.terminate()
         try:
             self.process.wait(60)
             self.engine.wait(60)
         finally:
-            for one in (self.process, self.engine):
-                if (one.poll() is None) if isinstance(one, subprocess.Popen) else one.is_running():
-                    one.kill()
+            self.clear()
+
+    def stop(self) -> int:
+        """Stop gracefully; return the exit status of the front."""
+        self.process.terminate()
+        try:
+            status = self.process.wait(60)
+            self.engine.wait(60)
+            return status
+        finally:
+            self.clear()
+
+    def clear(self) -> None:
+        """Kill what is left of both processes."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(60)
+        if self.engine.is_running():
+            self.engine.kill()
 
 
 @dataclass
@@ -139,6 +149,7 @@ class Load:
     clients: int
     counted: int = 0
     statuses: set[int] = field(default_factory=set)
+    going: bool = True
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -149,7 +160,7 @@ class Load:
     def _read(self) -> None:
         body = {"model": "m", "prompt": "The function", "max_tokens": 150, "stream": True}
         try:
-            while True:
+            while self.going:
                 connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
                 connection.request("POST", "/v1/completions", json.dumps(body))
                 response = connection.getresponse()
@@ -170,6 +181,7 @@ class Load:
             time.sleep(0.05)
 
     def join(self) -> int:
+        """Wait for all clients; return the number of pieces that they got."""
         for thread in self._threads:
             thread.join(120)
         return self.counted

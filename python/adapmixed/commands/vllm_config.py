@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
 from adapmixed.commands.options import quiet_libraries
 
+SHUTDOWN_SECONDS = 30
+"""Seconds that running answers have after SIGTERM. With 0, vLLM waits for ever for open streams."""
+
 if TYPE_CHECKING:
     from adapmixed.vllm.heads import Loaded
     from adapmixed.vllm.options import Options
@@ -162,6 +165,7 @@ def _command(arguments: argparse.Namespace, options: Options) -> list[str]:
         "worker-cls": WORKER,
         "logits-processors": PARAMS,
         "middleware": GATE,
+        "shutdown-timeout": SHUTDOWN_SECONDS,
         "additional-config": json.dumps(options.written()),
     }
     if arguments.tls_cert is not None:

@@ -98,7 +98,7 @@ def check_heads(adapted: Mapping[str, Sequence[int]], head: str | None) -> None:
         others = ", ".join(sorted(set(adapted) - {head})) or "no layer"
         raise ValueError(
             f"ensemble must have members that adapt the output layer {head} alone inside vLLM, "
-            f"got members that adapt {others}: train them with --layers head, or use "
+            f"got members that adapt {others}: train them with --adapt head, or use "
             "'adapmixed serve'"
         )
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hmac
 import logging
+import multiprocessing
+import os
+import threading
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -43,6 +46,7 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
         )
         self._mark = new_mark(options.ledger) if options.gate else None
         self._refused: list[Any] = []
+        _end_with_parent()
 
     def add_request(self, request: Any) -> None:
         """Queue a request and reserve its max_tokens, or end it without a token.
@@ -113,3 +117,19 @@ class ChargingScheduler(Scheduler):  # type: ignore[misc]
         """Close the ledger."""
         super().shutdown()
         self._accountant.close()
+
+
+def _end_with_parent() -> None:
+    """End this process when the front that started it is gone, so that another may charge.
+
+    vLLM's engine core would go on without a front, and hold the ledger.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
