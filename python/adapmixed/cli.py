@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from adapmixed import __version__
@@ -91,11 +92,29 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
         return 141  # a shell's status for a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
-        text = as_typed(" ".join(str(error).split()))
+        text = as_typed(" ".join(_said(error, parsed, arguments).split()))
         print(f"{parser.prog} {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _said(error: Exception, parsed: argparse.Namespace, arguments: Sequence[str] | None) -> str:
+    """Return an error's message; that of the system names the option whose file it is about."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):
+        return str(error)
+    file = Path(os.fsdecode(error.filename))
+    typed = {one.split("=")[0] for one in (sys.argv[1:] if arguments is None else arguments)}
+    named = "a path must be"
+    for name, value in vars(parsed).items():
+        option = f"--{name.replace('_', '-')}"
+        if option in typed and isinstance(value, str | Path):
+            if Path(value) in (file, *file.parents):
+                named = f"{option} must name"
+    wanted = "a file or folder that this user may open"
+    if isinstance(error, FileNotFoundError | IsADirectoryError):
+        wanted = "an existing file"
+    return f"{named} {wanted}, got {file}: {str(error.strerror).lower()}"
 
 
 @contextmanager

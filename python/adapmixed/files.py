@@ -17,13 +17,14 @@ from pathlib import Path
 _PREFIX = ".tmp-"
 
 
-def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> None:
+def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
     """Write or replace a file in one step.
 
     Args:
         path: path of the file.
         data: its whole content.
-        mode: permissions, before the process's umask is applied.
+        mode: permissions, before the process's umask is applied. Most files depend on private data,
+            so others may not read them unless the caller says so.
     """
     target = Path(path)
     temporary = _written_beside(target, data, mode)
@@ -35,7 +36,7 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) 
     flush(target.parent)
 
 
-def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> bool:
+def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> bool:
     """Write a file unless it exists; return True in exactly one of several processes."""
     target = Path(path)
     temporary = _written_beside(target, data, mode)

@@ -100,7 +100,8 @@ class SeededRandom(_Counter):
 
     Args:
         seed: any integer.
-        label: distinguishes several sources with one seed.
+        label: distinguishes several sources with one seed. The label of a child is its path, such
+            as "/a", so a label with a slash may name the source of a child.
 
     Raises:
         ValueError: the seed is not an integer.

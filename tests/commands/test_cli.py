@@ -128,6 +128,7 @@ def test_evaluate_every_mechanism(text: Path, tmp_path: Path, mechanism: str) ->
     path = tmp_path / "out.json"
     arguments = ["--text", str(text), "--queries", "20", "--mechanism", mechanism]
     assert main(["evaluate", *MODELS, *arguments, "--json", str(path)]) == 0
+    assert path.stat().st_mode & 0o077 == 0
     report = json.loads(path.read_text(encoding="utf-8"))
     assert report["methods"][-1]["name"] == mechanism.split()[0]
 

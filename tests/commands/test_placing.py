@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import adapmixed.commands.placing as placing
 from adapmixed.cli import main
 from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble
+from adapmixed.ranks import Ranks
 from adapmixed_ext import build_info
 from adapmixed_lab.cli import main as laboratory
 
@@ -32,6 +34,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(Ensemble, "from_pretrained", load)
     return found
+
+
+@pytest.mark.usefixtures("asked")
+def test_the_main_process_says_that_the_hub_is_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "Base 'pubb' is not a folder here; asking the model hub for it.\n"
+    arguments = argparse.Namespace(device="cpu", dtype="float32", ensemble=DEMO_ENSEMBLE)
+    for base, rank, words in (("pubb", 0, said), ("pubb", 1, ""), (str(demo_base()), 0, "")):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        arguments.base = base
+        with pytest.raises(ValueError, match="loaded"):
+            placing.load_ensemble(arguments, Ranks())
+        assert capsys.readouterr().err == words
 
 
 @pytest.mark.parametrize("command", ["evaluate", "generate", "chat", "reproduce"])

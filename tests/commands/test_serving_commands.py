@@ -46,7 +46,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_text("The value\n\nIf the name\n", encoding="utf-8")
+    file.write_text("The value\nIf the name\n\n", encoding="utf-8")
     arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "5"]
     assert main([*arguments, "--prompt", "The try", "--prompts", str(file)]) == 0
     out = capsys.readouterr()
@@ -57,6 +57,10 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert alone == answers[2]["text"] + "\n"
     assert main([*arguments, "--prompt", "If the name", "--stop", alone.strip()[:6]]) == 0
     assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
+    file.write_text("The value\n \nIf the name\n", encoding="utf-8")
+    assert main([*arguments, "--prompts", str(file)]) == 2
+    words = f"--prompts must have a prompt in every line, line 2 of {file} is blank"
+    assert words in capsys.readouterr().err
     assert main(arguments) == 2
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
 
@@ -146,6 +150,30 @@ def test_a_command_goes_on_with_its_ledger(plan: list[str], tmp_path: Path) -> N
         assert main(["generate", *MODELS, *arguments, *mechanism]) == 0
 
 
+@pytest.mark.parametrize("command", [["generate", "--prompt", "The"], ["chat", "--plain"]])
+def test_a_mistyped_ledger_is_not_created(
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger = tmp_path / "ledger.db"
+    arguments = [*command, *MODELS, "--max-new-tokens", "2", "--epsilon", "2", *POOL]
+    given = [*arguments, "--ledger", str(ledger)]
+    assert main([*given, "--no-create"]) == 2
+    missing = "--ledger must name an existing ledger with --no-create"
+    assert f"{missing}, got {ledger}" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+    assert main([*arguments, "--no-create"]) == 2
+    assert "--no-create needs --ledger" in capsys.readouterr().err
+    assert main([*arguments, "--ledger", str(tmp_path)]) == 2
+    assert f"--ledger must name a file, got the folder {tmp_path}" in capsys.readouterr().err
+    for more, words in (([], " is new."), (["--no-create"], ": ")):
+        typed(monkeypatch, "The\n")
+        assert main([*given, *more]) == 0
+        assert f"Ledger {ledger}{words}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", *MODELS, "--prompt", "The", *POOL, "--seed", "3"]
@@ -155,7 +183,7 @@ def test_temperature_and_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == cold  # independent of the randomness
     assert main([*arguments, "--max-new-tokens", "6"]) == 0
     assert capsys.readouterr().out != cold
-    assert main([*arguments, "--temp", "0.01", "--max-new", "6"]) == 0
+    assert main([*arguments, "--temperature", "0.01", "--max-new-tokens", "6"]) == 0
     assert capsys.readouterr().out == cold  # an abbreviation, as argparse takes them
     assert main([*arguments, "--top-k", "1", "--max-new-tokens", "6"]) == 0
     first = capsys.readouterr().out
@@ -250,6 +278,36 @@ def test_refusals_name_the_options(
         assert left.code == 2
     error = capsys.readouterr().err
     assert words in error and "Shaped" not in error and "memory_bytes" not in error
+
+
+def test_files_that_cannot_be_read_are_named_with_their_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(words: str, *given: str) -> None:
+        assert main(["generate", *MODELS, *POOL, *given]) == 2
+        assert capsys.readouterr().err == f"adapmixed generate: {words}\n"
+
+    missing = tmp_path / "nofile.txt"
+    words = "--prompts must name an existing file, got"
+    refused(f"{words} {missing}: no such file or directory", "--prompts", str(missing))
+    refused(f"{words} {tmp_path}: is a directory", f"--prompts={tmp_path}")
+    folder = tmp_path / "ensemble"
+    shutil.copytree(DEMO_ENSEMBLE, folder)
+    weights = folder / "member-003" / "adapter_model.safetensors"
+    weights.unlink()
+    back = "put it back, or give null (None in a list) in its place, for a missing member"
+    words = f"{weights.parent} must be a peft folder, but there is no"
+    given = ["--prompt", "The", "--ensemble", str(folder)]
+    refused(f"{words} adapter_model.safetensors: {back}", *given)
+    shutil.rmtree(weights.parent)
+    refused(f"{words} folder there: {back}", *given)
+
+    def closed(base: str) -> None:
+        raise PermissionError(13, "Permission denied", f"{base}/config.json")
+
+    monkeypatch.setattr("adapmixed.ensemble.public_model.check_base", closed)
+    words = "--base must name a file or folder that this user may open, got noread/a/config.json"
+    refused(f"{words}: permission denied", "--prompt", "The", "--base", "noread/a")
 
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:

@@ -157,7 +157,9 @@ def test_a_base_that_is_not_there_is_named(
     error = capsys.readouterr().err
     assert "--base must be an existing folder or a hub name, got './modle'" in error
     assert main(["train", "--base", "modle", *rest]) == 2
-    assert "that can be read, got 'modle': no connection" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "that can be read, got 'modle': no connection" in error
+    assert error.startswith("Base 'modle' is not a folder here; asking the model hub for it.\n")
     assert not (tmp_path / "out").exists()
 
 

@@ -101,7 +101,7 @@ def test_generate_charges_one_ledger_across_runs(
     six = ["--mechanism", "adapmixed order=6"]
     assert main([*arguments, *six]) == 0
     first = capsys.readouterr()
-    assert f"Ledger {path}: 0 records so far." in first.err
+    assert f"Ledger {path} is new." in first.err
     charges = read_ledger(path).charges
     assert 2 <= charges <= 4 and f"The ledger holds {charges} records;" in first.err
     assert "ε" not in first.err and "for the operator alone" in first.err
@@ -149,7 +149,10 @@ def test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call(
     path: Path, mechanism: Mechanism, settings: dict[str, Any]
 ) -> None:
     """The error comes before anything is read or charged, with and without a ledger."""
-    words = "within the 7 that .* was planned for, 6 of which are spent, got up to 2 more .*early"
+    words = (
+        "within the 7 that .* was planned for, 6 of which are spent, got up to 2 more with 1 left "
+        ".*early"
+    )
     for place in (None, path):
         ensemble = FakeEnsemble()
         settings = settings | {"rng": SecureRandom()}
@@ -187,7 +190,7 @@ def test_generate_and_chat_refuse_what_a_budget_has_no_room_for(
         main(["generate", *common, "--prompt", "a", "--prompt", "b", "--max-new-tokens", "4"]) == 2
     )
     out = capsys.readouterr()
-    assert out.out == "" and f"{spent} of which are spent, got up to 8 more" in out.err
+    assert out.out == "" and f"{spent} of which are spent, got up to 8 more with" in out.err
     assert read_ledger(path).guarantee.queries == spent
 
 

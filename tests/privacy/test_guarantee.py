@@ -72,6 +72,30 @@ def test_displayed_epsilon_is_rounded_up(epsilon, shown):
     assert f"ε = {shown} at" in str(guarantee)
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "words"),
+    [
+        (10.0, 1e-3, ()),
+        (10.1, 1e-3, ("ε above 10",)),
+        (1.0, 0.5, ("δ above 0.001",)),
+        (4426.0, 0.5, ("ε above 10", "δ above 0.001")),
+        (math.inf, 1e-5, ("ε above 10",)),
+    ],
+)
+def test_a_weak_guarantee_warns(epsilon, delta, words):
+    guarantee = Guarantee(epsilon, delta, "fixed", "zero_out", "renyi", 3.0, caveats=("base",))
+    assert len(guarantee.warnings) == len(words) + 1  # and the caveat
+    for word, warning in zip(words, guarantee.warnings, strict=False):
+        assert f"Warning, a weak guarantee: {word}" in warning and warning in str(guarantee)
+    assert math.exp(10) > 22_000
+
+
+def test_no_warning_depends_on_a_private_epsilon():
+    """Warnings of a data-dependent guarantee are printed, its ε is not."""
+    for epsilon in (1.0, 4426.0):
+        assert not Guarantee(epsilon, 0.5, "data-dependent, ex-post", "zero_out").warnings
+
+
 def test_guarantee_is_validated():
     good = {
         "epsilon": 1.0,

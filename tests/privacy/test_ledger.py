@@ -211,7 +211,9 @@ def test_opening_reads_two_records_however_many_there_are(
     connect, read = store.connect, []
     record = store._record
     with monkeypatch.context() as patched:
-        patched.setattr(store, "connect", lambda *a: Statements(connect(*a), asked))
+        patched.setattr(
+            store, "connect", lambda *a, **given: Statements(connect(*a, **given), asked)
+        )
         patched.setattr(store, "_record", lambda row: read.append(row) or record(row))
         with Accountant(DELTA, path=path) as ledger:
             assert len(read) == 2 and state(ledger) == state(plain(50))

@@ -170,6 +170,71 @@ def test_files_that_are_read_only_are_refused(closed: str) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("left", ["closed", "killed", "killed without shm"])
+def test_a_reader_in_a_read_only_folder_misses_no_charge(left: str) -> None:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        path = folder / "ledger.db"
+        ledger = make(path, 2)
+        if left == "closed":
+            ledger.close()
+        else:  # the log holds the charges, as after a kill
+            kept = folder / "killed"
+            kept.mkdir()
+            for suffix in ("", "-head", "-wal", "-shm")[: 3 if "without" in left else 4]:
+                shutil.copyfile(f"{path}{suffix}", kept / f"ledger.db{suffix}")
+            ledger.close()
+            path = kept / "ledger.db"
+        for file in path.parent.iterdir():
+            file.chmod(0o444)
+        for place in (folder, path.parent):
+            place.chmod(0o555)
+
+        def work() -> None:
+            try:
+                assert read_ledger(path).charges == 2
+            except LedgerWriteError as error:
+                assert "without" in left and "to a folder that you may write to" in str(error)
+
+        as_nobody(folder, work)
+    finally:
+        for place in (folder, folder / "killed"):
+            if place.exists():
+                place.chmod(0o777)
+        shutil.rmtree(folder)
+
+
+def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
+    for opened in (read_ledger, lambda path: Accountant(DELTA, path=path)):
+        with pytest.raises(LedgerWriteError, match=f"{tmp_path} must be .* ledger, got a folder"):
+            opened(tmp_path)
+
+
+def test_a_reader_leaves_no_file(path: Path) -> None:
+    make(path, 2).close()
+    before = sorted(path.parent.iterdir())
+    assert read_ledger(path).charges == 2
+    assert sorted(path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_writer_that_comes_while_a_closed_ledger_is_read(path: Path, closes: bool) -> None:
+    make(path, 2).close()
+    writers, seen = [], []
+
+    def charge(record: Record) -> None:
+        seen.append(record.sequence)
+        if not writers:
+            writers.append(Accountant(DELTA, path=path))
+            writers[0].add(answer(2))
+            if closes:
+                writers[0].close()
+
+    assert read_ledger(path, seen=charge).charges == 3
+    assert seen == [1, 2, 3]
+    writers[0].close()
+
+
 def test_another_program_that_writes_is_refused(path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("adapmixed.privacy.ledger.database.BUSY_SECONDS", 0.1)
     ledger = make(path, 1)

@@ -59,6 +59,7 @@ def test_every_method_has_every_field() -> None:
 def test_written_json_is_strict_and_reads_back(tmp_path: Path) -> None:
     report = build(sample=SAMPLE)
     path = write_report(report, tmp_path)
+    assert path.stat().st_mode & 0o077 == 0
     read = json.loads(path.read_text(encoding="utf-8"), parse_constant=not_strict)
     assert read == report
     assert list(read) == list(report)

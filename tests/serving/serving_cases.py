@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from adapmixed.serving.admission import Admission
 from adapmixed.serving.app import Service, application
 from adapmixed.serving.clients import Clients
 from adapmixed.serving.fields import Defaults
+from adapmixed.serving.listener import bound, configuration
 from adapmixed.serving.metrics import Metrics
 from adapmixed.serving.scheduler import Scheduler
 
@@ -83,23 +85,28 @@ def served(
 
 
 @contextlib.contextmanager
-def listening(app: Any) -> Iterator[int]:
-    """Serve an application with uvicorn in a thread, and yield its port."""
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, http="h11", lifespan="off", log_config=None,
-        access_log=False, timeout_graceful_shutdown=2,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-        assert thread.is_alive()
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
+def listening(app: Any, *, send_buffer: int | None = None, **tls: Any) -> Iterator[int]:
+    """Serve an application with uvicorn in a thread, and yield its port.
+
+    Args:
+        app: the application.
+        send_buffer: bytes that the system holds for a client that does not read.
+        tls: certificate and key, as for `configuration`.
+    """
+    server = uvicorn.Server(configuration(app, **tls))
+    with bound("127.0.0.1", 0) as address:
+        if send_buffer is not None:
+            address.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([address])))
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+            assert thread.is_alive()
+        try:
+            yield address.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def check_error(body: Any, status: int) -> dict[str, Any]:

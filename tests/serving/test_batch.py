@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from decoding_cases import answered
 from tiny_models import POSITIONS, VOCAB
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.mechanisms import ClippedLogPool, PublicOnly, Unprotected
+from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, PublicOnly, Unprotected
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 from adapmixed.serving.batch import BatchEngine
@@ -80,21 +81,49 @@ def test_each_sequence_answers_as_it_does_alone(ensemble: Ensemble, mechanism: A
     assert accountant.queries == sum(prompt.max_tokens for prompt in asked)
 
 
-def test_sequences_of_one_shape_are_one_charge(ensemble: Ensemble, tmp_path: Path) -> None:
-    from adapmixed.rng import SecureRandom
-
+@pytest.mark.parametrize(
+    ("mechanism", "charges"),
+    [(ClippedLogPool(-0.5, 0.5, queries=100), 1), (ClippedMixing(0.5, 2.0, queries=100), 2)],
+    ids=["a fixed cost: a step", "another: a temperature"],
+)
+def test_what_is_one_charge(
+    ensemble: Ensemble, tmp_path: Path, mechanism: Any, charges: int
+) -> None:
     with Accountant(1e-5, path=tmp_path / "ledger.db") as accountant:
-        engine = BatchEngine(ensemble, ClippedLogPool(-0.5, 0.5, queries=100), accountant)
+        engine = BatchEngine(ensemble, mechanism, accountant)
         assert accountant.charges == 1  # the binding
         engine.admit([Prompt((1, 2), 5), Prompt((3,), 5)])
         engine.step()
         assert (accountant.charges, accountant.queries) == (2, 2)
         engine.admit([Prompt((1, 2), 5, temperature=0.5)])
         assert len(engine.step()) == 3
-        assert (accountant.charges, accountant.queries) == (4, 5)
+        assert (accountant.charges, accountant.queries) == (2 + charges, 5)
         engine.step()  # all are one batch now, of two shapes
-        assert (accountant.charges, accountant.queries) == (6, 8)
-    assert isinstance(engine._answerer.rng, SecureRandom)
+        assert (accountant.charges, accountant.queries) == (2 + 2 * charges, 8)
+        assert engine._prepaid is None or engine._prepaid.left == 0  # every row was paid for
+
+
+def test_no_token_is_drawn_before_the_charge_is_written(ensemble: Ensemble) -> None:
+    done = []
+
+    class Slow(Accountant):
+        def _commit(self, entry: Any, account: Any) -> None:
+            time.sleep(0.2)
+            super()._commit(entry, account)
+            done.append("charge")
+
+    class Drawn(SeededRandom):
+        def reserve(self) -> tuple[torch.Tensor, int]:
+            done.append("draw")
+            return super().reserve()
+
+    mechanism = ClippedLogPool(-0.5, 0.5, queries=100)
+    engine = BatchEngine(ensemble, mechanism, Slow(1e-5), rng=Drawn(0))
+    engine.admit([Prompt((1, 2), 5)])
+    for _ in range(2):
+        done.clear()
+        engine.step()
+        assert done == ["charge", "draw"]
 
 
 def test_a_failed_charge_releases_nothing(ensemble: Ensemble) -> None:

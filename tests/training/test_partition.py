@@ -18,6 +18,7 @@ from adapmixed.training import (
     assign_shards,
     partition_documents,
     save_adapter,
+    shard_record,
     shard_seed,
     token_blocks,
     train_adapter,
@@ -61,6 +62,13 @@ def test_assignment_is_balanced_and_keyed() -> None:
     other = assign_shards(NAMES, 8, key=KEY[::-1])
     same = sum(a == b for a, b in zip(assign_shards(NAMES, 8, key=KEY), other, strict=True))
     assert 350 < same < 650
+
+
+def test_a_record_is_made_of_documents() -> None:
+    words = r"documents must be adapmixed.data.Document\(identifier, text\), got str"
+    for documents in (["text"], "text", [Document("a", "text"), "text"]):
+        with pytest.raises(ValueError, match=words):
+            shard_record(documents, key=KEY)  # type: ignore
 
 
 @pytest.mark.parametrize(

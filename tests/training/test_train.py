@@ -106,6 +106,12 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
     private = tmp_path / "ensemble.private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "shard.key").stat().st_mode) == 0o600
+    member = [*(run.output / "member-000").iterdir()]
+    assert {one.name for one in member} == {
+        "adapter_config.json", "adapter_model.safetensors", "shard.json",
+    }  # fmt: skip
+    for file in (run.output / "ensemble.json", *member):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     assert len(bytes.fromhex((private / "shard.key").read_text())) == 32
     # The shards' text was removed.
     assert sorted(path.name for path in private.iterdir()) == [

@@ -21,6 +21,7 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "chat",
+        allow_abbrev=False,  # as of generate
         help="hold a private conversation on the terminal",
         description="Answer each line that is typed, until /quit or the end of the input. /new "
         "starts a new conversation. The public model's chat template is used. If it has none, "

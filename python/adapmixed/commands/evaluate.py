@@ -16,6 +16,7 @@ from adapmixed.commands.options import (
     progress_bar,
     quiet_libraries,
     random_source,
+    write_private,
 )
 from adapmixed.commands.placing import add_placing_options, joined_ranks, load_ensemble
 
@@ -145,7 +146,7 @@ def _run(arguments: argparse.Namespace, ranks: "Ranks") -> int:
             # A seed repeats the evaluation, but not its speed.
             methods = cast("list[dict[str, Any]]", report["methods"])
             report["methods"] = [one | {"tokens_per_second": None} for one in methods]
-        arguments.json.write_text(report_json(report), encoding="utf-8")
+        write_private(arguments.json, report_json(report))
     return 0
 
 

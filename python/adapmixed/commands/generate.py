@@ -15,6 +15,7 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "generate",
+        allow_abbrev=False,  # --n of other libraries is no short form of --no-create
         help="continue prompts privately",
         description="Continue prompts token by token. Every released token is one query. The text "
         "goes to standard output, its guarantee to standard error. Several prompts are answered in "
@@ -83,7 +84,15 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
         lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
-        prompts += [line for line in lines if line.strip()]
+        while lines and not lines[-1].strip():
+            lines.pop()
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                raise ValueError(
+                    f"--prompts must have a prompt in every line, line {number} of "
+                    f"{arguments.prompts} is blank"
+                )
+        prompts += lines
     if not prompts:
         raise ValueError("--prompt or --prompts must give at least one prompt, got none")
     if arguments.chat and len(prompts) > 1:

@@ -96,6 +96,30 @@ def check_output(path: Path | None, *, folder: bool = False) -> None:
         raise ValueError(f"{target} must be writable")
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a text file. A new one can be read by its owner alone."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
+    with open(path, "w", encoding="utf-8", opener=opened) as file:
+        file.write(text)
+
+
+def say_hub(base: str) -> None:
+    """Say that the model hub will be asked for a base, in the main process.
+
+    Raises:
+        ValueError: as `check_base`.
+    """
+    from adapmixed.ensemble.public_model import check_base
+    from adapmixed.ranks import Place
+
+    check_base(base)
+    if Place.from_environment().rank == 0 and not Path(base).is_dir():
+        print(f"Base {base!r} is not a folder here; asking the model hub for it.", file=sys.stderr)
+
+
 def quiet_libraries() -> None:
     """Silence the libraries' progress bars if standard error is no terminal."""
     if not sys.stderr.isatty():

@@ -6,6 +6,8 @@ import argparse
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from adapmixed.commands.options import say_hub
+
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
     from adapmixed.ranks import Ranks
@@ -66,6 +68,7 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
     if device == "cuda":
         device = f"cuda:{Place.from_environment().local_rank}"
         torch.cuda.set_device(device)  # NCCL uses the current device
+    say_hub(arguments.base)
     return Ensemble.from_pretrained(
         arguments.base,
         arguments.ensemble,

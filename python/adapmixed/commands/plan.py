@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from adapmixed.privacy.planner import Plan
 
 MOST_QUERIES, MOST_MODELS = 10**9, 10**7  # the largest answers of the inverse questions
+WIDTH = 100  # columns of the table
 FORMAT_VERSION = 1
 """Version of the JSON that is written."""
 _ASKED = ("epsilon", "models", "queries")
@@ -146,7 +147,6 @@ def _plural(number: int, noun: str) -> str:
 
 def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     """Print the settings that the budget allows."""
-    from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.planner import adapmixed_beforehand, plan
 
     question = (
@@ -162,13 +162,7 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
         f"queries to {arguments.models} models;\n"
         f"neighbouring ({arguments.adjacency}): {_NEIGHBOURS[arguments.adjacency]}.\n"
     )
-    counts = [count for count, _ in plans[0].over_time]
-    header = ["mechanism", "settings", *(f"ε({count})" for count in counts)]
-    rows = [
-        [one.mechanism, _settings(one), *(format_epsilon(cost) for _, cost in one.over_time)]
-        for one in plans
-    ]
-    print(_table([header, *rows]))
+    print(_overview(plans))
     print(
         "\nclipped-mixing bounds p_i/q between lower and upper, clipped-log-pool log(p_i/q), which "
         "it\nmultiplies by scale. Wider settings are closer to the private models. All fit the "
@@ -189,6 +183,25 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
         "plans": [_entry(one) for one in plans],
         "adapmixed": _adaptive_entry(adaptive),
     }
+
+
+def _overview(plans: "list[Plan]") -> str:
+    """Return the table; counts of few queries are left out if it would be too wide."""
+    from adapmixed.privacy.guarantee import format_epsilon
+
+    most = len(plans[0].over_time)
+    for first in range(most):
+        header = ["mechanism", "settings"]
+        header += [f"ε({count})" for count, _ in plans[0].over_time[first:]]
+        rows = [
+            [one.mechanism, _settings(one)]
+            + [format_epsilon(cost) for _, cost in one.over_time[first:]]
+            for one in plans
+        ]
+        table = _table([header, *rows])
+        if max(map(len, table.splitlines())) <= WIDTH:
+            break
+    return table
 
 
 def _chosen_words(plans: "list[Plan]") -> str:

@@ -23,6 +23,7 @@ from adapmixed.commands.serving import (
     add_account_options,
     add_model_options,
     add_shape_options,
+    check_place,
     mechanism_for,
 )
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
     from adapmixed.privacy import Accountant
     from adapmixed.serving.clients import Clients
+    from adapmixed.serving.keys import Key
 
 DEFAULT_TOKENS = 256
 DEMO_EPSILON, DEMO_TOKENS, DEMO_DEFAULT_TOKENS = 3.0, 4096, 64
@@ -140,10 +142,17 @@ def _check_extra() -> None:
 
 
 def _check_network(arguments: argparse.Namespace) -> None:
+    import ssl
+
     from adapmixed.serving.listener import is_loopback
 
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ValueError("--tls-cert and --tls-key must be given together")
+    if arguments.tls_cert is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(arguments.tls_cert, arguments.tls_key)
+    if arguments.behind_proxy and arguments.keys is None:
+        raise ValueError("--behind-proxy needs --keys: a proxy passes on requests of anyone")
     encrypted = arguments.tls_cert is not None or arguments.behind_proxy
     if not is_loopback(arguments.host) and (arguments.keys is None or not encrypted):
         raise ValueError(
@@ -182,6 +191,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.serving.app import Service, application
     from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.fields import Defaults
+    from adapmixed.serving.keys import read_keys
     from adapmixed.serving.listener import (
         Listener,
         bound,
@@ -193,13 +203,14 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.serving.scheduler import Scheduler
 
     raise_file_limit()
+    keys = None if arguments.keys is None else read_keys(arguments.keys)
     listening = stack.enter_context(bound(arguments.host, arguments.port))
     mechanism = _demo(arguments) if arguments.demo is not None else _chosen(arguments)
     quiet_libraries()
     ensemble = _ensemble(arguments)
     accountant = stack.enter_context(accounted(arguments))
     engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=arguments.memory)
-    clients = _clients(arguments, stack)
+    clients = None if keys is None else _clients(keys, arguments, stack)
     scheduler = Scheduler(
         engine, ensemble.tokenizer, ensemble.end_tokens, waiting=arguments.waiting
     )
@@ -242,6 +253,7 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
     check_ledger(text, epsilon=arguments.epsilon, queries=None)
+    check_place(arguments)
     return mechanism_for(arguments, text, 1)
 
 
@@ -278,15 +290,11 @@ def _ensemble(arguments: argparse.Namespace) -> Ensemble:
     return ensemble
 
 
-def _clients(arguments: argparse.Namespace, stack: ExitStack) -> Clients | None:
-    """Return the keys, with the file of their used tokens next to the ledger."""
-    if arguments.keys is None:
-        return None
+def _clients(keys: list[Key], arguments: argparse.Namespace, stack: ExitStack) -> Clients:
+    """Return the keys in use, with the file of their used tokens next to the ledger."""
     from adapmixed.serving.clients import Clients
-    from adapmixed.serving.keys import read_keys
     from adapmixed.serving.usage import Usage
 
-    keys = read_keys(arguments.keys)
     usage = None
     if any(key.tokens is not None for key in keys):
         usage = Usage(f"{arguments.ledger}.usage")

@@ -91,6 +91,11 @@ def add_account_options(parser: argparse.ArgumentParser) -> None:
         help="ledger file; every token is charged there, durably, before it is drawn",
     )
     parser.add_argument(
+        "--no-create",
+        action="store_true",
+        help="end with an error if there is no ledger at --ledger",
+    )
+    parser.add_argument(
         "--memory",
         type=memory_bytes,
         default=1 << 30,
@@ -137,6 +142,8 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     mechanism = mechanism_for(arguments, text, queries)
     if arguments.ledger is not None:
         check_ledger(text, epsilon=arguments.epsilon, queries=queries)
+    if arguments.no_create and arguments.ledger is None:
+        raise ValueError("--no-create needs --ledger, the file that must exist")
     quiet_libraries()
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms.rows import check_shape
@@ -145,6 +152,8 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     check_count("max_new_tokens", arguments.max_new_tokens)
 
     with joined_ranks(arguments) as ranks:
+        if ranks.is_main and arguments.ledger is not None:
+            check_place(arguments)
         ensemble = load_ensemble(arguments, ranks)
         with accounted(arguments) if ranks.is_main else nullcontext() as accountant:
             yield PrivateGenerator(
@@ -169,6 +178,15 @@ def mechanism_for(arguments: argparse.Namespace, text: str, queries: int) -> Mec
     return mechanism
 
 
+def check_place(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for a ledger that cannot be opened, before the models are loaded."""
+    path = arguments.ledger
+    if path.is_dir():
+        raise ValueError(f"--ledger must name a file, got the folder {path}")
+    if arguments.no_create and not path.exists():
+        raise ValueError(f"--ledger must name an existing ledger with --no-create, got {path}")
+
+
 @contextmanager
 def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
     """Open the accountant that the options describe, and print its costs at the end.
@@ -177,16 +195,19 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
     """
     from adapmixed.privacy import Accountant
 
+    path = arguments.ledger
+    is_new = path is not None and not path.exists()
     with Accountant(
         arguments.delta,
         epsilon=arguments.epsilon,
-        path=arguments.ledger,
+        path=path,
         adjacency=arguments.adjacency,
+        create=not arguments.no_create,
     ) as accountant:
-        if accountant.durable:
-            print(
-                f"Ledger {arguments.ledger}: {accountant.charges} records so far.", file=sys.stderr
-            )
+        if is_new:
+            print(f"Ledger {path} is new.", file=sys.stderr)
+        elif accountant.durable:
+            print(f"Ledger {path}: {accountant.charges} records so far.", file=sys.stderr)
         try:
             yield accountant
         finally:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.options import PRESETS
+from adapmixed.commands.options import PRESETS, say_hub
 
 if TYPE_CHECKING:
     from adapmixed.data import Corpus
@@ -123,6 +123,7 @@ def facts_of(arguments: argparse.Namespace) -> BaseFacts:
     from adapmixed.ensemble.public_model import reading_base
     from adapmixed.training.base import base_facts
 
+    say_hub(arguments.base)
     with reading_base(arguments.base):
         return base_facts(arguments.base, arguments.revision)
 

@@ -17,19 +17,27 @@ def adapter_layers(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]
     Only the header of the weights file is read.
 
     Raises:
-        ValueError: if the folder holds no readable weights.
+        ValueError: if the folder holds no weights, or damaged ones.
+        OSError: if the weights may not be read.
     """
     from safetensors import SafetensorError, safe_open
 
     file = Path(folder) / WEIGHTS_FILE
     found: dict[str, tuple[int, ...]] = {}
     try:
+        file.open("rb").close()  # safetensors calls a file missing that it may not read
         with safe_open(str(file), framework="pt") as weights:
             for key in weights.keys():
                 match = re.fullmatch(re.escape(LAYER_PREFIX) + r"(.+)\.lora_A\.weight", key)
                 if match is not None:
                     found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
-    except (FileNotFoundError, SafetensorError) as error:
+    except FileNotFoundError as error:
+        missing = file.name if file.parent.is_dir() else "folder there"
+        raise ValueError(
+            f"{folder} must be a peft folder, but there is no {missing}: put it back, or give null "
+            "(None in a list) in its place, for a missing member"
+        ) from error
+    except SafetensorError as error:
         raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
     return found
 

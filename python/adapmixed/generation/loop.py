@@ -20,6 +20,7 @@ from adapmixed_ext.types import RandomSource
 if TYPE_CHECKING:
     from adapmixed.ensemble import Decoder, Ensemble
     from adapmixed.ensemble.forward import Beside
+    from adapmixed.mechanisms.prepaid import Prepaid
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -235,6 +236,7 @@ class Answerer:
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
+        payer: Accountant | Prepaid | None = None,
     ) -> Tensor:
         """Return one token for each row: proposed, charged, then released.
 
@@ -245,6 +247,7 @@ class Answerer:
             public_logits: (b, V).
             temperature: as in :meth:`stream`.
             top_k: as in :meth:`stream`.
+            payer: charged for the rows; None for the accountant.
 
         Returns:
             (b,) int64 on the CPU.
@@ -262,7 +265,7 @@ class Answerer:
             proposal = self.mechanism.propose_rows(
                 replace(rows, private=private), rng=self.rng, origin=Origin.of(self.ensemble)
             )
-            self.accountant.charge(proposal)
+            (self.accountant if payer is None else payer).charge(proposal)
             tokens = proposal.release().tokens
             assert tokens is not None  # no targets were given
             return tokens

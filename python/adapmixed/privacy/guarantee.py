@@ -34,6 +34,18 @@ _CAVEATS = {
     "tokenizer": "The public model's tokenizer was not compared with the one of the training.",
 }
 
+WEAK_EPSILON, WEAK_DELTA = 10.0, 1e-3
+"""Largest ε and δ that a fixed guarantee states without a warning. Both are conventions."""
+
+_WEAK_EPSILON = (
+    "Warning, a weak guarantee: ε above 10 allows one shard to change the probability of an "
+    "outcome by the factor e^ε, more than 22 000."
+)
+_WEAK_DELTA = (
+    "Warning, a weak guarantee: δ above 0.001 is met even by a method that reveals a whole shard "
+    "with probability δ."
+)
+
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -95,8 +107,15 @@ class Guarantee:
 
     @property
     def warnings(self) -> list[str]:
-        """One sentence for each caveat. They do not depend on private data."""
-        return [_CAVEATS[name] for name in self.caveats]
+        """A sentence if a fixed ε or δ is weak, and one for each caveat.
+
+        They do not depend on private data.
+        """
+        weak = []
+        if self.kind == "fixed":
+            weak += [_WEAK_EPSILON] if (self.epsilon or 0.0) > WEAK_EPSILON else []
+            weak += [_WEAK_DELTA] if self.delta > WEAK_DELTA else []
+        return weak + [_CAVEATS[name] for name in self.caveats]
 
     def _statement(self) -> str:
         answers = _answered(self.queries)

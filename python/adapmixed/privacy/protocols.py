@@ -129,6 +129,7 @@ def check_left(mechanism: Charged, answered: int, queries: int) -> None:
     if planned is not None and answered + queries > planned:
         raise BudgetSpentError(
             f"queries must stay within the {planned} that the mechanism was planned for, "
-            f"{answered} of which are spent, got up to {queries} more (an answer that ends "
-            "early takes fewer, but that is not known in advance)"
+            f"{answered} of which are spent, got up to {queries} more with "
+            f"{max(planned - answered, 0)} left (an answer that ends early takes fewer, but that "
+            "is not known in advance)"
         )

@@ -21,7 +21,7 @@ KIND_LABELS = {
 
 NEIGHBOUR_LABELS = {
     "zero_out": "zero-out",
-    "add_remove": "add/remove",
+    "add_remove": "leave-one-out",
     "replace_one": "replace-one",
 }
 """Short names of the adjacencies; an ε for one is not comparable with an ε for another."""

@@ -21,6 +21,7 @@ from adapmixed.serving.clients import Client, Clients
 from adapmixed.serving.errors import (
     JsonResponse,
     RequestError,
+    internal,
     no_model,
     of_starlette,
     stopping,
@@ -45,7 +46,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health")
 
 @dataclass(frozen=True)
 class Service:
-    """What the application serves.
+    """The parts that the application answers with.
 
     Attributes:
         scheduler: answers queries.
@@ -101,7 +102,11 @@ def application(service: Service) -> ASGIApp:
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/health", endpoints.health, methods=["GET"]),
         ],
-        exception_handlers={RequestError: _own_error, HTTPException: _starlette_error},
+        exception_handlers={
+            RequestError: _own_error,
+            HTTPException: _starlette_error,
+            Exception: _fault,  # and it is raised again, for the guard to log
+        },
     )
     app.router.redirect_slashes = False
     return Guard(app, service.clients, service.metrics, PATHS)
@@ -165,7 +170,8 @@ async def _body(request: Request) -> bytes:
                 if len(parts) > MAX_BODY:
                     raise too_large(MAX_BODY)
     except TimeoutError:
-        raise RequestError(408, f"the body must come within {BODY_SECONDS:g} seconds") from None
+        message = f"the body must come within {BODY_SECONDS:g} seconds"
+        raise RequestError(408, message, headers={"connection": "close"}) from None
     return bytes(parts)
 
 
@@ -177,3 +183,7 @@ async def _own_error(request: Request, error: Exception) -> Response:
 async def _starlette_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return of_starlette(error).response()
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return internal().response()

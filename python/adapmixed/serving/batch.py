@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from adapmixed.generation.loop import DEFAULT_MEMORY_BYTES, Answerer
 from adapmixed.generation.text import left_padded
-from adapmixed.mechanisms import Mechanism
+from adapmixed.mechanisms import Mechanism, Origin
+from adapmixed.mechanisms.prepaid import Prepaid, Prepayment
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
@@ -38,8 +40,9 @@ class _Batch:
 class BatchEngine:
     """Answers a batch of sequences with every kind of mechanism and member, in one process.
 
-    New prompts are read into a batch of their own, and join the others at the next step. Sequences
-    with the same temperature and top-k are answered by one proposal and one charge.
+    New prompts are read into a batch of their own, and join the others at the next step. If the
+    mechanism's cost is fixed, all tokens of a step are one charge, which is written while the
+    models compute. Otherwise sequences with the same temperature and top-k are one charge.
 
     Args:
         ensemble: the models that answer.
@@ -67,6 +70,9 @@ class BatchEngine:
         rng = SecureRandom() if rng is None else rng
         self._answerer = Answerer(ensemble, mechanism, accountant, rng, memory_bytes=memory_bytes)
         self._batches: list[_Batch] = []
+        self._seeded = getattr(rng, "seeded", True)
+        self._prepaid = self._charged_ahead()
+        self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError if this prompt could not be answered, even alone."""
@@ -129,12 +135,41 @@ class BatchEngine:
             BudgetSpentError: the plan is spent, although the server reserves its tokens.
             LedgerError: the charge could not be made durable. No token was released.
         """
-        self._advance()
+        sequences = sum(len(batch.prompts) for batch in self._batches)
+        if not sequences:
+            return []
+        if self._prepaid is None:
+            self._advance()
+        else:
+            charged = self._writer.submit(self._charge, sequences)
+            try:
+                self._advance()
+            finally:
+                charged.result()
+            self._prepaid.grant(sequences)
         released: list[tuple[Prompt, int]] = []
         for batch in self._batches:
             batch.tokens = self._answered(batch)
             released += zip(batch.prompts, batch.tokens.tolist(), strict=True)
         return released
+
+    def _charged_ahead(self) -> Prepaid | None:
+        """Return the count of charged queries; None if charges depend on the rows."""
+        one = self._answerer
+        if one.accountant is None or one.accountant.epsilon is not None:
+            return None
+        models, origin = one.ensemble.num_models, Origin.of(one.ensemble)
+        try:
+            return Prepaid(one.mechanism, models, origin, seeded=self._seeded)
+        except ValueError:
+            return None
+
+    def _charge(self, queries: int) -> None:
+        one = self._answerer
+        assert one.accountant is not None
+        models, origin = one.ensemble.num_models, Origin.of(one.ensemble)
+        payment = Prepayment(one.mechanism, models, queries, origin, seeded=self._seeded)
+        one.accountant.charge(payment)
 
     def leave(self, ended: Collection[Prompt]) -> None:
         """Remove sequences from their batches."""
@@ -173,7 +208,7 @@ class BatchEngine:
                 private, public = private[:, here], public[here]
             temperature, top_k = shape
             found[rows] = self._answerer.answer(
-                private, public, temperature=temperature, top_k=top_k
+                private, public, temperature=temperature, top_k=top_k, payer=self._prepaid
             )
         return found
 

@@ -22,7 +22,7 @@ SERVED = {False: _SERVED | {"prompt"}, True: _SERVED | {"messages", "max_complet
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the server answers with if a request does not say.
+    """The served model, the values of fields that a request leaves out, and the largest max_tokens.
 
     Attributes:
         model: name of the served model.

@@ -67,7 +67,9 @@ class Usage:
                 return None
             self._admissions += 1
             self._append({"admission": self._admissions, "key": name, "tokens": tokens})
+            self._usable = False  # after an error here, the end of the file is not known
             os.fsync(self._file)
+            self._usable = True
             self._used[name] = self.used(name) + tokens
             return self._admissions
 

@@ -113,6 +113,8 @@ class MemberTrainer:
         save_adapter(trained.model, temporary, config, base_name=settings.base_name)
         text = json.dumps(record, indent=1) + "\n"
         (temporary / MEMBER_FILE).write_text(text, encoding="utf-8")
+        for file in temporary.iterdir():  # weights, losses and digests of private text
+            file.chmod(0o600)
         publish_folder(temporary, folder)
 
     def _tokens(self, documents: Sequence[Document]) -> list[int]:

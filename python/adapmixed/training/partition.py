@@ -91,9 +91,15 @@ def shard_record(documents: Sequence[Document], *, key: bytes) -> dict[str, Any]
         "identifier_key", a digest that distinguishes keys.
 
     Raises:
-        ValueError: if the key has another length.
+        ValueError: if the key has another length, or the documents are none.
     """
     _check_key(key)
+    for document in documents:
+        if not isinstance(document, Document):
+            raise ValueError(
+                "documents must be adapmixed.data.Document(identifier, text), got "
+                f"{type(document).__name__}"
+            )
     content = hmac.new(key, b"adapmixed shard", hashlib.sha256)
     for document in documents:
         add_document(content, document)

@@ -142,7 +142,7 @@ def _draw_tradeoff(methods: Sequence[Method]) -> Drawing | None:
     caption = (
         "Lower and further to the left is better, but only among marks of one shape and filling. "
         "Circles are fixed guarantees, and diamonds are data-dependent values. Full marks are for "
-        "zero-out, empty marks for add/remove, and half marks for replace-one. The same ε in "
+        "zero-out, empty marks for leave-one-out, and half marks for replace-one. The same ε in "
         "another shape or filling is not the same guarantee. Lines are methods without an ε: the "
         "public model, and answers without any protection."
     )

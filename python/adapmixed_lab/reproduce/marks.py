@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapmixed_lab.figures.style import MARKERS, filling, format_promise
+from adapmixed_lab.reproduce.result import relation
 
 LEGEND = (
     "Circles are fixed guarantees, diamonds are data-dependent, ex-post values, and crosses are "
     "claims of the published bound, which is invalid. Full marks are for zero-out, and empty marks "
-    "for add/remove. The same ε in another shape or filling is not the same guarantee."
+    "for leave-one-out or, of DP-SGD, add/remove. The same ε in another shape or filling is not "
+    "the same guarantee."
 )
 
 Row = Mapping[str, Any]
@@ -34,6 +36,6 @@ def promise(one: Row) -> str:
 def _facts(one: Row) -> tuple[str, str | None, str | None]:
     """Return kind, neighbours and unit of our line, or of the paper's if ours is missing."""
     side = one["ours"] or one["paper"]
-    # A line of the paper alone names no neighbours; the published bound is for add/remove.
-    neighbours = "add_remove" if side["kind"] == "published" else side.get("adjacency")
+    # A line of the paper alone names no neighbours; the published bound is for leave-one-out.
+    neighbours = "add_remove" if side["kind"] == "published" else relation(side)
     return side["kind"], neighbours, side.get("unit")

@@ -114,6 +114,12 @@ def write_result(result: Mapping[str, Any], path: Path) -> None:
     write_file(path, (text + "\n").encode())
 
 
+def relation(side: Mapping[str, Any]) -> str | None:
+    """Return the adjacency of a line's ε; DP-SGD's is of other units than shards."""
+    records = side.get("adjacency") == "add_remove" and side.get("unit") not in (None, "shard")
+    return "add/remove" if records else side.get("adjacency")
+
+
 def csv_text(result: Mapping[str, Any]) -> str:
     """Return the rows as CSV, with a column for each number, empty if there is none."""
     output = io.StringIO()

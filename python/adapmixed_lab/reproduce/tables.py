@@ -8,7 +8,7 @@ from typing import Any
 
 from adapmixed.report import aligned
 from adapmixed.report.view import KIND_LABELS, MISSING, format_neighbours, format_perplexity
-from adapmixed_lab.reproduce.result import show_cost
+from adapmixed_lab.reproduce.result import relation, show_cost
 
 _WIDTH = 100
 _PARTS = ("mixing", "screening", "conversion", "total")
@@ -74,7 +74,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
         columns.append(("same bit", True, lambda one: f"{100 * one['ours']['equal_bits']:.2f}%"))
     columns += [
         ("guarantee", False, lambda one: _kind(one["ours"])),
-        ("neighbours", False, lambda one: format_neighbours((one["ours"] or {}).get("adjacency"))),
+        ("neighbours", False, lambda one: format_neighbours(relation(one["ours"] or {}))),
         ("of one", False, lambda one: _unit(one["ours"])),
     ]
     if compared:

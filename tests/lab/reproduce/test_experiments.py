@@ -360,17 +360,19 @@ def test_marks_that_would_cover_one_another_stand_side_by_side() -> None:
 def test_what_a_legend_says_of_a_method(results: dict[str, dict[str, Any]]) -> None:
     rows = {one["method"]: one for one in results["table2"]["rows"]}
     assert promise(rows[paper.PMIXED]) == "fixed, zero-out"
-    assert promise(rows[paper.ADAPMIXED]) == "data-dependent, ex-post, add/remove"
+    assert promise(rows[paper.ADAPMIXED]) == "data-dependent, ex-post, leave-one-out"
     alone = rows[f"{paper.PMIXED_SCREENED}, as published"]
-    assert alone["ours"] is None and promise(alone) == "published, invalid, add/remove"
+    assert alone["ours"] is None and promise(alone) == "published, invalid, leave-one-out"
     block = rows[paper.PMIXED] | {
         "ours": rows[paper.PMIXED]["ours"] | {"unit": "block of 9 tokens"}
     }
     assert promise(block) == "fixed, zero-out of one block of 9 tokens"
+    dp_sgd = block["ours"] | {"adjacency": "add_remove"}
+    assert promise(block | {"ours": dp_sgd}) == "fixed, add/remove of one block of 9 tokens"
     filled = {name: look(one) for name, one in rows.items()}
     assert filled[paper.PMIXED] == {"marker": "o", "fillstyle": "full"}
     assert filled[paper.ADAPMIXED] == {"marker": "D", "markerfacecolor": "white"}
-    assert re.search(rf"^{paper.ADAPMIXED} .* add/remove  shard", text(results["table2"]), re.M)
+    assert re.search(rf"^{paper.ADAPMIXED} .* leave-one-out  shard", text(results["table2"]), re.M)
 
 
 def test_points_that_would_squeeze_a_panel_stand_at_its_edge() -> None:

@@ -9,7 +9,7 @@ FAULTS: tuple[Fault, ...] = (
         "charge before draw",
         "a token is drawn before it is charged",
         "python/adapmixed/generation/loop.py",
-        "            self.accountant.charge(proposal)\n"
+        "            (self.accountant if payer is None else payer).charge(proposal)\n"
         "            tokens = proposal.release().tokens\n",
         "            proposal._begin().settle(None)\n"
         "            tokens = proposal.release().tokens\n"
@@ -74,7 +74,7 @@ FAULTS: tuple[Fault, ...] = (
         "everybody can read a result file",
         "python/adapmixed/evaluation/result_file.py",
         "write_file(self.path, _text(content), mode=0o600)",
-        "write_file(self.path, _text(content))",
+        "write_file(self.path, _text(content), mode=0o644)",
         ("tests/evaluation/test_result_file.py::test_a_result_is_read_back_without_the_models",),
     ),
     Fault(
@@ -163,7 +163,7 @@ FAULTS: tuple[Fault, ...] = (
         "one process charges",
         "the other processes are told a token before it is charged",
         "python/adapmixed/generation/loop.py",
-        "            self.accountant.charge(proposal)\n"
+        "            (self.accountant if payer is None else payer).charge(proposal)\n"
         "            tokens = proposal.release().tokens\n"
         "            assert tokens is not None  # no targets were given\n"
         "            return tokens\n\n        public = rows.public\n"

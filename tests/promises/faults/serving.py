@@ -33,16 +33,17 @@ FAULTS: tuple[Fault, ...] = (
         "charge before draw",
         "sequences of the second temperature are answered without a charge",
         "python/adapmixed/serving/batch.py",
-        "            found[rows] = self._answerer.answer(\n"
-        "                private, public, temperature=temperature, top_k=top_k\n"
-        "            )\n",
-        "            if shape == shapes[0]:\n"
-        "                found[rows] = self._answerer.answer(\n"
-        "                    private, public, temperature=temperature, top_k=top_k\n"
-        "                )\n"
-        "            else:\n"
-        "                found[rows] = public.argmax(-1)\n",
-        ("tests/serving/test_batch.py::test_sequences_of_one_shape_are_one_charge",),
+        "payer=self._prepaid\n            )\n",
+        "payer=self._prepaid\n            ) if shape == shapes[0] else public.argmax(-1)\n",
+        ("tests/serving/test_batch.py::test_what_is_one_charge",),
+    ),
+    Fault(
+        "charge before draw",
+        "a token is drawn while its charge is still being written",
+        "python/adapmixed/serving/batch.py",
+        "                charged.result()\n",
+        "                pass\n",
+        ("tests/serving/test_batch.py::test_no_token_is_drawn_before_the_charge_is_written",),
     ),
     Fault(
         "budgets hold",

@@ -76,14 +76,24 @@ def _from_sqlite(path: str, error: sqlite3.Error) -> LedgerError:
     if primary in _BUSY:
         return LedgerBusyError(f"{path} is locked by another program: {error}")
     if primary in _DEVICE:
-        return LedgerWriteError(f"{path} could not be read or written: {error}")
-    return LedgerCorruptError(f"{path} is not an intact ledger: {error}")
+        advice = ""
+        if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
+            advice = (
+                f"; copy it, with {path}-wal and {path}-head, to a folder that you may write to"
+            )
+        return LedgerWriteError(f"{path} could not be read or written: {error}{advice}")
+    return LedgerCorruptError(
+        f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
+    )
 
 
-def connect(path: str, mode: str) -> sqlite3.Connection:
-    """Open an existing database, read-only with mode "ro" or for writing with mode "rw"."""
+def connect(path: str, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
+    """Open an existing database, read-only with mode "ro" or for writing with mode "rw".
+
+    If `immutable` is set, no other file is read, made or locked; see :func:`at_rest`.
+    """
     connection = sqlite3.connect(
-        f"file:{quote(path)}?mode={mode}",
+        f"file:{quote(path)}?mode={mode}{'&immutable=1' if immutable else ''}",
         uri=True,
         timeout=BUSY_SECONDS,
         isolation_level=None,
@@ -92,6 +102,19 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     return connection
+
+
+def at_rest(path: str) -> tuple[int, ...] | None:
+    """Return what tells two states of a database apart, or None if a log may hold charges.
+
+    If it is the same before and after a reading, the file alone held every charge meanwhile.
+    """
+    for suffix in ("-wal", "-journal"):
+        with suppress(FileNotFoundError):
+            if os.stat(path + suffix).st_size:
+                return None
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def create_database(path: str, description: Description, checkpoint: Checkpoint) -> None:

@@ -126,7 +126,8 @@ def _whole(path: str, data: bytes) -> Head:
         counts = ["spoilt" if one is None else str(one.count) for one in _slots(data)]
         raise LedgerCorruptError(
             f"{path} must hold a whole head, got {len(data)} bytes with the slots "
-            f"{', '.join(counts)}"
+            f"{', '.join(counts)}: the ledger is damaged and may lack charges, so count it as "
+            "spent in full"
         )
     return head
 

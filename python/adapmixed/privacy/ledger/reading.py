@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adapmixed.errors import LedgerCorruptError, LedgerWriteError
+from adapmixed.errors import LedgerCorruptError, LedgerError, LedgerWriteError
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.guarantee import Guarantee
+from adapmixed.privacy.ledger.database import at_rest
 from adapmixed.privacy.ledger.head import Head, head_path, read_head
 from adapmixed.privacy.ledger.records import Chain, Checkpoint, Description, Record, replay
 from adapmixed.privacy.ledger.store import Store
@@ -69,15 +70,47 @@ def read_ledger(
     place = os.path.realpath(path)
     if not os.path.lexists(place):
         raise LedgerWriteError(f"{place} must be a ledger, but there is no such file")
+    if os.path.isdir(place):
+        raise LedgerWriteError(f"{place} must be the database file of a ledger, got a folder")
+    shown = 0
+
+    def once(record: Record) -> None:
+        nonlocal shown
+        if seen is not None and record.sequence > shown:
+            shown = record.sequence
+            seen(record)
+
+    # A closed ledger is read without SQLite's log, which a read-only folder could not hold. If a
+    # writer came meanwhile, the ledger is read again with the log.
+    rest = _at_rest(place)
+    if rest is not None:
+        try:
+            reading = _read(place, once, immutable=True)
+        except LedgerError:
+            if _at_rest(place) == rest:
+                raise
+        else:
+            if _at_rest(place) == rest:
+                return reading
+    return _read(place, once, immutable=False)
+
+
+def _at_rest(place: str) -> tuple[int, ...] | None:
+    try:
+        return at_rest(place)
+    except OSError as error:
+        raise LedgerWriteError(f"{place} could not be read: {error}") from error
+
+
+def _read(place: str, seen: Callable[[Record], None], *, immutable: bool) -> Reading:
     # The head is read first, so that the database must hold every charge that the head names.
     before = read_head(head_path(place))
-    store = Store(place, read_only=True)
+    store = Store(place, read_only=True, immutable=immutable)
     try:
         description, checkpoint = store.description(), store.checkpoint()
         chain = Chain.start(description)
         for record, chain in replay(store.records(), description):  # noqa: B007
-            if seen is not None:
-                seen(record)
+            seen(record)
     finally:
         store.close()
     if checkpoint != Checkpoint.make(chain):

@@ -30,6 +30,8 @@ class Store:
         path: path of an existing database.
         read_only: if True, read one consistent state, whatever a writer does meanwhile, and check
             every page of the file.
+        immutable: if True, and the store is read-only, read the database file alone. The caller
+            checks with `at_rest` that no writer was at work.
 
     Raises:
         LedgerCorruptError: the file is not an intact ledger, or it has another format.
@@ -37,14 +39,16 @@ class Store:
         LedgerWriteError: the file cannot be opened.
     """
 
-    def __init__(self, path: str, *, read_only: bool) -> None:
+    def __init__(self, path: str, *, read_only: bool, immutable: bool = False) -> None:
         self.path = path
         if any(store.path == path for store in _inherited):
             raise LedgerClosedError(
                 f"{path} was open when this process was forked: start a new process to open it"
             )
         with translated(path):
-            self._connection = connect(path, "ro" if read_only else "rw")
+            self._connection = connect(
+                path, "ro" if read_only else "rw", immutable=immutable and read_only
+            )
             try:
                 if read_only:
                     self._connection.execute("BEGIN")

@@ -69,6 +69,8 @@ class LedgerFile:
         """
         place, head = os.path.realpath(path), None
         try:
+            if os.path.isdir(place):
+                raise LedgerWriteError(f"{place} must be the file of a ledger, got a folder")
             if os.path.lexists(place):
                 head = HeadFile(head_path(place))
             elif create:

@@ -23,6 +23,7 @@ from adapmixed_lab.figures.style import (
 )
 from adapmixed_lab.reproduce.marks import LEGEND, look, promise
 from adapmixed_lab.reproduce.paper import PUBLIC
+from adapmixed_lab.reproduce.result import relation
 
 _FONT_SIZE = 8.0
 _KINDS = f"Solid lines are fixed guarantees, and dashed lines data-dependent values. {LEGEND}"
@@ -187,7 +188,7 @@ def _frontiers(rows: Sequence[Row]) -> Drawing:
         axes.set(title=title, xlabel="ε (nats)", ylabel="perplexity (lower is better)")
         number_axis(axes.xaxis)
         ours = [one["ours"] for one in rows if one["ours"]["kind"] not in ("public", "none")]
-        promises = [(one["kind"], one["adjacency"]) for one in ours]
+        promises = [(one["kind"], relation(one)) for one in ours]
         promises_legend(figure, promises, loc="outside lower center")
         settle(figure)
         place_labels(axes, words, boxes_of(levels), font_size=_FONT_SIZE, colours=inks)

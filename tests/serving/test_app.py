@@ -1,0 +1,334 @@
+"""Answers over HTTP: bodies, streams, errors and their order, and what never leaves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from serving_cases import ASK, CHAT, Served, check_error, served
+from stub_engine import MODELS, TEXT, StubEngine
+
+from adapmixed.errors import LedgerWriteError
+from adapmixed.serving.clients import Clients
+from adapmixed.serving.keys import Key, add_key, read_keys
+from adapmixed.serving.prompts import prompts_of
+from adapmixed.serving.usage import Usage
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served() as found:
+        yield found
+
+
+def events(text: str) -> list[Any]:
+    """Return the events of a stream; "[DONE]" as a string."""
+    parts = text.split("\n\n")
+    assert parts.pop() == ""
+    found = []
+    for part in parts:
+        assert part.startswith("data: ")
+        found.append(part[6:] if part == "data: [DONE]" else json.loads(part[6:]))
+    return found
+
+
+def test_a_completion(server: Served) -> None:
+    before = server.engine.accountant.queries
+    answer = server.client().post(COMPLETIONS, json=ASK | {"prompt": ["a", "bc"]})
+    body = answer.json()
+    assert answer.headers["content-type"] == "application/json"
+    assert re.fullmatch(r"cmpl-[0-9a-f]{32}", body.pop("id"))
+    assert abs(body.pop("created") - time.time()) < 5
+    text = TEXT.encode()[:8].decode()
+    choice = {"text": text, "logprobs": None, "finish_reason": "length"}
+    assert body == {
+        "object": "text_completion",
+        "model": "demo",
+        "choices": [{"index": index, **choice} for index in (0, 1)],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 16, "total_tokens": 19},
+    }
+    assert server.engine.accountant.queries == before + 16
+    assert server.settled()
+
+
+def test_a_chat_completion(server: Served) -> None:
+    body = server.client().post(CHATS, json=CHAT).json()
+    assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", body["id"])
+    assert body["object"] == "chat.completion"
+    (choice,) = body["choices"]
+    text = TEXT.encode()[:8].decode()
+    assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+    assert choice["finish_reason"] == "length"
+
+
+def test_a_stream(server: Served) -> None:
+    fields = {"stream": True, "max_tokens": 70, "prompt": ["a", "b"]}
+    answer = server.client().post(COMPLETIONS, json=ASK | fields)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = events(answer.text)
+    assert found.pop() == "[DONE]"
+    assert len({one["id"] for one in found}) == 1
+    whole = TEXT.encode()
+    expected = (whole + whole)[:70].decode()
+    for index in (0, 1):
+        mine = [one["choices"][0] for one in found if one["choices"][0]["index"] == index]
+        assert "".join(one["text"] for one in mine) == expected
+        assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + ["length"]
+    assert not any("usage" in one for one in found)
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_a_chat_stream(server: Served, usage: bool) -> None:
+    body = CHAT | {"stream": True, "stop": "naïve", "max_tokens": 60}
+    options = {"stream_options": {"include_usage": True}} if usage else {}
+    found = events(server.client().post(CHATS, json=body | options).text)
+    assert found.pop() == "[DONE]"
+    if usage:
+        last = found.pop()
+        assert last["choices"] == []
+        stopped = len(TEXT[: TEXT.index("naïve") + 5].encode())
+        assert last["usage"]["completion_tokens"] == stopped
+        assert all(one["usage"] is None for one in found)
+    choices = [one["choices"][0] for one in found]
+    assert all(one["object"] == "chat.completion.chunk" for one in found)
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert choices[-1]["delta"] == {} and choices[-1]["finish_reason"] == "stop"
+    assert "".join(one["delta"].get("content", "") for one in choices) == "Grüße: the "
+
+
+def test_an_answer_that_ends_by_itself() -> None:
+    with served(StubEngine("é!", ends=True)) as server:
+        body = server.client().post(COMPLETIONS, json=ASK | {"max_tokens": 50}).json()
+        assert body["choices"][0]["text"] == "é!"
+        assert body["choices"][0]["finish_reason"] == "stop"
+        assert body["usage"]["completion_tokens"] == 4  # the end token was charged, too
+        assert server.settled() and server.engine.accountant.queries == 4
+
+
+def test_models_and_health(server: Served) -> None:
+    client = server.client()
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    (model,) = listed["data"]
+    assert model == client.get("/v1/models/demo").json()
+    assert set(model) == {"id", "object", "created", "owned_by"} and model["id"] == "demo"
+    assert client.get("/health").json() == {"status": "ok"}
+    with served(model="org/name é") as other:
+        assert other.client().get("/v1/models/org/name é").json()["id"] == "org/name é"
+
+
+@pytest.mark.parametrize(
+    "method,path,status",
+    [
+        ("GET", "/", 404), ("POST", "/invocations", 404), ("POST", "/tokenize", 404),
+        ("GET", "/metrics", 404), ("GET", "/docs", 404), ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/completions/", 404), ("GET", "/v1/models/", 404), ("GET", "/v1/models/x", 404),
+        ("GET", "/v1/models/a%0Ab%F0%9F", 404), ("GET", COMPLETIONS, 405), ("PUT", CHATS, 405),
+        ("POST", "/v1/models", 405), ("DELETE", "/v1/models/demo", 405), ("POST", "/health", 405),
+        ("BREW", "/health", 405), ("OPTIONS", COMPLETIONS, 405),
+    ],
+)  # fmt: skip
+def test_closed_paths(server: Served, method: str, path: str, status: int) -> None:
+    answer = server.client().request(method, path)
+    assert answer.status_code == status
+    check_error(answer.json(), status)
+
+
+def test_large_bodies(server: Served) -> None:
+    client = server.client()
+    large = b'{"model": "' + b"x" * (1 << 20)
+    assert check_error(client.post(COMPLETIONS, content=large).json(), 413)["code"] == "too_large"
+    parts = (large[start : start + 1000] for start in range(0, len(large), 1000))
+    assert client.post(COMPLETIONS, content=parts).status_code == 413
+    answer = client.post(COMPLETIONS, content=b"{}", headers={"content-length": "9" * 30})
+    assert answer.status_code == 413
+
+
+def test_a_page_of_another_site_cannot_spend_the_budget(server: Served) -> None:
+    client = server.client()
+    for headers in (
+        {"origin": "http://evil.example"}, {"origin": "null"}, {"host": "evil.example"},
+        {"host": ""}, {"origin": "http://["}, {"host": "127.0.0.1.evil.example:80"},
+    ):  # fmt: skip
+        answer = client.post(COMPLETIONS, json=ASK, headers=headers)
+        assert answer.status_code == 403, headers
+        check_error(answer.json(), 403)
+    for headers in (
+        {"origin": "http://localhost:3000"}, {"host": "127.0.0.1:8000"}, {"host": "[::1]:80"},
+    ):  # fmt: skip
+        assert client.post(COMPLETIONS, json=ASK, headers=headers).status_code == 200
+
+
+def test_the_order_of_checks(tmp_path: Any) -> None:
+    """Each request has the faults of all later checks, too."""
+    file = tmp_path / "keys.json"
+    secret = add_key(file, "a", requests_per_minute=2)
+    poor = add_key(file, "poor", tokens=10)
+    engine = StubEngine(queries=20)
+    clients = Clients(read_keys(file), Usage(tmp_path / "usage"))
+    with served(engine, clients=clients, waiting=2) as server:
+        engine.go.clear()
+        client = server.client()
+        mine = {"authorization": f"Bearer {secret}"}
+        huge = b"x" * (2 << 20)
+        assert client.post("/nowhere", content=huge).status_code == 401
+        assert client.post("/nowhere", content=huge, headers=mine).status_code == 404
+        assert client.put(COMPLETIONS, content=huge, headers=mine).status_code == 405
+        assert client.post(COMPLETIONS, content=huge, headers=mine).status_code == 413
+        wrong = {"model": "other", "seed": 1, "prompt": ""}
+        assert client.post(COMPLETIONS, json=wrong, headers=mine).status_code == 404
+        wrong |= {"model": "demo"}
+        assert client.post(COMPLETIONS, json=wrong, headers=mine).status_code == 400
+        # One sequence runs and two wait, so a request that the plan does not pay for gets 503.
+        fine = ASK | {"max_tokens": 2}
+        threads = []
+        for count in (1, 2):
+            ask = fine | {"prompt": ["a"] * count}
+            threads.append(
+                threading.Thread(target=client.post, args=(COMPLETIONS,), kwargs={
+                    "json": ask, "headers": mine})
+            )  # fmt: skip
+            threads[-1].start()
+            while server.scheduler.running < 1 or (count == 2 and server.scheduler.waiting < 2):
+                time.sleep(0.005)
+        full = client.post(COMPLETIONS, json=fine | {"max_tokens": 200}, headers=mine)
+        assert full.status_code == 503 and full.headers["retry-after"] == "1"
+        assert check_error(full.json(), 503)["code"] == "queue_full"
+        engine.go.set()
+        for thread in threads:
+            thread.join()
+        assert server.settled() and engine.accountant.queries == 6
+        fast = client.post(COMPLETIONS, json=fine | {"max_tokens": 200}, headers=mine)
+        assert fast.status_code == 429
+        assert check_error(fast.json(), 429)["code"] == "rate_limit_exceeded"
+        assert 1 <= int(fast.headers["retry-after"]) <= 60
+        mine = {"authorization": f"Bearer {poor}"}
+        spent = client.post(COMPLETIONS, json=fine | {"max_tokens": 200}, headers=mine)
+        assert "14 tokens are left of its plan" in check_error(spent.json(), 429)["message"]
+        spent = client.post(COMPLETIONS, json=fine | {"max_tokens": 11}, headers=mine)
+        assert "10 tokens left" in check_error(spent.json(), 429)["message"]
+        assert spent.headers["x-should-retry"] == "false"
+        assert server.admission.left == 14  # nothing stays reserved
+        assert client.post(COMPLETIONS, json=fine | {"max_tokens": 10}, headers=mine).is_success
+
+
+def test_a_plan_that_ends() -> None:
+    with served(StubEngine(queries=20)) as server:
+        client = server.client()
+        assert client.post(COMPLETIONS, json=ASK | {"prompt": ["a"] * 3}).status_code == 429
+        assert client.post(COMPLETIONS, json=ASK | {"prompt": ["a"] * 2}).is_success
+        answer = client.post(COMPLETIONS, json=ASK)
+        error = check_error(answer.json(), 429)
+        assert error["type"] == error["code"] == "insufficient_quota"
+        assert "4 tokens are left" in error["message"]
+        assert answer.headers["x-should-retry"] == "false"
+        assert client.post(COMPLETIONS, json=ASK | {"max_tokens": 4}).is_success
+        assert "0 tokens are left" in client.post(COMPLETIONS, json=ASK).json()["error"]["message"]
+        assert server.engine.accountant.queries == 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_fails(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with served() as server:
+        server.engine.fail = LedgerWriteError("the disk of PRIVATE is full")
+        answer = server.client().post(COMPLETIONS, json=ASK | {"stream": stream})
+        if stream:
+            (event,) = events(answer.text)
+            check_error(event, 503)
+        else:
+            assert answer.status_code == 503
+            check_error(answer.json(), 503)
+        assert "PRIVATE" not in answer.text
+        client = server.client()
+        assert check_error(client.get("/health").json(), 503)["code"] == "stopping"
+        assert client.post(COMPLETIONS, json=ASK).status_code == 503
+        assert client.get("/v1/models").is_success
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_cuts_answers_at_its_deadline(stream: bool) -> None:
+    with served(StubEngine(seconds=0.01)) as server:
+        timer = threading.Timer(0.1, server.scheduler.stop, (0.05,))
+        timer.start()
+        answer = server.client().post(COMPLETIONS, json=ASK | {"stream": stream, "max_tokens": 250})
+        timer.join()
+        if stream:
+            *pieces, last = events(answer.text)
+            assert pieces and check_error(last, 503)["code"] == "stopping"
+        else:
+            assert answer.status_code == 503 and answer.headers["x-should-retry"] == "false"
+            check_error(answer.json(), 503)
+        assert 5 < server.engine.accountant.queries < 100 and server.admission.reserved == 0
+        assert server.client().post(COMPLETIONS, json=ASK).status_code == 503
+
+
+def test_a_fault_of_the_server_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("PRIVATE")
+
+    with served() as server:
+        monkeypatch.setattr("adapmixed.serving.fields.prompts_of", fails)
+        answer = server.client().post(COMPLETIONS, json=ASK)
+        assert answer.status_code == 500
+        assert check_error(answer.json(), 500)["message"] == "the server has made an error"
+        monkeypatch.setattr("adapmixed.serving.fields.prompts_of", prompts_of)
+        monkeypatch.setattr("adapmixed.serving.wire.Writer.piece", fails)
+        (event,) = events(server.client().post(COMPLETIONS, json=ASK | {"stream": True}).text)
+        check_error(event, 500)
+        assert server.settled()
+    assert "RuntimeError" in caplog.text and "PRIVATE" not in caplog.text
+
+
+def _told(spread: float, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return everything that leaves a server whose tokens do not depend on its members."""
+    caplog.clear()
+    with served(StubEngine(spread=spread, queries=100)) as server:
+        client = server.client()
+        answers = [
+            client.post(COMPLETIONS, json=ASK),
+            client.post(CHATS, json=CHAT | {"stream": True}),
+            client.post(COMPLETIONS, json=ASK | {"max_tokens": 90}),
+            client.get("/v1/models"),
+            client.get("/health"),
+        ]
+        told = [f"{a.status_code} {sorted(a.headers.items())} {a.text}" for a in answers]
+        told.append(generate_latest(server.metrics.registry).decode())
+    told += [record.getMessage() for record in caplog.records if record.name.startswith("adap")]
+    changing = r"[0-9a-f]{32}|\"created\":\d+|\w+_(created|seconds_(sum|bucket))[^\n]*"
+    return [re.sub(changing, "", one) for one in told]
+
+
+def test_nothing_that_leaves_depends_on_the_members(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="adapmixed")
+    near, far = _told(0.0, caplog), _told(20.0, caplog)
+    assert near == far and len(near) > 10
+    assert not any(word in "".join(near).lower() for word in ("epsilon", "lambda", "loss", "shard"))
+    assert MODELS == 2
+
+
+def test_prompts_and_keys_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = Key("a", "0" * 64)
+    with served(clients=Clients([key], None)) as server:
+        client = server.client(headers={"authorization": "Bearer SECRET"})
+        client.post(COMPLETIONS + "?prompt=SECRET", json=ASK | {"prompt": "SECRET"})
+        client.get("/SECRET")
+    with served() as server:
+        client = server.client()
+        assert client.post(COMPLETIONS + "?x=SECRET", json=ASK | {"prompt": "SECRET"}).is_success
+        assert client.post(COMPLETIONS, json=ASK | {"seed": "SECRET"}).status_code == 400
+        client.get("/v1/models/SECRET")
+    ours = [one.getMessage() for one in caplog.records if one.name.startswith("adapmixed")]
+    assert "POST /v1/completions 200" in ours and "GET other 401" in ours
+    assert not any("SECRET" in text for text in ours)

@@ -1,0 +1,182 @@
+"""Connections over a real server: clients that leave, do not read, send slowly or say nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving_cases import ASK, Served, check_error, listening, served
+from stub_engine import StubEngine
+
+from adapmixed.serving import answers, app
+from adapmixed.serving.listener import bound, configuration, raise_file_limit
+
+
+def opened(port: int, body: dict[str, Any], *, path: str = "/v1/completions") -> socket.socket:
+    """Send a request on a new connection, and return it unread."""
+    content = json.dumps(body).encode()
+    found = socket.create_connection(("127.0.0.1", port))
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    found.sendall(head.encode() + content)
+    return found
+
+
+def answered(port: int, body: dict[str, Any]) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Host": "localhost"})
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[Served, int]]:
+    """A server that takes 10 ms for a token."""
+    with served(StubEngine(seconds=0.01)) as server, listening(server.app) as port:
+        yield server, port
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_leaves(slow: tuple[Served, int], stream: bool, reset: bool) -> None:
+    server, port = slow
+    connection = opened(port, ASK | {"stream": stream, "max_tokens": 250})
+    while not server.engine.released:
+        time.sleep(0.005)
+    if reset:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    connection.close()
+    assert server.settled(1.0)
+    assert server.engine.released < 60
+    assert server.engine.accountant.queries == server.engine.released
+    assert answered(port, ASK)[0] == 200
+
+
+def test_a_client_that_leaves_the_queue(slow: tuple[Served, int]) -> None:
+    server, port = slow
+    server.engine.go.clear()
+    connections = [opened(port, ASK | {"stream": True}) for _ in range(3)]
+    while server.scheduler.running + server.scheduler.waiting < 3:
+        time.sleep(0.005)
+    connections[2].close()
+    time.sleep(0.1)
+    server.engine.go.set()
+    for connection in connections[:2]:
+        with connection.makefile("rb") as file:
+            assert any(line == b"data: [DONE]\n" for line in file)
+        connection.close()
+    assert server.settled() and 16 <= server.engine.released <= 18
+
+
+def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer ends, and others do not wait for it."""
+    monkeypatch.setattr(answers, "SEND_SECONDS", 0.3)
+    engine, small = StubEngine(window=10**6, queries=10**6), {"send_buffer": 4096}
+    with served(engine, max_tokens=10**5) as server, listening(server.app, **small) as port:
+        stuck = socket.socket()
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.connect(("127.0.0.1", port))
+        body = json.dumps(ASK | {"stream": True, "max_tokens": 10**5}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        stuck.sendall(head % len(body) + body)
+        time.sleep(0.1)
+        assert answered(port, ASK)[0] == 200
+        assert server.settled(10.0)
+        assert engine.released < 10**5 and server.admission.reserved == 0
+        stuck.close()
+
+
+def test_the_system_closes_connections_that_are_not_read() -> None:
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        pytest.skip("only Linux has TCP_USER_TIMEOUT")
+    with bound("127.0.0.1", 0) as listener:
+        listener.listen()
+        client = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert accepted.getsockopt(*option) == 1000 * answers.SEND_SECONDS
+        accepted.close()
+        client.close()
+
+
+def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
+    with served() as server, listening(server.app) as port:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
+            )
+            with connection.makefile("rb") as file:
+                answer = file.read()
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            check_error(json.loads(answer.split(b"\r\n\r\n")[1]), 408)
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
+            )
+        assert answered(port, ASK)[0] == 200
+
+
+def test_a_thousand_idle_connections() -> None:
+    raise_file_limit()
+    with served() as server, listening(server.app) as port:
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(1000)]
+        for connection in idle[:500]:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
+        started = time.monotonic()
+        assert answered(port, ASK)[0] == 200
+        assert time.monotonic() - started < 1.0
+        for connection in idle:
+            connection.close()
+        assert answered(port, ASK)[0] == 200 and server.settled()
+
+
+def test_many_clients_at_once() -> None:
+    """Each gets the whole text, and all tokens are charged once."""
+    with served(StubEngine(batch=8), waiting=64) as server, listening(server.app) as port:
+        found: list[tuple[int, Any]] = []
+
+        def ask() -> None:
+            for _ in range(3):
+                found.append(answered(port, ASK | {"max_tokens": 20}))
+
+        threads = [threading.Thread(target=ask) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [status for status, _ in found] == [200] * 60
+        assert len({body["choices"][0]["text"] for _, body in found}) == 1
+        assert len({body["id"] for _, body in found}) == 60
+        assert server.settled() and server.engine.accountant.queries == 60 * 20
+
+
+def test_a_connection_is_used_again() -> None:
+    with served() as server, listening(server.app) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        for body in (ASK, ASK | {"stream": True}, ASK | {"seed": 1}, ASK):
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Host": "localhost"})
+            answer = connection.getresponse()
+            assert answer.status == (400 if "seed" in body else 200)
+            assert answer.read()
+        connection.close()
+        assert server.settled()
+
+
+def test_no_websocket_and_no_server_name() -> None:
+    with served() as server:
+        config = configuration(server.app)
+        assert config.ws_protocol_class is None and not config.access_log
+        with listening(server.app) as port:
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Host": "localhost"}
+            connection.request("GET", "/v1/completions", headers=headers)
+            assert connection.getresponse().status == 405
+            connection.close()

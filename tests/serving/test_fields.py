@@ -1,0 +1,250 @@
+"""Fields of a request: served, without effect, or 400 with the reason, each through HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving_cases import ASK, CHAT, Served, check_error, served
+from starlette.testclient import TestClient
+from stub_engine import ByteTokenizer
+
+from adapmixed.generation.refused import NO_DRAW, REASONS
+from adapmixed.serving.fields import SERVED
+from adapmixed.serving.refused import REFUSED
+
+PATHS = {False: "/v1/completions", True: "/v1/chat/completions"}
+BODIES = {False: ASK, True: CHAT}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> TestClient:
+    return server.client()
+
+
+def refused(client: TestClient, chat: bool, **fields: Any) -> dict[str, Any]:
+    """Post a body with further fields, and return the error that it gets."""
+    body = json.dumps(BODIES[chat] | fields)
+    answer = client.post(PATHS[chat], content=body)
+    assert answer.status_code == 400, answer.text
+    return check_error(answer.json(), 400)
+
+
+def passes(client: TestClient, chat: bool, **fields: Any) -> dict[str, Any]:
+    answer = client.post(PATHS[chat], json=BODIES[chat] | fields)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+# Field -> a value that a client might send.
+ASKED_FOR: dict[str, Any] = {
+    "n": 2, "seed": 7, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.5, "presence_penalty": 0.5,
+    "frequency_penalty": -1, "repetition_penalty": 1.2, "length_penalty": 2,
+    "logit_bias": {"50256": -100}, "min_tokens": 3, "ignore_eos": True, "bad_words": ["no"],
+    "allowed_token_ids": [1, 2], "stop_token_ids": [3], "logits_processors": ["x"],
+    "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]},
+    "guided_json": {}, "guided_regex": "a*", "guided_choice": ["a"], "guided_grammar": "g",
+    "use_beam_search": True, "num_beams": 4, "best_of": 3, "prompt_logprobs": 1, "echo": True,
+    "store": True, "service_tier": "flex", "logprobs": True, "suffix": "end", "top_logprobs": 5,
+    "tools": [{"type": "function"}], "tool_choice": "auto", "parallel_tool_calls": True,
+    "functions": [{}], "function_call": "auto", "modalities": ["audio"], "audio": {},
+    "prediction": {}, "reasoning_effort": "low", "verbosity": "low", "web_search_options": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
+def test_every_refused_field_has_its_reason(client: TestClient, chat: bool) -> None:
+    assert set(REFUSED[False]) | set(REFUSED[True]) == set(ASKED_FOR)
+    for name, (neutral, reason) in REFUSED[chat].items():
+        error = refused(client, chat, **{name: ASKED_FOR[name]})
+        assert error["param"] == name and error["message"].startswith(f"{name} must be null")
+        assert reason in error["message"]
+        for value in (None, *neutral):
+            passes(client, chat, **{name: value})
+
+
+def test_reasons_are_those_of_the_library(client: TestClient) -> None:
+    for name in ("top_p", "logit_bias", "logprobs", "best_of", "presence_penalty"):
+        assert REASONS[name] in refused(client, False, **{name: ASKED_FOR[name]})["message"]
+    for zero in (0, 0.0, -0.0):
+        assert NO_DRAW in refused(client, False, temperature=zero)["message"]
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
+def test_unknown_fields(client: TestClient, chat: bool) -> None:
+    for name in (
+        "greedy",
+        "Temperature",
+        "",
+        "\ud800",
+        "a" * 300,
+        "prompt" if chat else "messages",
+    ):
+        error = refused(client, chat, **{name: "x"})
+        assert error["param"] == name[:60] and "does not know it" in error["message"]
+        passes(client, chat, **{name: None} if name != "\ud800" else {})
+
+
+def test_true_is_no_number_and_a_number_is_no_flag(client: TestClient) -> None:
+    for name in ("n", "best_of", "top_p"):
+        refused(client, False, **{name: True})
+    refused(client, False, echo=0)
+    for name in ("max_tokens", "top_k", "temperature", "stream", "stop"):
+        refused(client, False, **{name: True if name not in ("stream", "stop") else 1})
+
+
+NOT_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "-1", "1e-400", '"1"', "[1]"]
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+@pytest.mark.parametrize("name", ["temperature", "max_tokens", "top_k"])
+def test_numbers_that_are_none(client: TestClient, name: str, value: str) -> None:
+    head = json.dumps({key: one for key, one in ASK.items() if key != name})[:-1]
+    answer = client.post(PATHS[False], content=f'{head}, "{name}": {value}}}')
+    assert answer.status_code == 400
+    assert check_error(answer.json(), 400)["param"] in (name, None)
+
+
+def test_caps(client: TestClient) -> None:
+    assert "max_tokens must be <= 256, got 257" in refused(client, False, max_tokens=257)["message"]
+    for value in (0, -1, 1.5, "1", 10**400):
+        refused(client, False, max_tokens=value)
+    assert passes(client, False, max_tokens=None)["usage"]["completion_tokens"] == 16
+    chat = passes(client, True, max_tokens=None, max_completion_tokens=3)
+    assert chat["usage"]["completion_tokens"] == 3
+    assert passes(client, True, max_tokens=3, max_completion_tokens=3)
+    assert (
+        "must be equal" in refused(client, True, max_tokens=3, max_completion_tokens=4)["message"]
+    )
+
+
+def test_prompts(client: TestClient) -> None:
+    for prompt, sequences, tokens in (
+        ("abc", 1, 3),
+        (["abc", "de"], 2, 5),
+        ([97, 98], 1, 2),
+        ([[97], [98, 99]], 2, 3),
+        ([[97], "bc"], 2, 3),
+        ("\x00 é 🙂", 1, 9),
+    ):
+        found = passes(client, False, prompt=prompt)
+        assert len(found["choices"]) == sequences
+        assert found["usage"]["prompt_tokens"] == tokens
+    bad = [None, "", [], [""], [[]], ["a", ""], 3, {}, [None], [[1.0]], [[True]], [True], ["a", 1]]
+    for prompt in (*bad, ["a", [[1]]], [1, "a"], "\ud800", "a\udc00", [257], [-1], [10**30]):
+        assert refused(client, False, prompt=prompt)["param"] == "prompt", prompt
+
+
+def test_messages(client: TestClient) -> None:
+    parts = [{"type": "text", "text": "On"}, {"type": "text", "text": "ce"}]
+    plain = passes(client, True)["usage"]["prompt_tokens"]
+    given = [{"role": "user", "content": parts, "name": None}]
+    assert passes(client, True, messages=given)["usage"]["prompt_tokens"] == plain
+    for role in ("system", "developer", "assistant"):
+        passes(client, True, messages=[{"role": role, "content": "x"}, *CHAT["messages"]])
+    one = {"role": "user", "content": "x"}
+    bad: list[Any] = [
+        None, [], "x", {}, [None], ["x"], [{}], [{"role": "user"}], [{"content": "x"}],
+        [one | {"role": "tool"}], [one | {"role": 1}], [one | {"role": []}], [one | {"content": 1}],
+        [one | {"content": None}], [one | {"content": [1]}],
+        [one | {"content": [{"type": "text"}]}],
+        [one | {"content": [{"type": "image_url", "image_url": {}}]}], [one | {"tool_calls": []}],
+        [one | {"content": [{"type": "text", "text": 1}]}], [one | {"content": "\udfff"}], [one, 1],
+    ]  # fmt: skip
+    for messages in bad:
+        error = refused(client, True, messages=messages)
+        assert error["param"].startswith("messages"), messages
+
+
+@pytest.mark.parametrize("wrong", [TypeError("no"), KeyError("no"), ZeroDivisionError()])
+def test_a_template_that_fails(wrong: Exception) -> None:
+    class Failing(ByteTokenizer):
+        def apply_chat_template(self, messages: Any, **options: object) -> str:
+            raise wrong
+
+    with served(tokenizer=Failing()) as server:
+        assert refused(server.client(), True)["param"] == "messages"
+    plain = ByteTokenizer()
+    plain.chat_template = None
+    with served(tokenizer=plain) as server:
+        assert "use /v1/completions" in refused(server.client(), True)["message"]
+
+
+def test_stops(client: TestClient) -> None:
+    found = passes(client, False, stop="ß", max_tokens=20)
+    assert found["choices"][0] == {
+        "index": 0, "text": "Grü", "logprobs": None, "finish_reason": "stop",
+    }  # fmt: skip
+    assert found["usage"]["completion_tokens"] == 6  # ß has two bytes, and is charged
+    passes(client, False, stop=["1", "2", "3", "4"])
+    passes(client, False, stop=[])
+    for stop in ("", [""], ["a"] * 5, [1], {}, "\ud800", "x" * 257):
+        assert refused(client, False, stop=stop)["param"] == "stop"
+
+
+def test_stream_options(client: TestClient) -> None:
+    for options in ({}, {"include_usage": True}, {"include_usage": None}):
+        assert refused(client, False, stream_options=options)["param"] == "stream_options"
+        body = ASK | {"stream": True, "stream_options": options}
+        assert client.post(PATHS[False], json=body).status_code == 200
+    for options in ([], {"x": 1}, {"include_usage": 1}, {"include_obfuscation": True}, "x"):
+        refused(client, False, stream=True, stream_options=options)
+
+
+def test_fields_that_are_ignored(client: TestClient) -> None:
+    harmless = {"user": "u", "metadata": {"a": ["b"]}, "store": False, "service_tier": "auto"}
+    for chat in (False, True):
+        passes(client, chat, **harmless, safety_identifier="x")
+
+
+def test_models(client: TestClient) -> None:
+    answer = client.post(PATHS[False], json=ASK | {"model": "gpt-5"})
+    assert answer.status_code == 404
+    assert check_error(answer.json(), 404)["code"] == "model_not_found"
+    for model in (None, 1, ["demo"], "\ud800"):
+        assert refused(client, False, model=model)["param"] == "model"
+
+
+BODIES_THAT_ARE_NONE = [
+    b"", b"{", b"[]", b"null", b"1", b'"a"', b"\xff\xfe", b"\xef\xbb\xbf{}", b'{"model": "demo",}',
+    b'{"model": "demo", "model": "demo", "prompt": "x"}', b"{" + b"1" * 5000 + b"}",
+    b'{"a": ' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"a":' * 100_000, b"\x00" * 100,
+    '{"model": "demo"}'.encode("utf-16"), b'{"model": "demo", "prompt": ["a", {"a": 1, "a": 2}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES_THAT_ARE_NONE, ids=range(len(BODIES_THAT_ARE_NONE)))
+def test_bodies_that_are_no_request(client: TestClient, body: bytes) -> None:
+    answer = client.post(PATHS[False], content=body)
+    assert answer.status_code == 400, answer.text
+    check_error(answer.json(), 400)
+
+
+def test_deep_values_in_every_field(client: TestClient) -> None:
+    """A value just below the parser's limit of depth must not fail anywhere behind it."""
+    for depth in (10, 100, 200, 400, 700, 900, 1500):
+        for name in (*sorted(SERVED[True] | SERVED[False]), "tools", "response_format", "zzz"):
+            deep = "[" * depth + "]" * depth
+            for chat in (False, True):
+                head = json.dumps({k: v for k, v in BODIES[chat].items() if k != name})[:-1]
+                answer = client.post(PATHS[chat], content=f'{head}, "{name}": {deep}}}')
+                assert answer.status_code == 400, (depth, name)
+                check_error(answer.json(), 400)
+
+
+def test_the_window(client: TestClient) -> None:
+    error = refused(client, False, prompt="x" * 5000)
+    assert error["code"] == "context_length_exceeded" and error["param"] == "prompt"
+    error = refused(client, False, prompt="x" * 4090, max_tokens=100)
+    assert error["param"] == "max_tokens"
+    assert error["message"].startswith("max_tokens must be <= ")
+    assert refused(client, False, prompt=["x"] * 65)["param"] == "prompt"

@@ -1,0 +1,261 @@
+"""Keys: their file, who they let in, how often, and the tokens that survive a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_cases import ASK, check_error, served
+from stub_engine import StubEngine
+
+from adapmixed.cli import main
+from adapmixed.files import sole_writer
+from adapmixed.serving import clients as clients_module
+from adapmixed.serving.clients import Client, Clients
+from adapmixed.serving.errors import RequestError
+from adapmixed.serving.keys import Key, add_key, read_keys
+from adapmixed.serving.usage import Usage
+
+COMPLETIONS = "/v1/completions"
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.json"
+    assert main(["keys", "add", str(file), "alice", "--tokens", "9", "--max-tokens", "3"]) == 0
+    assert main(["keys", "add", str(file), "bob", "--requests-per-minute", "5"]) == 0
+    alice, bob = capsys.readouterr().out.split()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert alice not in file.read_text() and len(alice) > 40
+    written = json.loads(file.read_text())
+    assert set(written["keys"][0]) == {"name", "sha256", "max_tokens", "tokens"}
+    keys = read_keys(file)
+    assert [key.name for key in keys] == ["alice", "bob"]
+    assert (keys[0].tokens, keys[0].max_tokens, keys[1].requests_per_minute) == (9, 3, 5)
+    assert list(tmp_path.iterdir()) == [file]
+    for arguments in (
+        ["alice"],
+        ["a b"],
+        [""],
+        ["x", "--tokens", "0"],
+        ["x", "--max-tokens", "-1"],
+    ):
+        assert main(["keys", "add", str(file), *arguments]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    with sole_writer(file):
+        assert main(["keys", "add", str(file), "carol"]) == 2
+    assert len(read_keys(file)) == 2
+
+
+def _file(*keys: object) -> str:
+    return json.dumps({"format": 1, "keys": keys})
+
+
+A, B = "0" * 64, "1" * 64
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "null", '{"format": 2, "keys": []}', '{"format": 1}', "[" * 100_000,
+        '{"format": 1, "keys": 3}', _file(1), _file({"name": "a"}),
+        _file({"name": "a", "sha256": "00"}), _file({"name": "a", "sha256": A, "tokens": 1.5}),
+        _file({"name": "a", "sha256": A, "spare": 1}), _file({"name": "a b", "sha256": A}),
+        _file({"name": "a", "sha256": A}, {"name": "a", "sha256": B}),
+        _file({"name": "a", "sha256": A}, {"name": "b", "sha256": A}),
+    ],
+)  # fmt: skip
+def test_files_that_hold_no_keys(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match="keys.json must"):
+        read_keys(file)
+    with pytest.raises(ValueError, match="keys.json must"):
+        add_key(file, "new")
+    assert file.read_text() == content
+
+
+def test_who_is_let_in(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    secret = add_key(file, "alice", max_tokens=4)
+    with served(clients=Clients(read_keys(file), None)) as server:
+        client = server.client()
+        wrong: list[Any] = [
+            {}, bearer(""), bearer("x"), bearer(secret[:-1]), bearer(secret + "x"),
+            {"authorization": secret}, {"authorization": f"Basic {secret}"}, bearer(secret.upper()),
+            {"authorization": b"Bearer \xff\xfe"}, {"x-api-key": secret},
+            bearer(read_keys(file)[0].sha256),
+        ]  # fmt: skip
+        for headers in wrong:
+            for path in (COMPLETIONS, "/v1/models", "/nowhere"):
+                answer = client.post(path, headers=headers, content=b"x" * (2 << 20))
+                assert answer.status_code == 401
+                assert check_error(answer.json(), 401)["code"] == "invalid_api_key"
+        assert client.get("/health").is_success
+        assert client.get("/v1/models", headers=bearer(secret)).is_success
+        # A server with keys may have any name, so it does not look at the host.
+        headers = bearer(secret) | {"host": "api.example", "origin": "https://app.example"}
+        answer = client.post(COMPLETIONS, json=ASK | {"max_tokens": 4}, headers=headers)
+        assert answer.is_success
+        answer = client.post(COMPLETIONS, json=ASK, headers={"authorization": f"bearer  {secret} "})
+        assert "max_tokens must be <= 4" in check_error(answer.json(), 400)["message"]
+        del headers["origin"]
+        body = {key: value for key, value in ASK.items() if key != "max_tokens"}
+        usage = client.post(COMPLETIONS, json=body, headers=headers).json()["usage"]
+        assert usage["completion_tokens"] == 4
+
+
+def test_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(clients_module.time, "monotonic", lambda: now[0])
+    client = Client(Key("a", "0" * 64, requests_per_minute=3), None)
+    for _ in range(3):
+        client.check_rate()
+    with pytest.raises(RequestError) as raised:
+        client.check_rate()
+    assert raised.value.headers == {"retry-after": "20"}
+    now[0] += 20.01
+    client.check_rate()
+    with pytest.raises(RequestError):
+        client.check_rate()
+    now[0] += 1e6
+    for _ in range(3):
+        client.check_rate()
+    with pytest.raises(RequestError):
+        client.check_rate()
+
+
+def test_a_share_of_the_budget(tmp_path: Path) -> None:
+    """A key counts max_tokens of every prompt, and gets back what its answers did not use."""
+    file, path = tmp_path / "keys.json", tmp_path / "usage"
+    headers = bearer(add_key(file, "alice", tokens=40))
+    usage = Usage(path)
+    with served(StubEngine("ab", ends=True), clients=Clients(read_keys(file), usage)) as server:
+        client = server.client(headers=headers)
+        answer = client.post(COMPLETIONS, json=ASK | {"max_tokens": 21, "prompt": ["a", "b"]})
+        assert "40 tokens left" in check_error(answer.json(), 429)["message"]
+        ask = ASK | {"max_tokens": 20, "prompt": ["a", "b"]}
+        assert client.post(COMPLETIONS, json=ask).is_success  # three tokens each
+        while usage.used("alice") != 6:
+            pass
+        assert "34 tokens left" in client.post(COMPLETIONS, json=ask).json()["error"]["message"]
+        assert server.admission.reserved == 0
+    usage.close()
+    assert Usage(path).used("alice") == 6
+
+
+def test_usage_after_a_kill(tmp_path: Path) -> None:
+    """At every byte that a kill may leave, a key has at most lost tokens of its own."""
+    path = tmp_path / "usage"
+    usage, rng = Usage(path), random.Random(3)
+    durable = [(len(path.read_bytes()), {"a": 0, "b": 0})]  # used by answers, at the least
+    spent, admitted = {"a": 0, "b": 0}, []
+    for _ in range(40):
+        if admitted and rng.random() < 0.4:
+            name, number, tokens = admitted.pop(rng.randrange(len(admitted)))
+            used = rng.randint(0, tokens)
+            usage.give_back(number, name, tokens - used)
+            spent[name] += used
+        else:
+            name, tokens = rng.choice("ab"), rng.randint(1, 9)
+            number = usage.admit(name, tokens, 10**6)
+            assert number is not None
+            admitted.append((name, number, tokens))
+        durable.append((len(path.read_bytes()), dict(spent)))
+    whole = path.read_bytes()
+    before = usage.used("a"), usage.used("b")
+    usage.close()
+    for length in range(durable[0][0], len(whole) + 1, 7):
+        copy = tmp_path / "copy"
+        copy.write_bytes(whole[:length])
+        found = Usage(copy)
+        at_least = [used for size, used in durable if size <= length][-1]
+        assert all(found.used(name) >= at_least[name] for name in "ab")
+        found.close()
+    found = Usage(path)
+    assert (found.used("a"), found.used("b")) == before
+    assert len(path.read_bytes()) < 100  # rewritten as one line
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_damaged_usage(tmp_path: Path) -> None:
+    path = tmp_path / "usage"
+    usage = Usage(path)
+    for _ in range(4):
+        number = usage.admit("a", 5, 100)
+        assert number is not None
+    usage.give_back(number, "a", 2)
+    usage.close()
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    damaged = [b"", b"x", b"\n" + whole, whole.replace(b'"tokens": 5', b'"tokens": 4', 1)]
+    damaged += [b"".join(lines[:at] + lines[at + 1 :]) for at in range(len(lines) - 1)]
+    damaged += [
+        lines[0] + lines[2] + lines[1] + b"".join(lines[3:]),
+        whole + b"\n",
+        whole + lines[-1],
+    ]
+    for at in range(0, len(whole) - 1, 7):
+        damaged.append(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="usage (is damaged|must be)"):
+            Usage(path)
+        assert path.read_bytes() == content
+    path.write_bytes(whole + b"00000000 {")
+    assert Usage(path).used("a") == 18
+
+
+def no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "call,fails", [("write", lambda *_: 3), ("write", no_space), ("fsync", no_space)]
+)
+def test_usage_that_cannot_be_written(
+    call: str, fails: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer does not start, and no later one does, since a part of a line may be there."""
+    file = tmp_path / "keys.json"
+    headers = bearer(add_key(file, "alice", tokens=40))
+    usage = Usage(tmp_path / "usage")
+    with served(clients=Clients(read_keys(file), usage)) as server:
+        client = server.client(headers=headers)
+        monkeypatch.setattr(os, call, fails)
+        assert check_error(client.post(COMPLETIONS, json=ASK).json(), 500)
+        monkeypatch.undo()
+        assert client.post(COMPLETIONS, json=ASK).status_code == 500
+        assert server.engine.released == 0 and server.admission.reserved == 0
+
+
+def test_threads_cannot_overspend(tmp_path: Path) -> None:
+    usage, granted = Usage(tmp_path / "usage"), []
+
+    def spend() -> None:
+        for _ in range(20):
+            granted.append(usage.admit("a", 3, 100))
+
+    threads = [threading.Thread(target=spend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = [one for one in granted if one is not None]
+    assert len(numbers) == len(set(numbers)) == 33 and usage.used("a") == 99
+
+
+def test_keys_with_shares_need_a_file() -> None:
+    with pytest.raises(ValueError, match="usage must be given"):
+        Clients([Key("a", "0" * 64, tokens=3)], None)
+    with pytest.raises(ValueError, match="at least one key"):
+        Clients([], None)

@@ -1,0 +1,137 @@
+"""The `openai` package against a real server: blocking, asynchronous and streaming."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving_cases import Served, listening, served
+from stub_engine import TEXT, StubEngine
+
+from adapmixed.serving.clients import Clients
+from adapmixed.serving.keys import add_key, read_keys
+
+openai = pytest.importorskip("openai")
+
+MESSAGES = [{"role": "user", "content": "Once"}]
+EXPECTED = TEXT.encode()[:20].decode()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, str]]:
+    file = tmp_path_factory.mktemp("keys") / "keys.json"
+    secret = add_key(file, "client")
+    clients = Clients(read_keys(file), None)
+    with served(clients=clients) as found, listening(found.app) as port:
+        yield found, f"http://127.0.0.1:{port}/v1", secret
+
+
+def test_blocking(server: tuple[Served, str, str]) -> None:
+    _, url, secret = server
+    with openai.OpenAI(base_url=url, api_key=secret) as client:
+        assert [model.id for model in client.models.list()] == ["demo"]
+        assert client.models.retrieve("demo").owned_by == "adapmixed"
+        done = client.completions.create(model="demo", prompt="Once", max_tokens=20)
+        assert done.choices[0].text == EXPECTED and done.usage.completion_tokens == 20
+        done = client.completions.create(model="demo", prompt=["a", "b"], max_tokens=20, n=1)
+        assert [choice.text for choice in done.choices] == [EXPECTED] * 2
+        chat = client.chat.completions.create(
+            model="demo", messages=MESSAGES, max_completion_tokens=20, temperature=0.7, user="me"
+        )
+        assert chat.choices[0].message.content == EXPECTED
+        assert chat.choices[0].finish_reason == "length"
+
+
+def test_streaming(server: tuple[Served, str, str]) -> None:
+    _, url, secret = server
+    with openai.OpenAI(base_url=url, api_key=secret) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="demo", messages=MESSAGES, max_tokens=20, stream=True,
+                stream_options={"include_usage": True},
+            )
+        )  # fmt: skip
+        assert chunks[-1].usage.completion_tokens == 20 and not chunks[-1].choices
+        deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
+        assert deltas[0].role == "assistant"
+        assert "".join(delta.content or "" for delta in deltas) == EXPECTED
+        parts = client.completions.create(model="demo", prompt="a", max_tokens=20, stream=True)
+        assert "".join(part.choices[0].text for part in parts) == EXPECTED
+
+
+def test_asynchronous(server: tuple[Served, str, str]) -> None:
+    _, url, secret = server
+
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key=secret) as client:
+            stream = await client.chat.completions.create(
+                model="demo", messages=MESSAGES, max_tokens=20, stream=True
+            )
+            parts = [part.choices[0].delta.content or "" async for part in stream]
+            several = [
+                client.completions.create(model="demo", prompt="Once", max_tokens=20)
+                for _ in range(10)
+            ]
+            return ["".join(parts)] + [
+                done.choices[0].text for done in await asyncio.gather(*several)
+            ]
+
+    assert asyncio.run(ask()) == [EXPECTED] * 11
+
+
+def test_errors(server: tuple[Served, str, str]) -> None:
+    _, url, secret = server
+    with openai.OpenAI(base_url=url, api_key="wrong") as client:
+        with pytest.raises(openai.AuthenticationError, match="Bearer KEY"):
+            client.models.list()
+    with openai.OpenAI(base_url=url, api_key=secret) as client:
+        with pytest.raises(openai.BadRequestError, match="seed must be null") as raised:
+            client.completions.create(model="demo", prompt="a", seed=1)
+        assert raised.value.param == "seed" and raised.value.code == "unsupported_parameter"
+        with pytest.raises(openai.NotFoundError, match="not served"):
+            client.completions.create(model="other", prompt="a")
+        with pytest.raises(openai.NotFoundError):
+            client.embeddings.create(model="demo", input="a")
+
+
+def test_a_spent_plan_is_not_asked_again() -> None:
+    with served(StubEngine(queries=10)) as found, listening(found.app) as port:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any") as client:
+            client.completions.create(model="demo", prompt="a", max_tokens=8)
+            with pytest.raises(openai.RateLimitError, match="2 tokens are left"):
+                client.completions.create(model="demo", prompt="a", max_tokens=8)
+        labels = {"path": "/v1/completions", "status": "429"}
+        counted = found.metrics.registry.get_sample_value
+        while (count := counted("adapmixed_requests_total", labels)) is None:
+            time.sleep(0.001)  # it is counted once the response was sent
+        assert count == 1  # x-should-retry kept the client from asking twice more
+
+
+def test_an_error_in_the_middle_of_a_stream() -> None:
+    with served(StubEngine(seconds=0.005)) as found, listening(found.app) as port:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any") as client:
+            stream = client.completions.create(
+                model="demo", prompt="a", max_tokens=200, stream=True
+            )
+            seen = [next(stream)]
+            found.scheduler.stop(0.0)
+            with pytest.raises(openai.APIError, match="stopping"):
+                seen += list(stream)
+            assert seen[0].choices[0].text == "G"
+
+
+def test_the_end_of_a_with_block_ends_the_answer() -> None:
+    with served(StubEngine(seconds=0.01)) as found, listening(found.app) as port:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any") as client:
+            asked = {"model": "demo", "prompt": "a", "max_tokens": 200, "stream": True}
+            with client.completions.create(**asked) as stream:
+                next(iter(stream))
+            assert found.settled(2.0) and found.engine.released < 100
+
+
+def test_keys_are_made_by_the_command(tmp_path: Path) -> None:
+    secret = add_key(tmp_path / "keys.json", "a")
+    assert secret.isascii() and not set(secret) & set(" \t\r\n")

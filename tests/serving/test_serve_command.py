@@ -1,0 +1,225 @@
+"""The command ``adapmixed serve``: what it refuses, and a whole life with a signal at its end."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_cases import ASK, check_error, listening, served
+from stub_engine import StubEngine
+from trained_demo import DEMO_ENSEMBLE
+
+from adapmixed.cli import main
+from adapmixed.data.demo import demo_base
+from adapmixed.privacy import read_ledger
+from adapmixed.serving.listener import (
+    Listener,
+    bound,
+    configuration,
+    is_loopback,
+    raise_file_limit,
+    url_of,
+)
+
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
+POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5 queries=500"]
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        (POOL, "--base must be given, or --demo"),
+        ([*MODELS, *POOL], "--ledger must be given: a server without one forgets what was spent"),
+        (MODELS, "--mechanism must be given"),
+        ([*MODELS, "--mechanism", "clipped-log-pool lower=-1 upper=1", "--ledger", "x"],
+         "queries= in --mechanism clipped-log-pool, the number of tokens of all runs: a server"),
+        ([*MODELS, "--mechanism", "pmixed epsilon=3", "--ledger", "x"], "queries= in --mechanism"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 needs --keys, and --tls-cert"),
+        (["--host", "0.0.0.0", "--keys", "k"], "--host 0.0.0.0 needs --keys, and --tls-cert"),
+        (["--host", "::", "--behind-proxy"], "--behind-proxy needs --keys"),
+        (["--behind-proxy"], "--behind-proxy needs --keys"),
+        (["--tls-cert", "x", "--tls-key", "y"], "No such file"),
+        (["--keys", "x"], "--keys must name an existing file, got x"),
+        (["--tls-cert", "x"], "--tls-cert and --tls-key must be given together"),
+        (["--port", "70000"], "--port must be in [0, 65535]"),
+        (["--metrics-port", "-1"], "--metrics-port must be in [0, 65535]"),
+        (["--max-tokens", "0"], "--max-tokens must be an integer >= 1"),
+        (["--default-tokens", "2000"], "--default-tokens must be <= --max-tokens 1024"),
+        (["--waiting", "0"], "--waiting must be an integer >= 1"),
+        (["--stop-seconds", "-1"], "--stop-seconds must be"),
+        (["--temperature", "0"], "--temperature must be > 0"),
+        (["--top-p", "0.5"], "argument --top-p: must not be given"),
+        (["--demo", "x", "--ledger", "y"], "--ledger must not be given with --demo"),
+        (["--demo", "x", *POOL], "--mechanism must not be given with --demo"),
+    ],
+)  # fmt: skip
+def test_what_it_refuses(
+    given: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    port = [] if "--port" in given else ["--port", "0"]
+    try:
+        assert main(["serve", *port, *given]) == 2
+    except SystemExit as left:  # of argparse
+        assert left.code == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())  # nothing was made
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", *MODELS, *POOL, "--ledger", "x", "--port", port]) == 2
+    assert "in use" in capsys.readouterr().err
+
+
+def test_without_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", "--demo"]) == 2
+    assert (
+        "adapmixed serve needs uvicorn: pip install 'adapmixed[serve]'" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*making.split(), *names, *files], check=True, capture_output=True)
+    trusting = ssl.create_default_context(cafile=certificate)
+    with served() as server, listening(server.app, certificate=certificate, key=key) as port:
+        url = f"https://127.0.0.1:{port}/v1/models"
+        with urllib.request.urlopen(url, context=trusting) as answer:
+            assert json.load(answer)["data"][0]["id"] == "demo"
+
+
+def test_addresses() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "")))
+    with bound("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        assert url_of(listening, tls=False) == f"http://127.0.0.1:{port}/v1"
+        assert url_of(listening, tls=True).startswith("https://")
+    raise_file_limit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft == hard
+
+
+def post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(f"{url}/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_graceful_stop(twice: bool) -> None:
+    """A running answer ends, or is cut by the second signal; new queries get 503 meanwhile."""
+    with served(StubEngine(seconds=0.01), max_tokens=1000) as server:
+        with bound("127.0.0.1", 0) as address:
+            listener = Listener(configuration(server.app), server.scheduler, 30.0)
+            thread = threading.Thread(target=listener.run, args=([address],))
+            thread.start()
+            url = url_of(address, tls=False)
+            found: list[tuple[int, str]] = []
+            body = ASK | {"stream": True, "max_tokens": 1000 if twice else 60}
+            client = threading.Thread(target=lambda: found.append(post(url, body)))
+            client.start()
+            while server.engine.released < 5:
+                time.sleep(0.005)
+            listener.handle_exit(signal.SIGTERM, None)
+            while not server.scheduler.stopped:
+                time.sleep(0.001)
+            status, text = post(url, ASK)
+            assert check_error(json.loads(text), status)["code"] == "stopping" and status == 503
+            if twice:
+                listener.handle_exit(signal.SIGTERM, None)
+            client.join()
+            thread.join(5.0)
+            assert not thread.is_alive()
+        ((status, text),) = found
+        last = text.split("\n\n")[-2]
+        if twice:
+            check_error(json.loads(last.removeprefix("data: ")), 503)
+        else:
+            assert last == "data: [DONE]" and server.engine.released == 60
+        assert server.admission.reserved == 0
+
+
+def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start the command, and return its process and its address once it answers."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "adapmixed", "serve", "--port", "0", *arguments],
+        cwd=cwd, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stderr is not None
+    lines = []
+    for line in run.stderr:
+        lines.append(line)
+        if line.startswith("Serving "):
+            return run, line.split(" at ")[1].split(". ")[0]
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("demo_ensemble")
+def test_a_whole_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With keys and a share of the budget, over two runs on one ledger."""
+    assert main(["keys", "add", str(tmp_path / "keys.json"), "alice", "--tokens", "50"]) == 0
+    headers = {"Authorization": f"Bearer {capsys.readouterr().out.strip()}"}
+    arguments = [*MODELS, *POOL, "--ledger", "ledger", "--keys", "keys.json", "--name", "demo"]
+    run, url = started(arguments, tmp_path)
+    status, text = post(url, ASK | {"max_tokens": 30}, **headers)
+    used = json.loads(text)["usage"]["completion_tokens"]
+    assert status == 200 and post(url, ASK)[0] == 401
+    run.send_signal(signal.SIGTERM)
+    out, error = run.communicate(timeout=30)
+    assert run.returncode == 0 and out == ""
+    assert "Up to 500 answered queries are (ε, δ)-differentially private" in error
+    assert read_ledger(tmp_path / "ledger").guarantee.queries == used
+    run, url = started(arguments, tmp_path)
+    status, text = post(url, ASK | {"max_tokens": 51 - used}, **headers)
+    assert status == 429 and f"{50 - used} tokens left" in text
+    assert post(url, ASK | {"max_tokens": 50 - used}, **headers)[0] == 200
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=30)
+    assert run.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("demo_ensemble")
+def test_the_demonstration(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    folder.mkdir()
+    for name in ("ensemble", "ensemble.key", "ensemble.private"):
+        (folder / name).symlink_to(DEMO_ENSEMBLE.with_name(name))
+    run, url = started(["--demo"], tmp_path)
+    status, text = post(url, {"model": "adapmixed-demo", "prompt": "The try statement"})
+    assert status == 200 and json.loads(text)["usage"]["prompt_tokens"] == 4
+    run.send_signal(signal.SIGTERM)
+    _, error = run.communicate(timeout=30)
+    assert run.returncode == 0 and "with ε = 3 at δ = 1e-05" in error
+    assert (folder / "serve.ledger").exists()
