@@ -153,7 +153,6 @@ def config_of(folder: Path, ensemble: Path, **changes: Any) -> Any:
             "--kv-transfer-config",
         ),
         ({"logprobs_mode": "processed_logprobs"}, "--logprobs-mode"),
-        ({"async_scheduling": True}, "--async-scheduling"),
         ({"scheduler_cls": None}, "--scheduler-cls"),
         ({"worker_cls": "auto"}, "--worker-cls"),
         ({"logits_processors": None}, "--logits-processors"),
@@ -177,6 +176,10 @@ def test_settings_that_are_served(
 
     config = config_of(tmp_path, ensemble)
     assert checking.check_config(config) == options(tmp_path, ensemble)
+    config.scheduler_config.async_scheduling = True  # on the CPU vLLM itself turns it off
+    with pytest.raises(ValueError, match="--async-scheduling"):
+        checking.check_config(config)
+    config.scheduler_config.async_scheduling = False
     config.parallel_config._api_process_count = 2
     with pytest.raises(ValueError, match="--api-server-count"):
         checking.check_config(config)
