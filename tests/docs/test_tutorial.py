@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from doc_pages import DOCS, blocks
+from doc_pages import DOCS, blocks, missing
 from test_blocks import run_whole
 
 from adapmixed.privacy import read_ledger
@@ -16,7 +16,10 @@ PAGE = DOCS / "tutorial.md"
 
 @pytest.mark.slow
 def test_the_commands_run(tmp_path: Path) -> None:
-    printed = run_whole(PAGE, tmp_path).lower()
+    output = run_whole(PAGE, tmp_path)
+    for shown in (one for one in blocks(PAGE) if one.language == "text"):
+        assert not missing(shown, output), f"{shown}:\n{output}"
+    printed = output.lower()
     assert {block.language for block in blocks(PAGE)} >= {"sh", "python"}
     for words in ("clipped-log-pool", "clipped-mixing", "perplexity", "Ledger"):
         assert words.lower() in printed, words

@@ -18,6 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # The README promises it: everything else needs an extra.
 LIBRARY = {"torch", "numpy", "transformers", "peft", "safetensors", "dp-accounting", "tqdm"}
+# Looked up on 24 November 2026: the machines that GitHub offers, and the actions' current majors.
+# Before a release, look them up again: a runner that is gone fails only when the tag is pushed.
+RUNNERS = {"ubuntu-24.04", "ubuntu-24.04-arm", "macos-15"}
+ACTIONS = {
+    "actions/checkout": "v7",
+    "actions/setup-python": "v7",
+    "actions/upload-artifact": "v7",
+    "actions/download-artifact": "v8",
+}
 
 
 def read_yaml(name: str) -> dict[Any, Any]:
@@ -123,6 +132,56 @@ def test_the_workflow_builds_for_these_machines(workflow: dict[Any, Any]) -> Non
     for machine in ("x86_64", "aarch64"):
         assert settings["linux"][f"manylinux-{machine}-image"] == "manylinux_2_28"
     assert settings["macos"]["archs"] == ["arm64"]
+
+
+def test_the_workflow_names_machines_and_actions_that_exist(workflow: dict[Any, Any]) -> None:
+    jobs = workflow["jobs"].values()
+    runners = {job["runs-on"] for job in jobs} - {"${{ matrix.runner }}"}
+    matrix = workflow["jobs"]["wheels"]["strategy"]["matrix"]["include"]
+    assert runners | {entry["runner"] for entry in matrix} == RUNNERS
+    used = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
+    named = dict(use.split("@") for use in used if use.startswith("actions/"))
+    assert named == ACTIONS
+    assert len(set(used)) == len(ACTIONS) + 1  # one version of each, and the one that uploads
+
+
+def test_the_workflow_stops_if_there_is_nothing_to_upload(workflow: dict[Any, Any]) -> None:
+    uploads = [
+        step["with"]
+        for job in workflow["jobs"].values()
+        for step in job["steps"]
+        if step.get("uses", "").startswith("actions/upload-artifact@")
+    ]
+    assert len(uploads) == 2
+    assert all(one["if-no-files-found"] == "error" for one in uploads)
+
+
+def test_the_workflow_checks_the_symbols_of_its_wheels(workflow: dict[Any, Any]) -> None:
+    steps = workflow["jobs"]["wheels"]["steps"]
+    (check,) = (step for step in steps if "--check" in step.get("run", ""))
+    assert check["if"] == "runner.os == 'Linux'"
+    assert "scripts/build_wheels.py --check wheelhouse/*.whl" in check["run"]
+    (built,) = (at for at, step in enumerate(steps) if "-m cibuildwheel" in step.get("run", ""))
+    assert built < steps.index(check)
+    assert steps.index(check) < len(steps) - 1  # before the upload
+    # As in `make wheels`, a module shows its entry alone: the check fails without this.
+    flags = PROJECT["tool"]["cibuildwheel"]["linux"]["environment"]["LDFLAGS"]
+    (script_of_versions,) = re.findall(r"--version-script=/project/(\S+)", flags)
+    assert (ROOT / script_of_versions).is_file()
+
+
+def test_the_workflow_tries_the_wheels_with_the_pinned_torch(workflow: dict[Any, Any]) -> None:
+    settings = PROJECT["tool"]["cibuildwheel"]
+    assert "--constraint {project}/constraints.txt torch" in settings["before-test"]
+    assert re.search(
+        r"^torch==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
+    assert "constraints.txt" in manifest
+    # The CPU build, if the repository's variable names an index that has it.
+    assert settings["linux"]["environment-pass"] == ["PIP_EXTRA_INDEX_URL"]
+    (step,) = (step for step in workflow["jobs"]["wheels"]["steps"] if "env" in step)
+    assert step["env"] == {"PIP_EXTRA_INDEX_URL": "${{ vars.TORCH_CPU_INDEX }}"}
 
 
 def test_the_workflow_tries_the_wheels_as_make_does(workflow: dict[Any, Any]) -> None:

@@ -52,7 +52,6 @@ from adapmixed.serving.usage import Usage  # noqa: E402
 
 STREAMS = 4
 ROUNDS = 10  # kills of one ledger, unless its plan is spent before
-LONGEST = 0.25  # seconds from the start of the clients to the kill
 PLAN = 400  # tokens of each ledger
 NAME = "client"
 
@@ -66,21 +65,22 @@ class Kind:
         make: returns the engine over an accountant, in the child.
         tokenizer: of its answers.
         end_tokens: tokens that end an answer.
+        seconds: longest time from the start of the clients to the kill.
     """
 
     mechanism: ClippedLogPool
     make: Callable[[Accountant], Any]
     tokenizer: Any
     end_tokens: frozenset[int]
+    seconds: float
 
 
 def stub(tokens: int) -> Kind:
     """Return the stub engine, with a text whose every token is an event."""
     text = "abcdefghijklmnopqrstuvwxyz "
     mechanism = StubEngine(text, tokens).mechanism
-    return Kind(
-        mechanism, lambda one: StubEngine(text, tokens, one), ByteTokenizer(), frozenset({END})
-    )
+    make = partial(StubEngine, text, tokens)
+    return Kind(mechanism, make, ByteTokenizer(), frozenset({END}), 0.25)
 
 
 def real(tokens: int, folder: Path) -> Kind:
@@ -91,7 +91,7 @@ def real(tokens: int, folder: Path) -> Kind:
     ensemble = Ensemble.from_pretrained(str(demo_base()), train_demo(folder / "ensemble"))
     mechanism = ClippedLogPool(-0.25, 1.0, 2.0, queries=tokens)
     make = partial(BatchEngine, ensemble, mechanism)
-    return Kind(mechanism, make, ensemble.tokenizer, ensemble.end_tokens)
+    return Kind(mechanism, make, ensemble.tokenizer, ensemble.end_tokens, 1.0)
 
 
 def serve(kind: Kind, ledger: Path, keys: Path, told: int) -> None:
@@ -192,7 +192,7 @@ def trials(kind: Kind, count: int, folder: Path, seed: int) -> Total:
                 total.starting += 1
                 kill()
             else:
-                after = draw.uniform(0.0, LONGEST)
+                after = draw.uniform(0.0, kind.seconds)
                 seen = asyncio.run(load(port, key, kill, after, draw.randrange(1 << 30)))
             assert exit_status(child) == -signal.SIGKILL, "the server ended by itself"
             os.close(told)

@@ -57,7 +57,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def _file(*keys: object) -> str:
-    return json.dumps({"format": 1, "keys": keys})
+    return json.dumps({"format_version": 1, "keys": keys})
 
 
 A, B = "0" * 64, "1" * 64
@@ -66,8 +66,9 @@ A, B = "0" * 64, "1" * 64
 @pytest.mark.parametrize(
     "content",
     [
-        "", "{", "[]", "null", '{"format": 2, "keys": []}', '{"format": 1}', "[" * 100_000,
-        '{"format": 1, "keys": 3}', _file(1), _file({"name": "a"}),
+        "", "{", "[]", "null", '{"format_version": 2, "keys": []}', '{"format_version": 1}',
+        "[" * 100_000,
+        '{"format_version": 1, "keys": 3}', _file(1), _file({"name": "a"}),
         _file({"name": "a", "sha256": "00"}), _file({"name": "a", "sha256": A, "tokens": 1.5}),
         _file({"name": "a", "sha256": A, "spare": 1}), _file({"name": "a b", "sha256": A}),
         _file({"name": "a", "sha256": A}, {"name": "a", "sha256": B}),

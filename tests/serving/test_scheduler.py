@@ -239,7 +239,7 @@ def test_a_failed_engine_ends_all_answers(caplog: pytest.LogCaptureFixture) -> N
         assert isinstance(error, StoppedError) and str(error) == "the engine has stopped"
         assert pieces.empty()
     served.scheduler.stop(20)
-    assert served.admission.reserved == 0 and served.scheduler.stopped
+    assert served.admission.reserved == 0 and served.scheduler.stopped and served.scheduler.failed
     assert "ValueError" in caplog.text and "private_logits" not in caplog.text
 
 

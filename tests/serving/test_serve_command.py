@@ -24,6 +24,7 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
+from adapmixed.errors import LedgerWriteError
 from adapmixed.privacy import read_ledger
 from adapmixed.serving.listener import (
     Listener,
@@ -121,6 +122,8 @@ def test_addresses() -> None:
         port = listening.getsockname()[1]
         assert url_of(listening, tls=False) == f"http://127.0.0.1:{port}/v1"
         assert url_of(listening, tls=True).startswith("https://")
+        # A first token must not wait for the client to acknowledge the headers.
+        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     raise_file_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft == hard
@@ -167,6 +170,20 @@ def test_a_graceful_stop(twice: bool) -> None:
         else:
             assert last == "data: [DONE]" and server.engine.released == 60
         assert server.admission.reserved == 0
+
+
+def test_a_failed_engine_ends_the_server() -> None:
+    """So that whoever watches it starts it again; the client gets an error."""
+    with served(StubEngine(seconds=0.01), max_tokens=1000) as server:
+        with bound("127.0.0.1", 0) as address:
+            listener = Listener(configuration(server.app), server.scheduler, 30.0)
+            thread = threading.Thread(target=listener.run, args=([address],))
+            thread.start()
+            server.engine.fail = LedgerWriteError("the disk is full")
+            status, text = post(url_of(address, tls=False), ASK)
+            assert status == 503 and check_error(json.loads(text), status)["code"] == "stopping"
+            thread.join(5.0)
+            assert not thread.is_alive() and server.scheduler.failed
 
 
 def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str]:

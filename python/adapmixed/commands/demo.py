@@ -32,9 +32,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="train on built-in text and compare all methods in one table",
-        description="Divide the built-in corpus into 64 shards, train a member on each, and "
-        "evaluate every method on held-out text. The table is printed and written to report.json. "
-        "No network is needed.",
+        description="Divide the built-in corpus into 64 shards, train a member on each that is "
+        "not empty, and evaluate every method on held-out text. The table is printed and written "
+        "to report.json. No network is needed.",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"),

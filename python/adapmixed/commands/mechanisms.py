@@ -88,10 +88,8 @@ def check_chosen(text: str | None) -> str:
     """
     if text is None:
         raise ValueError(
-            "--mechanism must be given: clipped-log-pool, clipped-mixing and pmixed have an "
-            "epsilon that is fixed in advance and may be published, adapmixed has one that depends "
-            "on private data and must not be published, public uses no private data, and "
-            "unprotected has no guarantee"
+            f"--mechanism must be given, one of {', '.join(NAMES)}: only the epsilon of "
+            "clipped-log-pool, clipped-mixing, pmixed and public may be published"
         )
     return text
 

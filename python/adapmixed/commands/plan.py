@@ -164,9 +164,10 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     )
     print(_overview(plans))
     print(
-        "\nclipped-mixing bounds p_i/q between lower and upper, clipped-log-pool log(p_i/q), which "
-        "it\nmultiplies by scale. Wider settings are closer to the private models. All fit the "
-        "budget.\nSettings are shown rounded inward: a copy costs a little less than the ε shown."
+        "\nclipped-mixing bounds the ratio of a member's to the public probability by lower and "
+        "upper;\nclipped-log-pool bounds its logarithm, and multiplies that by scale. Wider settings "
+        "are closer\nto the private models. All fit the budget. Settings are shown rounded inward: a "
+        "copy costs a\nlittle less than the ε shown."
     )
     print(_chosen_words(plans))
     print(

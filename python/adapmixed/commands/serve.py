@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.checks import check_count, check_real
 from adapmixed.commands.mechanisms import (
     add_mechanism_options,
     check_charged,
@@ -18,6 +18,13 @@ from adapmixed.commands.mechanisms import (
 )
 from adapmixed.commands.options import check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
+from adapmixed.commands.serve_options import (
+    add_limit_options,
+    add_network_options,
+    check_extra,
+    check_limits,
+    check_network,
+)
 from adapmixed.commands.serving import (
     accounted,
     add_account_options,
@@ -34,8 +41,7 @@ if TYPE_CHECKING:
     from adapmixed.serving.clients import Clients
     from adapmixed.serving.keys import Key
 
-DEFAULT_TOKENS = 256
-DEMO_EPSILON, DEMO_TOKENS, DEMO_DEFAULT_TOKENS = 3.0, 4096, 64
+DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
 DEMO_NAME = "adapmixed-demo"
 _CHOSEN_BY_DEMO = ("base", "ensemble", "ledger", "mechanism", "epsilon")
 
@@ -63,8 +69,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--name", metavar="MODEL", help="name of the model (default: the ensemble folder's name)"
     )
-    _add_network_options(parser)
-    _add_limit_options(parser)
+    add_network_options(parser)
+    add_limit_options(parser)
     add_shape_options(parser)
     add_account_options(parser)
     add_mechanism_options(parser)
@@ -72,118 +78,13 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_network_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("network")
-    group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
-    )
-    group.add_argument("--port", type=int, default=8000, help="port, 0 for any (default: 8000)")
-    group.add_argument("--keys", type=Path, metavar="FILE", help="file of keys ('adapmixed keys')")
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="TLS certificate (PEM)")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
-    group.add_argument(
-        "--behind-proxy",
-        action="store_true",
-        help="a proxy on the way to this address encrypts what clients send",
-    )
-    group.add_argument(
-        "--metrics-port",
-        type=int,
-        help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
-    )
-
-
-def _add_limit_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--default-tokens",
-        type=int,
-        help="largest number of tokens of an answer without max_tokens (default: "
-        f"{DEFAULT_TOKENS}, with --demo {DEMO_DEFAULT_TOKENS})",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=1024,
-        help="largest max_tokens of a request (default: 1024)",
-    )
-    parser.add_argument(
-        "--waiting",
-        type=int,
-        default=64,
-        help="largest number of sequences that wait; more requests get 503 (default: 64)",
-    )
-    parser.add_argument(
-        "--stop-seconds",
-        type=float,
-        default=30.0,
-        help="seconds that running answers have after SIGTERM (default: 30)",
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal."""
-    _check_extra()
-    _check_network(arguments)
-    _check_limits(arguments)
+    """Serve until a signal (status 0), or until the engine fails (status 1)."""
+    check_extra()
+    check_network(arguments)
+    check_limits(arguments)
     with ExitStack() as stack:
         return _serve(arguments, stack)
-
-
-def _check_extra() -> None:
-    """Raise ValueError unless the packages of the extra `serve` are installed."""
-    try:
-        import prometheus_client  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"adapmixed serve needs {error.name}: pip install 'adapmixed[serve]'"
-        ) from None
-
-
-def _check_network(arguments: argparse.Namespace) -> None:
-    import ssl
-
-    from adapmixed.serving.listener import is_loopback
-
-    if (arguments.tls_cert is None) != (arguments.tls_key is None):
-        raise ValueError("--tls-cert and --tls-key must be given together")
-    if arguments.tls_cert is not None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(arguments.tls_cert, arguments.tls_key)
-    if arguments.behind_proxy and arguments.keys is None:
-        raise ValueError("--behind-proxy needs --keys: a proxy passes on requests of anyone")
-    encrypted = arguments.tls_cert is not None or arguments.behind_proxy
-    if not is_loopback(arguments.host) and (arguments.keys is None or not encrypted):
-        raise ValueError(
-            f"--host {arguments.host} needs --keys, and --tls-cert with --tls-key or "
-            "--behind-proxy: without them, --host must be an address of this machine alone, such "
-            "as 127.0.0.1"
-        )
-    for name in ("port", "metrics_port"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 <= value <= 65535:
-            raise ValueError(f"--{name.replace('_', '-')} must be in [0, 65535], got {value}")
-
-
-def _check_limits(arguments: argparse.Namespace) -> None:
-    from adapmixed.mechanisms.rows import check_shape
-    from adapmixed.ranks import Place
-
-    if Place.from_environment().world > 1:
-        raise ValueError("serve must run in one process, so that one queue is answered")
-    if arguments.default_tokens is None:
-        most = DEFAULT_TOKENS if arguments.demo is None else DEMO_DEFAULT_TOKENS
-        arguments.default_tokens = min(most, max(arguments.max_tokens, 1))
-    for name in ("default_tokens", "max_tokens", "waiting"):
-        check_count(f"--{name.replace('_', '-')}", getattr(arguments, name))
-    if arguments.default_tokens > arguments.max_tokens:
-        raise ValueError(
-            f"--default-tokens must be <= --max-tokens {arguments.max_tokens}, got "
-            f"{arguments.default_tokens}"
-        )
-    check_real("--stop-seconds", arguments.stop_seconds)
-    check_shape(arguments.temperature, arguments.top_k)
 
 
 def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
@@ -225,7 +126,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if arguments.metrics_port is not None:
         stack.callback(metrics.serve(arguments.metrics_port))
     defaults = Defaults(
-        arguments.name or Path(arguments.ensemble).resolve().name,
+        arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
         arguments.default_tokens,
         arguments.max_tokens,
         arguments.temperature,
@@ -241,7 +142,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     print(f"Serving {defaults.model} at {url}. {promise}{left}", file=sys.stderr, flush=True)
     listener = Listener(config, scheduler, arguments.stop_seconds)
     listener.run(sockets=[listening])
-    return 0
+    return 1 if scheduler.failed else 0
 
 
 def _chosen(arguments: argparse.Namespace) -> Mechanism:

@@ -220,8 +220,7 @@ def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
         print(line, file=sys.stderr)
     if not accountant.durable and accountant.guarantee().kind == "fixed":
         print(
-            "This account ends here: what later runs answer adds to it. --ledger keeps one "
-            "account.",
+            "This account ends here. Its ε adds to that of other runs. --ledger keeps one account.",
             file=sys.stderr,
         )
 

@@ -33,13 +33,13 @@ Loss = Literal["data-dependent", "fixed"]
 
 @dataclass(frozen=True)
 class AdaPMixED(Mechanism):
-    """Mixing within a Rényi ball around q after a noisy screening: Algorithm 1 of the paper.
+    """Mixing within a Rényi ball around the public distribution, after a noisy screening.
 
-    A query that fails the screening is answered from q (lines 1–8). Otherwise every member's
-    distribution becomes p̄_i = λ_i p_i + (1 − λ_i) q with the largest λ_i in [0, 1] such that
-    D↔_α(p̄_i‖q) ≤ βα (lines 10–13). The token is drawn from p = (1/N) Σ_i p̄_i (lines 14 and 17),
-    and the realised loss D↔_α(p‖p') of every member is charged (line 16). The paper's ablations are
-    options. docs/theory/adapmixed.md states and proves the guarantee.
+    Algorithm 1 of the paper. A query that fails the screening is answered from q (lines 1–8).
+    Otherwise every member's distribution becomes p̄_i = λ_i p_i + (1 − λ_i) q with the largest λ_i
+    in [0, 1] such that D↔_α(p̄_i‖q) ≤ βα (lines 10–13). The token is drawn from p = (1/N) Σ_i p̄_i
+    (lines 14 and 17), and the realised loss D↔_α(p‖p') of every member is charged (line 16). The
+    paper's ablations are options. docs/theory/adapmixed.md states and proves the guarantee.
 
     Attributes:
         order: Rényi order α > 1 of the ball, the screening and the loss.

@@ -18,7 +18,7 @@ from adapmixed_ext.types import RandomSource
 
 @dataclass(frozen=True)
 class PublicOnly(Mechanism):
-    """Answers from the public distribution q, which cost nothing."""
+    """Answers from the public distribution, which cost nothing."""
 
     name: ClassVar[str] = "public"
 

@@ -21,14 +21,14 @@ from adapmixed_ext.types import RandomSource
 
 @dataclass(frozen=True)
 class PMixED(Mechanism):
-    """Mixing within a Rényi ball around q, with a fixed (ε, δ) for a fixed number of queries.
+    """Mixing within a Rényi ball around the public distribution, with a fixed (ε, δ).
 
-    Algorithm 2 of the paper with a sound analysis. Under zero-out, one query costs
-    D↔_α ≤ log(1 + (s/N)(e^{(α−1)R} − 1)) / (α−1), and R is the largest radius that spends epsilon
-    over all queries. Subsampling at rate s leaves the other members at q, so a token's distribution
-    is the full mixture with weights s λ_i. The program draws from that mixture and never draws a
-    subset. docs/theory/pmixed.md has the proof, and docs/theory/errata.md explains why the
-    published rule is not valid.
+    Algorithm 2 of the paper, for a fixed number of queries, with a sound analysis. Under zero-out,
+    one query costs D↔_α ≤ log(1 + (s/N)(e^{(α−1)R} − 1)) / (α−1), and R is the largest radius that
+    spends epsilon over all queries. Subsampling at rate s leaves the other members at q, so a
+    token's distribution is the full mixture with weights s λ_i. The program draws from that mixture
+    and never draws a subset. docs/theory/pmixed.md has the proof, and docs/theory/errata.md
+    explains why the published rule is not valid.
 
     Attributes:
         epsilon: ε > c_α(δ) of the final (ε, δ) guarantee. For replace-one, half of it must be above

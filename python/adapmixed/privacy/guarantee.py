@@ -23,7 +23,7 @@ _NEIGHBOURS = {
 
 _CAVEATS = {
     "seeded": "The randomness was seeded: there is no privacy guarantee against anyone who knows "
-    "or guesses the seed, nor against anyone at all if two sources were made from it.",
+    "or guesses the seed. If two sources were made from it, there is none against anyone.",
     "shards": "Disjointness of the shards was not verified: records that lie in several of them, "
     "or that an edit of other records can move, are not covered.",
     "positions": "Shards were assigned by positions in a file: an edit that changes the number or "

@@ -85,6 +85,12 @@ class BatchEngine:
                 f"got {outside[0]}"
             )
         check_shape(prompt.temperature, prompt.top_k)
+        most = self._answerer.ensemble.max_positions
+        if most is not None and len(prompt.tokens) > most:
+            raise ValueError(
+                f"prompt must have at most {most} tokens, the model's window, got "
+                f"{len(prompt.tokens)}"
+            )
         self._answerer.check_window(len(prompt.tokens), prompt.max_tokens)
         needed = self._bytes(_window([prompt]))
         if needed > self._answerer.memory_bytes:

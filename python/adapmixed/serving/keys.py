@@ -13,7 +13,7 @@ from pathlib import Path
 from adapmixed.checks import check_optional_count
 from adapmixed.files import sole_writer, write_file
 
-FORMAT = 1
+FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LIMITS = ("max_tokens", "tokens", "requests_per_minute")
@@ -58,8 +58,8 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     """
     try:
         whole = json.loads(Path(path).read_text(encoding="utf-8"))
-        if whole.keys() != {"format", "keys"} or whole["format"] != FORMAT:
-            raise ValueError(f'it must be {{"format": {FORMAT}, "keys": [...]}}')
+        if whole.keys() != {"format_version", "keys"} or whole["format_version"] != FORMAT_VERSION:
+            raise ValueError(f'it must be {{"format_version": {FORMAT_VERSION}, "keys": [...]}}')
         keys = [Key(**one) for one in whole["keys"]]
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be a file of keys: {error}") from error
@@ -91,6 +91,6 @@ def add_key(path: str | os.PathLike[str], name: str, **limits: int | None) -> st
         if name in {one.name for one in keys}:
             raise ValueError(f"NAME must be new, but {path} has a key with the name {name}")
         written = [{k: v for k, v in asdict(one).items() if v is not None} for one in [*keys, key]]
-        text = json.dumps({"format": FORMAT, "keys": written}, indent=2) + "\n"
+        text = json.dumps({"format_version": FORMAT_VERSION, "keys": written}, indent=2) + "\n"
         write_file(path, text.encode("ascii"), mode=0o600)
     return secret

@@ -97,7 +97,7 @@ class Listener(uvicorn.Server):
     """A server that answers until SIGINT or SIGTERM, and then stops gracefully.
 
     After a signal new queries get 503, and running answers have some time to end. A second signal
-    cuts them at once.
+    cuts them at once. It also ends if the engine fails.
 
     Args:
         config: from `configuration`.
@@ -109,6 +109,10 @@ class Listener(uvicorn.Server):
         super().__init__(config)
         self._scheduler, self._stop_seconds = scheduler, stop_seconds
         self._signals = 0
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end. uvicorn calls this ten times a second."""
+        return await super().on_tick(counter) or self._scheduler.failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop. uvicorn calls this for a signal."""

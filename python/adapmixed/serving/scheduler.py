@@ -65,7 +65,7 @@ class Scheduler:
         self._waiting: deque[_Run] = deque()
         self._running: dict[Prompt, _Run] = {}
         self._deadline: float | None = None  # set by `stop`
-        self._ended = False
+        self._ended = self._failed = False
         self._thread = threading.Thread(target=self._run, name="adapmixed-engine", daemon=True)
         self._thread.start()
 
@@ -83,6 +83,11 @@ class Scheduler:
     def stopped(self) -> bool:
         """True if no more queries are taken."""
         return self._ended or self._deadline is not None
+
+    @property
+    def failed(self) -> bool:
+        """True if the engine has raised an error, so that nothing more can be answered."""
+        return self._failed
 
     def check(self, query: Query) -> None:
         """Raise ValueError if the query could not be answered, even alone. Any thread may call it.
@@ -152,6 +157,7 @@ class Scheduler:
                 if self._running:
                     self._step()
         except Exception as error:
+            self._failed = True
             _LOG.error("the engine has failed and answers no more: %s", _reason(error))
         finally:
             with self._changed:

@@ -17,7 +17,7 @@ from typing import Any
 from adapmixed.checks import check_count
 from adapmixed.files import remove_leftovers, write_file
 
-FORMAT = 1
+FORMAT_VERSION = 1
 
 
 class Usage:
@@ -39,7 +39,7 @@ class Usage:
         remove_leftovers(self._path.parent, self._path.name)
         self._used = _read(self._path)
         self._admissions = 0
-        line, self._checksum = _line({"format": FORMAT, "used": self._used}, 0)
+        line, self._checksum = _line({"format_version": FORMAT_VERSION, "used": self._used}, 0)
         write_file(self._path, line, mode=0o600)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._usable = True
@@ -137,8 +137,8 @@ def _apply(
     entry: dict[str, Any], number: int, used: dict[str, int], admitted: dict[int, tuple[str, int]]
 ) -> None:
     if number == 1:
-        if entry["format"] != FORMAT:
-            raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}")
+        if entry["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format must be {FORMAT_VERSION}, got {entry['format']!r}")
         used.update((name, check_count(name, count, 0)) for name, count in entry["used"].items())
     elif "key" in entry:
         name, tokens = entry["key"], check_count("tokens", entry["tokens"])

@@ -64,4 +64,16 @@ FAULTS: tuple[Fault, ...] = (
         "if isinstance(error, Exception) else name",
         ("tests/serving/test_scheduler.py::test_a_failed_engine_ends_all_answers",),
     ),
+    Fault(
+        "nothing private in the open",
+        "answers end once a member has spent its budget",
+        "python/adapmixed/serving/batch.py",
+        "            released += zip(batch.prompts, batch.tokens.tolist(), strict=True)\n",
+        "            released += zip(batch.prompts, batch.tokens.tolist(), strict=True)\n"
+        "            paid = self._answerer.accountant\n"
+        "            if paid is not None and paid.epsilon is not None:\n"
+        "                if bool((paid.spent > 0.8 * paid.limit)[0]):\n"
+        "                    released = [(prompt, 3) for prompt, _ in released]\n",
+        ("tests/serving/test_nothing_private.py::test_members_change_nothing_but_the_tokens",),
+    ),
 )

@@ -150,9 +150,9 @@ def check_head(path: str, chain: Chain, head: Head) -> None:
         )
     if chain.count < head.least:
         raise LedgerCorruptError(
-            f"{path} must hold {head.least} charges, found {chain.count}: a slot of its head is "
-            "not whole, but a crash can spoil it only after the charge is in the database, so the "
-            "file was damaged and a charge may be lost"
+            f"{path} must hold {head.least} charges, found {chain.count}: the file was damaged "
+            "and a charge may be lost, because a slot of its head is not whole and no crash can "
+            "spoil a slot before its charge is in the database"
         )
     known = {chain.count: chain.hashes[0], chain.count - 1: chain.hashes[1]}
     if known.get(head.count, head.hash) != head.hash:

@@ -1,0 +1,135 @@
+"""Swap the members and force the tokens: no byte that leaves the server may differ."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import generate_latest
+from serving_cases import CHAT, MODEL
+from starlette.testclient import TestClient
+from stub_engine import ByteTokenizer
+from tiny_models import TARGETS, VOCAB, write_adapter
+from torch import Tensor
+
+from adapmixed.ensemble import Ensemble
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
+from adapmixed.mechanisms.distribution import Distribution
+from adapmixed.privacy import Accountant
+from adapmixed.serving import wire
+from adapmixed.serving.admission import Admission
+from adapmixed.serving.app import Service, application
+from adapmixed.serving.batch import BatchEngine
+from adapmixed.serving.fields import Defaults
+from adapmixed.serving.metrics import Metrics
+from adapmixed.serving.scheduler import Scheduler
+
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("completions", {"prompt": "\x01\x02\x03", "max_tokens": 6}),
+    ("completions", {"prompt": ["\x04", "\x05\x06"], "max_tokens": 4, "temperature": 0.7}),
+    ("completions", {"prompt": "\x07", "max_tokens": 8, "stream": True, "top_k": 5}),
+    ("completions", {"prompt": "\x07", "max_tokens": 8, "stop": "\x11"}),
+    ("completions", {"prompt": "\x01", "max_tokens": 900}),
+    ("completions", {"prompt": "\x01", "logprobs": 1}),
+    ("completions", {"prompt": "\x01" * 99, "max_tokens": 1}),
+    ("completions", {"prompt": [[1, VOCAB]], "max_tokens": 1}),
+    ("chat/completions", {"messages": CHAT["messages"]}),
+]
+EPSILON = 4.0  # of every shard: spent by the members that differ from the public model
+
+
+class Letters(ByteTokenizer):
+    """A tokenizer without a chat template."""
+
+    chat_template = None
+
+
+@contextmanager
+def answering(mechanism: Mechanism, ensemble: Ensemble, epsilon: float | None) -> Iterator[Any]:
+    """Yield (client, accountant, metrics) of a server over an ensemble."""
+    accountant = Accountant(1e-5, epsilon=epsilon)
+    scheduler = Scheduler(BatchEngine(ensemble, mechanism, accountant), Letters(), frozenset({3}))
+    admission = Admission(accountant, mechanism)
+    metrics = Metrics(
+        lambda: scheduler.running, lambda: scheduler.waiting, lambda: admission.left or 0
+    )
+    service = Service(scheduler, admission, Letters(), Defaults(MODEL), metrics, created=1)
+    try:
+        yield TestClient(application(service), base_url="http://localhost"), accountant, metrics
+    finally:
+        scheduler.stop(20.0)
+
+
+def seen(client: TestClient, metrics: Metrics, log: pytest.LogCaptureFixture) -> list[object]:
+    """Return all that leaves the server, without times."""
+    found: list[object] = []
+    log.clear()
+    for _ in range(3):
+        for path, body in ASKED:
+            answer = client.post(f"/v1/{path}", content=json.dumps({"model": MODEL, **body}))
+            found.append((answer.status_code, dict(answer.headers), answer.content))
+    for path in ("/v1/models", "/health", "/metrics", "/v1/ledger"):
+        answer = client.get(path)
+        found.append((answer.status_code, dict(answer.headers), answer.content))
+    found.append([(one.name, one.levelname, one.getMessage()) for one in log.records])
+    figures = generate_latest(metrics.registry).decode()
+    found.append(re.sub(r"(?m)^\S+_(created|sum|bucket)\S* .*$", "", figures))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "epsilon"),
+    [
+        (ClippedLogPool(-1.0, 1.0, queries=10_000), None),
+        (ClippedLogPool(-1.0, 1.0), EPSILON),
+        (AdaPMixED(order=3.0, target_leakage=0.05), None),
+    ],
+    ids=["a plan", "budgets of shards", "adapmixed"],
+)
+def test_members_change_nothing_but_the_tokens(
+    mechanism: Mechanism,
+    epsilon: float | None,
+    base: Any,
+    family: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drawn = 0
+
+    def forced(self: Distribution, rng: object) -> Tensor:
+        nonlocal drawn
+        rows = len(self.rows.public)
+        drawn += rows
+        return torch.tensor([(7 * (drawn - row)) % VOCAB for row in range(rows)])
+
+    monkeypatch.setattr(Distribution, "sample", forced)
+    monkeypatch.setattr(wire.secrets, "token_hex", lambda size: "00" * size)
+    monkeypatch.setattr(wire.time, "time", lambda: 1.0)
+    caplog.set_level(logging.INFO)
+    results, spent = [], []
+    write: Callable[..., Path] = write_adapter
+    for number, zero in enumerate(({0, 1}, {2})):
+        folders = [
+            write(base, tmp_path / f"{number}-{i}", seed=10 * number + i, zero=i in zero,
+                  target_modules=TARGETS[family])
+            for i in range(3)
+        ]  # fmt: skip
+        ensemble = Ensemble.from_pretrained(base, folders)
+        drawn = 0
+        with answering(mechanism, ensemble, epsilon) as (client, accountant, metrics):
+            results.append(seen(client, metrics, caplog))
+            if epsilon is not None:
+                spent.append((accountant.spent > 0.8 * accountant.limit).tolist())
+    assert results[0] == results[1]
+    statuses = {one[0] for one in results[0] if isinstance(one, tuple)}
+    assert statuses == {200, 400, 404}
+    # The test compares something: members that differ have spent their budgets.
+    assert spent in ([], [[False, False, True], [True, True, False]])
