@@ -79,10 +79,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the command."""
-    from adapmixed.commands.serve import _check_network
+    from adapmixed.commands.serve_options import check_network
 
     arguments.metrics_port = None
-    _check_network(arguments)
+    check_network(arguments)
     options = _options(arguments)
     quiet_libraries()
     from adapmixed.vllm.heads import load
