@@ -1,8 +1,8 @@
 """The application in front of vLLM's HTTP server: the first check of every request.
 
-Its checks come in this order, and all of them before a response starts and before a charge: 401 for
-a missing key, 400 for a field, 503 for a full queue, 429 for a spent plan or key. What it forwards
-holds checked fields alone.
+All checks come before a response starts and before a charge. Their order is 401 for a missing key,
+400 for a field, 503 for a full queue, 429 for a spent plan or key. A forwarded request holds
+checked fields alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CHAT = {"/v1/completions": False, "/v1/chat/completions": True}
 
 @dataclass(frozen=True)
 class Front:
-    """What the gate knows of the server behind it.
+    """The server behind the gate.
 
     Attributes:
         options: the plugin's options.

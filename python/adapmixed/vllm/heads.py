@@ -137,7 +137,7 @@ class Heads:
         return self
 
     def rows(self, hidden: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the private and the public rows. The next call writes to the same memory.
+        """Return the private and the public rows. Their memory is used again once they are dropped.
 
         Args:
             hidden: (B, d) hidden states, as the output layer gets them.

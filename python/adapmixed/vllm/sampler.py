@@ -22,7 +22,7 @@ Shape = tuple[float, int | None]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What the sampler needs of one step.
+    """The rows of one step.
 
     Attributes:
         hidden: (B, d) hidden states, one row for each request.

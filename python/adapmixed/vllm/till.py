@@ -1,4 +1,4 @@
-"""What the scheduler's process reserves and charges of a plan.
+"""Reserve and charge the tokens of a plan, in the scheduler's process.
 
 Every number here follows from public values: requests, released tokens and the plan.
 """
