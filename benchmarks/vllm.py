@@ -5,7 +5,8 @@
 The base is the built-in one, with 64 members of random output layers of rank 8, fp32, one thread.
 Every round starts vLLM twice, first with the public model alone and then with the plugin, so that
 both meet the same neighbours. A start with the plugin compares all rows with our own engine's first
-and ends if they differ. The ledger lies in the folder of temporary files.
+and ends if they differ. The ledger lies in the folder of temporary files. Tokens a second of the
+process's own processor time are shown as well: other programs disturb them less.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def write_members(folder: Path, base: Path) -> None:
     write_manifest(folder, manifest)
 
 
-def child(kind: str, folder: Path, profile: bool) -> None:
+def child(kind: str, folder: Path) -> None:
     """Time one kind of server, and print tokens a second for every batch as JSON."""
     from vllm import LLM, SamplingParams
 
@@ -82,26 +83,20 @@ def child(kind: str, folder: Path, profile: bool) -> None:
             "logits_processors": [PARAMS], "additional_config": options.written(),
         }  # fmt: skip
     server = LLM(**settings)
-    found: dict[int, list[float]] = {}
+    found: dict[int, list[tuple[float, float]]] = {}
     for batch in BATCHES:
         params = SamplingParams(temperature=1.0, max_tokens=TOKENS, ignore_eos=True)
         server.generate([TEXT] * batch, params, use_tqdm=False)
         for _ in range(REPEATS):
-            start = time.perf_counter()
-            if profile and batch == BATCHES[-1]:
-                import cProfile
-
-                with cProfile.Profile() as profiler:
-                    server.generate([TEXT] * batch, params, use_tqdm=False)
-                profiler.dump_stats(folder / f"{kind}.prof")
-            else:
-                server.generate([TEXT] * batch, params, use_tqdm=False)
-            rate = batch * TOKENS / (time.perf_counter() - start)
-            found.setdefault(batch, []).append(rate)
+            start = time.perf_counter(), time.process_time()
+            server.generate([TEXT] * batch, params, use_tqdm=False)
+            tokens = batch * TOKENS
+            wall, own = time.perf_counter() - start[0], time.process_time() - start[1]
+            found.setdefault(batch, []).append((tokens / wall, tokens / own))
     print("RESULT " + json.dumps(found), flush=True)
 
 
-def started(kind: str, folder: Path) -> dict[int, list[float]]:
+def started(kind: str, folder: Path) -> dict[int, list[tuple[float, float]]]:
     """Run `child` in a process of its own."""
     environment = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -114,7 +109,7 @@ def started(kind: str, folder: Path) -> dict[int, list[float]]:
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
     line = next(one for one in done.stdout.splitlines() if one.startswith("RESULT "))
-    return {int(batch): rates for batch, rates in json.loads(line[7:]).items()}
+    return {int(batch): list(map(tuple, rates)) for batch, rates in json.loads(line[7:]).items()}
 
 
 def main() -> None:
@@ -124,10 +119,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write PREFIX.json and PREFIX.txt")
     parser.add_argument("--child", choices=("public", "private"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
-        child(arguments.child, arguments.folder, arguments.profile)
+        child(arguments.child, arguments.folder)
         return
     from adapmixed.data.demo import demo_base
     from benchmarks.harness import Neighbours, Report, headline, machine
@@ -138,7 +132,7 @@ def main() -> None:
         f"vLLM on the CPU, the built-in base, N = {MODELS} output layers of rank {RANK}, fp32, "
         f"one thread; medians of {arguments.rounds} starts with {REPEATS} runs of {TOKENS} tokens"
     )
-    rates: dict[str, dict[int, list[float]]] = {"public": {}, "private": {}}
+    rates: dict[str, dict[int, list[tuple[float, float]]]] = {"public": {}, "private": {}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_members(folder / "ensemble", demo_base())
@@ -146,15 +140,15 @@ def main() -> None:
             for kind, kept in rates.items():
                 for batch, values in started(kind, folder).items():
                     kept.setdefault(batch, []).extend(values)
-    report.say(
-        f"  {'queries at once':>15}{'public tokens/s':>20}{'private tokens/s':>20}{'ratio':>9}"
-    )
+    report.say(f"  {'queries':>9}{'tokens per':>30}{'public':>9}{'private':>9}{'ratio':>7}")
     for batch in BATCHES:
-        public, private = (statistics.median(rates[kind][batch]) for kind in rates)
-        report.say(f"  {batch:15}{public:20.0f}{private:20.0f}{private / public:9.2f}")
-        row: dict[str, object] = {"queries": batch, "public": public, "private": private}
-        row |= {f"all_{kind}": rates[kind][batch] for kind in rates}
-        report.tables.setdefault("tokens_per_second", []).append(row)
+        for place, unit in enumerate(("second", "second of own processor time")):
+            both = {kind: [one[place] for one in rates[kind][batch]] for kind in rates}
+            public, private = map(statistics.median, both.values())
+            ratio = private / public
+            report.say(f"  {batch:9}{unit:>30}{public:9.0f}{private:9.0f}{ratio:7.2f}")
+            row: dict[str, object] = {"queries": batch, "per": unit, "ratio": ratio, **both}
+            report.tables.setdefault("tokens", []).append(row)
     share = report.others(neighbours)
     if arguments.out is not None:
         report.write(arguments.out, machine=about, others=share)
