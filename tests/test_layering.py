@@ -25,7 +25,7 @@ PACKAGES = {
 # part of the library may import.
 BELOW_GENERATION = {"ext", "checks", "errors", "ranks", "ensemble", "mechanisms", "privacy", "rng"}
 BELOW_REPORT = BELOW_GENERATION | {"generation", "evaluation", "data", "training", "files"}
-BELOW_COMMANDS = BELOW_REPORT | {"report", "doctor", "workers", "serving"}
+BELOW_COMMANDS = BELOW_REPORT | {"report", "doctor", "workers", "serving", "vllm"}
 IMPORTS: dict[str, set[str]] = {
     "ext": set(),
     "checks": set(),
@@ -41,6 +41,7 @@ IMPORTS: dict[str, set[str]] = {
     "training": {"ext", "ranks", "ensemble", "data", "rng", "files", "workers"},
     "generation": BELOW_GENERATION,
     "serving": BELOW_GENERATION | {"generation", "files"},
+    "vllm": BELOW_GENERATION | {"files", "serving"},
     "evaluation": BELOW_GENERATION | {"generation", "files"},
     "report": BELOW_REPORT,
     "doctor": {"ext", "ensemble", "rng"},
@@ -251,8 +252,8 @@ def test_parts_form_no_cycle() -> None:
     """The table of allowed imports is itself one-way."""
     order = [
         "ext", "checks", "errors", "rng", "files", "workers", "ranks", "privacy", "data",
-        "ensemble", "mechanisms", "training", "generation", "serving", "evaluation", "report",
-        "doctor", "commands", "cli", "__main__", "lab",
+        "ensemble", "mechanisms", "training", "generation", "serving", "vllm", "evaluation",
+        "report", "doctor", "commands", "cli", "__main__", "lab",
     ]  # fmt: skip
     assert set(order) == set(IMPORTS)
     for here, doors in IMPORTS.items():

@@ -1,4 +1,4 @@
-"""Every Python and shell block of the README and the site runs, but for ten that are marked.
+"""Every Python and shell block of the README and the site runs, but for eleven that are marked.
 
 A page's blocks run in order in one folder, with stand-ins for the reader's files. Pages of
 `SCRIPTS` and notebooks run whole, in an empty folder. A block that builds, runs these tests, or

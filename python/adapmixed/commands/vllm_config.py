@@ -1,0 +1,179 @@
+"""``adapmixed vllm-config``: print the command that serves an ensemble inside vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
+from adapmixed.commands.options import quiet_libraries
+
+SHUTDOWN_SECONDS = 30
+"""Seconds that running answers have after SIGTERM. With 0, vLLM waits for ever for open streams."""
+
+if TYPE_CHECKING:
+    from adapmixed.vllm.heads import Loaded
+    from adapmixed.vllm.options import Options
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "vllm-config",
+        help="print the command that serves an ensemble inside vLLM",
+        description="Check an ensemble, a mechanism and a ledger, and print the command that "
+        "starts vLLM with them. Members must adapt the output layer alone, and the mechanism must "
+        "be clipped-log-pool with queries=. Further options of vLLM may be added to the command; "
+        "those that would void the guarantee stop the server with an error.",
+    )
+    parser.add_argument("--base", required=True, type=Path, help="public model: folder")
+    parser.add_argument("--ensemble", required=True, type=Path, help="ensemble folder")
+    parser.add_argument("--ledger", required=True, type=Path, help="ledger file")
+    parser.add_argument("--name", help="name of the model (default: the ensemble folder's name)")
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000)")
+    parser.add_argument("--keys", type=Path, metavar="FILE", help="file of keys ('adapmixed keys')")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="TLS certificate (PEM)")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+    parser.add_argument(
+        "--behind-proxy",
+        action="store_true",
+        help="a proxy on the way to this address encrypts what clients send",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="the public model's dtype (default: float32)",
+    )
+    parser.add_argument(
+        "--default-tokens",
+        type=int,
+        default=256,
+        help="largest number of tokens of an answer without max_tokens (default: 256)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=1024,
+        help="largest max_tokens of a request (default: 1024)",
+    )
+    parser.add_argument(
+        "--waiting",
+        type=int,
+        default=256,
+        help="largest number of answers that wait; more requests get 503 (default: 256)",
+    )
+    parser.add_argument(
+        "--block",
+        type=int,
+        default=16,
+        help="tokens of an answer that are charged together, before they are drawn (default: 16)",
+    )
+    add_mechanism_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the command."""
+    from adapmixed.commands.serve_options import check_network
+
+    arguments.metrics_port = None
+    check_network(arguments)
+    options = _options(arguments)
+    quiet_libraries()
+    from adapmixed.vllm.heads import load
+
+    for name in ("base", "ensemble"):
+        if not getattr(arguments, name).is_dir():
+            raise ValueError(f"--{name} must be a folder, got {getattr(arguments, name)}")
+    loaded = load(str(arguments.base.resolve()), options.ensemble)
+    if loaded.parts.tokenizer is None:
+        raise ValueError("--base must have a tokenizer to be served, but has none")
+    _check_ledger(options, loaded)
+    print(" \\\n  ".join(_command(arguments, options)))
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    from adapmixed.vllm.options import Options
+
+    text = check_chosen(arguments.mechanism)
+    if arguments.epsilon is not None:
+        raise ValueError(
+            "--epsilon cannot be used inside vLLM: what a shard spends of its own budget depends "
+            "on the rows; 'adapmixed serve' can keep it"
+        )
+    shape = {"delta": arguments.delta, "epsilon": None, "way": arguments.adjacency}
+    planned = [mechanism_of(text, queries=queries, **shape) for queries in (1, 2)]
+    if planned[0] != planned[1] or planned[0].planned_queries is None:
+        raise ValueError(
+            "--mechanism must have queries=, the number of tokens of all answers, inside vLLM"
+        )
+    return Options.of(
+        planned[0],
+        ensemble=str(arguments.ensemble.resolve()),
+        ledger=str(arguments.ledger.resolve()),
+        delta=arguments.delta,
+        adjacency=arguments.adjacency,
+        block=arguments.block,
+        tokens=min(arguments.default_tokens, arguments.max_tokens),
+        max_tokens=arguments.max_tokens,
+        waiting=arguments.waiting,
+        keys=None if arguments.keys is None else str(arguments.keys.resolve()),
+    )
+
+
+def _check_ledger(options: Options, loaded: Loaded) -> None:
+    """Check that the ledger can be charged, without making or changing it."""
+    from adapmixed.privacy import read_ledger
+    from adapmixed.privacy.account import Account, Settings
+    from adapmixed.privacy.protocols import bound_to
+
+    path = Path(options.ledger)
+    settings = Settings(options.delta, None, options.adjacency)
+    account = Account(settings)
+    if path.exists():
+        account = read_ledger(path).account
+        if account.settings != settings:
+            raise ValueError(
+                f"--ledger must have been made with {settings}, got {account.settings}"
+            )
+    elif not path.parent.is_dir():
+        raise ValueError(f"--ledger must lie in a folder, but there is no {path.parent}")
+    bound_to(account, options.mechanism, loaded.num_models, loaded.origin.ensemble)
+    if options.keys is not None:
+        from adapmixed.serving.keys import read_keys
+
+        read_keys(options.keys)
+
+
+def _command(arguments: argparse.Namespace, options: Options) -> list[str]:
+    from adapmixed.vllm.options import GATE, PARAMS, SCHEDULER, WORKER
+
+    settings: dict[str, object] = {
+        "model": arguments.base.resolve(),
+        "served-model-name": arguments.name or arguments.ensemble.resolve().name,
+        "dtype": arguments.dtype,
+        "host": arguments.host,
+        "port": arguments.port,
+        "generation-config": "vllm",
+        "scheduler-cls": SCHEDULER,
+        "worker-cls": WORKER,
+        "logits-processors": PARAMS,
+        "middleware": GATE,
+        "shutdown-timeout": SHUTDOWN_SECONDS,
+        "additional-config": json.dumps(options.written()),
+    }
+    if arguments.tls_cert is not None:
+        settings |= {"ssl-certfile": arguments.tls_cert, "ssl-keyfile": arguments.tls_key}
+    given = [f"--{name} {shlex.quote(str(value))}" for name, value in settings.items()]
+    return [
+        "python -m vllm.entrypoints.openai.api_server",
+        *given,
+        "--no-async-scheduling",
+        "--disable-fastapi-docs",
+    ]

@@ -1,0 +1,248 @@
+"""The application in front of vLLM's HTTP server: the first check of every request.
+
+All checks come before a response starts and before a charge. Their order is 401 for a missing key,
+400 for a field, 503 for a full queue, 429 for a spent plan or key. A forwarded request holds
+checked fields alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from adapmixed.errors import BudgetSpentError
+from adapmixed.serving.app import PATHS, _body
+from adapmixed.serving.bodies import parsed
+from adapmixed.serving.clients import Client, Clients
+from adapmixed.serving.errors import (
+    JsonResponse,
+    RequestError,
+    bad_request,
+    no_model,
+    plan_spent,
+    queue_full,
+)
+from adapmixed.serving.fields import Asked, Defaults, asked_of
+from adapmixed.serving.guard import Guard
+from adapmixed.serving.keys import read_keys
+from adapmixed.serving.metrics import Metrics
+from adapmixed.serving.usage import Usage
+from adapmixed.vllm.forward import forwarded, with_body
+from adapmixed.vllm.mark import read_mark
+from adapmixed.vllm.options import Options
+from adapmixed.vllm.reserved import Reserved, charged_so_far
+from adapmixed.vllm.used import UsedTokens
+
+_CHAT = {"/v1/completions": False, "/v1/chat/completions": True}
+
+
+@dataclass(frozen=True)
+class Front:
+    """The server behind the gate.
+
+    Attributes:
+        options: the plugin's options.
+        defaults: the served model's name, and what requests leave out.
+        tokenizer: the public model's tokenizer.
+        window: largest number of tokens of a prompt and its answer.
+        sequences: number of answers that run at the same time.
+        mark: the secret that the scheduler asks for.
+        clients: the keys; None if callers of this machine need none.
+        created: time of the start, in seconds.
+    """
+
+    options: Options
+    defaults: Defaults
+    tokenizer: Any
+    window: int
+    sequences: int
+    mark: str
+    clients: Clients | None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @staticmethod
+    def of(state: Any) -> Front:
+        """Return the front of a vLLM server.
+
+        Args:
+            state: the state of its application.
+
+        Raises:
+            ValueError: the server is not one that `adapmixed vllm-config` describes.
+        """
+        from transformers import AutoTokenizer
+
+        from adapmixed.vllm.checking import check_config
+
+        config = getattr(state, "vllm_config", None)
+        if config is None:
+            raise ValueError("the gate must stand before a server of vLLM")
+        options = check_config(config)
+        model = config.model_config
+        name = model.served_model_name
+        defaults = Defaults(
+            name if isinstance(name, str) else name[0], options.tokens, options.max_tokens
+        )
+        clients = None
+        if options.keys is not None:
+            keys = read_keys(options.keys)
+            limited = any(key.tokens is not None for key in keys)
+            clients = Clients(keys, Usage(f"{options.ledger}.usage") if limited else None)
+        return Front(
+            options,
+            defaults,
+            AutoTokenizer.from_pretrained(model.tokenizer),
+            int(model.max_model_len),
+            int(config.scheduler_config.max_num_seqs),
+            read_mark(options.ledger),
+            clients,
+        )
+
+
+class Gate:
+    """An ASGI application that forwards to vLLM what may be answered, and nothing else.
+
+    Args:
+        app: vLLM's application.
+        front: returns what the gate knows of it; by default `Front.of` its state.
+    """
+
+    def __init__(self, app: ASGIApp, front: Callable[[Any], Front] = Front.of) -> None:
+        self._app, self._front = app, front
+        self._guard: Guard | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Other protocols than HTTP are not served."""
+        if self._guard is None:
+            # A server that cannot be checked answers nothing: this raises for every request.
+            front = self._front(scope["app"].state)
+            door = _Door(self._app, front)
+            metrics = cast(Metrics, _Uncounted())  # vLLM has its own figures
+            self._guard = Guard(door, front.clients, metrics, PATHS)
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        await self._guard(scope, receive, send)
+
+
+class _Uncounted:
+    def requested(self, path: str, status: int) -> None:
+        """Do nothing."""
+
+
+class _Door:
+    """Answers requests whose key is known."""
+
+    def __init__(self, app: ASGIApp, front: Front) -> None:
+        self._app, self._front = app, front
+        options = front.options
+        self._reserved = Reserved(options.queries, partial(charged_so_far, options.ledger))
+        self._places = front.sequences + options.waiting
+        self._running = 0
+        self._turn = asyncio.Lock()
+        self._salt = secrets.token_bytes(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path in _CHAT and method == "POST":
+            await self._answer(scope, receive, send, chat=_CHAT[path])
+        elif method == "GET" and path == "/health":
+            await self._app(with_body(scope, b""), _no_body, send)
+        elif method == "GET" and path.startswith("/v1/models"):
+            await JsonResponse(self._models(path))(scope, receive, send)
+        elif path in PATHS:
+            raise RequestError(405, "this path does not take this method")
+        else:
+            raise RequestError(404, "this path is not served")
+
+    def _models(self, path: str) -> dict[str, Any]:
+        name = self._front.defaults.model
+        model = {
+            "id": name, "object": "model", "created": self._front.created, "owned_by": "adapmixed",
+        }  # fmt: skip
+        if path == "/v1/models":
+            return {"object": "list", "data": [model]}
+        asked = path.removeprefix("/v1/models/")
+        if path.startswith("/v1/models/") and asked == name:
+            return model
+        raise no_model(asked)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, *, chat: bool) -> None:
+        client: Client = scope["state"]["client"]
+        body = await _body(Request(scope, receive))
+        given, asked = await asyncio.to_thread(self._asked, body, client, chat)
+        sequences = len(asked.query.prompts)
+        async with self._turn:
+            if self._running + sequences > self._places:
+                raise queue_full()
+            client.check_rate()
+            try:
+                end = await asyncio.to_thread(self._reserved.reserve, asked.tokens)
+            except BudgetSpentError:
+                raise plan_spent(self._reserved.left) from None
+            try:
+                grant = await asyncio.to_thread(client.admit, asked.tokens)
+            except BaseException:
+                end()
+                raise
+            self._running += sequences
+        used = UsedTokens(send, asked, shown=asked.include_usage)
+        try:
+            again = forwarded(asked, given, self._front, self._salted(client), chat=chat)
+            await self._app(with_body(scope, again), _once(again, receive), used.send)
+        finally:
+            self._running -= sequences
+            end()
+            if used.count is not None:  # else the key has used all that it asked for
+                await asyncio.to_thread(grant.end, used.count)
+
+    def _asked(self, body: bytes, client: Client, chat: bool) -> tuple[dict[str, Any], Asked]:
+        front, fields = self._front, parsed(body)
+        limit = client.key.max_tokens
+        asked = asked_of(fields, front.defaults, front.tokenizer, chat=chat, max_tokens=limit)
+        vocab = len(front.tokenizer)
+        for prompt in asked.query.prompts:
+            if not all(0 <= token < vocab for token in prompt):
+                raise bad_request("prompt", f"prompt must hold tokens in [0, {vocab})")
+            if len(prompt) + asked.query.max_tokens > front.window:
+                message = (
+                    f"prompt and max_tokens must have at most {front.window} tokens together, got "
+                    f"{len(prompt)} and {asked.query.max_tokens}"
+                )
+                raise bad_request("max_tokens", message, "context_length_exceeded")
+        return fields, asked
+
+    def _salted(self, client: Client) -> str:
+        """Return the salt of a client's cached prefixes, so that no other one can time them."""
+        name = client.key.name.encode("utf-8")
+        return hmac.new(self._salt, name, hashlib.sha256).hexdigest()
+
+
+async def _no_body() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    """Return a receiver of this body; then it waits for the client to leave."""
+    told = False
+
+    async def receiver() -> Any:
+        nonlocal told
+        if not told:
+            told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        return message
+
+    return receiver

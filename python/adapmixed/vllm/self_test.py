@@ -1,0 +1,93 @@
+"""Compares the rows inside vLLM with those of our own engine, once, before anything is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+from adapmixed.vllm.heads import Heads, Loaded
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest difference of two logits, as a part of the public row's range."""
+
+_TOKENS = 16
+_NAME = "adapmixed-self-test"
+
+
+def check_same_rows(runner: Any, loaded: Loaded | None, heads: Heads | None) -> None:
+    """Compare all rows of one public context.
+
+    Args:
+        runner: vLLM's model runner, with its cache.
+        loaded: the ensemble from disk; None in a process that does not draw.
+        heads: its members' output layers, as the sampler uses them.
+
+    Raises:
+        RuntimeError: rows differ by more than `TOLERANCE`. By how much is private.
+    """
+    vocab = runner.model_config.get_vocab_size()
+    limit = min(_TOKENS, runner.max_model_len - 1)
+    tokens = [(7 * place + 3) % vocab for place in range(limit)]
+    hidden, public = _last_row(runner, tokens)
+    if loaded is None or heads is None:
+        return
+    found_private, found_public = heads.rows(hidden, public)
+    ids = torch.tensor([tokens])
+    private, wanted = (one[..., -1, :] for one in loaded.reference().logits(ids))
+    pairs = (found_public, wanted), (found_private, private)
+    tolerance = TOLERANCE[public.dtype] * _range(wanted)
+    if not all(_same(found, own, tolerance) for found, own in pairs):
+        raise RuntimeError(
+            "vLLM must compute the rows of adapmixed's own engine, but they differ: this model or "
+            "this setting of vLLM cannot be served; 'adapmixed serve' can serve it"
+        )
+
+
+def _last_row(runner: Any, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """Return hidden states (1, d) and public logits (1, V) after these tokens."""
+    groups = len(runner.kv_cache_config.kv_cache_groups)
+    new = NewRequestData(
+        req_id=_NAME,
+        prompt_token_ids=tokens,
+        mm_features=[],
+        sampling_params=SamplingParams(max_tokens=1),
+        pooling_params=None,
+        block_ids=tuple(_blocks(runner, len(tokens)) for _ in range(groups)),
+        num_computed_tokens=0,
+        lora_request=None,
+    )
+    output = SchedulerOutput.make_empty()
+    output.scheduled_new_reqs = [new]
+    output.scheduled_cached_reqs = CachedRequestData.make_empty()
+    output.num_scheduled_tokens = {_NAME: len(tokens)}
+    output.total_num_scheduled_tokens = len(tokens)
+    runner.execute_model(output)
+    state, runner.execute_model_state = runner.execute_model_state, None
+    found = state.sample_hidden_states.clone(), state.logits.clone()
+    ended = SchedulerOutput.make_empty()
+    ended.finished_req_ids = {_NAME}
+    runner.execute_model(ended)
+    return found
+
+
+def _blocks(runner: Any, tokens: int) -> list[int]:
+    """Return numbers of blocks of the cache; vLLM keeps block 0 for itself."""
+    size = int(runner.cache_config.block_size)
+    return list(range(1, 1 + -(-tokens // size)))
+
+
+def _range(row: Tensor) -> float:
+    finite = row[row.isfinite()].double()
+    return float(finite.max() - finite.min())
+
+
+def _same(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    masked = torch.isneginf(wanted)
+    if not torch.equal(torch.isneginf(found), masked):
+        return False
+    difference = (found.double() - wanted.double()).masked_fill(masked, 0.0).abs()
+    return bool((difference <= tolerance).all())

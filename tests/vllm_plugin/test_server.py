@@ -1,0 +1,226 @@
+"""Through HTTP: what is served, what is refused, and what survives kills."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.v1", reason="vllm is not installed: `make test-vllm` has it")
+
+from served import Load, Server  # noqa: E402
+
+from adapmixed.serving.keys import add_key  # noqa: E402
+
+QUERIES = 3000
+
+
+@pytest.fixture(scope="module")
+def keys() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    keys["a"] = add_key(folder / "keys", "a")
+    keys["small"] = add_key(folder / "keys", "small", tokens=50, max_tokens=30)
+    server = Server(folder, queries=QUERIES, keys=folder / "keys")
+    yield server
+    server.stop()
+
+
+def test_completions(server: Server, keys: dict[str, str]) -> None:
+    reply = server.ask(keys["a"], prompt=["A function", "The"], max_tokens=7)
+    assert reply.status == 200 and reply.json["usage"]["completion_tokens"] == 14
+    assert [one["index"] for one in reply.json["choices"]] == [0, 1]
+    assert all(one["logprobs"] is None for one in reply.json["choices"])
+    reply = server.ask(keys["a"])  # without max_tokens: the server's default
+    assert reply.json["usage"]["completion_tokens"] <= 16
+    neutral = {
+        "n": 1,
+        "top_p": 1,
+        "presence_penalty": 0,
+        "seed": None,
+        "logprobs": None,
+        "user": "x",
+    }
+    assert server.ask(keys["a"], max_tokens=3, temperature=0.7, top_k=5, **neutral).status == 200
+    assert server.ask(keys["a"], prompt=[5, 6, 7], max_tokens=3, stop=["e"]).status == 200
+
+
+def test_chat(server: Server, keys: dict[str, str]) -> None:
+    messages = [{"role": "user", "content": "A function that returns"}]
+    reply = server.ask(keys["a"], "chat/completions", messages=messages, max_completion_tokens=5)
+    assert reply.status == 200 and reply.json["usage"]["completion_tokens"] == 5
+    assert reply.json["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_streams(server: Server, keys: dict[str, str]) -> None:
+    events = server.ask(keys["a"], max_tokens=5, stream=True).events
+    assert events[-1] == "[DONE]" and all(one["choices"] for one in events[:-1])
+    with_usage = {"stream": True, "stream_options": {"include_usage": True}}
+    events = server.ask(keys["a"], max_tokens=5, **with_usage).events
+    assert events[-2]["usage"]["completion_tokens"] == 5
+
+
+def test_an_openai_client(server: Server, keys: dict[str, str]) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(
+        base_url=f"http://127.0.0.1:{server.port}/v1", api_key=keys["a"], max_retries=0
+    )
+    assert [one.id for one in client.models.list()] == ["m"]
+    answer = client.completions.create(model="m", prompt="The", max_tokens=4)
+    assert answer.usage.completion_tokens == 4
+    pieces = list(client.completions.create(model="m", prompt="The", max_tokens=4, stream=True))
+    assert pieces[-1].choices[0].finish_reason == "length"
+    with pytest.raises(openai.BadRequestError, match="seed"):
+        client.completions.create(model="m", prompt="The", seed=1)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/invocations", "/tokenize", "/detokenize", "/pause", "/ping", "/metrics", "/docs", "/version",
+     "/openapi.json", "/v1/responses", "/v1/embeddings", "/v1/completions/render", "/score",
+     "/inference/v1/generate", "/v1/messages", "/server_info", "/load", "/sleep", "/v1/audio/x",
+     "//v1/completions", "/v1/completions/", "/V1/completions", "/v1/models/../completions"],
+)  # fmt: skip
+def test_other_paths_are_closed(server: Server, keys: dict[str, str], path: str) -> None:
+    before = server.charged()
+    for method in ("GET", "POST"):
+        reply = server.send(method, path, {"model": "m", "prompt": "The"}, keys["a"])
+        assert reply.status == 404, (method, path, reply)
+        assert reply.json["error"]["type"] == "invalid_request_error"
+        assert server.send(method, path, None).status == 401
+    assert server.charged() == before
+
+
+def test_websockets_are_closed(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
+        connection.sendall(
+            b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+            b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert b" 101 " not in connection.recv(1000)
+
+
+def test_a_key_is_needed(server: Server) -> None:
+    for key in (None, "", "adapmixed-wrong"):
+        reply = server.ask(key, max_tokens=2)
+        assert reply.status == 401 and reply.json["error"]["code"] == "invalid_api_key"
+    assert server.get("/health").status == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": 1}, {"logprobs": 0}, {"prompt_logprobs": 1}, {"echo": True}, {"seed": 1},
+        {"n": 2}, {"best_of": 2}, {"temperature": 0}, {"top_p": 0.9}, {"min_p": 0.1},
+        {"presence_penalty": 1}, {"frequency_penalty": 1}, {"repetition_penalty": 1.1},
+        {"logit_bias": {"5": 3}}, {"min_tokens": 2}, {"allowed_token_ids": [1]},
+        {"bad_words": ["a"]}, {"structured_outputs": {"regex": "a+"}}, {"guided_regex": "a+"},
+        {"response_format": {"type": "json_object"}}, {"use_beam_search": True},
+        {"vllm_xargs": {"adapmixed": "x"}}, {"cache_salt": "x"}, {"return_token_ids": True},
+        {"priority": 1}, {"request_id": "x"}, {"kv_transfer_params": {}}, {"ignore_eos": True},
+        {"stop_token_ids": [1]}, {"prompt_embeds": "x"}, {"truncate_prompt_tokens": 1},
+        {"add_special_tokens": False}, {"logprob_token_ids": [1]}, {"unknown": 1},
+        {"repetition_detection": {}}, {"max_tokens": 0}, {"max_tokens": 201},
+        {"max_tokens": "5"}, {"max_tokens": True}, {"prompt": []}, {"prompt": [1 << 40]},
+        {"prompt": "x " * 300}, {"stop": [""]}, {"stream": "yes"},
+    ],
+    ids=lambda fields: json.dumps(fields)[:40],
+)  # fmt: skip
+def test_refused_fields(server: Server, keys: dict[str, str], fields: dict[str, Any]) -> None:
+    before = server.charged()
+    reply = server.ask(keys["a"], **({"max_tokens": 3} | fields))
+    assert reply.status == 400, reply
+    assert reply.json["error"]["type"] == "invalid_request_error"
+    assert server.charged() == before
+
+
+def test_another_model_is_not_served(server: Server, keys: dict[str, str]) -> None:
+    assert server.ask(keys["a"], model="other").status == 404
+
+
+def test_a_key_has_its_own_tokens(server: Server, keys: dict[str, str]) -> None:
+    assert server.ask(keys["small"], max_tokens=31).status == 400
+    for _ in range(2):
+        assert server.ask(keys["small"], max_tokens=10).status == 200
+    assert server.ask(keys["small"], prompt=["The", "An"], max_tokens=20).status == 429
+    events = server.ask(keys["small"], max_tokens=10, stream=True).events
+    assert events[-1] == "[DONE]"
+    reply = server.ask(keys["small"], max_tokens=25)
+    assert reply.status == 429 and reply.json["error"]["code"] == "insufficient_quota"
+    assert reply.headers["x-should-retry"] == "false"
+    assert server.ask(keys["small"], max_tokens=20).status == 200
+
+
+def test_a_client_that_leaves_is_not_charged_further(server: Server, keys: dict[str, str]) -> None:
+    before = server.charged()
+    body = json.dumps({"model": "m", "prompt": "The", "max_tokens": 200, "stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+            b"\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s"
+            % (keys["a"].encode(), len(body), body)
+        )
+        while b"choices" not in connection.recv(1 << 12):
+            pass
+    time.sleep(2)
+    charged = server.charged()
+    assert before < charged < before + 200
+    time.sleep(2)
+    assert server.charged() == charged
+    assert server.ask(keys["a"], max_tokens=3).status == 200
+
+
+def test_the_end_of_the_plan(server: Server, keys: dict[str, str]) -> None:
+    """The last test of this server. All prompts of a list are reserved together or not at all."""
+    counted = 0
+    while True:
+        reply = server.ask(keys["a"], prompt=["The"] * 4, max_tokens=150)
+        if reply.status == 429:
+            break
+        counted += reply.json["usage"]["completion_tokens"]
+    assert reply.json["error"]["code"] == "insufficient_quota"
+    left = QUERIES - server.charged()
+    assert 0 <= left < 600
+    while left > 0:
+        reply = server.ask(keys["a"], max_tokens=min(left, 200))
+        assert reply.status == 200, (left, reply)
+        left = QUERIES - server.charged()
+    for stream in (False, True):
+        assert server.ask(keys["a"], max_tokens=1, stream=stream).status == 429
+    assert server.charged() == QUERIES
+    log = server.log.read_text()
+    assert "Traceback" not in log and "The function" not in log
+
+
+@pytest.mark.parametrize("engine", [True, False], ids=["engine core", "front"])
+def test_kill_under_load(tmp_path: Path, engine: bool) -> None:
+    """The ledger has at least what clients counted, also after a restart over the same ledger."""
+    counted = 0
+    for start in range(2):
+        server = Server(tmp_path, queries=100_000)
+        try:
+            before = server.charged()
+            assert counted <= before
+            load = Load(server, 6)
+            load.wait_for(300)
+            if start == 0:
+                server.kill(engine=engine)
+            else:  # answers that have begun are finished
+                load.going = False
+                assert server.stop() == 0
+            counted += load.join()
+        finally:
+            server.clear()
+        assert load.counted >= 300 and load.statuses <= {200, 500, 503}
+        assert counted <= server.charged()
+        print("counted", counted, "charged", server.charged())

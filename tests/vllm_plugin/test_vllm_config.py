@@ -1,0 +1,151 @@
+"""What can be checked without vLLM: the members, the mechanism, the ledger, the options."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm_cases import BASE, POOL, write_ensemble
+
+from adapmixed import cli
+from adapmixed.mechanisms import ClippedLogPool, Origin, PublicOnly
+from adapmixed.mechanisms.prepaid import Prepayment
+from adapmixed.privacy import Accountant
+from adapmixed.vllm.heads import check_heads, load
+from adapmixed.vllm.options import KEY, Options, read_options
+
+MECHANISM = "clipped-log-pool lower=-1 upper=1 scale=4 queries=1000"
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ensemble(tmp_path_factory.mktemp("ensembles") / "heads", 3)
+
+
+def config(ensemble: Path, ledger: Path, *others: str, mechanism: str = MECHANISM) -> list[str]:
+    paths = ["--base", str(BASE), "--ensemble", str(ensemble), "--ledger", str(ledger)]
+    return ["vllm-config", *paths, "--mechanism", mechanism, *others]
+
+
+def test_the_command_holds_every_option(
+    ensemble: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(config(ensemble, tmp_path / "ledger", "--block", "8")) == 0
+    command = shlex.split(capsys.readouterr().out.replace("\\\n", " "))
+    assert command[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
+    given = dict(zip(command[3:-2:2], command[4:-2:2], strict=True))
+    assert given["--host"] == "127.0.0.1" and given["--generation-config"] == "vllm"
+    options = read_options(json.loads(given["--additional-config"]))
+    assert options.mechanism == ClippedLogPool(-1.0, 1.0, 4.0, 1000)
+    assert (options.block, options.gate) == (8, True)
+    assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize(
+    "others,mechanism,message",
+    [
+        ((), "clipped-log-pool lower=-1 upper=1", "must have queries="),
+        ((), "adapmixed", "must be ClippedLogPool|must have queries="),
+        ((), "clipped-mixing lower=0.5 upper=2 queries=9", "must be ClippedLogPool"),
+        ((), f"{MECHANISM} public_confidence=0.5", "public_confidence must be None"),
+        (("--epsilon", "4"), MECHANISM, "--epsilon cannot be used inside vLLM"),
+        (("--host", "0.0.0.0"), MECHANISM, "--host 0.0.0.0 needs --keys"),
+        (("--max-tokens", "0"), MECHANISM, "tokens must be an integer >= 1"),
+    ],
+)
+def test_what_cannot_be_served(
+    ensemble: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    others: tuple[str, ...],
+    mechanism: str,
+    message: str,
+) -> None:
+    ledger = tmp_path / "ledger"
+    assert cli.main(config(ensemble, ledger, *others, mechanism=mechanism)) == 2
+    told = capsys.readouterr().err
+    assert re.search(message, told), told
+    assert not ledger.exists()
+
+
+def test_a_ledger_must_fit(
+    ensemble: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ledger"
+    with Accountant(1e-5, path=path) as accountant:
+        accountant.charge(Prepayment(POOL, 3, 1, Origin("ab" * 32)))
+    assert cli.main(config(ensemble, path)) == 2
+    assert "must be charged for what it is bound to" in capsys.readouterr().err
+    assert cli.main(config(ensemble, path, "--delta", "1e-6")) == 2
+    assert "--ledger must have been made with" in capsys.readouterr().err
+    assert cli.main(config(ensemble, tmp_path / "missing" / "ledger")) == 2
+    assert "--ledger must lie in a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("adapted", [{"lm_head": [8], "h.0": [8]}, {"h.0": [8]}, {}])
+def test_members_must_adapt_the_output_layer_alone(adapted: dict[str, list[int]]) -> None:
+    with pytest.raises(ValueError, match="adapt the output layer lm_head alone inside vLLM"):
+        check_heads(adapted, "lm_head")
+    check_heads({"lm_head": [4, 8]}, "lm_head")
+
+
+def test_rows_equal_our_own_engine(ensemble: Path) -> None:
+    loaded = load(str(BASE), ensemble)
+    heads = loaded.heads(torch.device("cpu"))
+    own = loaded.reference()
+    ids = torch.arange(40).view(2, 20)
+    seen: list[Any] = []
+    head = own._forward.model.lm_head
+    handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    private, public = own.logits(ids)
+    handle.remove()
+    hidden = seen[0][:, -1]
+    found, same = heads.rows(hidden, public[:, -1])
+    assert torch.equal(same, public[:, -1])
+    assert float((found - private[:, :, -1]).abs().max()) <= 1e-5
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    whole = Options.of(POOL, ensemble="/e", ledger="/l").written()
+    return {KEY: whole[KEY] | changes}
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        (None, "must hold 'adapmixed'"),
+        ({}, "must hold 'adapmixed'"),
+        ({KEY: {}}, "lacks options"),
+        (options(unknown=1), "has no option 'unknown'"),
+        (options(queries=None), "queries must be given"),
+        (options(queries=0), "queries"),
+        (options(ledger="relative"), "ledger must be an absolute path"),
+        (options(gate=1), "gate must be True or False"),
+        (options(block=0), "block must be an integer >= 1"),
+        (options(lower=1.0), "lower"),
+        (options(delta=2.0), "delta"),
+    ],
+)
+def test_bad_options(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_options(given)
+
+
+def test_other_mechanisms_have_no_options() -> None:
+    with pytest.raises(ValueError, match="must be ClippedLogPool"):
+        Options.of(PublicOnly(), ensemble="/e", ledger="/l")
+
+
+def test_vllm_is_not_imported_by_the_library() -> None:
+    code = (
+        "import sys, adapmixed, adapmixed.cli, adapmixed.vllm, adapmixed.vllm.gate, "
+        "adapmixed.vllm.heads, adapmixed.vllm.till; assert 'vllm' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

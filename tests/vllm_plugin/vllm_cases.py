@@ -1,0 +1,90 @@
+"""An ensemble of random heads on the built-in base, and vLLM over it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+import adapmixed
+from adapmixed.ensemble import Manifest, base_files, write_manifest
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.vllm.options import PARAMS, SCHEDULER, WORKER, Options
+
+BASE = Path(adapmixed.__file__).parent / "assets" / "demo" / "base"
+POOL = ClippedLogPool(-1.0, 1.0, 4.0, queries=100_000)
+MODELS, RANK, WIDTH, VOCAB = 64, 8, 128, 2048
+TEXTS = [
+    "The",
+    "A function that returns a list of the names",
+    "This module",
+    "The statement is a",
+    "An object is",
+    "Every class has one or more base classes, and",
+    "If the name",
+    "Return the",
+]
+
+
+def write_base(folder: Path) -> Path:
+    """Write the built-in base with a chat template."""
+    shutil.copytree(BASE, folder)
+    path = folder / "tokenizer_config.json"
+    template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    return folder
+
+
+def write_ensemble(folder: Path, models: int = MODELS, *, base: Path = BASE) -> Path:
+    """Write members with random output layers, whose logits differ by about 1."""
+    generator = torch.Generator().manual_seed(1)
+    names: list[str | None] = []
+    for number in range(models):
+        name = f"member-{number:03d}"
+        (folder / name).mkdir(parents=True)
+        down = torch.randn(RANK, WIDTH, generator=generator) / WIDTH**0.5
+        up = torch.randn(VOCAB, RANK, generator=generator) / RANK**0.5
+        prefix = "base_model.model.lm_head"
+        save_file(
+            {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up},
+            folder / name / "adapter_model.safetensors",
+        )
+        config = {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK,
+            "target_modules": ["lm_head"], "bias": "none", "base_model_name_or_path": str(base),
+        }  # fmt: skip
+        (folder / name / "adapter_config.json").write_text(json.dumps(config))
+        names.append(name)
+    write_manifest(
+        folder, Manifest(str(base), tuple(names), {"lm_head": (RANK,)}, base_files=base_files(base))
+    )
+    return folder
+
+
+def options(folder: Path, ensemble: Path, **changes: Any) -> Options:
+    """Return the plugin's options for vLLM's Python class."""
+    mechanism = changes.pop("mechanism", POOL)
+    others = {"ensemble": str(ensemble), "ledger": str(folder / "ledger"), "gate": False} | changes
+    return Options.of(mechanism, **others)
+
+
+def arguments(opts: Options, **changes: Any) -> dict[str, Any]:
+    """Return the arguments of vLLM's `LLM` for these options."""
+    return {
+        "model": str(BASE),
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": 64,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 1 << 28,
+        "disable_log_stats": True,
+        "async_scheduling": False,
+        "scheduler_cls": SCHEDULER,
+        "worker_cls": WORKER,
+        "logits_processors": [PARAMS],
+        "additional_config": opts.written(),
+    } | changes
