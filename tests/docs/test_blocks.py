@@ -80,7 +80,7 @@ def test_few_blocks_cannot_run() -> None:
     checked = [one for one in ALL if one.language in CHECKED]
     marked = [str(one) for one in checked if not one.runs]
     assert len(checked) >= 75
-    assert len(marked) <= 10, marked
+    assert len(marked) <= 11, marked
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
