@@ -1,7 +1,7 @@
 """The operator's figures in Prometheus form, on the loopback interface alone.
 
-None of them depends on private data: they count requests, released tokens and seconds. Charges,
-realised losses and spent budgets of shards are not among them.
+They count requests, released tokens and seconds. Charges, realised losses and spent budgets of
+shards are not among them. Seconds can depend on private rows, as all times can.
 """
 
 from __future__ import annotations
