@@ -162,6 +162,8 @@ def served(ensemble: Ensemble, folder: Path, times: Times) -> Iterator[tuple[str
         listener = Listener(configuration(application(service)), scheduler, 0.0)
         thread = threading.Thread(target=listener.run, kwargs={"sockets": [listening]})
         thread.start()
+        while not listener.started:
+            time.sleep(0.01)
         try:
             assert thread.ident is not None
             yield url_of(listening, tls=False), thread.ident

@@ -17,7 +17,7 @@ CHECKED = ("python", "sh", "{code-cell}")
 
 SHOWN = (
     "", "text", "json", "toml", "yaml", "csv", "diff", "c", "cpp", "cmake", "tex", "bibtex",
-    "dockerfile",
+    "dockerfile", "nginx", "ini",
     "{toctree}", "{eval-rst}", "{image}", "{figure}", "{note}", "{warning}", "{tip}",
 )  # fmt: skip
 """Languages of blocks that are only shown."""

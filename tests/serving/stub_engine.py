@@ -24,7 +24,7 @@ class ByteTokenizer:
 
     chat_template: str | None = "there is one"
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode("utf-8"))}
 
     def decode(self, ids: Sequence[int], **options: object) -> str:

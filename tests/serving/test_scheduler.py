@@ -15,7 +15,7 @@ from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.engine import Prompt
-from adapmixed.serving.query import Piece, Query, QueueFullError, StoppedError
+from adapmixed.serving.query import Piece, Query, QueueFullError, ReservedError, StoppedError
 from adapmixed.serving.scheduler import Answer, Scheduler
 
 END = 0
@@ -168,8 +168,10 @@ def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
     served = Served(Steps(permits=0))
     answer, pieces = served.ask("a", "b", max_tokens=400)
     assert (served.admission.reserved, served.admission.left) == (800, PLAN - 800)
-    with pytest.raises(BudgetSpentError, match="queries must stay within the 1000"):
+    with pytest.raises(ReservedError, match="800 tokens are reserved"):
         served.admission.reserve(201)
+    with pytest.raises(BudgetSpentError, match="queries must stay within the 1000"):
+        served.admission.reserve(1001)
     served.admission.reserve(200).close()
     served.engine.permits.release(5)  # type: ignore[union-attr]
     for _ in range(10):

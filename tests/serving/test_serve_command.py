@@ -57,6 +57,7 @@ POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5 queries=500"]
         (["--tls-cert", "x"], "--tls-cert and --tls-key must be given together"),
         (["--port", "70000"], "--port must be in [0, 65535]"),
         (["--metrics-port", "-1"], "--metrics-port must be in [0, 65535]"),
+        ([*MODELS, *POOL, "--ledger", "no/folder"], "--ledger must name a file in an"),
         (["--max-tokens", "0"], "--max-tokens must be an integer >= 1"),
         (["--default-tokens", "2000"], "--default-tokens must be <= --max-tokens 1024"),
         (["--waiting", "0"], "--waiting must be an integer >= 1"),
@@ -146,6 +147,8 @@ def test_a_graceful_stop(twice: bool) -> None:
             listener = Listener(configuration(server.app), server.scheduler, 30.0)
             thread = threading.Thread(target=listener.run, args=([address],))
             thread.start()
+            while not listener.started:
+                time.sleep(0.001)
             url = url_of(address, tls=False)
             found: list[tuple[int, str]] = []
             body = ASK | {"stream": True, "max_tokens": 1000 if twice else 60}
@@ -179,6 +182,8 @@ def test_a_failed_engine_ends_the_server() -> None:
             listener = Listener(configuration(server.app), server.scheduler, 30.0)
             thread = threading.Thread(target=listener.run, args=([address],))
             thread.start()
+            while not listener.started:
+                time.sleep(0.001)
             server.engine.fail = LedgerWriteError("the disk is full")
             status, text = post(url_of(address, tls=False), ASK)
             assert status == 503 and check_error(json.loads(text), status)["code"] == "stopping"
@@ -199,6 +204,27 @@ def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str
         if line.startswith("Serving "):
             return run, line.split(" at ")[1].split(". ")[0]
     raise AssertionError("".join(lines))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("demo_ensemble")
+@pytest.mark.parametrize(
+    ("mechanism", "words"),
+    [
+        ("clipped-log-pool lower=-0.25 upper=1 scale=2 queries=20000", "ε = 16.03 at δ = 1e-05"),
+        ("adapmixed", "depends on the private data"),
+        ("unprotected", "Its answers have no privacy guarantee."),
+    ],
+)
+def test_a_weak_guarantee_must_be_allowed(
+    mechanism: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = tmp_path / "ledger.db"
+    options = [*MODELS, "--mechanism", mechanism, "--ledger", str(ledger), "--port", "0"]
+    assert main(["serve", *options]) == 2
+    error = capsys.readouterr().err
+    assert "--allow-weak must be given" in error and words in error
+    assert not ledger.exists()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 LIMITS = {
     "max-tokens": "largest max_tokens of a request (default: the server's)",
     "tokens": "share of the budget: tokens that all answers may have together (default: no limit)",
-    "requests-per-minute": "requests that are answered in a minute (default: no limit)",
+    "requests-per-minute": "requests in a minute, which may all come at once (default: no limit)",
 }
 
 

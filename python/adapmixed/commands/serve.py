@@ -19,6 +19,7 @@ from adapmixed.commands.mechanisms import (
 from adapmixed.commands.options import check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
 from adapmixed.commands.serve_options import (
+    add_allow_weak,
     add_limit_options,
     add_network_options,
     check_extra,
@@ -37,7 +38,7 @@ from adapmixed.commands.serving import (
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
     from adapmixed.mechanisms import Mechanism
-    from adapmixed.privacy import Accountant
+    from adapmixed.privacy import Guarantee
     from adapmixed.serving.clients import Clients
     from adapmixed.serving.keys import Key
 
@@ -74,6 +75,7 @@ def add_parser(commands: Any) -> None:
     add_shape_options(parser)
     add_account_options(parser)
     add_mechanism_options(parser)
+    add_allow_weak(parser)
     add_device_options(parser)
     parser.set_defaults(run=run)
 
@@ -91,6 +93,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.serving.admission import Admission
     from adapmixed.serving.app import Service, application
     from adapmixed.serving.batch import BatchEngine
+    from adapmixed.serving.engine import Prompt
     from adapmixed.serving.fields import Defaults
     from adapmixed.serving.keys import read_keys
     from adapmixed.serving.listener import (
@@ -100,17 +103,21 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         raise_file_limit,
         url_of,
     )
-    from adapmixed.serving.metrics import Metrics
+    from adapmixed.serving.metrics import LOOPBACK, Metrics
     from adapmixed.serving.scheduler import Scheduler
 
     raise_file_limit()
     keys = None if arguments.keys is None else read_keys(arguments.keys)
     listening = stack.enter_context(bound(arguments.host, arguments.port))
+    figures = stack.enter_context(bound(LOOPBACK, arguments.metrics_port or 0))
     mechanism = _demo(arguments) if arguments.demo is not None else _chosen(arguments)
     quiet_libraries()
+    print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
     ensemble = _ensemble(arguments)
+    guarantee = _guarantee(arguments, mechanism, ensemble)
     accountant = stack.enter_context(accounted(arguments))
     engine = BatchEngine(ensemble, mechanism, accountant, memory_bytes=arguments.memory)
+    engine.check(Prompt((0,), 1))  # else the memory holds no answer
     clients = None if keys is None else _clients(keys, arguments, stack)
     scheduler = Scheduler(
         engine, ensemble.tokenizer, ensemble.end_tokens, waiting=arguments.waiting
@@ -124,6 +131,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         (lambda: admission.left or 0) if planned else None,
     )
     if arguments.metrics_port is not None:
+        figures.close()
         stack.callback(metrics.serve(arguments.metrics_port))
     defaults = Defaults(
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
@@ -138,10 +146,13 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     )
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     url = url_of(listening, tls=arguments.tls_cert is not None)
-    promise = _promise(mechanism, accountant, ensemble)
-    print(f"Serving {defaults.model} at {url}. {promise}{left}", file=sys.stderr, flush=True)
-    listener = Listener(config, scheduler, arguments.stop_seconds)
-    listener.run(sockets=[listening])
+    promise = _said(replace(guarantee, queries=accountant.queries))
+    line = f"Serving {defaults.model} at {url}. {promise}{left}"
+
+    def ready() -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    Listener(config, scheduler, arguments.stop_seconds, ready).run(sockets=[listening])
     return 1 if scheduler.failed else 0
 
 
@@ -203,21 +214,37 @@ def _clients(keys: list[Key], arguments: argparse.Namespace, stack: ExitStack) -
     return Clients(keys, usage)
 
 
-def _promise(mechanism: Mechanism, accountant: Accountant, ensemble: Ensemble) -> str:
-    """Return the guarantee of all answers to come, if it is fixed in advance.
+def _guarantee(
+    arguments: argparse.Namespace, mechanism: Mechanism, ensemble: Ensemble
+) -> Guarantee:
+    """Return the guarantee of all answers to come.
 
     It is found by charging one made-up answer to an account that is thrown away.
+
+    Raises:
+        ValueError: the guarantee is weak, private or none, and --allow-weak is not given.
     """
     import torch
 
     from adapmixed.mechanisms import Origin, Rows
     from adapmixed.privacy import Accountant
+    from adapmixed.privacy.guarantee import WEAK_DELTA, WEAK_EPSILON
     from adapmixed.rng import SecureRandom
 
-    trial = Accountant(accountant.delta, epsilon=accountant.epsilon, adjacency=accountant.adjacency)
+    trial = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
     rows = Rows(torch.zeros(ensemble.num_models, 1, 2), torch.zeros(1, 2), None, 2)
     trial.charge(mechanism.propose_rows(rows, rng=SecureRandom(), origin=Origin.of(ensemble)))
-    guarantee = replace(trial.guarantee(), queries=accountant.queries)
+    found = trial.guarantee()
+    strong = found.kind in ("fixed", "public")
+    if found.kind == "fixed" and found.epsilon is not None:
+        strong = found.epsilon <= WEAK_EPSILON and found.delta <= WEAK_DELTA
+    if not strong and not arguments.allow_weak:
+        raise ValueError(f"--allow-weak must be given to serve this mechanism: {_said(found)}")
+    return found
+
+
+def _said(guarantee: Guarantee) -> str:
+    """Return what may be published of a guarantee."""
     if guarantee.kind.startswith("data-dependent"):
         return "The cost of its answers depends on the private data and is for the operator alone."
     if guarantee.kind == "none":

@@ -60,6 +60,16 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_allow_weak(parser: argparse.ArgumentParser) -> None:
+    """Add --allow-weak."""
+    parser.add_argument(
+        "--allow-weak",
+        action="store_true",
+        help="serve although the guarantee is weak (epsilon above 10, delta above 0.001), depends "
+        "on the private data, or there is none",
+    )
+
+
 def check_extra() -> None:
     """Raise ValueError unless the packages of the extra `serve` are installed."""
     try:

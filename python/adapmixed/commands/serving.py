@@ -183,6 +183,8 @@ def check_place(arguments: argparse.Namespace) -> None:
     path = arguments.ledger
     if path.is_dir():
         raise ValueError(f"--ledger must name a file, got the folder {path}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--ledger must name a file in an existing folder, got {path}")
     if arguments.no_create and not path.exists():
         raise ValueError(f"--ledger must name an existing ledger with --no-create, got {path}")
 

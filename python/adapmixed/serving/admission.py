@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
+from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
+from adapmixed.serving.query import ReservedError
 
 
 class Admission:
@@ -32,9 +34,14 @@ class Admission:
 
         Raises:
             BudgetSpentError: fewer are left of the plan. Nothing is reserved.
+            ReservedError: fewer are left than others have not reserved. Nothing is reserved.
         """
         with self._lock:
-            self._accountant.check_left(self._mechanism, self._reserved + tokens)
+            self._accountant.check_left(self._mechanism, tokens)
+            try:
+                self._accountant.check_left(self._mechanism, self._reserved + tokens)
+            except BudgetSpentError as error:
+                raise ReservedError(f"{self._reserved} tokens are reserved") from error
             self._reserved += tokens
         return Reservation(self, tokens)
 
@@ -50,6 +57,12 @@ class Admission:
         planned = self._mechanism.planned_queries
         with self._lock:
             return None if planned is None else planned - self._accountant.queries - self._reserved
+
+    @property
+    def unspent(self) -> int | None:
+        """Number of tokens of the plan that are not charged; None without a plan."""
+        planned = self._mechanism.planned_queries
+        return None if planned is None else planned - self._accountant.queries
 
     def _free(self, tokens: int) -> None:
         with self._lock:

@@ -94,6 +94,15 @@ def queue_full() -> RequestError:
     return RequestError(503, message, "server_error", None, "queue_full", {"retry-after": "1"})
 
 
+def reserved() -> RequestError:
+    """Return the error for tokens that running answers have reserved, but may not use."""
+    message = (
+        "running answers have reserved too many tokens of the ensemble's budget; try again later, "
+        "or with fewer max_tokens"
+    )
+    return RequestError(503, message, "server_error", None, "reserved", {"retry-after": "5"})
+
+
 def stopping(*, charged: bool = False) -> RequestError:
     """Return the error for a server that stops.
 

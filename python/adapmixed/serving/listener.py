@@ -7,6 +7,7 @@ import ipaddress
 import resource
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -28,16 +29,26 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address.
+    """Return a socket that is bound to an address, and does not listen yet.
 
-    Accepted connections inherit its settings: every token is sent at once, and connections whose
-    clients do not read are closed by the system after some time.
+    So clients are refused until the server is ready. Accepted connections inherit its settings:
+    every token is sent at once, and the system closes connections whose clients do not read.
 
     Raises:
         OSError: the address is not of this machine, or the port is taken.
     """
-    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    found = socket.create_server((host, port), family=family)
+    family, *_, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from None
     # asyncio does not set this for a socket that it did not make. Without it, the first token waits
     # until the client acknowledges the headers, about 40 ms.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -103,12 +114,25 @@ class Listener(uvicorn.Server):
         config: from `configuration`.
         scheduler: stopped before the last connections are closed.
         stop_seconds: seconds that running answers have.
+        ready: called once clients can connect.
     """
 
-    def __init__(self, config: uvicorn.Config, scheduler: Scheduler, stop_seconds: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        scheduler: Scheduler,
+        stop_seconds: float,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
-        self._scheduler, self._stop_seconds = scheduler, stop_seconds
+        self._scheduler, self._stop_seconds, self._ready = scheduler, stop_seconds, ready
         self._signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen. uvicorn calls this."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._ready()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end. uvicorn calls this ten times a second."""

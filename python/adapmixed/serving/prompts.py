@@ -39,7 +39,7 @@ def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
 
 def _tokens(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(tokenizer(text_of("prompt", prompt))["input_ids"])
+        return tuple(tokenizer(text_of("prompt", prompt), verbose=False)["input_ids"])
     if isinstance(prompt, list):
         if all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
             return tuple(prompt)
@@ -71,7 +71,7 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
     except (ArithmeticError, AttributeError, LookupError, TypeError):
         # A template can fail on messages that it was not written for.
         raise bad_request("messages", "messages must fit the model's chat template") from None
-    tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    tokens = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if not tokens:
         raise bad_request("messages", "messages must hold at least one token, got none")
     return (tokens,)
@@ -107,6 +107,8 @@ def _part(name: str, value: Any) -> str:
 def window_error(error: ValueError, *, chat: bool) -> RequestError:
     """Return the error for a query that an engine could not answer, even alone."""
     text = str(error)
+    if text.startswith("prompts "):
+        return bad_request("prompt", text)
     if text.startswith("max_new_tokens "):
         return bad_request("max_tokens", f"max_tokens {text.partition(' ')[2]}", _TOO_LONG)
     return bad_request("messages" if chat else "prompt", text, _TOO_LONG)

@@ -9,6 +9,10 @@ class QueueFullError(RuntimeError):
     """Too many sequences wait for the engine. Nothing was reserved or charged."""
 
 
+class ReservedError(RuntimeError):
+    """Running answers have reserved the tokens that are left. Some of them may become free."""
+
+
 class StoppedError(RuntimeError):
     """The engine has stopped, so this answer has no more tokens. All released ones were charged."""
 

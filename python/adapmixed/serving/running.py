@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from adapmixed.errors import BudgetSpentError
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.clients import Client, Grant
-from adapmixed.serving.errors import plan_spent, queue_full, stopping
+from adapmixed.serving.errors import plan_spent, queue_full, reserved, stopping
 from adapmixed.serving.fields import Asked
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.query import Piece, QueueFullError, StoppedError
+from adapmixed.serving.query import Piece, QueueFullError, ReservedError, StoppedError
 from adapmixed.serving.scheduler import Answer, Scheduler
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ class Desk:
         """Reserve, count and submit a request.
 
         Raises:
-            RequestError: 503 if the queue is full or the server stops; 429 if the client asks too
+            RequestError: 503 if the queue is full, the server stops, or others have reserved the
+                tokens that are left; 429 if the client asks too
                 often, or if the plan or the key has too few tokens left. Nothing is reserved then.
         """
         async with self._turn:
@@ -45,7 +46,9 @@ class Desk:
             try:
                 reservation = self._admission.reserve(asked.tokens)
             except BudgetSpentError:
-                raise plan_spent(self._admission.left) from None
+                raise plan_spent(self._admission.unspent) from None
+            except ReservedError:
+                raise reserved() from None
             try:
                 grant = await asyncio.to_thread(client.admit, asked.tokens)
             except BaseException:
