@@ -13,11 +13,16 @@ import pytest
 
 pytest.importorskip("vllm.v1", reason="vllm is not installed: `make test-vllm` has it")
 
-from served import Load, Server  # noqa: E402
+from served import Load, Reply, Server  # noqa: E402
 
 from adapmixed.serving.keys import add_key  # noqa: E402
 
 QUERIES = 3000
+
+
+def used(reply: Reply) -> int:
+    """Return the number of tokens of an answer."""
+    return int(reply.json["usage"]["completion_tokens"])
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +42,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> It
 
 def test_completions(server: Server, keys: dict[str, str]) -> None:
     reply = server.ask(keys["a"], prompt=["A function", "The"], max_tokens=7)
-    assert reply.status == 200 and reply.json["usage"]["completion_tokens"] == 14
+    assert reply.status == 200 and 2 <= used(reply) <= 14  # an end token may be drawn
     assert [one["index"] for one in reply.json["choices"]] == [0, 1]
     assert all(one["logprobs"] is None for one in reply.json["choices"])
     reply = server.ask(keys["a"])  # without max_tokens: the server's default
-    assert reply.json["usage"]["completion_tokens"] <= 16
+    assert 1 <= used(reply) <= 16
     neutral = {
         "n": 1,
         "top_p": 1,
@@ -57,7 +62,7 @@ def test_completions(server: Server, keys: dict[str, str]) -> None:
 def test_chat(server: Server, keys: dict[str, str]) -> None:
     messages = [{"role": "user", "content": "A function that returns"}]
     reply = server.ask(keys["a"], "chat/completions", messages=messages, max_completion_tokens=5)
-    assert reply.status == 200 and reply.json["usage"]["completion_tokens"] == 5
+    assert reply.status == 200 and 1 <= used(reply) <= 5
     assert reply.json["choices"][0]["message"]["role"] == "assistant"
 
 
@@ -66,7 +71,7 @@ def test_streams(server: Server, keys: dict[str, str]) -> None:
     assert events[-1] == "[DONE]" and all(one["choices"] for one in events[:-1])
     with_usage = {"stream": True, "stream_options": {"include_usage": True}}
     events = server.ask(keys["a"], max_tokens=5, **with_usage).events
-    assert events[-2]["usage"]["completion_tokens"] == 5
+    assert 1 <= events[-2]["usage"]["completion_tokens"] <= 5
 
 
 def test_an_openai_client(server: Server, keys: dict[str, str]) -> None:
@@ -76,9 +81,9 @@ def test_an_openai_client(server: Server, keys: dict[str, str]) -> None:
     )
     assert [one.id for one in client.models.list()] == ["m"]
     answer = client.completions.create(model="m", prompt="The", max_tokens=4)
-    assert answer.usage.completion_tokens == 4
+    assert 1 <= answer.usage.completion_tokens <= 4
     pieces = list(client.completions.create(model="m", prompt="The", max_tokens=4, stream=True))
-    assert pieces[-1].choices[0].finish_reason == "length"
+    assert pieces[-1].choices[0].finish_reason in ("length", "stop")
     with pytest.raises(openai.BadRequestError, match="seed"):
         client.completions.create(model="m", prompt="The", seed=1)
 
@@ -150,15 +155,14 @@ def test_another_model_is_not_served(server: Server, keys: dict[str, str]) -> No
 
 def test_a_key_has_its_own_tokens(server: Server, keys: dict[str, str]) -> None:
     assert server.ask(keys["small"], max_tokens=31).status == 400
-    for _ in range(2):
-        assert server.ask(keys["small"], max_tokens=10).status == 200
-    assert server.ask(keys["small"], prompt=["The", "An"], max_tokens=20).status == 429
+    assert server.ask(keys["small"], prompt=["The", "An"], max_tokens=30).status == 429
     events = server.ask(keys["small"], max_tokens=10, stream=True).events
-    assert events[-1] == "[DONE]"
-    reply = server.ask(keys["small"], max_tokens=25)
+    counted = len(events) - 1
+    while (reply := server.ask(keys["small"], max_tokens=10)).status == 200:
+        counted += used(reply)
     assert reply.status == 429 and reply.json["error"]["code"] == "insufficient_quota"
     assert reply.headers["x-should-retry"] == "false"
-    assert server.ask(keys["small"], max_tokens=20).status == 200
+    assert 30 < counted <= 50
 
 
 def test_a_client_that_leaves_is_not_charged_further(server: Server, keys: dict[str, str]) -> None:
@@ -187,7 +191,8 @@ def test_the_end_of_the_plan(server: Server, keys: dict[str, str]) -> None:
         reply = server.ask(keys["a"], prompt=["The"] * 4, max_tokens=150)
         if reply.status == 429:
             break
-        counted += reply.json["usage"]["completion_tokens"]
+        counted += used(reply)
+        assert counted <= server.charged()
     assert reply.json["error"]["code"] == "insufficient_quota"
     left = QUERIES - server.charged()
     assert 0 <= left < 600

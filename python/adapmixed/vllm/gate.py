@@ -132,6 +132,9 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
         await self._guard(scope, receive, send)
 
 

@@ -1,0 +1,191 @@
+"""The gate before a stand-in for vLLM: order of the checks, and what is forwarded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+from transformers import AutoTokenizer
+from vllm_cases import BASE, POOL
+
+from adapmixed.mechanisms import ClippedLogPool, Origin
+from adapmixed.mechanisms.prepaid import Prepayment
+from adapmixed.privacy import Accountant
+from adapmixed.serving.clients import Clients
+from adapmixed.serving.fields import Defaults
+from adapmixed.serving.keys import add_key, read_keys
+from adapmixed.serving.usage import Usage
+from adapmixed.vllm.gate import Front, Gate
+from adapmixed.vllm.options import Options
+
+ORIGIN = Origin("ab" * 32, ())
+CHUNK = {"choices": [{"index": 0, "text": "x"}]}
+LAST = {"choices": [], "usage": {"completion_tokens": 3}}
+
+
+class Behind:
+    """Stands in the place of vLLM's application, and keeps what was forwarded."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+        self.headers: list[dict[str, str]] = []
+        self.inside = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    async def complete(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        self.inside.release()
+        await asyncio.to_thread(self.go_on.wait, 30)
+        if self.bodies[-1]["stream"]:
+            events = [f"data: {json.dumps(one)}\n\n" for one in (CHUNK, CHUNK, LAST)]
+            return StreamingResponse([*events, "data: [DONE]\n\n"])
+        used = sum(map(len, self.bodies[-1].get("prompt", [[0]])))
+        return JSONResponse({"choices": [], "usage": {"completion_tokens": used}})
+
+    async def anything(self, request: Request) -> Response:
+        return JSONResponse({"path": request.url.path})
+
+
+class Case:
+    """A gate with a ledger, and its clients."""
+
+    def __init__(self, folder: Path, *, queries: int, charged: int = 0, **front: Any) -> None:
+        self.ledger, self.behind = folder / "ledger", Behind()
+        mechanism = ClippedLogPool(POOL.lower, POOL.upper, POOL.scale, queries)
+        self.accountant = Accountant(1e-5, path=self.ledger)
+        self.charge: Callable[[int], None] = lambda count: self.accountant.charge(
+            Prepayment(mechanism, 3, count, ORIGIN)
+        )
+        if charged:
+            self.charge(charged)
+        options = Options.of(
+            mechanism, ensemble="/e", ledger=str(self.ledger), tokens=8, max_tokens=100, waiting=1
+        )
+        keys = folder / "keys"
+        self.key = add_key(keys, "a")
+        self.other = add_key(keys, "b", tokens=20)
+        clients = Clients(read_keys(keys), Usage(folder / "usage"))
+        tokenizer = AutoTokenizer.from_pretrained(BASE)
+        defaults = Defaults("m", options.tokens, options.max_tokens)
+        whole = {"window": 256, "sequences": 1, "mark": "secret", "clients": clients} | front
+        self.front = Front(options, defaults, tokenizer, **whole)
+        app = Starlette(
+            routes=[
+                Route("/v1/completions", self.behind.complete, methods=["POST"]),
+                Route("/{path:path}", self.behind.anything, methods=["GET", "POST"]),
+            ],
+            middleware=[Middleware(Gate, front=lambda state: self.front)],
+        )
+        self.client = TestClient(app)
+
+    def ask(self, key: str | None = "", **fields: Any) -> Any:
+        key = self.key if key == "" else key
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        body = {"model": "m", "prompt": "The", **fields}
+        return self.client.post("/v1/completions?x=1", json=body, headers=headers)
+
+
+def test_what_is_forwarded(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    assert case.ask(user="me", top_p=1, n=1, temperature=0.5, top_k=3, stop="x").status_code == 200
+    assert case.ask(case.other, max_tokens=4).status_code == 200
+    first, second = case.behind.bodies
+    assert first.pop("cache_salt") != second["cache_salt"]
+    tokens = case.front.tokenizer("The")["input_ids"]
+    assert first == {
+        "model": "m", "prompt": [tokens], "max_tokens": 8, "temperature": 0.5, "top_k": 3,
+        "stop": ["x"], "stream": False, "vllm_xargs": {"adapmixed": "secret"},
+    }  # fmt: skip
+    assert second["max_tokens"] == 4
+    for headers in case.behind.headers:
+        assert headers.keys() == {"host", "content-type", "content-length"}
+
+
+def test_the_order_of_the_checks(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=50, charged=40)
+    bad, much = {"logprobs": 1}, {"max_tokens": 11}
+    assert case.ask(None, **bad, **much).status_code == 401
+    assert case.ask(**bad, **much).status_code == 400
+    reply = case.ask(**much)
+    assert reply.status_code == 429 and reply.json()["error"]["code"] == "insufficient_quota"
+    assert case.ask(prompt=["The", "An"], max_tokens=6).status_code == 429
+    assert case.behind.bodies == []
+    for _ in range(3):  # what was reserved and not charged is free again
+        assert case.ask(max_tokens=10).status_code == 200
+    case.charge(9)
+    assert case.ask(max_tokens=2).status_code == 429  # the ledger was read again
+    assert case.ask(max_tokens=1).status_code == 200
+
+
+def test_a_full_queue_comes_before_a_spent_plan(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=30)
+    case.behind.go_on.clear()
+    running = [threading.Thread(target=case.ask, kwargs={"max_tokens": 10}) for _ in range(2)]
+    for thread in running:
+        thread.start()
+        assert case.behind.inside.acquire(timeout=30)
+    assert case.ask(max_tokens=100).status_code == 503
+    assert case.ask(max_tokens=101).status_code == 400
+    case.behind.go_on.set()
+    for thread in running:
+        thread.join()
+    assert case.ask(max_tokens=100).status_code == 429
+    assert case.ask(max_tokens=30).status_code == 200
+
+
+def test_a_stream_hides_the_usage_that_nobody_asked_for(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    assert case.ask(stream=True).text.count("choices") == 2
+    assert case.behind.bodies[-1]["stream_options"] == {"include_usage": True}
+    asked = case.ask(stream=True, stream_options={"include_usage": True}).text
+    assert '"completion_tokens": 3' in asked and asked.endswith("data: [DONE]\n\n")
+
+
+def test_a_key_gets_back_what_it_did_not_use(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    used = len(case.front.tokenizer("The")["input_ids"])  # as the stand-in answers
+    assert case.ask(case.other, max_tokens=20).status_code == 200
+    assert case.ask(case.other, max_tokens=21).status_code == 429
+    assert case.ask(case.other, max_tokens=20 - used).status_code == 200
+    assert case.ask(case.other, max_tokens=20).status_code == 429
+
+
+def test_other_paths(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    headers = {"Authorization": f"Bearer {case.key}"}
+    for path in ("/invocations", "/v1/responses", "/metrics", "/v1/completions/"):
+        assert case.client.get(path, headers=headers).status_code == 404
+        assert case.client.get(path).status_code == 401
+    assert case.client.get("/v1/completions", headers=headers).status_code == 405
+    assert case.client.get("/health").json() == {"path": "/health"}
+    assert case.client.get("/v1/models", headers=headers).json()["data"][0]["id"] == "m"
+    assert case.client.get("/v1/models/m", headers=headers).json()["id"] == "m"
+    assert case.client.get("/v1/models/x", headers=headers).status_code == 404
+
+
+def test_a_server_that_cannot_be_checked_answers_nothing(tmp_path: Path) -> None:
+    behind = Behind()
+    app = Starlette(routes=[Route("/{path:path}", behind.anything)], middleware=[Middleware(Gate)])
+    client = TestClient(app, raise_server_exceptions=False)
+    reply = client.get("/health")
+    assert reply.status_code == 500 and "path" not in reply.text
+
+
+def test_websockets_are_not_served(tmp_path: Path) -> None:
+    case = Case(tmp_path, queries=1000)
+    with pytest.raises(WebSocketDisconnect), case.client.websocket_connect("/v1/realtime"):
+        pass
