@@ -74,8 +74,16 @@ def lively(ensemble: Ensemble, rtol: float) -> None:
     assert_alone(ensemble, decoder, held, rtol)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(TESTED))
+FAST = ("gemma2",)  # with and without a sliding window
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(TESTED)
+    ],
+)
 def test_every_family(name: str, tmp_path: Path) -> None:
     base = tiny(name)
     names = linear_names(base)
@@ -96,6 +104,25 @@ def test_every_trunk(module: str, trunk: str, tmp_path: Path) -> None:
     ensemble = Ensemble.from_pretrained(base, folders)
     assert str(ensemble.trunk).startswith(trunk)
     lively(ensemble, rtol=2e-5)
+
+
+def test_room_is_reserved_for_those_who_are_left(
+    base: Any, make_adapters: Callable[..., list[Path]]
+) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    decoder, held = reads(ensemble, [0], [4], new=20), {0: 4}
+    append(decoder, held)
+    decoder.join(reads(ensemble, [1, 2], [6, 2], new=3))
+    held |= {1: 6, 2: 2}
+    assert decoder.window == 24
+    append(decoder, held)
+    drop(decoder, held, 0)
+    assert decoder.window == 9
+    append(decoder, held)
+    blocks = [layer._blocks[0].shape[-2] for layer in decoder._cache.layers]
+    assert set(blocks) == {9}
+    drop(decoder, held, 1)
+    assert decoder.window == 5
 
 
 def test_padding_is_cut_from_the_start(base: Any, make_adapters: Callable[..., list[Path]]) -> None:

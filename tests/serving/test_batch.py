@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import answered
-from tiny_models import POSITIONS, VOCAB
+from families import linear_names, tiny
+from tiny_models import POSITIONS, VOCAB, write_adapter
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, PublicOnly, Unprotected
@@ -179,3 +180,48 @@ def test_uneven_prompts_are_read_apart(ensemble: Ensemble) -> None:
 def test_prompts_that_cannot_be_answered(ensemble: Ensemble, prompt: Prompt, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         engine_of(ensemble).check(prompt)
+
+
+LONG = 4096
+
+
+def held(engine: BatchEngine) -> int:
+    """Return the bytes of all blocks of keys and values."""
+    layers = [layer for batch in engine._batches for layer in batch.decoder._cache.layers]
+    return sum(block.numel() * block.element_size() for one in layers for block in one._blocks)
+
+
+def test_a_long_sequence_that_left_leaves_no_room_behind(tmp_path: Path) -> None:
+    base: Any = tiny("llama", max_position_embeddings=LONG)
+    folders = [
+        write_adapter(base, tmp_path / str(i), seed=i, target_modules=linear_names(base))
+        for i in range(4)
+    ]
+    ensemble = Ensemble.from_pretrained(base, folders)
+    mechanism = ClippedLogPool(-0.5, 0.5, queries=10**6)
+
+    def engine_of(memory: int) -> BatchEngine:
+        return BatchEngine(
+            ensemble, mechanism, Accountant(1e-5), rng=SeededRandom(0), memory_bytes=memory
+        )
+
+    memory = 2 * engine_of(1 << 30)._bytes(LONG)
+    engine = engine_of(memory)
+    long = Prompt((1,) * 4, LONG - 4)  # max_tokens near the window, and the client leaves
+    engine.check(long)
+    engine.admit([long])
+    engine.step()
+    short = [Prompt((1, 2, 3, 4), 12) for _ in range(400)]
+    assert engine.room(short) >= 1
+    engine.admit(short[:1])
+    engine.step()
+    engine.step()
+    engine.leave([long])  # the window of the batch is 15 positions again
+    joined = engine.room(short[1:])
+    engine.admit(short[1 : 1 + joined])
+    engine.step()
+    engine.step()
+    engine.leave(short[:1])
+    engine.step()
+    assert joined > 100
+    assert held(engine) <= memory

@@ -226,16 +226,17 @@ def no_space(*_: object) -> None:
 def test_usage_that_cannot_be_written(
     call: str, fails: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer does not start, and no later one does, since a part of a line may be there."""
+    """No answer starts, and the server ends, since a part of a line may be there."""
     file = tmp_path / "keys.json"
     headers = bearer(add_key(file, "alice", tokens=40))
     usage = Usage(tmp_path / "usage")
     with served(clients=Clients(read_keys(file), usage)) as server:
         client = server.client(headers=headers)
         monkeypatch.setattr(os, call, fails)
-        assert check_error(client.post(COMPLETIONS, json=ASK).json(), 500)
+        assert check_error(client.post(COMPLETIONS, json=ASK).json(), 503)
         monkeypatch.undo()
-        assert client.post(COMPLETIONS, json=ASK).status_code == 500
+        assert client.post(COMPLETIONS, json=ASK).status_code == 503
+        assert server.scheduler.failed
         assert server.engine.released == 0 and server.admission.reserved == 0
 
 

@@ -26,6 +26,7 @@ from adapmixed.cli import main
 from adapmixed.data.demo import demo_base
 from adapmixed.errors import LedgerWriteError
 from adapmixed.privacy import read_ledger
+from adapmixed.serving import listener as listener_module
 from adapmixed.serving.listener import (
     Listener,
     bound,
@@ -189,6 +190,27 @@ def test_a_failed_engine_ends_the_server() -> None:
             assert status == 503 and check_error(json.loads(text), status)["code"] == "stopping"
             thread.join(5.0)
             assert not thread.is_alive() and server.scheduler.failed
+
+
+def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a header keeps no connection, neither as the first request nor as a later one."""
+    monkeypatch.setattr(listener_module, "HEADER_SECONDS", 0.5)
+    with served() as server, bound("127.0.0.1", 0) as address:
+        listener = Listener(configuration(server.app), server.scheduler, 0.0)
+        thread = threading.Thread(target=listener.run, args=([address],))
+        thread.start()
+        while not listener.started:
+            time.sleep(0.001)
+        half = b"POST /v1/completions HTTP/1.1\r\nHost: loc"
+        for before in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+            with socket.create_connection(address.getsockname(), timeout=10.0) as connection:
+                connection.sendall(before)
+                if before:
+                    assert b" 200 " in connection.recv(1 << 16)
+                connection.sendall(half)
+                assert connection.recv(1 << 16) == b""  # closed
+        listener.should_exit = True
+        thread.join()
 
 
 def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], str]:

@@ -139,6 +139,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         arguments.max_tokens,
         arguments.temperature,
         arguments.top_k,
+        ensemble.max_positions,
     )
     service = Service(scheduler, admission, ensemble.tokenizer, defaults, metrics, clients)
     config = configuration(
@@ -209,7 +210,12 @@ def _clients(keys: list[Key], arguments: argparse.Namespace, stack: ExitStack) -
 
     usage = None
     if any(key.tokens is not None for key in keys):
-        usage = Usage(f"{arguments.ledger}.usage")
+        path = Path(f"{arguments.ledger}.usage")
+        if not path.exists():
+            if arguments.no_create:
+                raise ValueError(f"{path} must exist with --no-create: it has what keys have used")
+            print(f"Used tokens of keys {path} are new.", file=sys.stderr)
+        usage = Usage(path)
         stack.callback(usage.close)
     return Clients(keys, usage)
 

@@ -84,9 +84,12 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         values = self.values = self._append(1, self.values, value_states)
         return keys, values
 
-    def hold(self, blocks: list[Tensor | None], length: int) -> None:
-        """Replace everything by the first `length` positions of new blocks for keys and values."""
-        self._blocks = blocks
+    def hold(self, blocks: list[Tensor | None], length: int, positions: int) -> None:
+        """Replace everything by the first `length` positions of new blocks for keys and values.
+
+        From now on the layer reserves `positions` if it needs larger blocks.
+        """
+        self._blocks, self._positions = blocks, positions
         self.keys, self.values = (block[..., :length, :] for block in blocks if block is not None)
 
     def _append(self, which: int, held: Tensor | None, new: Tensor) -> Tensor:
@@ -104,19 +107,20 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         return block[..., :stop, :]
 
 
-def keep_rows(layer: Any, rows: Tensor, left: int) -> None:
+def keep_rows(layer: Any, rows: Tensor, left: int, positions: int) -> None:
     """Keep some rows of a cache layer, and of these the last `left` positions.
 
     Args:
         layer: a layer of `key_value_cache` that was written.
         rows: (r,) int64 on the layer's device.
         left: number of positions that stay. A layer with a sliding window may hold fewer.
+        positions: how many positions these rows will need; as in :func:`join_rows`.
     """
     kept = []
     for part in (layer.keys, layer.values):
         stay = min(part.shape[-2], left)
         kept.append(part[..., part.shape[-2] - stay :, :].index_select(0, rows))
-    _hold(layer, kept, kept[0].shape[-2], left)
+    _hold(layer, kept, kept[0].shape[-2], left, positions)
 
 
 def join_rows(layer: Any, other: Any, sequences: tuple[int, int], positions: int) -> None:
@@ -148,13 +152,13 @@ def join_rows(layer: Any, other: Any, sequences: tuple[int, int], positions: int
             start += count
         joined.append(block.flatten(0, 1))
     other.keys = other.values = None
-    _hold(layer, joined, held, length)
+    _hold(layer, joined, held, length, positions)
 
 
-def _hold(layer: Any, blocks: list[Tensor], held: int, length: int) -> None:
+def _hold(layer: Any, blocks: list[Tensor], held: int, length: int, positions: int) -> None:
     """Let a layer hold the first `held` positions of new blocks, the last ones of `length`."""
     if isinstance(layer, PreallocatedLayer):
-        layer.hold(list(blocks), held)
+        layer.hold(list(blocks), held, positions)
     else:
         layer.keys, layer.values = blocks
     if hasattr(layer, "cumulative_length"):  # a sliding window counts what it has forgotten, too

@@ -114,15 +114,15 @@ class Decoder:
 
         going = (~ended).nonzero()[:, 0].to(self._ids.device)
         first = int(self._padding()[going].min())
-        blocks = torch.arange(self._forward.num_models + 1, device=going.device)[:, None]
+        self._ends = self._ends[going]
+        blocks = torch.arange(self._forward.num_models + 1, device=going.device) * len(ended)
+        in_all_blocks = (blocks[:, None] + going).flatten()
         for layer in self._cache.layers:
-            rows = (
-                going if len(layer.keys) == len(ended) else (len(ended) * blocks + going).flatten()
-            )
-            keep_rows(layer, rows, self.length - first)
+            rows = going if len(layer.keys) == len(ended) else in_all_blocks
+            keep_rows(layer, rows, self.length - first, self.window)
         # The logits are not copied here: usually nobody reads them again.
         self._going = going if self._going is None else self._going[going]
-        self._ids, self._ends = self._ids[going], self._ends[going]
+        self._ids = self._ids[going]
         if self._mask is not None:
             self._mask = self._mask[going]
         self._cut(first)

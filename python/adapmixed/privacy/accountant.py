@@ -79,6 +79,11 @@ class Accountant:
         return self._account.totals.queries
 
     @property
+    def planned(self) -> int:
+        """Number of answered queries that count towards a plan: public answers do not."""
+        return self._account.totals.planned
+
+    @property
     def durable(self) -> bool:
         """True if charges go to a ledger file."""
         return self._file is not None

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 
-from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
+from adapmixed.privacy.protocols import check_left
 from adapmixed.serving.query import ReservedError
 
 
 class Admission:
     """The tokens of a mechanism's plan that running answers have reserved, in memory.
 
-    What was charged is read from the accountant, so a restart begins with the ledger's count and no
-    reservations. Any thread may call every method.
+    What was charged before is read from the accountant, so a restart begins with the ledger's count
+    and no reservations. From then on each charged token moves from the reserved ones to the spent
+    ones in one step. So none counts twice. Any thread may call every method.
 
     Args:
-        accountant: charged by the engine, and bound to the mechanism.
+        accountant: charged by the engine alone, and bound to the mechanism.
         mechanism: how queries are answered.
     """
 
@@ -25,6 +26,7 @@ class Admission:
         self._accountant, self._mechanism = accountant, mechanism
         self._lock = threading.Lock()
         self._reserved = 0
+        self._spent = accountant.planned
 
     def reserve(self, tokens: int) -> Reservation:
         """Reserve tokens of the plan.
@@ -37,11 +39,12 @@ class Admission:
             ReservedError: fewer are left than others have not reserved. Nothing is reserved.
         """
         with self._lock:
-            self._accountant.check_left(self._mechanism, tokens)
-            try:
-                self._accountant.check_left(self._mechanism, self._reserved + tokens)
-            except BudgetSpentError as error:
-                raise ReservedError(f"{self._reserved} tokens are reserved") from error
+            if self._reserved == 0:  # answers from public values alone cost nothing
+                self._spent = self._accountant.planned
+            check_left(self._mechanism, self._spent, tokens)
+            planned = self._mechanism.planned_queries
+            if planned is not None and self._spent + self._reserved + tokens > planned:
+                raise ReservedError(f"{self._reserved} tokens are reserved")
             self._reserved += tokens
         return Reservation(self, tokens)
 
@@ -56,17 +59,19 @@ class Admission:
         """Number of tokens of the plan that are neither charged nor reserved; None without one."""
         planned = self._mechanism.planned_queries
         with self._lock:
-            return None if planned is None else planned - self._accountant.queries - self._reserved
+            return None if planned is None else planned - self._spent - self._reserved
 
     @property
     def unspent(self) -> int | None:
         """Number of tokens of the plan that are not charged; None without a plan."""
         planned = self._mechanism.planned_queries
-        return None if planned is None else planned - self._accountant.queries
+        with self._lock:
+            return None if planned is None else planned - self._spent
 
-    def _free(self, tokens: int) -> None:
+    def _free(self, tokens: int, spent: int = 0) -> None:
         with self._lock:
             self._reserved -= tokens
+            self._spent += spent
 
 
 class Reservation:
@@ -77,11 +82,11 @@ class Reservation:
         self._lock = threading.Lock()
 
     def charged(self, tokens: int = 1) -> None:
-        """Free tokens because the accountant counts them from now on."""
+        """Count tokens as spent, no longer as reserved."""
         with self._lock:
             freed = min(tokens, self._left)
             self._left -= freed
-        self._admission._free(freed)
+        self._admission._free(freed, tokens)
 
     def close(self) -> None:
         """Free what was not charged. To close twice is allowed."""

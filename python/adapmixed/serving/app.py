@@ -24,6 +24,7 @@ from adapmixed.serving.errors import (
     internal,
     no_model,
     of_starlette,
+    queue_full,
     stopping,
     too_large,
 )
@@ -38,8 +39,8 @@ from adapmixed.serving.wire import Writer
 BODY_SECONDS = 60.0
 """Seconds that a client may take to send its body."""
 
-READERS = 2
-"""Number of prompts that are tokenized at the same time."""
+READERS, UNREAD = 2, 64
+"""Number of requests that are tokenized at the same time, and that may wait for it."""
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health")
 
@@ -116,7 +117,7 @@ class _Endpoints:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._desk = Desk(service.scheduler, service.admission, service.metrics)
-        self._readers = asyncio.Semaphore(READERS)
+        self._readers, self._unread = asyncio.Semaphore(READERS), 0
 
     async def completions(self, request: Request) -> Any:
         return await self._answer(request, chat=False)
@@ -131,8 +132,14 @@ class _Endpoints:
             body = await _body(request)
         except ClientDisconnect:
             return Response(status_code=499)
-        async with self._readers:
-            asked = await asyncio.to_thread(self._service.asked, body, client, chat=chat)
+        if self._unread >= UNREAD:
+            raise queue_full()
+        self._unread += 1
+        try:
+            async with self._readers:
+                asked = await asyncio.to_thread(self._service.asked, body, client, chat=chat)
+        finally:
+            self._unread -= 1
         running = await self._desk.begin(asked, client)
         writer = Writer(asked, self._service.defaults.model)
         return Stream(running, writer) if asked.stream else Whole(running, writer)

@@ -30,6 +30,8 @@ class Defaults:
         max_tokens: largest max_tokens of a request.
         temperature: temperature of an answer.
         top_k: number of the likeliest public tokens that all rows keep; None for all.
+        window: positions of the model's window; None for any number. Without max_tokens an answer
+            ends where the window does.
     """
 
     model: str
@@ -37,6 +39,7 @@ class Defaults:
     max_tokens: int = 1024
     temperature: float = 1.0
     top_k: int | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,8 @@ def asked_of(
     stream = flag_of("stream", fields.get("stream"))
     include_usage = _include_usage(fields.get("stream_options"), stream)
     cap = defaults.max_tokens if max_tokens is None else min(defaults.max_tokens, max_tokens)
+    given = _max_tokens(fields, cap)
     settings = (
-        _max_tokens(fields, min(defaults.tokens, cap), cap),
         _temperature(fields.get("temperature"), defaults.temperature),
         _top_k(fields.get("top_k"), defaults.top_k),
         _stops(fields.get("stop")),
@@ -107,7 +110,10 @@ def asked_of(
         prompts = conversation_of(tokenizer, fields.get("messages"))
     else:
         prompts = prompts_of(tokenizer, fields.get("prompt"))
-    return Asked(Query(prompts, *settings), chat, stream, include_usage)
+    most = given or min(defaults.tokens, cap)
+    if given is None and defaults.window is not None:
+        most = max(1, min(most, defaults.window - max(map(len, prompts)) + 1))
+    return Asked(Query(prompts, most, *settings), chat, stream, include_usage)
 
 
 def _include_usage(options: Any, stream: bool) -> bool:
@@ -125,7 +131,7 @@ def _include_usage(options: Any, stream: bool) -> bool:
     return flag_of("stream_options.include_usage", options.get("include_usage"))
 
 
-def _max_tokens(fields: dict[str, Any], default: int, cap: int) -> int:
+def _max_tokens(fields: dict[str, Any], cap: int) -> int | None:
     given = {}
     for name in ("max_completion_tokens", "max_tokens"):
         if fields.get(name) is not None:
@@ -137,7 +143,7 @@ def _max_tokens(fields: dict[str, Any], default: int, cap: int) -> int:
         if count > cap:
             raise bad_request(name, f"{name} must be <= {cap}, got {shortened(count)}")
         return count
-    return default
+    return None
 
 
 def _temperature(value: Any, default: float) -> float:

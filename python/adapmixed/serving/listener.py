@@ -7,15 +7,20 @@ import ipaddress
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from adapmixed.serving.answers import SEND_SECONDS
 from adapmixed.serving.scheduler import Scheduler
+
+HEADER_SECONDS = 60.0
+"""Seconds that a connection may take until its first request has come."""
 
 LAST_SECONDS = 5
 """Seconds for the last bytes of all responses, once no answer goes on."""
@@ -127,6 +132,7 @@ class Listener(uvicorn.Server):
         super().__init__(config)
         self._scheduler, self._stop_seconds, self._ready = scheduler, stop_seconds, ready
         self._signals = 0
+        self._silent: dict[Any, float] = {}  # connections without a request, since when
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen. uvicorn calls this."""
@@ -136,7 +142,19 @@ class Listener(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end. uvicorn calls this ten times a second."""
+        if counter % 10 == 0:
+            self._close_silent()
         return await super().on_tick(counter) or self._scheduler.failed
+
+    def _close_silent(self) -> None:
+        """Close connections that have not sent a whole request in time."""
+        now = time.monotonic()
+        connections: Any = self.server_state.connections
+        silent = [one for one in connections if one.cycle is None or one.cycle.response_complete]
+        self._silent = {one: self._silent.get(one, now) for one in silent}
+        for one, since in self._silent.items():
+            if now - since > HEADER_SECONDS:
+                one.transport.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop. uvicorn calls this for a signal."""

@@ -9,6 +9,9 @@ from adapmixed.serving.bodies import text_of
 from adapmixed.serving.errors import RequestError, bad_request, shortened
 
 ROLES = ("system", "developer", "user", "assistant")
+MOST = 1024
+"""Largest number of prompts of a request, checked before any is read."""
+
 _FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 _PARTS = 'a string, or a list of {"type": "text", "text": ...}'
 
@@ -31,6 +34,8 @@ def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
         raise bad_request("prompt", "prompt must hold at least one prompt, got none")
     if isinstance(value[0], int):
         value = [value]
+    if len(value) > MOST:
+        raise bad_request("prompt", f"prompt must be at most {MOST} prompts, got {len(value)}")
     prompts = tuple(_tokens(tokenizer, one) for one in value)
     if not all(prompts):
         raise bad_request("prompt", "prompt must hold at least one token, got none")

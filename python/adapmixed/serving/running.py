@@ -51,11 +51,20 @@ class Desk:
                 raise reserved() from None
             try:
                 grant = await asyncio.to_thread(client.admit, asked.tokens)
+            except OSError:  # no later answer could be counted either
+                reservation.close()
+                self._scheduler.fail("the tokens of a key could not be counted durably")
+                raise stopping() from None
             except BaseException:
                 reservation.close()
                 raise
             running = Running(asked, grant, self._metrics)
-            running.answer = self._scheduler.submit(asked.query, reservation, running.deliver)
+            try:
+                running.answer = self._scheduler.submit(asked.query, reservation, running.deliver)
+            except BaseException:
+                reservation.close()
+                await asyncio.to_thread(grant.end, 0)
+                raise
         # The server may have stopped meanwhile; then no response has started yet.
         if running.stopped_before_start:
             running.end()

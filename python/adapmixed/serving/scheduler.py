@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,13 @@ class Scheduler:
             self._changed.notify()
         self._thread.join()
 
+    def fail(self, reason: str) -> None:
+        """End the engine because something else has failed; every answer ends with an error."""
+        _LOG.error("the server answers no more: %s", reason)
+        with self._changed:
+            self._failed, self._deadline = True, time.monotonic()
+            self._changed.notify()
+
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify()
@@ -152,11 +159,14 @@ class Scheduler:
         """Run the engine until it is stopped or fails; then end every answer."""
         try:
             while self._wait():
-                self._leave(run for run in self._running.values() if run.answer._cancelled)
+                gone = [run for run in self._running.values() if run.answer._cancelled]
+                self._leave(gone)
+                for run in gone:
+                    self._end(run)
                 self._admit()
                 if self._running:
                     self._step()
-        except Exception as error:
+        except BaseException as error:  # also what would end the thread alone, without a word
             self._failed = True
             _LOG.error("the engine has failed and answers no more: %s", _reason(error))
         finally:
@@ -187,7 +197,8 @@ class Scheduler:
             for run in gone:
                 self._waiting.remove(run)
             waiting = [run.prompt for run in self._waiting]
-        self._end(gone)
+        for run in gone:
+            self._end(run)
         room = self._engine.room(waiting) if waiting else 0
         if waiting and not room and not self._running:
             raise RuntimeError("the engine has no room for a sequence that it could answer alone")
@@ -205,8 +216,9 @@ class Scheduler:
             run = self._running[prompt]
             run.answer._reservation.charged()
             piece = self._piece(run, token)
-            if piece.finish is not None:
+            if piece.finish is not None:  # a client that sees it may ask for what is free again
                 ended.append(run)
+                self._end(run)
             if not run.answer._cancelled:
                 run.answer._deliver(piece)
         self._leave(ended)
@@ -225,20 +237,18 @@ class Scheduler:
             return Piece(run.index, text + rest, "stop" if stopped or found else "length")
         return Piece(run.index, text)
 
-    def _leave(self, runs: Iterable[_Run]) -> None:
-        leaving = list(runs)
-        if leaving:
-            self._engine.leave([run.prompt for run in leaving])
-            for run in leaving:
+    def _leave(self, runs: list[_Run]) -> None:
+        """Let sequences leave the batch."""
+        if runs:
+            self._engine.leave([run.prompt for run in runs])
+            for run in runs:
                 del self._running[run.prompt]
-            self._end(leaving)
 
-    def _end(self, runs: Iterable[_Run]) -> None:
-        """Close the reservations of answers without a sequence that goes on."""
-        for run in runs:
-            run.answer._open -= 1
-            if run.answer._open == 0:
-                run.answer._reservation.close()
+    def _end(self, run: _Run) -> None:
+        """Close the reservation if this was the last sequence of its answer."""
+        run.answer._open -= 1
+        if run.answer._open == 0:
+            run.answer._reservation.close()
 
 
 def _prompts(query: Query) -> list[Prompt]:
@@ -247,7 +257,7 @@ def _prompts(query: Query) -> list[Prompt]:
     return [Prompt(tokens, *settings) for tokens in query.prompts]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return what an operator's log may say of an error; other texts can name private values."""
     name = type(error).__name__
     return f"{name}: {error}" if isinstance(error, LedgerError) else name

@@ -137,8 +137,8 @@ def _apply(
     entry: dict[str, Any], number: int, used: dict[str, int], admitted: dict[int, tuple[str, int]]
 ) -> None:
     if number == 1:
-        if entry["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format must be {FORMAT_VERSION}, got {entry['format']!r}")
+        if entry.get("format_version") != FORMAT_VERSION:
+            raise ValueError(f"it must begin with format_version {FORMAT_VERSION}")
         used.update((name, check_count(name, count, 0)) for name, count in entry["used"].items())
     elif "key" in entry:
         name, tokens = entry["key"], check_count("tokens", entry["tokens"])

@@ -1,0 +1,107 @@
+"""A plan that pays for an answer does not refuse it, and an error gives back what it reserved."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_cases import ASK, listening, served
+from stub_engine import ByteTokenizer, StubEngine
+
+from adapmixed.serving.clients import Clients
+from adapmixed.serving.engine import Prompt
+from adapmixed.serving.keys import add_key, read_keys
+from adapmixed.serving.usage import Usage
+
+
+class Slow(StubEngine):
+    """A charge is written while the models compute, and sequences leave a cache by a copy."""
+
+    def step(self) -> list[tuple[Prompt, int]]:
+        released = super().step()
+        time.sleep(0.02)
+        return released
+
+    def leave(self, ended: Collection[Prompt]) -> None:
+        time.sleep(0.02)
+        super().leave(ended)
+
+
+def test_a_second_answer_that_the_plan_pays_for() -> None:
+    with served(Slow(queries=100)) as server:
+        body = ASK | {"max_tokens": 50}
+        first = threading.Thread(
+            target=server.client().post, args=("/v1/completions",), kwargs={"json": body}
+        )
+        first.start()
+        time.sleep(0.2)
+        answer = server.client().post("/v1/completions", json=body)
+        first.join()
+    assert answer.status_code == 200, answer.text
+
+
+def test_one_answer_after_the_other() -> None:
+    with served(Slow("ab", queries=100, ends=True)) as server:
+        client = server.client()
+        body = ASK | {"max_tokens": 60}
+        assert [client.post("/v1/completions", json=body).status_code for _ in range(5)] == [
+            200
+        ] * 5
+
+
+class Strict(ByteTokenizer):
+    """A tokenizer in Python that has no text for an id of the padded vocabulary."""
+
+    def decode(self, ids: Any, **options: object) -> str:
+        if 70 in ids:
+            raise IndexError("piece id is out of range")
+        return super().decode(ids, **options)
+
+
+def test_a_prompt_that_cannot_be_decoded_reserves_nothing() -> None:
+    with served(StubEngine(queries=100), tokenizer=Strict()) as server:
+        server.client().post("/v1/completions", json=ASK | {"prompt": [97, 70], "max_tokens": 40})
+        assert server.settled(1.0), server.admission.reserved
+
+
+@pytest.mark.parametrize("error", [SystemExit, type("PanicException", (BaseException,), {})])
+def test_any_end_of_the_engine_thread_ends_the_server(error: type[BaseException]) -> None:
+    class Dead(StubEngine):
+        def step(self) -> list[tuple[Prompt, int]]:
+            raise error
+
+    with served(Dead()) as server:
+        server.client().post("/v1/completions", json=ASK)
+        assert server.scheduler.failed
+
+
+def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
+    """A client leaves while a step runs: its token is charged, so the key has used it, too."""
+    file = tmp_path / "keys.json"
+    secret = add_key(file, "alice", tokens=250)
+    usage = Usage(tmp_path / "usage")
+    engine = StubEngine(seconds=0.005)
+    with served(engine, clients=Clients(read_keys(file), usage)) as server:
+        with listening(server.app) as port:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                body = json.dumps(ASK | {"max_tokens": 250, "stream": True}).encode()
+                connection.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b"
+                    b"\r\nContent-Length: %d\r\n\r\n%b" % (secret.encode(), len(body), body)
+                )
+                while engine.released < 5:
+                    time.sleep(0.001)
+                engine.go.clear()  # the next step waits
+                time.sleep(0.05)
+            deadline = time.monotonic() + 10
+            while usage.used("alice") == 250 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            engine.go.set()
+            assert server.settled()
+        assert engine.released <= usage.used("alice") < 250
