@@ -166,15 +166,20 @@ class Guarantee:
         return words
 
     def _replaced(self) -> str:
-        """Return the sentence about replace-one, (2ε, (1 + e^ε) δ), both rounded up."""
+        """Return the sentence about replace-one, (2ε, (1 + e^ε) δ), both rounded up.
+
+        If that δ reaches 1, these numbers state nothing, but the mechanism's own bound may.
+        """
         change = "Any change of the records inside one shard (replace-one) is"
         epsilon = self.epsilon or 0.0
         if epsilon > 700:  # infinity included
-            return f"{change} not covered."
+            return f"{change} not covered by this statement."
         delta = (1 + Decimal(epsilon).exp()) * Decimal(repr(float(self.delta)))
         rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(delta)
         if rounded >= 1:
-            return f"{change} not covered."
+            return (
+                f"{change} not covered by this statement; adjacency='replace_one' states its own ε."
+            )
         return f"{change} covered with ε = {format_epsilon(2 * epsilon)} at δ = {float(rounded)!r}."
 
     def _basis(self) -> str:
