@@ -141,8 +141,10 @@ def test_what_was_admitted_can_be_charged():
 def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
     accountant = Accountant(DELTA, epsilon=12.0, adjacency=adjacency)
     for words in ("spent", "limit"):
-        with pytest.raises(ValueError, match=f"{words} needs epsilon and a first charge"):
+        with pytest.raises(ValueError, match=f"{words} needs a first charge"):
             getattr(accountant, words)
+        with pytest.raises(ValueError, match=f"{words} needs an accountant with epsilon="):
+            getattr(Accountant(DELTA), words)
     accountant.bind(mechanism, 3)
     budget = ShardBudget.for_epsilon(12.0, DELTA, mechanism.measure[1], adjacency)
     assert accountant.limit == budget.amount and accountant.spent.tolist() == [0.0] * 3
