@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 import sys
 import threading
 from fractions import Fraction
@@ -217,8 +218,14 @@ def test_mechanisms_that_a_budget_cannot_carry_raise_before_a_charge():
     removed = Kind(no_replacement="a realised loss is about removal")
     with pytest.raises(ValueError, match="adjacency must be 'zero_out' for Kind"):
         Accountant(DELTA, adjacency="replace_one").bind(removed, 3)
-    with pytest.raises(ValueError, match="epsilon must be > .* the cost of the conversion"):
+    with pytest.raises(
+        ValueError, match="epsilon must be > .* the cost of the conversion"
+    ) as raised:
         Accountant(DELTA, epsilon=0.1).bind(BOXED, 3)
+    (order,) = re.findall(
+        r"a larger order costs less, for instance order=(\d+)$", str(raised.value)
+    )
+    Accountant(DELTA, epsilon=0.1).bind(Kind(measure=("renyi", float(order))), 3)
 
 
 def test_charges_of_another_shape_than_the_binding_change_nothing():
