@@ -111,10 +111,7 @@ class Guarantee:
 
         They do not depend on private data.
         """
-        weak = []
-        if self.kind == "fixed":
-            weak += [_WEAK_EPSILON] if (self.epsilon or 0.0) > WEAK_EPSILON else []
-            weak += [_WEAK_DELTA] if self.delta > WEAK_DELTA else []
+        weak = weak_warnings(self.epsilon or 0.0, self.delta) if self.kind == "fixed" else []
         return weak + [_CAVEATS[name] for name in self.caveats]
 
     def _statement(self) -> str:
@@ -200,6 +197,12 @@ class Guarantee:
                 f"{exact}"
             )
         return f"Rényi order {self.order:g} fixed beforehand, {exact}"
+
+
+def weak_warnings(epsilon: float, delta: float) -> list[str]:
+    """Return a sentence for each of ε and δ of a fixed guarantee that is weak."""
+    weak = [_WEAK_EPSILON] if epsilon > WEAK_EPSILON else []
+    return weak + ([_WEAK_DELTA] if delta > WEAK_DELTA else [])
 
 
 def _answered(queries: int) -> str:
