@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(((?:\.\./)+[^)\s]*)\)")
+_LINK = re.compile(r"(?<!!)\[([^\[\]]*)\]\(((?:\.\./)+[^)\s]*)\)")
 _PAGE = re.compile(r"\bdocs/([\w/-]+)\.md\b")
 PUBLIC = ("adapmixed", "adapmixed_ext", "adapmixed.privacy", "adapmixed.rng")
 

@@ -21,6 +21,30 @@ from adapmixed.rng import SecureRandom
 DELTA = 1e-5
 
 
+def test_a_weak_answer_warns_as_its_guarantee_will(capsys):
+    clip = ["--lower=-0.25", "--upper=1", "--scale=2", "--models=64"]
+    for queries, warns in ((508, False), (20_000, True)):
+        assert main(["plan", *clip, f"--queries={queries}"]) == 0
+        printed = capsys.readouterr().out
+        answers = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, queries, queries)
+        warnings = Accountant(DELTA).add(answers).guarantee().warnings
+        assert bool(warnings) == warns and all(one in printed for one in warnings)
+        assert ("Warning" in printed) == warns
+    assert main(["plan", *clip, "--epsilon=11", "--delta=0.01"]) == 0
+    assert capsys.readouterr().out.count("Warning, a weak guarantee") == 2
+
+
+@pytest.mark.parametrize("order", [2.0, 8.0])
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_an_order_that_costs_too_much_names_one_that_does_not(order, adjacency):
+    def pmixed(order):
+        return PMixED(1.0, DELTA, 10, order, adjacency=adjacency)
+
+    with pytest.raises(ValueError, match="; a larger order costs less") as raised:
+        pmixed(order)
+    pmixed(float(str(raised.value).rpartition("order=")[2]))
+
+
 @pytest.mark.parametrize("target", [1.0, 2.3])
 @pytest.mark.slow
 def test_a_ball_for_replace_one_keeps_the_budget(target, capsys):

@@ -36,6 +36,7 @@ from doc_pages import (
     notebooks,
     pages,
     shell_lines,
+    split,
     unmarked_commands,
 )
 
@@ -226,9 +227,22 @@ def test_a_page_prints_what_it_shows(name: str) -> None:
         assert shown is None or printed == shown.text, block
 
 
+def test_every_sentence_of_a_guarantee_stands_in_a_block_that_is_compared() -> None:
+    """No quotation or prose repeats what the program prints: nothing would compare it."""
+    words = "(ε, δ)-differentially private for one whole shard with"
+    for page in pages():
+        assert words not in " ".join(split(page)[1].replace("\n>", "\n").split()), page
+        if name_of(page) in SCRIPTS or page in notebooks():
+            continue
+        compared = [shown for _, shown in _with_outputs(page)]
+        for block in blocks(page):
+            if block.language in ("", "text") and words in " ".join(block.text.split()):
+                assert block in compared, block
+
+
 def test_statements_are_found() -> None:
     private = "(ε, δ)-differentially private for one whole shard with ε = 1 (zero-out))."
-    for clause in ("is covered with ε = 2 at δ = 3.8e-05.", "is not covered."):
+    for clause in ("is covered with ε = 2 at δ = 3.8e-05.", "is not covered by this statement."):
         whole = f"{private} Any change (replace-one) {clause}"
         assert _statements(f"x\nUp to 8 are {whole}\nThe ledger holds 9 records.\n") == [whole]
     assert _statements(f"All are {private}\nNext.") == [private]
@@ -275,7 +289,9 @@ def _statements(shown: str) -> list[str]:
     found = []
     for part in " ".join(shown.split()).split("(ε, δ)-differentially private")[1:]:
         part = part.split("...")[0]
-        ended = re.match(r".*?zero-out\)\)\.(?: Any change .*? (?:δ = \S+|not covered)\.)?", part)
+        ended = re.match(
+            r".*?zero-out\)\)\.(?: Any change .*? (?:δ = \S+|not covered[^.]*)\.)?", part
+        )
         found.append(f"(ε, δ)-differentially private{ended[0] if ended else part}".strip())
     return found
 

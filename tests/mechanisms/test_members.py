@@ -135,7 +135,7 @@ def test_without_a_budget_all_members_answer(mechanism: Mechanism) -> None:
     torch.testing.assert_close(
         proposal._distribution.probabilities(), expected, rtol=1e-13, atol=0.0
     )
-    with pytest.raises(ValueError, match="spent needs epsilon"):
+    with pytest.raises(ValueError, match="spent needs an accountant with epsilon="):
         _ = accountant.spent
 
 

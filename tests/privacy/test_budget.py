@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 import sys
 import threading
 from fractions import Fraction
@@ -141,8 +142,10 @@ def test_what_was_admitted_can_be_charged():
 def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
     accountant = Accountant(DELTA, epsilon=12.0, adjacency=adjacency)
     for words in ("spent", "limit"):
-        with pytest.raises(ValueError, match=f"{words} needs epsilon and a first charge"):
+        with pytest.raises(ValueError, match=f"{words} needs a first charge"):
             getattr(accountant, words)
+        with pytest.raises(ValueError, match=f"{words} needs an accountant with epsilon="):
+            getattr(Accountant(DELTA), words)
     accountant.bind(mechanism, 3)
     budget = ShardBudget.for_epsilon(12.0, DELTA, mechanism.measure[1], adjacency)
     assert accountant.limit == budget.amount and accountant.spent.tolist() == [0.0] * 3
@@ -215,8 +218,14 @@ def test_mechanisms_that_a_budget_cannot_carry_raise_before_a_charge():
     removed = Kind(no_replacement="a realised loss is about removal")
     with pytest.raises(ValueError, match="adjacency must be 'zero_out' for Kind"):
         Accountant(DELTA, adjacency="replace_one").bind(removed, 3)
-    with pytest.raises(ValueError, match="epsilon must be > .* the cost of the conversion"):
+    with pytest.raises(
+        ValueError, match="epsilon must be > .* the cost of the conversion"
+    ) as raised:
         Accountant(DELTA, epsilon=0.1).bind(BOXED, 3)
+    (order,) = re.findall(
+        r"a larger order costs less, for instance order=(\d+)$", str(raised.value)
+    )
+    Accountant(DELTA, epsilon=0.1).bind(Kind(measure=("renyi", float(order))), 3)
 
 
 def test_charges_of_another_shape_than_the_binding_change_nothing():

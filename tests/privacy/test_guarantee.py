@@ -54,14 +54,24 @@ def test_sentences_say_what_is_promised_and_what_is_not():
         (1.875, "covered with ε = 3.75 at δ = 7.6e-05."),  # of 7.5208e-05
         (0.0, "covered with ε = 0 at δ = 2e-05."),
         (11.5, "covered with ε = 23 at δ = 0.99."),
-        (11.6, "not covered."),
-        (math.inf, "not covered."),
+        (11.6, "not covered by this statement; adjacency='replace_one' states its own ε."),
+        (math.inf, "not covered by this statement."),
     ],
 )
 def test_any_change_in_a_shard_is_stated_in_numbers(epsilon, words):
     """(2ε, (1 + e^ε) δ), rounded up, and nothing if that is no statement."""
     guarantee = Guarantee(epsilon, DELTA, "fixed", "zero_out", "renyi", 3.0)
     assert f"inside one shard (replace-one) is {words}" in str(guarantee)
+
+
+def test_what_the_sentence_says_of_the_statement_of_its_own_is_true():
+    """A zero-out total whose clause states nothing has an ε for replace-one, above it."""
+    answers = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 15_000, 15_000)
+    accountant = Accountant(DELTA).add(answers)
+    assert "adjacency='replace_one' states its own ε." in str(accountant.guarantee())
+    replaced = accountant.guarantee("replace_one")
+    assert replaced.kind == "fixed" and replaced.delta == DELTA
+    assert accountant.guarantee().epsilon < replaced.epsilon < math.inf
 
 
 @pytest.mark.parametrize(

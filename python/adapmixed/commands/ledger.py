@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False))
         return 0
     for name, value in facts.items():
+        if name == "guarantee":
+            print("All lines above are for the operator only.")
         if name != "warning" or value is not None:
             print(f"{name.replace('_', ' ')}: {_words(value)}")
     return 0

@@ -128,6 +128,7 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
     given = {key: value for key, value in settings.items() if value is not None}
     listed = " ".join(f"{key}={value!r}" for key, value in given.items())
     print(f"{name} {listed}: {said} at δ = {delta:g};\nneighbouring ({way}): {_NEIGHBOURS[way]}.")
+    _warn(arguments.epsilon if found is None or asked != "epsilon" else found, delta)
     known = {key: getattr(arguments, key) for key in _ASKED if key != asked}
     shown = found if found is None or math.isfinite(found) else str(found)
     return {
@@ -138,6 +139,14 @@ def _answer(arguments: argparse.Namespace, asked: str) -> dict[str, object]:
         "adjacency": way,
         asked: shown,
     }
+
+
+def _warn(epsilon: float, delta: float) -> None:
+    """Print the warnings that a guarantee with this ε and δ will have."""
+    from adapmixed.privacy.guarantee import weak_warnings
+
+    for warning in weak_warnings(epsilon, delta):
+        print(warning)
 
 
 def _plural(number: int, noun: str) -> str:
@@ -180,6 +189,7 @@ def _plans(arguments: argparse.Namespace) -> dict[str, object]:
     if all(one.mechanism != "pmixed" for one in plans):
         print("pmixed: no fixed guarantee of this kind within the budget.")
     print(_adaptive_words(adaptive, arguments.epsilon))
+    _warn(arguments.epsilon, arguments.delta)
     return {
         "plans": [_entry(one) for one in plans],
         "adapmixed": _adaptive_entry(adaptive),

@@ -14,7 +14,7 @@ from adapmixed.mechanisms.distribution import Distribution
 from adapmixed.mechanisms.proposal import Mechanism, Prepared
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.privacy import RenyiBound
-from adapmixed.privacy.conversions import c_alpha, emptied_share
+from adapmixed.privacy.conversions import c_alpha, emptied_share, larger_order
 from adapmixed.privacy.costs.pmixed import radius_for_epsilon, sound_bound
 from adapmixed_ext.types import RandomSource
 
@@ -64,12 +64,13 @@ class PMixED(Mechanism):
         check_number("order", self.order, above=1.0)
         check_number("sample_rate", self.sample_rate, above=0.0, most=1.0)
         check_question(self.adjacency)
-        epsilon, conversion = self._step()
+        epsilon, conversion = self._step(self.order)
         if not epsilon > conversion:
+            larger = larger_order(self.order, lambda order: self._step(order)[1], epsilon)
             of = "" if self.adjacency == "zero_out" else " of each of two zero-outs"
             raise ValueError(
                 f"epsilon{of} must be > {conversion!r}, the cost of the conversion at "
-                f"order {self.order!r} and delta {self.delta!r}, got {epsilon}"
+                f"order {self.order!r} and delta {self.delta!r}, got {epsilon}{larger}"
             )
 
     @property
@@ -85,18 +86,18 @@ class PMixED(Mechanism):
 
         For replace-one, ε and δ are those of one of two zero-outs.
         """
-        epsilon, conversion = self._step()
+        epsilon, conversion = self._step(self.order)
         rounding = 2.0**-50 * (abs(epsilon) + abs(conversion))
         slack = 1.0 - (self.queries + 8) * 2.0**-51
         return max(0.0, epsilon - conversion - rounding) / self.queries * slack
 
-    def _step(self) -> tuple[float, float]:
-        """Return ε of one zero-out and the part of it that the conversion to (ε, δ) costs."""
+    def _step(self, order: float) -> tuple[float, float]:
+        """Return ε of one zero-out and what of it the conversion at an order costs."""
         if self.adjacency == "zero_out":
-            return self.epsilon, c_alpha(self.order, self.delta)
+            return self.epsilon, c_alpha(order, self.delta)
         epsilon = self.epsilon / 2
         share = emptied_share(epsilon, self.delta)
-        return epsilon, c_alpha(self.order, share) if share > 0 else math.inf
+        return epsilon, c_alpha(order, share) if share > 0 else math.inf
 
     def radius(self, num_models: int) -> float:
         """Return the radius R of the ball for N models, in nats."""

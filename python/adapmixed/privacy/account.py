@@ -160,8 +160,10 @@ class Account:
         models = self.totals.num_models
         if models is None and self.binding is not None:
             models = self.binding.num_models
-        if self.settings.epsilon is None or models is None:
-            raise ValueError("spent needs epsilon and a first charge: no shard has a budget")
+        if self.settings.epsilon is None:
+            raise ValueError("spent needs an accountant with epsilon=: no shard has a budget")
+        if models is None:
+            raise ValueError("spent needs a first charge: the number of shards is not known yet")
         return np.zeros(models) if self.totals.spent is None else self.totals.spent.copy()
 
     def limit(self) -> float:
@@ -170,8 +172,10 @@ class Account:
         Raises:
             ValueError: the shards have no budget, or its unit is not known.
         """
+        if self.settings.epsilon is None:
+            raise ValueError("limit needs an accountant with epsilon=: no shard has a budget")
         if self.budget is None:
-            raise ValueError("limit needs epsilon and a first charge: no shard has a budget")
+            raise ValueError("limit needs a first charge: the unit of the budget is not known yet")
         return self.budget.amount
 
     def written(self) -> dict[str, Any]:

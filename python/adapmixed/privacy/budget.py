@@ -12,7 +12,7 @@ from adapmixed.checks import (
     check_question,
     check_real,
 )
-from adapmixed.privacy.conversions import rdp_to_dp, replace_one_epsilon, zcdp_to_dp
+from adapmixed.privacy.conversions import larger_order, rdp_to_dp, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.rounding import times_up
 
 
@@ -88,9 +88,13 @@ def _largest(epsilon: float, delta: float, order: float | None, adjacency: str) 
         return ShardBudget(measure, amount, order).epsilon(delta, adjacency)
 
     if order is not None and stated(0.0) > epsilon:
+
+        def cost(other: float) -> float:
+            return ShardBudget(measure, 0.0, other).epsilon(delta, adjacency)
+
         raise ValueError(
-            f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at "
-            f"order {order!r} and delta {delta!r}, got {epsilon!r}"
+            f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at order {order!r} "
+            f"and delta {delta!r}, got {epsilon!r}{larger_order(order, cost, epsilon)}"
         )
     low, high = 0.0, 1.0
     while stated(high) <= epsilon:

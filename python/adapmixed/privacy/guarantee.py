@@ -111,10 +111,7 @@ class Guarantee:
 
         They do not depend on private data.
         """
-        weak = []
-        if self.kind == "fixed":
-            weak += [_WEAK_EPSILON] if (self.epsilon or 0.0) > WEAK_EPSILON else []
-            weak += [_WEAK_DELTA] if self.delta > WEAK_DELTA else []
+        weak = weak_warnings(self.epsilon or 0.0, self.delta) if self.kind == "fixed" else []
         return weak + [_CAVEATS[name] for name in self.caveats]
 
     def _statement(self) -> str:
@@ -166,15 +163,20 @@ class Guarantee:
         return words
 
     def _replaced(self) -> str:
-        """Return the sentence about replace-one, (2ε, (1 + e^ε) δ), both rounded up."""
+        """Return the sentence about replace-one, (2ε, (1 + e^ε) δ), both rounded up.
+
+        If that δ reaches 1, these numbers state nothing, but the mechanism's own bound may.
+        """
         change = "Any change of the records inside one shard (replace-one) is"
         epsilon = self.epsilon or 0.0
         if epsilon > 700:  # infinity included
-            return f"{change} not covered."
+            return f"{change} not covered by this statement."
         delta = (1 + Decimal(epsilon).exp()) * Decimal(repr(float(self.delta)))
         rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(delta)
         if rounded >= 1:
-            return f"{change} not covered."
+            return (
+                f"{change} not covered by this statement; adjacency='replace_one' states its own ε."
+            )
         return f"{change} covered with ε = {format_epsilon(2 * epsilon)} at δ = {float(rounded)!r}."
 
     def _basis(self) -> str:
@@ -195,6 +197,12 @@ class Guarantee:
                 f"{exact}"
             )
         return f"Rényi order {self.order:g} fixed beforehand, {exact}"
+
+
+def weak_warnings(epsilon: float, delta: float) -> list[str]:
+    """Return a sentence for each of ε and δ of a fixed guarantee that is weak."""
+    weak = [_WEAK_EPSILON] if epsilon > WEAK_EPSILON else []
+    return weak + ([_WEAK_DELTA] if delta > WEAK_DELTA else [])
 
 
 def _answered(queries: int) -> str:
