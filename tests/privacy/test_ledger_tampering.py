@@ -64,7 +64,9 @@ def test_a_flipped_bit_of_the_older_slot_is_refused(closed: Path, tmp_path: Path
     for at in (*range(SLOT, SLOT + 200, 9), 2 * SLOT - 1):
         path = spoil(copy(closed, tmp_path / "ledger.db"), at)
         for reader in READERS:
-            with pytest.raises(LedgerCorruptError, match="must hold 5 charges, found 4: a slot of"):
+            with pytest.raises(
+                LedgerCorruptError, match="must hold 5 charges, found 4: .* a slot of"
+            ):
                 reader(path)
 
 

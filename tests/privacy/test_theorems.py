@@ -25,8 +25,8 @@ ACCESSORS = {
     "Accountant.add", "Accountant.adjacency", "Accountant.bind", "Accountant.charge",
     "Accountant.charges", "Accountant.check_left", "Accountant.close", "Accountant.delta",
     "Accountant.durable", "Accountant.epsilon", "Accountant.from_state",
-    "Accountant.goes_on_from", "Accountant.limit", "Accountant.queries", "Accountant.spent",
-    "Accountant.state",
+    "Accountant.goes_on_from", "Accountant.limit", "Accountant.planned", "Accountant.queries",
+    "Accountant.spent", "Accountant.state",
     "Guarantee.warnings",
     "IndividualCharge.num_models", "IndividualCharge.queries",
     "LeaveOneOutLoss.num_models", "LeaveOneOutLoss.queries",
@@ -34,8 +34,10 @@ ACCESSORS = {
     "Totals.add", "Totals.kind", "Totals.num_models", "Totals.of", "Totals.planned",
     "Totals.public_queries", "Totals.queries", "Totals.renyi",
     "bound_to", "check_left", "checked_array", "format_epsilon",
+    "larger_order", "weak_warnings",
 }  # fmt: skip
-"""Methods that return given values in another form: added up, counted, written or checked."""
+"""What returns given values in another form (added up, counted, written, checked), or searches with a
+given cost."""
 
 
 def _named(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -25,6 +25,8 @@ from adapmixed.commands.serve_options import (
     check_extra,
     check_limits,
     check_network,
+    checked,
+    said,
 )
 from adapmixed.commands.serving import (
     accounted,
@@ -147,7 +149,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     )
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     url = url_of(listening, tls=arguments.tls_cert is not None)
-    promise = _said(replace(guarantee, queries=accountant.queries))
+    promise = said(replace(guarantee, queries=accountant.queries))
     line = f"Serving {defaults.model} at {url}. {promise}{left}"
 
     def ready() -> None:
@@ -234,25 +236,9 @@ def _guarantee(
 
     from adapmixed.mechanisms import Origin, Rows
     from adapmixed.privacy import Accountant
-    from adapmixed.privacy.guarantee import WEAK_DELTA, WEAK_EPSILON
     from adapmixed.rng import SecureRandom
 
     trial = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
     rows = Rows(torch.zeros(ensemble.num_models, 1, 2), torch.zeros(1, 2), None, 2)
     trial.charge(mechanism.propose_rows(rows, rng=SecureRandom(), origin=Origin.of(ensemble)))
-    found = trial.guarantee()
-    strong = found.kind in ("fixed", "public")
-    if found.kind == "fixed" and found.epsilon is not None:
-        strong = found.epsilon <= WEAK_EPSILON and found.delta <= WEAK_DELTA
-    if not strong and not arguments.allow_weak:
-        raise ValueError(f"--allow-weak must be given to serve this mechanism: {_said(found)}")
-    return found
-
-
-def _said(guarantee: Guarantee) -> str:
-    """Return what may be published of a guarantee."""
-    if guarantee.kind.startswith("data-dependent"):
-        return "The cost of its answers depends on the private data and is for the operator alone."
-    if guarantee.kind == "none":
-        return "Its answers have no privacy guarantee."
-    return str(guarantee)
+    return checked(trial.guarantee(), allow_weak=arguments.allow_weak)

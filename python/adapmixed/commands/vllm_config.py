@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
 from adapmixed.commands.options import quiet_libraries
+from adapmixed.commands.serve_options import add_allow_weak, check_network, checked, said
 
 SHUTDOWN_SECONDS = 30
 """Seconds that running answers have after SIGTERM. With 0, vLLM waits for ever for open streams."""
 
 if TYPE_CHECKING:
+    from adapmixed.privacy import Guarantee
     from adapmixed.vllm.heads import Loaded
     from adapmixed.vllm.options import Options
 
@@ -74,13 +78,12 @@ def add_parser(commands: Any) -> None:
         help="tokens of an answer that are charged together, before they are drawn (default: 16)",
     )
     add_mechanism_options(parser)
+    add_allow_weak(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the command."""
-    from adapmixed.commands.serve_options import check_network
-
+    """Print the command, and on standard error the guarantee of its answers."""
     arguments.metrics_port = None
     check_network(arguments)
     options = _options(arguments)
@@ -94,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if loaded.parts.tokenizer is None:
         raise ValueError("--base must have a tokenizer to be served, but has none")
     _check_ledger(options, loaded)
+    print(said(_guarantee(options, loaded, allow_weak=arguments.allow_weak)), file=sys.stderr)
     print(" \\\n  ".join(_command(arguments, options)))
     return 0
 
@@ -149,6 +153,20 @@ def _check_ledger(options: Options, loaded: Loaded) -> None:
         from adapmixed.serving.keys import read_keys
 
         read_keys(options.keys)
+
+
+def _guarantee(options: Options, loaded: Loaded, *, allow_weak: bool) -> Guarantee:
+    """Return the guarantee of all answers to come.
+
+    Raises:
+        ValueError: it is weak, and --allow-weak is not given.
+    """
+    from adapmixed.mechanisms.prepaid import Prepayment
+    from adapmixed.privacy import Accountant
+
+    trial = Accountant(options.delta, adjacency=options.adjacency)
+    trial.charge(Prepayment(options.mechanism, loaded.num_models, 1, loaded.origin))
+    return checked(replace(trial.guarantee(), queries=0), allow_weak=allow_weak)
 
 
 def _command(arguments: argparse.Namespace, options: Options) -> list[str]:
