@@ -36,8 +36,7 @@ ACCESSORS = {
     "bound_to", "check_left", "checked_array", "format_epsilon",
     "larger_order", "weak_warnings",
 }  # fmt: skip
-"""What returns given values in another form (added up, counted, written, checked), or searches with a
-given cost."""
+"""What returns given values in another form, or searches by a cost that it is given."""
 
 
 def _named(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -56,7 +56,15 @@ class Server:
             self.port = int(free.getsockname()[1])
         mechanism = f"clipped-log-pool lower=-1 upper=1 scale=4 queries={queries}"
         options = ["--base", base, "--ensemble", ensemble, "--ledger", self.ledger, "--name", "m"]
-        options += ["--port", self.port, "--default-tokens", 16, "--max-tokens", 200]
+        options += [
+            "--port",
+            self.port,
+            "--default-tokens",
+            16,
+            "--max-tokens",
+            200,
+            "--allow-weak",
+        ]
         options += ["--mechanism", mechanism, *(() if keys is None else ("--keys", keys))]
         config = [sys.executable, "-m", "adapmixed", "vllm-config", *map(str, options)]
         printed = subprocess.run(config, capture_output=True, text=True, check=True).stdout

@@ -31,7 +31,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(ensemble: Path, ledger: Path, *others: str, mechanism: str = MECHANISM) -> list[str]:
     paths = ["--base", str(BASE), "--ensemble", str(ensemble), "--ledger", str(ledger)]
-    return ["vllm-config", *paths, "--mechanism", mechanism, *others]
+    return ["vllm-config", *paths, "--mechanism", mechanism, "--allow-weak", *others]
 
 
 def test_the_command_holds_every_option(
@@ -46,6 +46,19 @@ def test_the_command_holds_every_option(
     assert options.mechanism == ClippedLogPool(-1.0, 1.0, 4.0, 1000)
     assert (options.block, options.gate) == (8, True)
     assert not (tmp_path / "ledger").exists()
+
+
+def test_a_weak_guarantee_must_be_allowed(
+    ensemble: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = config(ensemble, tmp_path / "ledger")
+    arguments.remove("--allow-weak")
+    assert cli.main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "--allow-weak must be given" in told.err
+    strong = MECHANISM.replace("scale=4", "scale=0.05")
+    assert cli.main([*arguments[:-1], strong]) == 0
+    assert "a guarantee fixed in advance that may be published" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
