@@ -3,7 +3,8 @@
     python -m benchmarks.serving [--quick] [--folder DISK] [--out PREFIX]
 
 1, 8 and 64 clients stream completions, one after the other, from a process of their own. The server
-runs in this process. Its answers are compared with those of `PrivateGenerator` first. Reported are:
+runs in this process. Its answers are compared with those of `PrivateGenerator` first. A token
+counts if it adds text, since only then the client gets an event. Reported are:
 
 - tokens a second, and as a ratio to one `PrivateGenerator` that continues as many prompts at once,
   before and after, without HTTP and without a ledger;

@@ -6,6 +6,8 @@ import json
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -105,3 +107,41 @@ def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
             engine.go.set()
             assert server.settled()
         assert engine.released <= usage.used("alice") < 250
+
+
+def test_two_requests_cannot_take_the_last_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place is checked before the key is counted, which takes a while; it must still be there."""
+    file = tmp_path / "keys.json"
+    headers = {"Authorization": f"Bearer {add_key(file, 'alice', tokens=10_000)}"}
+    usage = Usage(tmp_path / "usage")
+    admit = usage.admit
+    monkeypatch.setattr(usage, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
+    engine = StubEngine(batch=1)
+    engine.go.clear()
+    with served(engine, clients=Clients(read_keys(file), usage), waiting=1) as server:
+        with listening(server.app) as port:
+            url = f"http://localhost:{port}/v1/completions"
+            found: list[int] = []
+
+            def ask() -> None:
+                request = urllib.request.Request(url, json.dumps(ASK).encode(), headers)
+                try:
+                    found.append(urllib.request.urlopen(request, timeout=20).status)
+                except urllib.error.HTTPError as error:
+                    found.append(error.code)
+
+            clients = [threading.Thread(target=ask) for _ in range(6)]
+            clients[0].start()
+            while not server.scheduler.running:
+                time.sleep(0.001)
+            for client in clients[1:]:
+                client.start()
+            deadline = time.monotonic() + 5
+            while len(found) < 4 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            engine.go.set()
+            for client in clients:
+                client.join()
+    assert sorted(found) == [200, 200, 503, 503, 503, 503]

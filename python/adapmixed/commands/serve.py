@@ -19,6 +19,7 @@ from adapmixed.commands.mechanisms import (
 from adapmixed.commands.options import check_output, quiet_libraries
 from adapmixed.commands.placing import add_device_options, check_device, load_ensemble
 from adapmixed.commands.serve_options import (
+    DEMO_DEFAULT_TOKENS,
     add_allow_weak,
     add_limit_options,
     add_network_options,
@@ -72,8 +73,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--name", metavar="MODEL", help="name of the model (default: the ensemble folder's name)"
     )
-    add_network_options(parser)
-    add_limit_options(parser)
+    add_network_options(parser).add_argument(
+        "--metrics-port",
+        type=int,
+        help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
+    )
+    add_limit_options(parser, waiting=64, also=f", with --demo {DEMO_DEFAULT_TOKENS}")
+    parser.add_argument(
+        "--stop-seconds",
+        type=float,
+        default=30.0,
+        help="seconds that running answers have after SIGTERM (default: 30)",
+    )
     add_shape_options(parser)
     add_account_options(parser)
     add_mechanism_options(parser)

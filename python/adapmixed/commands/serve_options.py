@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 DEFAULT_TOKENS, DEMO_DEFAULT_TOKENS = 256, 64
 
 
-def add_network_options(parser: argparse.ArgumentParser) -> None:
-    """Add --host, --port, --keys and what belongs to them."""
+def add_network_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add --host, --port, --keys and what belongs to them; return their group."""
     group = parser.add_argument_group("network")
     group.add_argument(
         "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
     )
-    group.add_argument("--port", type=int, default=8000, help="port, 0 for any (default: 8000)")
+    group.add_argument("--port", type=int, default=8000, help="port (default: 8000)")
     group.add_argument("--keys", type=Path, metavar="FILE", help="file of keys ('adapmixed keys')")
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="TLS certificate (PEM)")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
@@ -29,20 +29,22 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a proxy on the way to this address encrypts what clients send",
     )
-    group.add_argument(
-        "--metrics-port",
-        type=int,
-        help="serve figures for Prometheus at this port of 127.0.0.1 (default: not)",
-    )
+    return group
 
 
-def add_limit_options(parser: argparse.ArgumentParser) -> None:
-    """Add the limits of one answer, of the queue and of a stop."""
+def add_limit_options(parser: argparse.ArgumentParser, *, waiting: int, also: str = "") -> None:
+    """Add the limits of one answer and of the queue.
+
+    Args:
+        parser: gets the options.
+        waiting: default of --waiting.
+        also: what to add to the default of --default-tokens.
+    """
     parser.add_argument(
         "--default-tokens",
         type=int,
         help="largest number of tokens of an answer without max_tokens (default: "
-        f"{DEFAULT_TOKENS}, with --demo {DEMO_DEFAULT_TOKENS})",
+        f"{DEFAULT_TOKENS}{also})",
     )
     parser.add_argument(
         "--max-tokens",
@@ -53,14 +55,8 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--waiting",
         type=int,
-        default=64,
-        help="largest number of sequences that wait; more requests get 503 (default: 64)",
-    )
-    parser.add_argument(
-        "--stop-seconds",
-        type=float,
-        default=30.0,
-        help="seconds that running answers have after SIGTERM (default: 30)",
+        default=waiting,
+        help=f"largest number of sequences that wait; more requests get 503 (default: {waiting})",
     )
 
 
@@ -132,7 +128,7 @@ def check_network(arguments: argparse.Namespace) -> None:
             "as 127.0.0.1"
         )
     for name in ("port", "metrics_port"):
-        value = getattr(arguments, name)
+        value = getattr(arguments, name, None)
         if value is not None and not 0 <= value <= 65535:
             raise ValueError(f"--{name.replace('_', '-')} must be in [0, 65535], got {value}")
 

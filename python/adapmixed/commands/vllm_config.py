@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.mechanisms import add_mechanism_options, check_chosen, mechanism_of
 from adapmixed.commands.options import quiet_libraries
-from adapmixed.commands.serve_options import add_allow_weak, check_network, checked, said
+from adapmixed.commands.serve_options import (
+    DEFAULT_TOKENS,
+    add_allow_weak,
+    add_limit_options,
+    add_network_options,
+    check_network,
+    checked,
+    said,
+)
 
 SHUTDOWN_SECONDS = 30
 """Seconds that running answers have after SIGTERM. With 0, vLLM waits for ever for open streams."""
@@ -37,40 +45,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--ensemble", required=True, type=Path, help="ensemble folder")
     parser.add_argument("--ledger", required=True, type=Path, help="ledger file")
     parser.add_argument("--name", help="name of the model (default: the ensemble folder's name)")
-    parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000)")
-    parser.add_argument("--keys", type=Path, metavar="FILE", help="file of keys ('adapmixed keys')")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="TLS certificate (PEM)")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
-    parser.add_argument(
-        "--behind-proxy",
-        action="store_true",
-        help="a proxy on the way to this address encrypts what clients send",
-    )
+    add_network_options(parser)
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="float32",
         help="the public model's dtype (default: float32)",
     )
-    parser.add_argument(
-        "--default-tokens",
-        type=int,
-        default=256,
-        help="largest number of tokens of an answer without max_tokens (default: 256)",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=1024,
-        help="largest max_tokens of a request (default: 1024)",
-    )
-    parser.add_argument(
-        "--waiting",
-        type=int,
-        default=256,
-        help="largest number of answers that wait; more requests get 503 (default: 256)",
-    )
+    add_limit_options(parser, waiting=256)
     parser.add_argument(
         "--block",
         type=int,
@@ -84,7 +66,6 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the command, and on standard error the guarantee of its answers."""
-    arguments.metrics_port = None
     check_network(arguments)
     options = _options(arguments)
     quiet_libraries()
@@ -117,6 +98,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         raise ValueError(
             "--mechanism must have queries=, the number of tokens of all answers, inside vLLM"
         )
+    given = arguments.default_tokens
+    tokens = DEFAULT_TOKENS if given is None else given
     return Options.of(
         planned[0],
         ensemble=str(arguments.ensemble.resolve()),
@@ -124,7 +107,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         delta=arguments.delta,
         adjacency=arguments.adjacency,
         block=arguments.block,
-        tokens=min(arguments.default_tokens, arguments.max_tokens),
+        tokens=min(tokens, arguments.max_tokens),
         max_tokens=arguments.max_tokens,
         waiting=arguments.waiting,
         keys=None if arguments.keys is None else str(arguments.keys.resolve()),
