@@ -27,11 +27,11 @@ from adapmixed.data.demo import demo_base
 from adapmixed.errors import LedgerWriteError
 from adapmixed.privacy import read_ledger
 from adapmixed.serving import listener as listener_module
+from adapmixed.serving.guard import is_loopback
 from adapmixed.serving.listener import (
     Listener,
     bound,
     configuration,
-    is_loopback,
     raise_file_limit,
     url_of,
 )
@@ -271,6 +271,10 @@ def test_a_whole_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     status, text = post(url, ASK | {"max_tokens": 51 - used}, **headers)
     assert status == 429 and f"{50 - used} tokens left" in text
     assert post(url, ASK | {"max_tokens": 50 - used}, **headers)[0] == 200
+    assert main(["keys", "remove", str(tmp_path / "keys.json"), "alice"]) == 0
+    run.send_signal(signal.SIGHUP)
+    assert run.stderr is not None and "keys.json were read again: 0." in run.stderr.readline()
+    assert post(url, ASK, **headers)[0] == 401
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=30)
     assert run.returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import resource
 import socket
 import threading
@@ -24,13 +23,6 @@ HEADER_SECONDS = 60.0
 
 LAST_SECONDS = 5
 """Seconds for the last bytes of all responses, once no answer goes on."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address belongs to this machine alone."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def bound(host: str, port: int) -> socket.socket:
